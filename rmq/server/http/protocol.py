@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import http
 import re
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,11 @@ from rmq.core import optional_imports
 from rmq.server.http.head import BadHead, body_length
 
 HEAD_MAX = 16 * 1024  # bytes
+LINE_MAX = 15 * 1024  # of the first line, which has the URL
 HEAD_S = 10.0  # for a whole head, from its first byte or the connection on
 BODY_S = 30.0
 LINGER_S = 1.0  # what a refused client still sends is read and thrown away for so long
+_KINDS = {400: "invalid", 408: "too-slow", 431: "head-too-large", 503: "unavailable"}
 _LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
@@ -135,6 +138,9 @@ def make_protocol(connections: Connections) -> type:
             if _LINE_FEED.search(seen):
                 self.refuse(400, "a line ends without a carriage return")
                 return False
+            if len(seen.partition(b"\r\n")[0]) > LINE_MAX:
+                self.refuse(400, f"the first line of a request has at most {LINE_MAX} bytes")
+                return False
             if len(seen) > HEAD_MAX:
                 self.refuse(431, f"the head of a request has at most {HEAD_MAX} bytes")
                 return False
@@ -174,9 +180,12 @@ def make_protocol(connections: Connections) -> type:
                 return
             self._is_refused = True
             if not (self._is_answering and self.cycle.response_started):
-                text = detail.encode()
+                from rmq.server.http.api import problems
+
+                error = problems.ApiError(_KINDS[status], detail)
+                text = bytes(problems.answer(error, secrets.token_hex(8)).body)
                 self.transport.write(
-                    b"HTTP/1.1 %d %s\r\nContent-Type: text/plain; charset=utf-8\r\n"
+                    b"HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\n"
                     b"Content-Length: %d\r\nConnection: close\r\nRetry-After: 2\r\n"
                     b"X-Content-Type-Options: nosniff\r\n\r\n%s"
                     % (status, http.HTTPStatus(status).phrase.encode(), len(text), text)

@@ -28,6 +28,7 @@ Handler = Callable[..., Any]  # a coroutine, or an async iterator of pages of li
 H = TypeVar("H", bound=Handler)
 
 ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "too-many",
+          "head-too-large",
           "internal", "unavailable", "outcome-unknown")  # fmt: skip
 OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json")
 

@@ -45,6 +45,7 @@ KINDS = {
     "too-many": Kind(429, "There are too many requests", is_passing=True),
     "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
     "busy": Kind(429, "Too much goes on at a time", is_passing=True),
+    "head-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The server failed"),
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
     "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),
