@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import urllib.error
+import urllib.request
 import venv
 import zipfile
 from importlib.util import find_spec
@@ -14,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from rmq.protocol import scripts
+from tests.server.running import until
+from tests.servers import Server as Redis, die_with_parent, free_port
 
 ROOT = Path(__file__).parents[2]
 LOOK = (
@@ -39,9 +44,13 @@ def python(home: Path) -> str:
     return str(home / "bin" / "python")
 
 
+def environment(**env: str) -> dict[str, str]:
+    """The environment of this process, without what leads to the checkout and its Redis."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RMQ_URL")} | env
+
+
 def ran(*words: str, cwd: Path, **env: str) -> str:
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RMQ_URL")}
-    done = subprocess.run(words, cwd=cwd, env=clean | env, capture_output=True, text=True)
+    done = subprocess.run(words, cwd=cwd, env=environment(**env), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -53,6 +62,43 @@ def dependencies() -> str:
     return str(Path(str(msgpack.__file__)).parents[1])
 
 
+def console_files() -> set[str]:
+    """Return the templates and static files of the console, as the tree has them."""
+    folders = [ROOT / "rmq/server/console" / name for name in ("templates", "static")]
+    return {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
+
+
+def served(home: Path, redis: Redis, cwd: Path) -> tuple[str, str]:
+    """Run `rmq server` of an environment; return the first page of the console, and its style."""
+    url = f"http://127.0.0.1:{free_port()}"
+    words = [str(home / "bin" / "rmq"), "server", "--url", redis.url, "--prefix", "fresh"]
+    words += ["--listen", url.removeprefix("http://")]
+
+    def read(path: str) -> str | None:
+        try:
+            with urllib.request.urlopen(url + path, timeout=10) as reply:
+                assert reply.status == 200
+                return reply.read().decode()
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return None  # it does not listen yet
+
+    with (cwd / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            words, cwd=cwd, env=environment(PYTHONPATH=dependencies()),
+            stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
+        )  # fmt: skip
+    try:
+        page = until(lambda: process.poll() is not None or read("/console"), "the console")
+        assert isinstance(page, str), (cwd / "server.log").read_text()
+        (style,) = re.findall(r'href="(/console/static/[^"]+\.css)"', page)
+        return page, read(style) or ""
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -60,6 +106,7 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
     for path in (ROOT / "lua").rglob("*.lua"):
         assert "rmq/lua/" + str(path.relative_to(ROOT / "lua")) in names
     assert {"rmq/py.typed", "spark_connector/py.typed", "spark_connector/source.py"} <= names
+    assert console_files() <= names
     assert "pyspark_rmq/__init__.py" in names  # where Spark looks for format("rmq")
     assert not any(
         n.split("/")[0] in ("cli.py", "tests", "bench", "lua", "examples") for n in names
@@ -85,7 +132,7 @@ def test_the_wheel_tells_of_users_extras_and_of_no_tools_to_work_on_it(built: Pa
 
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
 def test_what_is_built_installs_and_runs_in_a_fresh_environment(
-    built: Path, tmp_path: Path, kind: str
+    built: Path, tmp_path: Path, kind: str, server: Redis
 ) -> None:
     (archive,) = built.glob(kind)
     home = tmp_path / "venv"
@@ -101,9 +148,13 @@ def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     ).splitlines()  # fmt: skip
     help_text = ran(str(home / "bin" / "rmq"), "--help", cwd=tmp_path, PYTHONPATH=dependencies())
 
+    page, style = served(home, server, tmp_path)
+
     assert where.startswith(str(home))
     assert int(count) == len(scripts.names())
     assert "dlq" in help_text
+    assert "Overview" in page
+    assert ".card" in style
 
 
 def test_the_scripts_are_read_from_a_zip_on_the_path(built: Path, tmp_path: Path) -> None:
@@ -130,6 +181,7 @@ def test_the_sdist_holds_what_it_takes_to_test(built: Path) -> None:
         "cli.py",
         "README.md",
         "CHANGELOG.md",
+        *console_files(),
     ):
         assert name in names
 
