@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
 import rmq
+from rmq.core.access import Role
 from rmq.core.worker_status import HandlerStatus, write_status
 from rmq.protocol.flows import worker_status
 from rmq.server import Server
 from tests.server.console import corpus
+from tests.server.console.fetching import Shown, csrf_of, fetch
 from tests.server.running import serving
 from tests.servers import Server as Redis
 
@@ -90,3 +93,31 @@ def _report_worker(client: rmq.Client) -> None:
 def filled(path: str, ids: dict[str, str]) -> str:
     """Return the path of a page with the ids that it names."""
     return "/console" + (f"/{path.format(**ids)}" if path else "")
+
+
+class Scene(NamedTuple):
+    """A server that asks for tokens, and one of each role."""
+
+    url: str
+    tokens: dict[str, str]
+    client: rmq.Client
+
+    def sign_in(self, token: str, then: str = "") -> Shown:
+        url = self.url + "/console/signin"
+        form = {"csrf": csrf_of(fetch(url).text), "token": token, "then": then}
+        return fetch(url, form, Origin=self.url)
+
+    def cookie(self, role: str) -> str:
+        """A session of a role."""
+        cookie: str = self.sign_in(self.tokens[role]).headers["Set-Cookie"]
+        return cookie.partition(";")[0]
+
+    def fetch(self, path: str, cookie: str, form: dict[str, str] | None = None) -> Shown:
+        return fetch(self.url + path, form, Cookie=cookie, Origin=self.url)
+
+
+@pytest.fixture
+def scene(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Scene]:
+    tokens = {role: client.admin.token_create(role, role).text for role in Role}
+    with serving(server.url, prefix, auth="token", rate=100_000) as running:
+        yield Scene(running.url, tokens, client)

@@ -3,50 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
 from urllib.parse import quote
 
 import pytest
 
-import rmq
 from rmq.core.access import Role
 from rmq.server.console.pages import PAGES
-from tests.server.console.fetching import Shown, csrf_of, fetch
-from tests.server.running import dead, serving, until
-from tests.servers import Server as Redis
+from tests.server.console.conftest import Scene
+from tests.server.console.fetching import csrf_of, fetch
+from tests.server.running import dead, until
 
 KNOWN = {
     "topic": "none", "id": "0" * 26, "job": "none.00000000", "name": "n", "verb": "redrive",
 }  # fmt: skip
-
-
-class Scene(NamedTuple):
-    """A server that asks for tokens, and one of each role."""
-
-    url: str
-    tokens: dict[str, str]
-    client: rmq.Client
-
-    def sign_in(self, token: str, then: str = "") -> Shown:
-        url = self.url + "/console/signin"
-        form = {"csrf": csrf_of(fetch(url).text), "token": token, "then": then}
-        return fetch(url, form, Origin=self.url)
-
-    def cookie(self, role: str) -> str:
-        """A session of a role."""
-        cookie: str = self.sign_in(self.tokens[role]).headers["Set-Cookie"]
-        return cookie.partition(";")[0]
-
-    def fetch(self, path: str, cookie: str, form: dict[str, str] | None = None) -> Shown:
-        return fetch(self.url + path, form, Cookie=cookie, Origin=self.url)
-
-
-@pytest.fixture
-def scene(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Scene]:
-    tokens = {role: client.admin.token_create(role, role).text for role in Role}
-    with serving(server.url, prefix, auth="token", rate=100_000) as running:
-        yield Scene(running.url, tokens, client)
 
 
 def test_a_person_signs_in_and_out(scene: Scene) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from rmq.core.validation import parse_duration
 from rmq.errors import InvalidValue
 from rmq.server.console.page import Ask, Pages, Redirect, View
 from rmq.server.http.api import bodies, messages as api_messages, views
+from rmq.server.http.api.disclosure import HIDDEN
 from rmq.server.http.api.problems import ApiError
 
 PAGES = Pages()
@@ -13,6 +17,24 @@ PAGES = Pages()
 ROWS = 50
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
 LISTED = ("store", "prepare")  # dead letters have a page of their own
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAttempt:
+    """An attempt as a row of a list shows it.
+
+    Attributes:
+        key: names the row while others come.
+        attempt: the attempt.
+        is_same_error: whether its error is that of the attempt above.
+        traceback: to be unfolded; empty: there is none, error and traceback are those of the
+            attempt above, or whoever looks is not shown it.
+    """
+
+    key: str
+    attempt: views.Attempt
+    is_same_error: bool
+    traceback: str
 
 
 @PAGES.get("/topics/{topic}/messages")
@@ -47,7 +69,7 @@ async def find(ask: Ask) -> Redirect:
 
 @PAGES.get("/topics/{topic}/messages/{id}")
 async def message(ask: Ask) -> View:
-    """Show a message: its state, its body, its headers and its failure."""
+    """Show a message: its state, its body, its headers and its failures."""
     id = _id(ask.path["id"])
     found = await ask.at.admin.get(ask.topic, id)
     if found is None:
@@ -55,9 +77,31 @@ async def message(ask: Ask) -> View:
     shown = ask.shown(views.message_of(found))
     return View(
         "message.html",
-        {"topic": ask.topic, "message": shown, "state": QUEUES[shown.queue]},
+        {
+            "topic": ask.topic, "message": shown, "state": QUEUES[shown.queue],
+            "attempts": shown_attempts(shown.attempts), "not_kept": _not_kept(shown.attempts),
+        },
         f"{ask.topic}: {id}",
-    )
+    )  # fmt: skip
+
+
+def shown_attempts(attempts: Sequence[views.Attempt]) -> list[ShownAttempt]:
+    """Return attempts as rows, the newest first; what equals the attempt above is not repeated."""
+    rows: list[ShownAttempt] = []
+    error = traceback = ""
+    for place, each in enumerate(attempts):
+        is_same_error = bool(each.error) and each.error == error
+        is_hidden = each.traceback == HIDDEN or (is_same_error and each.traceback == traceback)
+        shown = "" if is_hidden else each.traceback
+        rows.append(ShownAttempt(str(len(attempts) - place), each, is_same_error, shown))
+        error, traceback = each.error, each.traceback
+    return rows
+
+
+def _not_kept(attempts: Sequence[views.Attempt]) -> int:
+    """Return how many attempts were before the earliest that is kept."""
+    numbers = [each.number for each in attempts if each.number is not None]
+    return max(0, numbers[-1] - 1) if numbers else 0
 
 
 @PAGES.post("/topics/{topic}/messages/{id}/cancel")

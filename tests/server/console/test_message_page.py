@@ -1,0 +1,94 @@
+"""The page of a message: how each attempt failed, and who is shown what of it."""
+
+from __future__ import annotations
+
+import re
+
+import rmq
+from rmq.server import Server
+from rmq.server.console.render import NOTHING
+from tests.server.console.conftest import Scene
+from tests.server.console.fetching import fetch
+
+DASH = NOTHING  # of a row that is no attempt
+
+
+def _fail(topic: rmq.Topic, text: str, times: int) -> None:
+    """Let a message fail so often, with one traceback for all errors of this text."""
+    with topic.consumer() as consumer:
+        for _ in range(times):
+            (delivery,) = consumer.receive(wait=5)
+            try:
+                raise ValueError(text)
+            except ValueError as error:
+                delivery.nack(error=error)
+
+
+def _attempts(page: str) -> list[list[str]]:
+    """Number, reason and error of each attempt of a page, as text without tags."""
+    rows = re.findall(r'<tr data-key="\d+">(.*?)</tr>', page, re.S)
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows]
+    return [[re.sub(r"<[^>]+>", " ", cell).strip() for cell in each] for each in cells]
+
+
+def test_all_attempts_of_a_message_are_shown_the_newest_first(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", max_retries=2, retry="immediate")
+    id = topic.send("body").id
+    _fail(topic, "the cause", 1)
+    _fail(topic, "<b>connection</b> refused", 2)
+    client.admin.redrive("orders")
+    _fail(topic, "after the redrive", 1)
+
+    page = fetch(f"{console.url}/console/topics/orders/messages/{id}").text
+
+    rows = _attempts(page)
+    assert [(number, reason) for number, _, reason, _, _ in rows] == [
+        ("#4", "failed"), (DASH, "redriven"), ("#3", "failed"), ("#2", "failed"), ("#1", "failed"),
+    ]  # fmt: skip
+    errors = [error for *_, error in rows]
+    assert errors[0].startswith("ValueError: after the redrive")
+    assert errors[2].startswith("ValueError: &lt;b&gt;connection&lt;/b&gt; refused")
+    assert errors[3] == "the same as above"
+    assert errors[4].startswith("ValueError: the cause")
+    assert ["raise ValueError(text)" in error for error in errors] == [
+        True, False, True, False, True,
+    ]  # fmt: skip
+    assert all(":" in worker for number, _, _, worker, _ in rows if number != DASH)
+    assert "not kept" not in page
+
+
+def test_a_waiting_message_shows_how_it_failed_and_what_was_not_kept(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", max_retries=16, retry="immediate")
+    id = topic.send("body").id
+    for _ in range(3):
+        _fail(topic, "again", 16 + 1)
+        client.admin.redrive("orders")
+
+    page = fetch(f"{console.url}/console/topics/orders/messages/{id}").text
+
+    rows = _attempts(page)
+    kept = [int(number[1:]) for number, *_ in rows if number != DASH]
+    assert rows[0][2] == "redriven"
+    assert kept[0] == 51
+    assert kept[-1] > 1
+    assert f"{kept[-1] - 1} earlier" in page
+
+
+def test_a_viewer_sees_the_errors_of_attempts_and_no_tracebacks(scene: Scene) -> None:
+    topic = scene.client.topic("orders", max_retries=5, retry="immediate")
+    id = topic.send("body").id
+    _fail(topic, "the cause", 1)
+    _fail(topic, "refused", 1)
+    path = f"/console/topics/orders/messages/{id}"
+
+    as_viewer = scene.fetch(path, scene.cookie("viewer")).text
+    as_operator = scene.fetch(path, scene.cookie("operator")).text
+
+    for text in ("ValueError: the cause", "ValueError: refused"):
+        assert text in as_viewer
+    assert "Traceback" not in as_viewer
+    assert as_operator.count("raise ValueError(text)") == 2
