@@ -72,6 +72,7 @@ COMMANDS = {
     "audit": Place(
         "rmq.cli.audit:audit", "Tell whether messages of TOPIC, or of any topic, were lost."
     ),
+    "audit-trail": Place("rmq.cli.audit_trail:audit_trail", "List who did what, the newest first."),
     "claim": Place("rmq.cli.claim:claim", "Show the claim on the business key KEY of TOPIC."),
     "query": Place(
         "rmq.cli.query:query",

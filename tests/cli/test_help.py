@@ -25,7 +25,8 @@ ALL = sorted(commands(cli))
 def test_the_commands_are_these():
     assert [" ".join(path) for path in ALL] == [
         "acl generate",
-        "audit", "cancel", "check", "claim", "completion", "config show", "dlq export",
+        "audit", "audit-trail", "cancel", "check", "claim", "completion", "config show",
+        "dlq export",
         "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive",
         "dlq restore", "dlq show",
         "doctor",

@@ -19,6 +19,7 @@ from tests.cli.test_help import ALL
 
 # Every command called ls or groups, and others that list: its arguments, and how many records.
 LISTINGS: dict[str, tuple[list[str], int | None]] = {
+    "audit-trail": ([], None),
     "dlq groups": (["{topic}"], 2),
     "dlq ls": (["{topic}"], 2),
     "functions ls": ([], None),
