@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.responses import Response
 
+from rmq.server.http import request_body
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.csrf import csrf_holds
 
@@ -28,18 +28,9 @@ async def read(request: Request) -> dict[str, str]:
     Raises:
         ApiError: it is no form, or too large, or does not come in time.
     """
-    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise ApiError("invalid", "send a form, as application/x-www-form-urlencoded")
-    content = bytearray()
-    try:
-        async with asyncio.timeout(FORM_S):
-            async for chunk in request.stream():
-                content += chunk
-                if len(content) > FORM_MAX:
-                    raise ApiError("too-large", f"a form has at most {FORM_MAX} bytes")
-    except TimeoutError:
-        raise ApiError("too-slow", f"a form must come within {FORM_S:.0f} s") from None
+    content = await request_body.read(
+        request, "application/x-www-form-urlencoded", FORM_MAX, FORM_S
+    )
     try:
         pairs = parse_qsl(
             content.decode("ascii"), keep_blank_values=True, errors="strict",

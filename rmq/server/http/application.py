@@ -121,6 +121,7 @@ def make_application(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with api.lifespan(app):
             authentication.open(api.client)
+            await authentication.ready()
             try:
                 yield
             finally:

@@ -31,6 +31,7 @@ log = logging.getLogger("rmq")
 Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
 Mode = Literal["none", "token", "proxy"]
 SECRET_AGAIN_S = 2.0
+SECRET_WAIT_S = 2.0  # at the start; without Redis it is read later
 
 
 class Refused(Exception):
@@ -87,6 +88,11 @@ class Authentication:
         self.tokens.open(client)
         self.sessions.open(client)
         self._task = asyncio.create_task(self._read_secret(client))
+
+    async def ready(self) -> None:
+        """Wait a moment for the secret: forms that were shown with another one are refused."""
+        assert self._task is not None
+        await asyncio.wait((self._task,), timeout=SECRET_WAIT_S)
 
     def close(self) -> None:
         """End what goes on beside requests."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from rmq.client.client import AsyncClient
+from rmq.server.http import request_body
 from rmq.server.http.acts import NOT_RECORDED, detail_of, record_act
 from rmq.server.http.api import (
     about,
@@ -168,7 +169,9 @@ class Api:
             elif name == "query":
                 given[name] = msgspec.convert(_query(request), kind, strict=False)
             elif name == "body":
-                given[name] = _decoded(await _body(request), kind)
+                given[name] = _decoded(
+                    await request_body.read(request, "application/json", BODY_MAX, BODY_S), kind
+                )
         if "query" not in operation.types and request.url.query:
             raise ApiError("invalid", "this path takes no query")
         for part in given.values():
@@ -193,28 +196,6 @@ def _query(request: Request) -> dict[str, str]:
     if len(given) < len(pairs):
         raise ApiError("invalid", "a parameter is given twice")
     return given
-
-
-async def _body(request: Request) -> bytes:
-    """Read the body, which must be JSON and not too large."""
-    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError("not-json", "give the header Content-Type: application/json")
-    told = request.headers.get("Content-Length", "0")
-    if not told.isdecimal() or int(told) > BODY_MAX:
-        raise ApiError("too-large", "the body of a request has 1 MiB at most")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_MAX:
-                    raise ApiError("too-large", "the body of a request has 1 MiB at most")
-    except (TimeoutError, ClientDisconnect):
-        raise ApiError(
-            "too-slow", "the body of the request did not come; nothing was done"
-        ) from None
-    return bytes(body)
 
 
 def _decoded(body: bytes, kind: Any) -> Any:
