@@ -67,6 +67,7 @@ class ServerConfig:
         url: where Redis is; None: the embedded one, or redis://localhost:6379/0.
         prefix: first part of every key.
         listen: where HTTP is served.
+        root_path: the path below which a reverse proxy serves this server; empty: at the top.
         hosts: names of this server in URLs, beside that of `listen` and of this machine.
         auth: who may ask: "none" (whoever reaches the server), "token" or "proxy"; None: "none"
             at an address of this machine without a token, else "token".
@@ -90,6 +91,7 @@ class ServerConfig:
     url: str | None = None
     prefix: str = "rmq"
     listen: Address = DEFAULT_LISTEN
+    root_path: str = ""
     hosts: tuple[str, ...] = ()
     auth: Auth | None = None
     token: str | None = field(default=None, repr=False)
@@ -263,6 +265,15 @@ def _names(value: object) -> tuple[str, ...]:
     return tuple(_words(value, "names"))
 
 
+def _root_path(value: object) -> str:
+    text = value.rstrip("/") if isinstance(value, str) else value
+    if not isinstance(text, str) or not re.fullmatch(r"(/[A-Za-z0-9._~-]{1,64}){0,8}", text):
+        raise ValueError(f"{value!r} is no path, as /rmq")
+    if text.startswith(("/console", "/api", "/livez", "/readyz", "/metrics")):
+        raise ValueError(f"{value!r}: the server has that path itself; give another one, as /rmq")
+    return text
+
+
 def _header(value: object) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", value):
         raise ValueError(f"{value!r} is no name of a header")
@@ -317,6 +328,7 @@ SETTINGS = (
         "listen", "server.listen", "RMQ_SERVER_LISTEN", "--listen",
         lambda value: Address.parse(_text(value)),
     ),
+    Setting("root_path", "server.root_path", "RMQ_SERVER_ROOT_PATH", "", _root_path),
     Setting("hosts", "server.hosts", "RMQ_SERVER_HOSTS", "--hosts", read_hosts),
     Setting("auth", "server.auth", "RMQ_SERVER_AUTH", "--auth", _auth),
     # No flag: whoever sees the processes of a machine sees their words.

@@ -107,7 +107,14 @@ class Server:
         hosts = {config.listen.host, *config.hosts}
         self._listener = Listener(
             make_application(
-                self.hanging, self.problems, metrics, api, authentication, hosts, config.rate
+                self.hanging,
+                self.problems,
+                metrics,
+                api,
+                authentication,
+                hosts,
+                config.rate,
+                config.root_path,
             ),
             config.listen,
             (config.connections_max, config.connections_per_address),

@@ -31,6 +31,7 @@ from rmq.server.http.api import problems
 from rmq.server.http.api.application import Api
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import KEY
+from rmq.server.http.root_path import path_of, root_of
 
 log = logging.getLogger("rmq")
 
@@ -117,7 +118,7 @@ class Console:
             path=request.path_params,
             query=request.query_params,
             form=form,
-            root=request.scope.get("root_path", "").rstrip("/"),
+            root=root_of(request.scope),
             scope=request.scope,
         )
 
@@ -142,13 +143,13 @@ class Console:
     def _shown(self, request: Request, ask: Ask, view: View | Redirect) -> Response:
         """Return a page, or 304 if the browser has it as it is."""
         if isinstance(view, Redirect):
-            return self._redirected(request, view)
+            return self._redirected(ask, view)
         notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
         content = self._renderer.page(ask, view, notice).encode("utf-8", "replace")
         etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
         headers = {"Cache-Control": "no-cache, private", "Vary": "Accept, Cookie", "ETag": etag}
         if notice:
-            headers["Set-Cookie"] = f"{NOTICE}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+            headers["Set-Cookie"] = _notice(ask.root, "", 0)
         if view.status == 200 and etag in request.headers.get("If-None-Match", ""):
             return Response(None, 304, headers)
         return forms.packed(request, content, view.status, headers)
@@ -207,19 +208,21 @@ class Console:
                 detail_of({**ask.path, **ask.form}), result,
             )  # fmt: skip
 
-    def _redirected(self, request: Request, to: Redirect) -> Response:
+    def _redirected(self, ask: Ask, to: Redirect) -> Response:
         response = RedirectResponse(to.url, 303)
         if to.cookie:
             response.headers.append("Set-Cookie", to.cookie)
         if to.notice:
-            response.headers.append(
-                "Set-Cookie",
-                f"{NOTICE}={quote(to.notice[:NOTICE_MAX])}; Path=/; Max-Age=30; HttpOnly; "
-                "SameSite=Strict",
-            )
+            response.headers.append("Set-Cookie", _notice(ask.root, to.notice, 30))
         return response
 
     def _to_sign_in(self, request: Request, ask: Ask) -> Response:
-        path = request.url.path.removeprefix(ask.root)
-        then = path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        then = quote(path_of(request.scope)) + (f"?{query}" if query else "")
         return RedirectResponse(ask.url("signin", then=then), 303)
+
+
+def _notice(root: str, text: str, seconds: int) -> str:
+    """Return the cookie that carries what was done to the next page; no text takes it away."""
+    value = quote(text[:NOTICE_MAX])
+    return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"

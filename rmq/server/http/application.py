@@ -19,6 +19,7 @@ from rmq.client.client import AsyncClient
 from rmq.core import optional_imports
 from rmq.server.http.authentication import Authentication
 from rmq.server.http.guard import Guard
+from rmq.server.http.root_path import RootPath, root_of
 from rmq.server.service import ServiceStatus
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Problems = Callable[[], list[str]]
 RATE = 500.0
+PATHS = ("/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1", "/console")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -64,6 +66,7 @@ def make_application(
     authentication: Authentication,
     hosts: Collection[str] = (),
     rate: float = RATE,
+    root_path: str = "",
 ) -> Starlette:
     """Return the application.
 
@@ -75,6 +78,7 @@ def make_application(
         authentication: finds out who asks.
         hosts: names of the server, without those of this machine.
         rate: requests a second that a principal may make from an address.
+        root_path: below which a reverse proxy serves it; empty: at the top.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -99,18 +103,8 @@ def make_application(
         )
 
     async def index(request: Request) -> Response:
-        return JSONResponse(
-            {
-                "paths": [
-                    "/livez",
-                    "/readyz",
-                    "/metrics",
-                    "/api/v1/openapi.json",
-                    "/api/v1",
-                    "/console",
-                ]
-            }
-        )
+        root = root_of(request.scope)
+        return JSONResponse({"paths": [root + path for path in PATHS]})
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -138,7 +132,8 @@ def make_application(
         ],
         lifespan=lifespan,
         middleware=[
-            Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication, rate=rate)
+            Middleware(RootPath, root=root_path),
+            Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication, rate=rate),
         ],
         exception_handlers={HTTPException: refuse},
     )

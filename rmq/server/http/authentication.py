@@ -136,7 +136,7 @@ class Authentication:
                 return None
             return await self.tokens.principal(word.strip().decode("latin-1"))
         if self.mode == "token":
-            id = sessions.id_of(headers.get(b"cookie", ()))
+            id = sessions.id_of(scope, headers.get(b"cookie", ()))
             return None if id is None else await self.sessions.find(id)
         return None
 

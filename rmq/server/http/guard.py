@@ -16,6 +16,7 @@ from rmq.server.http import csrf, principal, sessions
 from rmq.server.http.authentication import Authentication, Headers, Refused
 from rmq.server.http.principal import Principal
 from rmq.server.http.rates import Rates
+from rmq.server.http.root_path import path_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -82,7 +83,7 @@ class Guard:
 
         from rmq.server.http.api import problems
 
-        if scope["path"] in PROBES and scope["method"] in READS:
+        if path_of(scope) in PROBES and scope["method"] in READS:
             await self._app(scope, receive, send_guarded)
             return
         request_id = secrets.token_hex(8)
@@ -121,7 +122,7 @@ class Guard:
             raise _too_many(wait_s)
         if found is not None:
             scope[principal.KEY] = found
-        elif not _is_of_console(scope["path"]):
+        elif not _is_of_console(path_of(scope)):
             raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
         if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):
             raise ApiError(
@@ -136,7 +137,7 @@ class Guard:
         from rmq.server.http.api.problems import ApiError
 
         has_token = b"authorization" in headers
-        has_session = sessions.id_of(headers.get(b"cookie", [])) is not None
+        has_session = sessions.id_of(scope, headers.get(b"cookie", [])) is not None
         if has_session and not has_token and (wait_s := self._failures.wait_s(address)):
             raise _too_many(wait_s)  # an unknown session costs a question to Redis
         try:
@@ -193,7 +194,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
     said = _check_said(headers, host)
     if (found is None or found.kind == "session") and not said:
         raise ApiError("cross-site", "a browser that tells no Sec-Fetch-Site must tell its Origin")
-    if found is not None and found.kind == "session" and not _is_of_console(scope["path"]):
+    if found is not None and found.kind == "session" and not _is_of_console(path_of(scope)):
         given = headers.get(b"x-rmq-csrf", [])
         if len(given) != 1 or not csrf.csrf_holds(scope, given[0].decode("latin-1")):
             raise ApiError("cross-site", "with a cookie, give the header X-RMQ-CSRF, too")

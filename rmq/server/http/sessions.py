@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmq.protocol.flows import sessions
 from rmq.server.http.principal import ADDRESS, Principal, principal_of
 from rmq.server.http.rates import Rates
+from rmq.server.http.root_path import root_of
 from rmq.server.http.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 KEY = "rmq.sessions"  # in the scope of a request
 COOKIE = "rmq_session"
 COOKIE_HTTPS = "__Host-rmq_session"  # browsers take it by https alone, and from this host alone
+# Below a root path: browsers send it there alone, which a name with __Host- does not allow.
+COOKIE_BELOW = "rmq_session_below"
+COOKIE_BELOW_HTTPS = "__Secure-rmq_session_below"
 IDLE_S = 12 * 3600
 WHOLE_S = 7 * 86_400
 KEPT_S = 3.0  # how long what was read of a session is used
@@ -153,15 +157,16 @@ async def sign_out(scope: MutableMapping[str, Any]) -> str:
     return await found.sign_out(scope)
 
 
-def id_of(cookies: Sequence[bytes]) -> str | None:
+def id_of(scope: MutableMapping[str, Any], cookies: Sequence[bytes]) -> str | None:
     """Return the id of a session in headers named Cookie; None: there is none, or several."""
-    given: dict[str, list[str]] = {COOKIE: [], COOKIE_HTTPS: []}
+    https, plain = _names(scope)
+    given: dict[str, list[str]] = {https: [], plain: []}
     for pair in b";".join(cookies).decode("latin-1").split(";"):
         name, _, value = pair.strip().partition("=")
         if name in given:
             given[name].append(value)
     # A page of another host of the domain can set the plain one, and not the other.
-    values = given[COOKIE_HTTPS] or given[COOKIE]
+    values = given[https] or given[plain]
     return values[0] if len(values) == 1 and values[0] else None
 
 
@@ -175,9 +180,18 @@ def is_https(scope: MutableMapping[str, Any]) -> bool:
 
 def _cookie(scope: MutableMapping[str, Any], id: str, seconds: int) -> str:
     secure = is_https(scope)
-    name = COOKIE_HTTPS if secure else COOKIE
-    text = f"{name}={id}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+    https, plain = _names(scope)
+    path = root_of(scope) or "/"
+    text = f"{https if secure else plain}={id}; Path={path}; Max-Age={seconds}; "
+    text += "HttpOnly; SameSite=Strict"
     return text + "; Secure" if secure else text
+
+
+def _names(scope: MutableMapping[str, Any]) -> tuple[str, str]:
+    """Return the names of the cookie for https and for http."""
+    if root_of(scope):
+        return COOKIE_BELOW_HTTPS, COOKIE_BELOW
+    return COOKIE_HTTPS, COOKIE
 
 
 def _digest(id: str) -> str:

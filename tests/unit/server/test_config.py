@@ -38,6 +38,7 @@ def test_flag_wins_over_environment_over_file_over_default(file: str) -> None:
     assert dict(config.origins) == {
         "url": file, "prefix": "RMQ_PREFIX", "listen": file, "embedded": "default",
         "log_level": "default", "log_json": file, "grace_s": "--grace", "hosts": "default",
+        "root_path": "default",
         "token": "default", "token_file": "default", "auth": "default", "redact": "default",
         "proxy_addresses": "default", "proxy_user_header": "default", "rate": "default",
         "proxy_role_header": "default", "connections_max": "default",

@@ -38,6 +38,7 @@ from rmq.server.http.api.disclosure import Disclosure
 from rmq.server.http.api.operation import At, Operation
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import ADDRESS, principal_of
+from rmq.server.http.root_path import root_of
 from rmq.server.service import ServiceStatus
 
 BASE = "/api/v1"
@@ -79,7 +80,7 @@ class Api:
         self._operations = operations
         self._client: AsyncClient | None = None
         self.disclosure = disclosure or Disclosure()
-        self._document: bytes | None = None
+        self._documents: dict[str, bytes] = {}  # by root path
 
     def routes(self) -> list[Route]:
         """Return a route for each path."""
@@ -143,9 +144,12 @@ class Api:
             )  # fmt: skip
 
     async def _answer_document(self, request: Request) -> Response:
-        if self._document is None:
-            self._document = msgspec.json.encode(openapi.document(self._operations, BASE))
-        return Response(self._document, media_type="application/json")
+        root = root_of(request.scope)
+        document = self._documents.get(root)
+        if document is None:
+            document = msgspec.json.encode(openapi.document(self._operations, BASE, root))
+            self._documents = {root: document}  # there is one, unless the request made it up
+        return Response(document, media_type="application/json")
 
     def _endpoint(self, by_method: dict[str, Operation]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:

@@ -21,12 +21,13 @@ _DESCRIPTION = (
 )
 
 
-def document(operations: Sequence[Operation], base: str) -> dict[str, Any]:
+def document(operations: Sequence[Operation], base: str, root: str = "") -> dict[str, Any]:
     """Return the document.
 
     Args:
         operations: all of them.
         base: the path that theirs begin with.
+        root: where the application is mounted; empty: at the top.
     """
     types = list({id(kind): kind for each in operations for kind in each.types.values()}.values())
     found, schemas = msgspec.json.schema_components([*types, Problem], ref_template=PLACES)
@@ -41,7 +42,7 @@ def document(operations: Sequence[Operation], base: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "RMQ", "version": VERSION, "description": _DESCRIPTION},
-        "servers": [{"url": "/"}],
+        "servers": [{"url": root or "/"}],
         "security": [{}, {"token": []}],
         "paths": paths,
         "components": {
