@@ -211,7 +211,10 @@ for i = 1, 7 do
 end
 local map = cmsgpack.unpack('\\130\\166tenant\\161a\\161b\\218\\0\\1c')
 local long = cmsgpack.unpack('\\222\\0\\1\\161a\\161b')
-return { packed, a, b, at, struct.pack('>I4', 4294967295), again, map.tenant, map.b, long.a }
+local byte = struct.pack('>I2BI2', 258, 200, 65535)
+local c, d, e, after = struct.unpack('>I2BI2', byte .. '.')
+return { byte, c, d, e, after, packed, a, b, at,
+  struct.pack('>I4', 4294967295), again, map.tenant, map.b, long.a }
 """
 
 

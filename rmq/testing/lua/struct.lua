@@ -1,13 +1,14 @@
 -- struct: what the scripts use of the struct library of Redis, for fakeredis: big-endian whole numbers,
--- written as >I1 to >I8.
+-- written as >, then B for one byte, or I1 to I8.
 local struct = {}
 local function sizes(format)
   local found, at = {}, 2
   assert(string.sub(format, 1, 1) == '>', 'struct: only big-endian')
   while at <= #format do
-    local size = string.match(format, '^I(%d)', at)
-    found[#found + 1] = tonumber(size)
-    at = at + 2
+    local letter, size = string.match(format, '^([BI])(%d?)', at)
+    assert(letter and (letter == 'I') == (size ~= ''), 'struct: unknown format ' .. format)
+    found[#found + 1] = tonumber(size) or 1
+    at = at + 1 + #size
   end
   return found
 end
