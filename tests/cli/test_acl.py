@@ -109,7 +109,7 @@ def test_notes_say_how_to_give_a_password_and_what_redis_6_lacks(run):
 
 @pytest.mark.parametrize(
     "words",
-    [["admin"], [], ["viewer", "--user", "a b"], ["viewer", "--user", "a\n>pw"],
+    [["nobody"], [], ["viewer", "--user", "a b"], ["viewer", "--user", "a\n>pw"],
      ["viewer", "--topic", "a b"], ["viewer", "--server-version", "5"]],
 )  # fmt: skip
 def test_what_is_no_rule_is_wrong_usage(run, words):

@@ -53,7 +53,8 @@ def test_names_of_topics_are_read_without_a_client(shell, topic):
     script = """import atexit, sys
 from rmq.cli import main
 def told():
-    print(sorted({"redis", "rmq.client", "rmq.transport"} & set(sys.modules)), file=sys.stderr)
+    slow = ("redis", "rmq.transport", "rmq.client.")
+    print(sorted(name for name in sys.modules if name.startswith(slow)), file=sys.stderr)
 atexit.register(told)
 main()"""
     typed = {"_RMQ_COMPLETE": "bash_complete", "COMP_WORDS": "rmq peek ", "COMP_CWORD": "2"}
@@ -64,7 +65,7 @@ main()"""
     )  # fmt: skip
 
     assert f"plain,{topic.name}" in done.stdout.splitlines()
-    assert done.stderr == "[]\n"
+    assert done.stderr == "['rmq.client.config_file']\n"
 
 
 def test_the_client_reads_where_the_address_needs_it(complete, topic, monkeypatch, server):
