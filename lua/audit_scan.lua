@@ -7,13 +7,15 @@ KEYS[3]   PrepareQueue   zset  member -> receipt
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   records        hash  member -> record
 KEYS[6]   trash          zset  member -> when it goes for good, epoch ms
-ARGV[1]   cursor               0 at first, then the cursor of the last answer
+ARGV[1]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
 ARGV[2]   limit                1 to 1000, about so many records a page
-Returns   {cursor, 0 at the end; how many records were read; then for each numbered message its queue (s waiting, p in
-          flight, d dead, also in the trash) and `<producer>.<number>`}. A record in no queue is no message.
+Returns   {cursor, 0 at the end; how many records were read; 1 if this is a first page, else 0; then for each numbered message
+          its queue (s waiting, p in flight, d dead, also in the trash) and `<producer>.<number>`}. A record in no queue is
+          no message.
 Cost      O(limit), at most about 16 MiB of records
 Atomic    Reads only. A message that is in the slot from the first page to the last is on one of them, however it moves
-          between the queues meanwhile: a page is one of HSCAN, over a key that is passed. Some come twice.
+          between the queues meanwhile: a page is one of HSCAN, over a key that is passed. Some come twice. That holds on one
+          server until it is restarted: another one has the records in another order, so a cursor names its server.
 ]]
 --- @include "lib/check"
 --- @include "lib/audit"
@@ -22,15 +24,18 @@ if not s[1] then
   fail('GONE', KEYS[1])
 end
 local limit = math.min(whole_number(ARGV[2], 1, 1000, 'limit'), tonumber(s[2]))
-if not string.find(ARGV[1], '^%d+$') or #ARGV[1] > 20 then
+local cursor, of_server = string.match(ARGV[1], '^(%d+)%.?(%x*)$')
+if not cursor or #cursor > 20 then
   fail('ARG', 'cursor')
 end
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])
 redis.call('ZCARD', KEYS[4])
 redis.call('ZCARD', KEYS[6])
-local page = redis.call('HSCAN', KEYS[5], ARGV[1], 'COUNT', limit)
-local reply = { page[1], #page[2] / 2 }
+local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+local is_first = cursor == '0' or of_server ~= server
+local page = redis.call('HSCAN', KEYS[5], is_first and '0' or cursor, 'COUNT', limit)
+local reply = { page[1] == '0' and '0' or page[1] .. '.' .. server, #page[2] / 2, is_first and 1 or 0 }
 for i = 1, #page[2], 2 do
   local id = page[2][i]
   local producer, number = number_of(page[2][i + 1])

@@ -25,6 +25,7 @@ class AuditScanPage(NamedTuple):
 
     cursor: bytes  # of the next page; b"0" at the end
     looked: int  # records read
+    is_first: bool  # of a pass; a pass begins anew on another server
     living: list[bytes]
 
 
@@ -68,5 +69,5 @@ def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPa
         scripts.load("audit_scan"),
         (keys.slot, keys.store, keys.prepare, keys.dead, keys.records, keys.trash),
         [cursor, limit],
-        lambda reply: AuditScanPage(reply[0], reply[1], reply[2:]),
+        lambda reply: AuditScanPage(reply[0], reply[1], bool(reply[2]), reply[3:]),
     )

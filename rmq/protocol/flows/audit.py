@@ -121,6 +121,8 @@ def audit(
         living, cursor = _LivingNumbers(), b"0"
         while True:
             page = yield commands.audit_scan(keys, cursor, PAGE)
+            if page.is_first:
+                living = _LivingNumbers()
             living.add(page.living)
             cursor, done = page.cursor, done + page.looked
             if progress:
