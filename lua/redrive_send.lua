@@ -11,7 +11,7 @@ KEYS[7]   merge index    hash  of messages that drop_lowest drops
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   large bodies   hash  of messages that drop_lowest drops
 KEYS[10]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
-KEYS[11]  arrivals       zset  member and token -> what became of it, below
+KEYS[11]  arrivals       zset  member and token -> what became of it, below; member -> when it left this topic (lib/departures)
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -81,15 +81,19 @@ if #fresh > 0 then
   local function store_messages()
     --- @include "lib/inline/store_messages"
   end
-  local stored = store_messages()[2]
+  local stored, back = store_messages()[2], {}
   for i = 1, count do
     local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
     if letter == 's' then
       letters[fresh[i]] = 's'
       noted[#noted + 1], noted[#noted + 2] = '9000000000000000', ARGV[2 + 3 * fresh[i]]
+      back[#back + 1] = string.sub(ARGV[2 + 3 * fresh[i]], 1, MEMBER)
     else
       refuse(fresh[i], letter == 'F' and 'f' or 'c')
     end
+  end
+  if #back > 0 then
+    redis.call('ZREM', arrivals, unpack(back))
   end
 end
 if #noted > 0 then

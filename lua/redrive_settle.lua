@@ -10,17 +10,19 @@ KEYS[5]   audit          zset  open numbers of audited messages
 KEYS[6]   large bodies   hash  member and 8 bytes of the record -> body
 KEYS[7]   settled even   set   members settled in even turns of the dedup window
 KEYS[8]   settled odd    set   the same for odd turns
+KEYS[9]   arrivals       zset  member -> when it went to another topic, epoch ms minus 9e15 (and entries of redrive_send)
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3..] pairs of member and token (21 bytes), and s stored there or r refused there; at most 1000 pairs
 Returns   a letter for each: 1 removed, r let go of, 0 not in the DeadQueue, or not held under this token
 Cost      O(n log L)
 Atomic    Only a dead letter is removed that is held under the token that was stored, so one that died again stays. Its number is
-          accounted for, and its id is remembered as settled if its sender keeps it. Works while Redis is at maxmemory. Sent twice
-          with one number, it gives the first answer.
+          accounted for, and if its sender keeps its id, that is remembered as settled, and for 30 days as gone to another topic.
+          Works while Redis is at maxmemory. Sent twice with one number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/departures"
 --- @include "lib/drop"
 --- @include "lib/holds"
 --- @include "lib/member"
@@ -44,6 +46,7 @@ redis.call('HLEN', KEYS[3])
 redis.call('HLEN', KEYS[4])
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', KEYS[6])
+redis.call('ZCARD', KEYS[9])
 local window, turn = tonumber(s[4] or 0), tonumber(s[5])
 if window > 0 then
   check_settled_sets(KEYS[7], KEYS[8], window, turn, now)
@@ -74,9 +77,12 @@ if #held > 0 then
     redis.call('ZREM', dead, unpack(stored))
     drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], s[2] and KEYS[5], tonumber(s[3]), stored, now)
     redis.call('HINCRBY', slot, 'redriven', #stored)
-    local kept = window > 0 and kept_ids(stored)
+    local kept = kept_ids(stored)
     if kept then
-      remember_settled(slot, KEYS[7], KEYS[8], window, turn, now, kept)
+      if window > 0 then
+        remember_settled(slot, KEYS[7], KEYS[8], window, turn, now, kept)
+      end
+      note_departures(KEYS[9], now, kept)
     end
   end
   remember(slot, ARGV[2], now, table.concat(letters))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from rmq.core.ids import member_of
 from rmq.protocol import commands
+from rmq.protocol.commands import Arrival
 from tests.lua.box import GONE, Box
-from tests.lua.moving import ANOTHER, bury, entry, hold, settle
+from tests.lua.moving import ANOTHER, arrival, bury, entry, hold, send, settle
+
+MONTH_S = 30 * 86_400
 
 
 def test_a_letter_that_was_stored_is_removed_with_all_that_belongs_to_it(box: Box) -> None:
@@ -64,3 +67,45 @@ def test_an_id_that_its_sender_keeps_is_remembered_so_that_a_second_send_is_a_du
     assert settle(box, (entry(kept), True), (entry(other), True)) == "11"
 
     assert box.run(box.send_command([kept, other])).letters == "ds"
+
+
+def test_an_id_that_its_sender_keeps_is_noted_as_gone_to_another_topic_for_30_days(
+    box: Box,
+) -> None:
+    kept, other = bury(box, kept=True)[0], bury(box)[0]
+    hold(box, kept, other)
+
+    settle(box, (entry(kept), True), (entry(other), True))
+
+    assert box.run(commands.locate(box.keys, [kept, other])).letters == "mg"
+    assert box.redis.ttl(box.keys.arrivals) == MONTH_S
+    box.clock.advance(MONTH_S)
+    (later,) = bury(box, kept=True)
+    hold(box, later)
+    settle(box, (entry(later), True))
+    assert box.run(commands.locate(box.keys, [kept, later])).letters == "gm"
+
+
+def test_notes_of_letters_that_went_away_outlive_the_notes_of_those_that_came(box: Box) -> None:
+    kept, come = bury(box, kept=True)[0], box.ids()[0]
+    hold(box, kept)
+    settle(box, (entry(kept), True))
+    send(box, Arrival(entry(come), b"t", b""))
+    box.clock.advance(7200)
+
+    send(box, arrival(box, box.ids()[0]))
+
+    assert box.run(commands.locate(box.keys, [kept])).letters == "m"
+    assert box.redis.zscore(box.keys.arrivals, entry(come)) is None
+
+
+def test_a_letter_that_comes_back_is_no_longer_noted_as_gone(box: Box) -> None:
+    (kept,) = bury(box, kept=True)
+    box.redis.hset(box.keys.slot, "dedup_ms", 0)
+    hold(box, kept)
+    settle(box, (entry(kept), True))
+
+    assert send(box, arrival(box, kept, ANOTHER)) == "s"
+    box.ack(box.take_one())
+
+    assert box.run(commands.locate(box.keys, [kept])).letters == "g"

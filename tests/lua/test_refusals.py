@@ -48,7 +48,7 @@ PLACES = {
     "redrive_send": (
         "slot store records settled0 settled1 failures merge audit bodies prepare arrivals"
     ),
-    "redrive_settle": "slot dead records failures audit bodies settled0 settled1",
+    "redrive_settle": "slot dead records failures audit bodies settled0 settled1 arrivals",
     "reject": "slot prepare records dead failures audit bodies",
     "release": "slot store prepare failures records",
     "renew": "claim",
@@ -97,7 +97,7 @@ PLACES = {
     **dict.fromkeys(JOBS, "job"),
     "job_step": "job joblog",
     "job_stop": "job joblog",
-    "locate": "slot store prepare dead trash",
+    "locate": "slot store prepare dead trash arrivals",
     "withdraw": "slot",
 }
 NEED_NO_SLOT = {

@@ -46,7 +46,7 @@ class LocateReply(NamedTuple):
     newest: int  # acceptance number of the slot's newest message
     waiting: int
     in_flight: int
-    letters: str  # s waiting, p in flight, d dead, g gone
+    letters: str  # s waiting, p in flight, d dead, m moved to another topic, g gone
 
 
 def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
@@ -87,7 +87,7 @@ def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
     """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
     return Command(
         scripts.load("locate"),
-        (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
         members_of(ids),
         lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
     )

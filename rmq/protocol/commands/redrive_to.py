@@ -118,7 +118,7 @@ def redrive_settle(
         scripts.load("redrive_settle"),
         (
             keys.slot, keys.dead, keys.records, keys.failures, keys.audit, keys.bodies,
-            keys.settled0, keys.settled1,
+            keys.settled0, keys.settled1, keys.arrivals,
         ),
         [clock.now_us, session.call, *pairs],
         bytes.decode,

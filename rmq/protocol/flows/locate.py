@@ -19,7 +19,7 @@ from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Flow, pipeline
 
 PAGE = 1000  # ids in one call
-_PLACES: dict[str, QueueName | None] = {"s": "store", "p": "prepare", "d": "dead", "g": None}
+_PLACES: dict[str, QueueName] = {"s": "store", "p": "prepare", "d": "dead"}  # else in none
 
 Ids = Callable[[TopicContext], Sequence[MessageId]]
 
@@ -31,11 +31,13 @@ class Located(NamedTuple):
         place: "store", "prepare", "dead"; None: in none of them.
         newest: the acceptance number of its slot's newest message; 0: the slot never had one.
         idle: whether its slot has no waiting message and none in flight.
+        is_moved: whether it was redriven to another topic, in the last 30 days.
     """
 
     place: QueueName | None
     newest: int
     idle: bool
+    is_moved: bool = False
 
 
 NOWHERE = Located(None, 0, True)
@@ -81,5 +83,5 @@ def _locate(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Locate
     for (_, page), reply in zip(pages, replies, strict=True):
         idle = not reply.waiting and not reply.in_flight
         for at, letter in zip(page, reply.letters, strict=True):
-            located[at] = Located(_PLACES[letter], reply.newest, idle)
+            located[at] = Located(_PLACES.get(letter), reply.newest, idle, letter == "m")
     return located

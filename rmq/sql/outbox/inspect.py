@@ -15,7 +15,7 @@ from rmq.core.validation import check_int
 from rmq.errors import DecodeError, InvalidValue
 from rmq.sql.database import now_ms
 from rmq.sql.db_errors import require_table
-from rmq.sql.outbox.tables import STATUSES, UNCONFIRMED, stubs, unsent
+from rmq.sql.outbox.tables import NEVER_MS, STATUSES, UNCONFIRMED, stubs, unsent
 from rmq.sql.outbox.transaction import CREATE
 
 UNSENT = "unsent"  # unconfirmed, and never sent
@@ -53,7 +53,8 @@ class Entry(NamedTuple):
         status: "unsent", "unconfirmed", "confirmed", "void" or "exhausted".
         body: decoded; the raw bytes if that fails.
         due: the due time, or None.
-        resend_at: when its message counts as lost; None if it is settled or exhausted.
+        resend_at: when its message counts as lost; None if it is settled or exhausted, or its
+            message was redriven to another topic.
         error: why it is exhausted, or ''.
     """
 
@@ -92,7 +93,7 @@ def counts(engine: sa.Engine) -> Counts:
         ).scalar()
         due = connection.execute(
             sa.select(stubs.c.resend_at)
-            .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0)
+            .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0, stubs.c.resend_at < NEVER_MS)
             .order_by(stubs.c.resend_at)
             .limit(1)
         ).scalar()
@@ -155,6 +156,6 @@ def _entry(row: Any) -> Entry:
         moment(row.due_ms) if row.due_ms else None,
         moment(row.created),
         None if row.sent_at is None else moment(row.sent_at),
-        moment(row.resend_at) if is_open else None,
+        moment(row.resend_at) if is_open and row.resend_at < NEVER_MS else None,
         row.error or "",
     )

@@ -32,10 +32,12 @@ class Sorted(NamedTuple):
     Attributes:
         lost: stubs whose messages are lost.
         in_queue: seq of stubs whose messages are in a queue.
+        moved: seq of stubs whose messages were redriven to another topic.
     """
 
     lost: list[DueStub]
     in_queue: set[int]
+    moved: set[int]
 
 
 class LossDetector:
@@ -59,16 +61,18 @@ class LossDetector:
             Unavailable, OutcomeUnknown: Redis is away.
         """
         located = self._locate(due)
-        in_queue, gone = set(), []
+        in_queue, moved, gone = set(), set(), []
         for stub in due:
             location = located[stub.seq]
             if location is None:
                 continue
-            if location.place is None:
-                gone.append(stub)
-            else:
+            if location.place is not None:
                 in_queue.add(stub.seq)
-        return Sorted(self._passed(gone, located), in_queue)
+            elif location.is_moved:
+                moved.add(stub.seq)
+            else:
+                gone.append(stub)
+        return Sorted(self._passed(gone, located), in_queue, moved)
 
     def _locate(self, due: Sequence[DueStub]) -> dict[int, Located | None]:
         """Return where the messages are in Redis, by seq; None if a topic cannot be asked."""

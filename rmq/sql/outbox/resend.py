@@ -51,7 +51,8 @@ class Round(NamedTuple):
 
     Attributes:
         sent: stubs sent again; each counts as a send of its stub.
-        waiting: put off, because their messages are in a queue: waiting, in flight or dead.
+        waiting: put off, because their messages are in a queue (waiting, in flight or dead), or in
+            another topic, to which they were redriven.
         held: put off, because consumers have not got past them, or Redis refused them for now.
         exhausted: given up in this round.
         told: exhausted stubs, of this round or of earlier ones, that the hook was told of.
@@ -190,7 +191,7 @@ class Resender:
             return Round()
         # Redis is asked before the rows are locked. A consumer confirms before it acks, so if a
         # message is gone, and its stub is found unconfirmed after that, it was not confirmed.
-        lost, in_queue = self._detector.sort(due)
+        lost, in_queue, moved = self._detector.sort(due)
         spent = {stub.seq for stub in lost if stub.sends >= self._outbox.max_sends}
         to_send = [stub for stub in lost if stub.seq not in spent]
         with self._engine.begin() as connection:
@@ -198,7 +199,15 @@ class Resender:
             put_off = [stub for stub in others if stub.seq not in spent]
             resend_queries.put_off(
                 connection,
-                [(stub.seq, self._outbox.resend_after_ms(stub.sends)) for stub in put_off],
+                [
+                    (stub.seq, self._outbox.resend_after_ms(stub.sends))
+                    for stub in put_off
+                    if stub.seq not in moved
+                ],
+            )
+            # Redis forgets after 30 days that a message was moved; the stub must not.
+            resend_queries.put_off_for_good(
+                connection, [stub.seq for stub in put_off if stub.seq in moved]
             )
             exhausted = [stub for stub in others if stub.seq in spent]
             if exhausted:
@@ -206,7 +215,7 @@ class Resender:
                     connection,
                     [(s.seq, f"sent {s.sends} times, never confirmed") for s in exhausted],
                 )
-        waiting = sum(stub.seq in in_queue for stub in put_off)
+        waiting = sum(stub.seq in in_queue or stub.seq in moved for stub in put_off)
         result = Round(waiting=waiting, held=len(put_off) - waiting, exhausted=len(exhausted))
         if to_send:
             sent = self._send(to_send)

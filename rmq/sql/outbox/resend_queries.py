@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from rmq.sql.database import now_ms
 from rmq.sql.outbox.relay_queries import TAKE_BYTES, locks
 from rmq.sql.outbox.stub import COLUMNS, Stub
-from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
+from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, NEVER_MS, UNCONFIRMED, logs, stubs
 
 SlotKey = tuple[str, int]  # topic and index of a slot
 
@@ -139,6 +139,12 @@ def put_off(connection: sa.Connection, waits: Iterable[tuple[int, int]]) -> None
         connection.execute(
             sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(resend_at=now_ms() + wait_ms)
         )
+
+
+def put_off_for_good(connection: sa.Connection, seqs: Sequence[int]) -> None:
+    """Let the resend time of stubs never come."""
+    if seqs:
+        connection.execute(sa.update(stubs).where(stubs.c.seq.in_(seqs)).values(resend_at=NEVER_MS))
 
 
 def put_back(connection: sa.Connection, put_off: Iterable[DueStub]) -> None:

@@ -49,6 +49,7 @@ VOID: Final = "void"
 EXHAUSTED: Final = "exhausted"
 STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
 
+NEVER_MS: Final = 9_000_000_000_000_000  # resend_at of a message that went to another topic
 TOPIC_CHARS = 128  # longest name of a topic
 # SQLAlchemy has separate options for `mysql://` and `mariadb://`.
 _EXACT: dict[str, Any] = {
