@@ -23,7 +23,8 @@ PAGES = [
     "topics/orders/messages", "topics/orders/messages?queue=prepare",
     "topics/orders/dead-letters", "topics/orders/dead-letters?filter=age%3E0s",
     "topics/orders/dead-letters?filter=age%3Esoon", "topics/orders/dead-letters/groups",
-    "topics/orders/dead-letters/redrive", "topics/orders/dead-letters/purge",
+    "topics/orders/dead-letters/redrive", "topics/orders/dead-letters/redrive?to=other",
+    "topics/orders/dead-letters/purge",
     "topics/orders/dead-letters/restore", "topics/orders/trash", "topics/orders/slots",
     "topics/orders/settings", "topics/orders/schedules", "topics/orders/queries",
     "topics/orders/delete", "tokens", "jobs/{job}", "topics/orders/messages/{dead}",
@@ -46,6 +47,7 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
     """Make a topic with text of the corpus in every field that takes it; ids of some messages."""
     topic = client.topic("orders", slots=2, max_retries=0, retry="immediate", lease=60)
     topic.open()
+    client.topic("other").open()
     consumer = topic.consumer()
     texts = itertools.cycle(corpus.TEXTS)
     for text in corpus.TEXTS:

@@ -13,7 +13,7 @@ from rmq.server import Server
 from tests.server.console import corpus
 from tests.server.console.conftest import PAGES, filled
 from tests.server.console.fetching import csrf_of, fetch
-from tests.server.running import until
+from tests.server.running import dead, until
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -171,6 +171,47 @@ def test_a_redrive_takes_the_letters_that_were_shown_and_no_later_ones(
     assert sorted(left) == ["refused", "timeout c"]
     assert client.admin.job(job).by == "local"
     assert "100 %" in fetch(f"{console.url}/console/jobs/{job}").text
+
+
+def test_letters_are_redriven_to_the_topic_that_was_chosen(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("refunds").open()
+    (id, _) = dead(client, 2)
+    url = console.url + "/console/topics/orders/dead-letters/redrive"
+    back = fetch(f"{url}?ids={id}").text
+    assert '<option value="refunds">' in back
+    assert "--to" not in back
+
+    page = fetch(f"{url}?ids={id}&to=refunds").text
+    done = fetch(url, {"csrf": csrf_of(page), "ids": id, "to": "refunds"})
+
+    assert f"rmq dlq redrive orders --id {id} --to refunds</code>" in page
+    assert "1 letter of the topic orders to refunds" in page
+    assert page.count(f'<input type="hidden" name="ids" value="{id}">') == 2
+    assert '<input type="hidden" name="to" value="refunds">' in page
+    job = done.headers["Location"].rpartition("/")[2]
+    assert until(lambda: client.admin.job(job).state == "done", "the job")
+    assert client.admin.job(job).to == "refunds"
+    assert (client.admin.stats("orders")["dead"], client.admin.stats("refunds")["accepted"]) == (
+        1, 1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["none", "orders", "../x", "<b>"])
+def test_a_redrive_to_what_is_no_other_topic_is_refused(
+    console: Server, client: rmq.Client, to: str
+) -> None:
+    (id,) = dead(client, 1)
+    url = console.url + "/console/topics/orders/dead-letters/redrive"
+    csrf = csrf_of(fetch(f"{url}?ids={id}").text)
+
+    shown = fetch(url + "?" + urlencode({"ids": id, "to": to}))
+    sent = fetch(url, {"csrf": csrf, "ids": id, "to": to})
+
+    assert shown.status == 400
+    assert sent.status in (400, 404)
+    assert client.admin.jobs() == []
 
 
 def test_a_job_to_another_topic_shows_where_its_letters_go_and_why_some_stayed(

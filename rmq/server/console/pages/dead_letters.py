@@ -8,6 +8,7 @@ moment, by a condition on the time of death.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -34,6 +35,7 @@ GROUPS_SHOWN_S = 1.0  # so long a page waits for them, before it shows how far i
 COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
 SAMPLE = 5
 WORD_CHARS = 60  # of a value that is suggested
+TOPICS_MAX = 500  # topics to choose from; of more, the name is typed
 VERBS = ("redrive", "purge", "restore")
 KEEPS = {"1 hour": 3600, "1 day": 86_400, "7 days": 604_800}
 RESTORE_S = 10.0
@@ -122,10 +124,14 @@ async def ask_act(ask: Ask) -> View | Redirect:
     ids = ask.query.getlist("ids")[:ROWS]
     text = ask.query.get("filter", "").strip()
     at = ask.query.get("at")
+    to = ask.query.get("to", "").strip() if verb == "redrive" else ""
+    others = await _other_topics(ask) if verb == "redrive" else []
+    _check_other(to, others)
     if at is None and not ids:
         now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
         at = datetime.fromtimestamp(now_ms // 1000 + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Redirect(ask.url("topics", ask.topic, "dead-letters", verb, filter=text, at=at))
+        query = {"filter": text, "at": at, "to": to}
+        return Redirect(ask.url("topics", ask.topic, "dead-letters", verb, **query))
     moment = _moment(at)
     # A letter has no time of death while it is in the trash.
     chosen = "" if ids else text if verb == "restore" else _bounded(text, moment)
@@ -138,7 +144,9 @@ async def ask_act(ask: Ask) -> View | Redirect:
             "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
             "count": found.count, "is_all": found.is_all,
             "sample": ask.shown([views.message_of(message) for message in found.sample]),
-            "moment": moment, "keeps": KEEPS, "command": _command(ask.topic, verb, ids, chosen),
+            "moment": moment, "keeps": KEEPS, "to": to, "others": others[:TOPICS_MAX],
+            "is_listed": len(others) <= TOPICS_MAX, "at": at,
+            "command": _command(ask.topic, verb, ids, chosen, to),
         },
         f"{ask.topic}: {verb}",
     )  # fmt: skip
@@ -160,8 +168,10 @@ async def act(ask: Ask) -> Redirect:
             raise ApiError("forbidden", "purging is for the role admin")
         ask.confirm(ask.topic)
         options["keep"] = KEEPS.get(ask.form.get("keep", ""), 86_400)
-    elif ask.form.get("rate", "").strip():
-        options["rate"] = _rate(ask.form["rate"].strip())
+    else:
+        if ask.form.get("rate", "").strip():
+            options["rate"] = _rate(ask.form["rate"].strip())
+        options["to"] = ask.form.get("to", "").strip() or None  # job_start checks it
     job = await ask.at.admin.job_start(
         ask.topic, verb, conditions=conditions, by=ask.principal.name,
         expected=_expected(ask.form.get("expected", "")), **options,
@@ -246,13 +256,23 @@ def _moment(text: str | None) -> datetime:
     return moment.replace(tzinfo=UTC)
 
 
-def _command(topic: str, verb: str, ids: list[str], chosen: str) -> str:
+async def _other_topics(ask: Ask) -> list[str]:
+    """Return the topics to which letters can be sent instead of back."""
+    return [name for name in await ask.at.admin.topics() if name != ask.topic]
+
+
+def _check_other(to: str, others: list[str]) -> None:
+    if to and to not in others:
+        raise ApiError("invalid", f"to: {to!r} is not another topic that exists", "to")
+
+
+def _command(topic: str, verb: str, ids: list[str], chosen: str, to: str = "") -> str:
+    words = ["rmq", "dlq", verb, topic]
     if ids:
-        return " ".join(["rmq", "dlq", verb, topic, *(f"--id {id}" for id in ids)])
-    if not chosen:
-        return f"rmq dlq {verb} {topic} --all"
-    quoted = chosen.replace("'", "'\\''")
-    return f"rmq dlq {verb} {topic} '{quoted}'"
+        words += [f"--id {id}" for id in ids]
+    else:
+        words.append(shlex.quote(chosen) if chosen else "--all")
+    return " ".join([*words, *([f"--to {to}"] if to else [])])
 
 
 def _rate(text: str) -> float:
