@@ -99,7 +99,9 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
         for moment, value in zip(moments, line.values, strict=True):
             if value is not None:
                 is_joined = before is not None and moment - before <= gap_s
-                parts.append(f"{'L' if is_joined else 'M'}{x(moment):.1f} {y(value):.1f}")
+                place = f"{x(moment):.1f} {y(value):.1f}"
+                # A line of no length is a dot: a value that stands alone is seen.
+                parts.append(f"L{place}" if is_joined else f"M{place}h0")
                 before = moment
         paths.append((line.name, line.style, "".join(parts)))
     steps = [ceiling * step / TICKS for step in range(TICKS + 1)]

@@ -11,9 +11,10 @@ from rmq.core.history import Sample
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.server.console.charts import Drawn, Line, line_chart
 from rmq.server.console.page import Ask
+from rmq.server.console.render import span
 
 AT_ONCE = 12  # topics read side by side; the client has 16 connections
-COUNTS_S, HISTORY_S = 2.0, 10.0
+COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
 PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
 WAITING = ("retries", "priority", "due")
 
@@ -93,7 +94,10 @@ async def histories(ask: Ask, topics: Sequence[str], period: str) -> dict[str, l
 
 
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Return the samples of several topics as of one; no rates where those of one are not known."""
+    """Return the samples of several topics as of one: sums, and the latest of all latenesses.
+
+    There are no rates where those of one topic are not known.
+    """
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:
         for sample in samples:
@@ -104,6 +108,8 @@ def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
             {name: int(count) for name, count in _sums([s.counts for s in samples]).items()},
             max(sample.late_s for sample in samples),
             _sums([s.rates for s in samples]) if all(s.rates for s in samples) else {},
+            max((s.late_p50_s for s in samples if s.late_p50_s is not None), default=None),
+            max((s.late_p99_s for s in samples if s.late_p99_s is not None), default=None),
         )
         for at, samples in sorted(by_time.items())
     ]
@@ -156,6 +162,33 @@ def depth_chart(samples: Sequence[Sample]) -> Drawn:
 def late_chart(samples: Sequence[Sample]) -> Drawn:
     """Return the chart of how late the first due message was."""
     return _chart(samples, "s", [("oldest due", "orange", [sample.late_s for sample in samples])])
+
+
+def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of how late messages were taken; empty where none was."""
+    halves = [sample.late_p50_s for sample in samples]
+    most = [sample.late_p99_s for sample in samples]
+    if not any(value is not None for value in most):
+        return _chart([], "s", [])
+    return _chart(samples, "s", [("50 %", "blue", halves), ("99 %", "orange", most)])
+
+
+async def due_counts(ask: Ask, topic: str) -> list[tuple[str, float]]:
+    """Return how many messages are due within which time; none where none waits for a time."""
+
+    async def read() -> list[tuple[str, float]]:
+        found = await ask.at.admin.due_counts(topic)
+        if not any(count.messages for count in found):
+            return []
+        return [(_within(count.within_s), count.messages) for count in found]
+
+    return await ask.readings.get(f"due {topic}", read, DUE_S)
+
+
+def _within(seconds: float | None) -> str:
+    if seconds is None:
+        return "later"
+    return span(seconds * 1000) if seconds else "now"
 
 
 def _chart(

@@ -16,6 +16,7 @@ from rmq.server.console.figures import (
     rate_chart,
     rate_now,
     summed,
+    taken_late_chart,
 )
 from rmq.server.console.page import Ask, Pages, View
 
@@ -61,6 +62,7 @@ async def overview(ask: Ask) -> View:
             "rates": rate_chart(total),
             "depth": depth_chart(total),
             "late": late_chart(total),
+            "taken_late": taken_late_chart(total),
             "period": period,
             "periods": tuple(PERIODS),
             "sort": sort,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+from rmq.core.limits import Limits
 from rmq.core.validation import parse_duration
 from rmq.errors import InvalidValue
 from rmq.server.console.figures import (
     PERIODS,
     depth_chart,
+    due_counts,
     history,
     late_chart,
     rate_chart,
+    taken_late_chart,
     topic_figures,
 )
 from rmq.server.console.page import Ask, Pages, Redirect, View
@@ -41,10 +44,11 @@ COUNTERS = (
 async def topic(ask: Ask) -> View:
     """Show what a topic holds and what happens in it."""
     period = ask.word("period", PERIODS, "1h")
-    settings, figures, samples = await asyncio.gather(
+    settings, figures, samples, due = await asyncio.gather(
         ask.at.admin.settings(ask.topic),
         topic_figures(ask, ask.topic),
         history(ask, ask.topic, period),
+        due_counts(ask, ask.topic),
     )
     return View(
         "topic.html",
@@ -58,6 +62,10 @@ async def topic(ask: Ask) -> View:
             "rates": rate_chart(samples),
             "depth": depth_chart(samples),
             "late": late_chart(samples),
+            "taken_late": taken_late_chart(samples),
+            "due": due,
+            "limit": str(settings.limit) if settings.limit != Limits() else "",
+            "by_key": settings.limit.key is not None,
             "period": period,
             "periods": tuple(PERIODS),
         },
