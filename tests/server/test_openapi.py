@@ -29,6 +29,7 @@ from tests.servers import Server as Redis
 
 Mode = schemathesis.GenerationMode
 EXAMPLES = 20  # of each operation, and as many that its schema refuses
+FEW = 3  # for who may do less
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance,
     response_schema_conformance, negative_data_rejection,
@@ -63,33 +64,38 @@ def scene(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
         yield serves.url, known
 
 
-def check(url: str, told: Operation, known: dict[str, str]) -> None:
+def check(
+    url: str, told: Operation, known: dict[str, str], token: str = "", examples: int = EXAMPLES
+) -> None:
     """Ask for an operation in all manners; raises what fails.
 
     Args:
         url: of the server.
         told: the operation.
         known: parts of paths that exist, for requests that are not wrong.
+        token: of who asks; empty: of nobody.
+        examples: how many of each kind.
     """
-    document = ask(url + BASE + "/openapi.json").body
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    document = ask(url + BASE + "/openapi.json", headers=headers).body
     schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig())
     schema.config.update(base_url=url)
     operation = schema[BASE + told.path][told.method]
-    _ask(operation.as_strategy(generation_mode=Mode.POSITIVE), known)
+    _ask(operation.as_strategy(generation_mode=Mode.POSITIVE), known, headers, examples)
     if set(told.types) & {"path", "query", "body"}:
-        _ask(operation.as_strategy(generation_mode=Mode.NEGATIVE), {})
+        _ask(operation.as_strategy(generation_mode=Mode.NEGATIVE), {}, headers, examples)
 
 
-def _ask(cases: Any, known: dict[str, str]) -> None:
+def _ask(cases: Any, known: dict[str, str], headers: dict[str, str], examples: int) -> None:
     @hypothesis.settings(
-        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True,
+        max_examples=examples, deadline=None, database=None, derandomize=True,
         suppress_health_check=list(hypothesis.HealthCheck),
     )  # fmt: skip
     @hypothesis.given(case=cases)
     def each(case: Any) -> None:
         for name in set(case.path_parameters or ()) & set(known):
             case.path_parameters[name] = known[name]
-        case.call_and_validate(checks=CHECKS, timeout=20)
+        case.call_and_validate(checks=CHECKS, timeout=20, headers=headers)
 
     each()
 
@@ -100,6 +106,26 @@ def test_answers_are_as_the_document_says(
 ) -> None:
     url, known = scene
     check(url, operation, known)
+
+
+@pytest.fixture(scope="module")
+def guarded(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
+    """A server that asks for tokens, and one of each role."""
+    with (
+        rmq.Client(server.url, prefix="roles") as client,
+        serving(server.url, "roles", auth="token", rate=100_000) as serves,
+    ):
+        client.topic("orders").open()
+        yield serves.url, {role: client.admin.token_create(role, role).text for role in Role}
+
+
+@pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
+def test_answers_to_who_may_do_less_are_as_the_document_says(
+    guarded: tuple[str, dict[str, str]], operation: Operation, role: Role
+) -> None:
+    url, tokens = guarded
+    check(url, operation, {"topic": "orders"}, tokens[role], FEW)
 
 
 def test_the_document_names_every_route_once(scene: tuple[str, dict[str, str]]) -> None:
