@@ -122,11 +122,20 @@ def seen(text: object) -> str:
     return _UNSEEN.sub(lambda match: f"\\u{{{ord(match[0]):x}}}", str(text))
 
 
-def body(shown: Body) -> str:
-    """Write a body for its viewer: JSON with indents, text as it is, bytes in hex."""
+def body(shown: Body, how: str = "") -> str:
+    """Write a body for its viewer.
+
+    Args:
+        shown: the body.
+        how: "text": as it is; "hex": its bytes, of what is no bytes those of its text; else JSON
+            with indents, text as it is, and bytes in hex.
+    """
     if shown.kind == "base64":
-        return hex_dump(base64.b64decode(shown.text)[:HEX_BYTES])
-    if shown.kind == "json" and not shown.is_truncated:
+        content = base64.b64decode(shown.text)
+        return seen(content.decode(errors="replace")) if how == "text" else hex_dump(content)
+    if how == "hex" and shown.kind != "hidden":
+        return hex_dump(shown.text.encode("utf-8", "replace"))
+    if shown.kind == "json" and not shown.is_truncated and how != "text":
         return seen(indented(shown.text))
     return seen(shown.text)
 
@@ -171,9 +180,9 @@ def indented(text: str) -> str:
 
 
 def hex_dump(content: bytes) -> str:
-    """Return bytes in lines of 16: where, in hex, as ASCII."""
+    """Return the first bytes in lines of 16: where, in hex, as ASCII."""
     lines = []
-    for start in range(0, len(content), 16):
+    for start in range(0, min(len(content), HEX_BYTES), 16):
         row = content[start : start + 16]
         digits = " ".join(f"{byte:02x}" for byte in row)
         letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)

@@ -16,6 +16,7 @@ PAGES = Pages()
 
 ROWS = 50
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
+BODY_VIEWS = {"": "as it is meant", "text": "text", "hex": "hex"}
 LISTED = ("store", "prepare")  # dead letters have a page of their own
 
 
@@ -79,6 +80,7 @@ async def message(ask: Ask) -> View:
         "message.html",
         {
             "topic": ask.topic, "message": shown, "state": QUEUES[shown.queue],
+            "how": ask.word("as", BODY_VIEWS, ""), "body_views": BODY_VIEWS,
             "attempts": shown_attempts(shown.attempts), "not_kept": _not_kept(shown.attempts),
         },
         f"{ask.topic}: {id}",
