@@ -131,7 +131,7 @@ def test_expired_messages_die_with_that_reason_or_drop(api: Any, name: str, cloc
     assert dead.failure is not None
     assert dead.failure.reason == "expired"
     assert api.admin.stats(name + "d")["expired"] == 1
-    assert api.admin.redrive(name) == (1, 1, 0)
+    assert api.admin.redrive(name) == (1, 1, 0, {})
     (d,) = kept.consumer().receive()
     assert d.body == "a"
 
