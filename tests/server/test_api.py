@@ -463,9 +463,16 @@ def test_a_request_that_takes_too_long_ends(
     raw = server.raw()
     with serving(server.url, prefix) as running:
         until(lambda: ask(running.url + "/api/v1/topics").status == 200, "an answer")
-        raw.client_pause(3000)
+        raw.client_pause(20_000)
         try:
             late = ask(running.url + "/api/v1/topics")
+            redrive = running.url + "/api/v1/topics/orders/dead-letters/redrive"
+            dry = ask(redrive, "POST", {"dry_run": True})
+            written = ask(redrive, "POST", {})
         finally:
             raw.client_unpause()
-    assert (late.status, late.body["type"]) == (503, "urn:rmq:error:outcome-unknown")
+    assert (late.status, late.body["type"]) == (504, "urn:rmq:error:timeout")
+    assert "go on with the cursor" in late.body["detail"]
+    assert (dry.status, dry.body["type"]) == (504, "urn:rmq:error:timeout")
+    assert (written.status, written.body["type"]) == (503, "urn:rmq:error:outcome-unknown")
+    assert "it may have been done" in written.body["detail"]

@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import os
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_only_what_fits_the_filter_is_redriven_and_purged(api: Ask, client: rmq.
 
     assert api(REDRIVE, "POST", {"filter": "body.n<2"}).body["sent"] == 2
     kept = api(PURGE, "POST", {**OF_PURGE, "filter": "type=t1", "keep": 60}).body
-    gone = api(PURGE, "POST", {**OF_PURGE, "filter": "body.n=2"}).body
+    gone = api(PURGE, "POST", {**OF_PURGE, "filter": "body.n=2", "keep": 0}).body
 
     assert (kept["count"], gone["count"]) == (2, 1)
     counts = client.admin.stats("orders")
@@ -266,6 +267,29 @@ def test_an_export_that_ends_early_is_noticed(
 
 
 # --- the trash -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, 3), ({"keep": 0}, 0)])
+def test_purged_letters_go_to_the_trash_for_a_day_unless_the_request_says_otherwise(
+    api: Ask, client: rmq.Client, given: dict[str, Any], kept: int
+) -> None:
+    dead(client, 3)
+    now = client.admin.stats("orders")["now_ms"] / 1000
+
+    assert api(PURGE, "POST", OF_PURGE | given).body["count"] == 3
+
+    listed = walked(api, "/topics/orders/trash")
+    assert len(listed) == client.admin.stats("orders")["trash"] == kept
+    for each in listed:
+        assert 86_400 <= datetime.fromisoformat(each["deadline"]).timestamp() - now < 86_460
+
+
+def test_waiting_messages_are_purged_without_a_word_about_the_trash(
+    api: Ask, client: rmq.Client
+) -> None:
+    client.topic("orders").send("x")
+
+    assert api(PURGE, "POST", OF_PURGE | {"queue": "store"}).body["count"] == 1
 
 
 def test_purged_letters_are_in_the_trash_until_they_are_restored(

@@ -131,11 +131,11 @@ class Console:
             async with asyncio.timeout(ANSWER_S):
                 return await page.handler(ask)
         except Exception as error:
-            return self._of_error(ask, error)
+            return self._of_error(ask, error, is_read=True)
 
-    def _of_error(self, ask: Ask, error: Exception) -> View:
+    def _of_error(self, ask: Ask, error: Exception, is_read: bool = False) -> View:
         request_id = secrets.token_hex(8)
-        told = problems.of_exception(error, request_id)
+        told = problems.of_exception(error, request_id, is_read)
         kind = problems.KINDS[told.kind]
         values = {"problem": told, "kind": kind, "request_id": request_id}
         return View("error.html", values, kind.title, kind.status)

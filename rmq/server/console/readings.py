@@ -107,7 +107,7 @@ class Readings:
                 async with asyncio.timeout(LONG_S):
                     reading.found = await read(reading)
             except Exception as error:
-                told = problems.of_exception(error, key)
+                told = problems.of_exception(error, key, is_read=True)
                 reading.error = str(told)
             finally:
                 reading.end()

@@ -48,7 +48,7 @@ TABLES = (
 )  # fmt: skip
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # to send a body; 408 then
-ANSWER_S = 12.0  # a request takes no longer; 503 then
+ANSWER_S = 12.0  # a request takes no longer; 504 then, or 503 if something may have been done
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -155,18 +155,21 @@ class Api:
         async def endpoint(request: Request) -> Response:
             operation = by_method["GET" if request.method == "HEAD" else request.method]
             request_id = secrets.token_hex(8)
+            given: dict[str, Any] = {}
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    return await self._answer(operation, request, request_id)
+                    return await self._answer(operation, request, request_id, given)
             except Exception as error:
-                return problems.answer(problems.of_exception(error, request_id), request_id)
+                told = problems.of_exception(error, request_id, operation.reads_only(given))
+                return problems.answer(told, request_id)
 
         return endpoint
 
-    async def _answer(self, operation: Operation, request: Request, request_id: str) -> Response:
+    async def _answer(
+        self, operation: Operation, request: Request, request_id: str, given: dict[str, Any]
+    ) -> Response:
         at = self.at(request.scope)
         at.require(operation.role)
-        given: dict[str, Any] = {}
         for name, kind in operation.types.items():
             if name == "path":
                 given[name] = msgspec.convert(request.path_params, kind)

@@ -16,6 +16,7 @@ from rmq.core.job import JobVerb
 from rmq.core.pause import PauseVerb
 
 LIMIT_MOST = 500
+KEEP_S = 86_400  # for which purged dead letters can be restored, as by `rmq dlq purge`
 BY = "HTTP API"  # who does something, where nobody says
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
@@ -394,7 +395,7 @@ class NewJob(DeadLetterConditions):
     verb: JobVerb = "redrive"
     to: Name | None = None
     rate: Annotated[float, Meta(gt=0)] | None = None
-    keep: Seconds = 86_400
+    keep: Seconds = KEEP_S
     confirm: Name | None = None
     expected: Annotated[int, Meta(ge=0, lt=2**53)] | None = None
     by: Line = BY
@@ -417,13 +418,14 @@ class Purge(DeadLetterConditions, kw_only=True):
 
     Attributes:
         confirm: the topic's name.
-        keep: for how many seconds they can be restored; 0: they are deleted for good.
+        keep: for how many seconds dead letters can be restored, 24 h if it is not given; 0: they
+            are deleted for good. Waiting messages always are.
         dry_run: count, and show some.
     """
 
     confirm: Name
     queue: Literal["store", "dead"]
-    keep: Seconds = 0
+    keep: Seconds | None = None
     dry_run: bool = False
 
 

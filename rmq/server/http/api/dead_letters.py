@@ -118,12 +118,16 @@ async def redrive(at: At, path: bodies.TopicPath, body: bodies.Redrive) -> views
 async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Purged:
     """Delete waiting messages or dead letters; messages in flight are not touched.
 
-    Dead letters can be restored for as many seconds as `keep` says; waiting ones cannot.
+    Dead letters can be restored for as many seconds as `keep` says, 24 hours if it is not given; 0
+    deletes them for good. Waiting messages cannot be restored.
     """
     if body.confirm != path.topic:
         raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+    keep = body.keep
+    if keep is None:
+        keep = bodies.KEEP_S if body.queue == "dead" else 0
     count = await at.admin.purge(
-        path.topic, body.queue, **body.given(), keep=body.keep, dry_run=body.dry_run
+        path.topic, body.queue, **body.given(), keep=keep, dry_run=body.dry_run
     )
     is_shown = body.dry_run and body.queue == "dead" and count
     return views.Purged(count=count, sample=await sample(at, path.topic, body) if is_shown else [])

@@ -14,7 +14,7 @@ generator of lists answers with lines of NDJSON.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -28,9 +28,9 @@ Handler = Callable[..., Any]  # a coroutine, or an async iterator of pages of li
 H = TypeVar("H", bound=Handler)
 
 ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "too-many",
-          "head-too-large",
-          "internal", "unavailable", "outcome-unknown")  # fmt: skip
-OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json")
+          "head-too-large", "internal", "unavailable")  # fmt: skip
+OF_READS = ("timeout",)
+OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json", "outcome-unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,13 @@ class Operation:
     @property
     def all_errors(self) -> tuple[str, ...]:
         """The kinds of errors that it may answer with."""
-        return ALWAYS + (() if self.is_read else OF_WRITES) + self.errors
+        fields = getattr(self.types.get("body"), "__struct_fields__", ())
+        of_reads = OF_READS if self.is_read or "dry_run" in fields else ()
+        return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + self.errors
+
+    def reads_only(self, given: Mapping[str, Any]) -> bool:
+        """Return whether it changes nothing, given these: also a dry run."""
+        return self.is_read or getattr(given.get("body"), "dry_run", False) is True
 
 
 class Table:

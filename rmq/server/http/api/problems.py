@@ -48,6 +48,7 @@ KINDS = {
     "head-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The server failed"),
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
+    "timeout": Kind(504, "It could not be read in time", is_passing=True),
     "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),
 }
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
@@ -104,8 +105,14 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
     return Response(msgspec.json.encode(problem), kind.status, sent, MEDIA_TYPE)
 
 
-def of_exception(error: Exception, request_id: str) -> ApiError:
-    """Return what a client is told of an exception: no address of Redis, and no traceback."""
+def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
+    """Return what a client is told of an exception: no address of Redis, and no traceback.
+
+    Args:
+        error: the exception.
+        request_id: names the request in the log.
+        is_read: whether the request changes nothing, so that nothing can have been done.
+    """
     match error:
         case ApiError():
             return error
@@ -120,6 +127,16 @@ def of_exception(error: Exception, request_id: str) -> ApiError:
         case errors.Unavailable():
             log.info("request %s: %s", request_id, error)
             return ApiError("unavailable", "nothing was done; repeat the request")
+        case errors.OutcomeUnknown() if is_read:
+            log.info("request %s: %s", request_id, error)
+            return ApiError("unavailable", "nothing was changed; repeat the request")
+        case TimeoutError() if is_read:
+            log.info("request %s: timed out", request_id)
+            return ApiError(
+                "timeout",
+                "it takes too long, and nothing was changed; ask for less: a narrower filter, a "
+                "smaller limit, then go on with the cursor",
+            )
         case errors.OutcomeUnknown() | TimeoutError():
             log.info("request %s: %s", request_id, error or "timed out")
             return ApiError(
