@@ -10,10 +10,13 @@ leadership   which server leads
 service      what a service is, and the thread that runs one
 survey       the counts of all slots, read once for all services
 services/    one file each: rollback, retention, schedules, jobs
+console_app  ConsoleApp: the console and the API, for other applications to mount
 http/        the ASGI application: probes, metrics, who may ask; http/api: the verbs of Admin
 """
 
 from rmq.server.config import ServerConfig
+from rmq.server.console_app import ConsoleApp
+from rmq.server.http.principal import Principal, Role
 from rmq.server.server import Server
 
-__all__ = ["Server", "ServerConfig"]
+__all__ = ["ConsoleApp", "Principal", "Role", "Server", "ServerConfig"]

@@ -11,10 +11,10 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import Client
 from rmq.errors import RMQError
 from rmq.server.config import ServerConfig
-from rmq.server.http.application import make_api, make_application
+from rmq.server.http.application import make_api, make_application, open_client
 from rmq.server.http.authentication import Authentication, Proxy
 from rmq.server.http.listener import Listener
 from rmq.server.http.metrics import ServerMetrics
@@ -34,8 +34,6 @@ from rmq.server.survey import Survey
 log = logging.getLogger("rmq")
 
 READY_S = 20.0  # without an answer of Redis to a script, the server is of no use
-API_TIMEOUT_S = 5.0  # of a reply of Redis, for a request over HTTP
-API_CONNECTIONS = 16
 RETRY_FOR_S = 2.0  # a service that cannot reach Redis tries again by itself
 
 
@@ -95,10 +93,7 @@ class Server:
             lambda: self.audits.missing if self.leadership.leads() else {},
         )
         api = make_api(
-            lambda: AsyncClient(
-                url, prefix=config.prefix, retry_for=RETRY_FOR_S, timeout=API_TIMEOUT_S,
-                max_connections=API_CONNECTIONS,
-            ),
+            lambda: open_client(url, config.prefix),
             self.leadership.server,
             self.leadership.leads,
             self.services,

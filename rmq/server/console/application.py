@@ -51,6 +51,9 @@ class Console:
         api: whose client, rights and disclosure the pages share.
         pages: all of them; None: those of PAGES.
         live_s: from one look at a live page to the next.
+        sign_in_url: the page of the host application where a person signs in, if it is not one of
+            `pages`; "{path}" in it is where to come back to. None: there is none.
+        streams: whether live pages are sent as streams of events.
     """
 
     def __init__(
@@ -58,13 +61,22 @@ class Console:
         api: Api,
         pages: Sequence[Page] | None = None,
         live_s: float = LIVE_S,
+        sign_in_url: str | None = None,
+        streams: bool = True,
     ) -> None:
         self._api = api
         self._pages = PAGES if pages is None else pages
         self._live_s = live_s
+        self._signs_in = any(page.path == "/signin" for page in self._pages)
+        self._sign_in_url = sign_in_url
+        self._streams = streams
         self._readings = Readings()
         self._assets = Assets()
         self._renderer = Renderer(self._assets.digest)
+
+    async def close(self) -> None:
+        """End what goes on beside requests."""
+        await self._readings.close()
 
     def routes(self) -> list[Route]:
         """Return a route for each path."""
@@ -94,6 +106,8 @@ class Console:
 
     async def _answer_nothing(self, request: Request) -> Response:
         ask = self._ask(request, {})
+        if ask.principal is None and not self._signs_in:
+            return self._to_sign_in(request, ask)
         return self._shown(request, ask, self._of_error(ask, ApiError("not-found", "no such page")))
 
     def _endpoint(self, by_method: dict[str, Page]) -> Callable[[Request], Any]:
@@ -105,6 +119,8 @@ class Console:
             if page.method == "POST":
                 return await self._act(page, request, ask)
             if "text/event-stream" in request.headers.get("Accept", ""):
+                if not self._streams:
+                    return Response("live pages are fetched here", 406, {"Vary": "Accept"})
                 return self._stream(page, request, ask)
             return self._shown(request, ask, await self._view(page, ask))
 
@@ -137,7 +153,9 @@ class Console:
         request_id = secrets.token_hex(8)
         told = problems.of_exception(error, request_id, is_read)
         kind = problems.KINDS[told.kind]
-        values = {"problem": told, "kind": kind, "request_id": request_id}
+        values = {
+            "problem": told, "kind": kind, "request_id": request_id, "signs_in": self._signs_in,
+        }  # fmt: skip
         return View("error.html", values, kind.title, kind.status)
 
     def _shown(self, request: Request, ask: Ask, view: View | Redirect) -> Response:
@@ -218,8 +236,14 @@ class Console:
 
     def _to_sign_in(self, request: Request, ask: Ask) -> Response:
         query = request.scope.get("query_string", b"").decode("latin-1")
-        then = quote(path_of(request.scope)) + (f"?{query}" if query else "")
-        return RedirectResponse(ask.url("signin", then=then), 303)
+        path = quote(path_of(request.scope)) + (f"?{query}" if query else "")
+        if self._signs_in:
+            return RedirectResponse(ask.url("signin", then=path), 303)
+        if self._sign_in_url is not None:
+            url = self._sign_in_url.replace("{path}", quote(ask.root + path, safe=""))
+            return RedirectResponse(url, 303)
+        refused = ApiError("forbidden", "the host application lets nobody in by this request")
+        return self._shown(request, ask, self._of_error(ask, refused))
 
 
 def _notice(root: str, text: str, seconds: int) -> str:

@@ -115,6 +115,14 @@ class Readings:
         self._long[key] = reading, asyncio.ensure_future(run()), now
         return reading
 
+    async def close(self) -> None:
+        """End what goes on, before the client of Redis is closed."""
+        tasks = [kept.task for kept in self._kept.values()]
+        tasks += [task for _, task, _ in self._long.values()]
+        running = [task for task in tasks if task.cancel()]
+        if running:
+            await asyncio.wait(running)
+
     async def get(self, key: str, read: Callable[[], Awaitable[T]], keep_s: float = 1.0) -> T:
         """Return what was read under a key a while ago, or read it now.
 

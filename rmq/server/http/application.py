@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from rmq.client.client import AsyncClient
@@ -26,18 +26,30 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp
 
+    from rmq.server.console.application import Console
     from rmq.server.http.api.application import Api
     from rmq.server.http.metrics import ServerMetrics
 
 Problems = Callable[[], list[str]]
 RATE = 500.0
+TIMEOUT_S = 5.0  # of a reply of Redis
+RETRY_FOR_S = 2.0
+CONNECTIONS = 16
 PATHS = ("/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1", "/console")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
+def open_client(url: str | None, prefix: str | None) -> AsyncClient:
+    """Return a client of Redis that fails in time for a request over HTTP to be answered."""
+    return AsyncClient(
+        url, prefix=prefix, retry_for=RETRY_FOR_S, timeout=TIMEOUT_S, max_connections=CONNECTIONS
+    )
+
+
 def make_api(
-    make_client: Callable[[], AsyncClient],
+    make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
     server: str,
     leads: Callable[[], bool],
     services: Callable[[], Sequence[ServiceStatus]],
@@ -88,7 +100,6 @@ def make_application(
     from starlette.routing import Route
 
     from rmq.server.console.application import Console
-    from rmq.server.http.api import problems
 
     def probe(problems: Problems) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -106,19 +117,17 @@ def make_application(
         root = root_of(request.scope)
         return JSONResponse({"paths": [root + path for path in PATHS]})
 
-    async def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        id = secrets.token_hex(8)
-        return problems.answer(problems.of_exception(error, id), id, dict(error.headers or {}))
+    console = Console(api)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with api.lifespan(app):
+        async with api.lifespan():
             authentication.open(api.client)
             await authentication.ready()
             try:
                 yield
             finally:
+                await console.close()
                 authentication.close()
 
     return Starlette(
@@ -128,12 +137,50 @@ def make_application(
             Route("/readyz", probe(ready)),
             Route("/metrics", answer_metrics),
             *api.routes(),
-            *Console(api).routes(),
+            *console.routes(),
         ],
         lifespan=lifespan,
         middleware=[
             Middleware(RootPath, root=root_path),
             Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication, rate=rate),
         ],
-        exception_handlers={HTTPException: refuse},
+        exception_handlers={HTTPException: _refuse},
     )
+
+
+def make_mounted(
+    api: Api,
+    authentication: Authentication,
+    hosts: Collection[str],
+    rate: float,
+    sign_in_url: str | None,
+    streams: bool,
+) -> tuple[ASGIApp, Console]:
+    """Return an application of the API and the console, and the latter; see `ConsoleApp`."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import RedirectResponse
+    from starlette.routing import Route
+
+    from rmq.server.console.application import Console
+    from rmq.server.console.pages import WITHOUT_SIGN_IN
+
+    async def to_console(request: Request) -> Response:
+        return RedirectResponse(root_of(request.scope) + "/console")
+
+    console = Console(api, WITHOUT_SIGN_IN, sign_in_url=sign_in_url, streams=streams)
+    app = Starlette(
+        routes=[Route("/", to_console), *api.routes(), *console.routes()],
+        exception_handlers={HTTPException: _refuse},
+    )
+    return Guard(app, hosts, authentication, rate), console
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    from starlette.exceptions import HTTPException
+
+    from rmq.server.http.api import problems
+
+    assert isinstance(error, HTTPException)
+    id = secrets.token_hex(8)
+    return problems.answer(problems.of_exception(error, id), id, dict(error.headers or {}))

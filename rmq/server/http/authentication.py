@@ -1,8 +1,9 @@
-"""Authentication: who asks, by a token, a session, a proxy that vouches, or not at all.
+"""Authentication: who asks, by a token, a session, a proxy or a host, or not at all.
 
 none    whoever reaches the server is "local", an admin; on an address of this machine alone
 token   the header Authorization has a token, or a cookie has a session begun with one
 proxy   a proxy names the user in a header; a token is taken, too, for programs
+host    the application in which this one is mounted says who asks
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import ipaddress
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("rmq")
 
 Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
-Mode = Literal["none", "token", "proxy"]
+Mode = Literal["none", "token", "proxy", "host"]
+Find = Callable[[Any], Awaitable[Principal | None]]  # by the scope of a request
 SECRET_AGAIN_S = 2.0
 SECRET_WAIT_S = 2.0  # at the start; without Redis it is read later
 
@@ -71,12 +73,18 @@ class Authentication:
         token: that of the settings; None: those in Redis alone.
         proxy: the proxy that is believed: for names of users in the mode "proxy", in any mode for
             where a request comes from, and whether by https.
+        find: finds the principal, in the mode "host".
     """
 
     def __init__(
-        self, mode: Mode = "none", token: str | None = None, proxy: Proxy | None = None
+        self,
+        mode: Mode = "none",
+        token: str | None = None,
+        proxy: Proxy | None = None,
+        find: Find | None = None,
     ) -> None:
         self.mode = mode
+        self._find = find
         self.proxy = proxy or Proxy()
         self.tokens = Tokens(token)
         self.sessions = Sessions(self.tokens)
@@ -93,6 +101,11 @@ class Authentication:
         """Wait a moment for the secret: forms that were shown with another one are refused."""
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=SECRET_WAIT_S)
+
+    async def opened(self, wait_s: float) -> None:
+        """Wait until Redis has told the secret of forms, for so long at most."""
+        assert self._task is not None
+        await asyncio.wait((self._task,), timeout=wait_s)
 
     def close(self) -> None:
         """End what goes on beside requests."""
@@ -122,11 +135,14 @@ class Authentication:
         """Return who asks; None: nobody who may.
 
         Raises:
-            Refused: another than the proxy uses its headers, or it names no role.
+            Refused: another than the proxy uses its headers, or it or the host names no role.
             RMQError: Redis does not tell.
         """
         if self.mode == "none":
             return LOCAL
+        if self.mode == "host":
+            assert self._find is not None
+            return await self._find(scope)
         if self.mode == "proxy" and (found := self._user(scope, headers)) is not None:
             return found
         given = headers.get(b"authorization", [])

@@ -108,7 +108,7 @@ class Guard:
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
         if "*" not in self._hosts and name_of(host) not in self._hosts:
             raise ApiError(
-                "other-host", "the header Host names no host of this server; see server.hosts"
+                "other-host", "the header Host names no host of this server; see its setting hosts"
             )
         if scope["method"] not in METHODS:
             raise ApiError("method-not-allowed", "Method Not Allowed")
@@ -122,6 +122,9 @@ class Guard:
             raise _too_many(wait_s)
         if found is not None:
             scope[principal.KEY] = found
+        elif self._authentication.mode == "host":
+            if not _is_of_console(path_of(scope)) and path_of(scope) not in ("", "/"):
+                raise ApiError("forbidden", "the host application lets nobody in by this request")
         elif not _is_of_console(path_of(scope)):
             raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
         if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):
@@ -173,9 +176,11 @@ class Guard:
     async def _is_still(self, scope: Scope) -> bool:
         try:
             found = await self._authentication.principal(scope, _headers(scope))
-        except RMQError:
-            return False  # a right that cannot be checked does not hold
         except Refused:
+            return False
+        except Exception as error:  # a right that cannot be checked does not hold
+            if not isinstance(error, RMQError):
+                log.exception("%s: the right to ask cannot be checked", scope["path"])
             return False
         return found is not None and found == scope[principal.KEY]
 
@@ -192,9 +197,12 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
         _check_said(headers, host)
         return
     said = _check_said(headers, host)
-    if (found is None or found.kind == "session") and not said:
+    has_cookie = found is not None and (
+        found.kind == "session" or (found.kind == "host" and b"cookie" in headers)
+    )
+    if (found is None or has_cookie) and not said:
         raise ApiError("cross-site", "a browser that tells no Sec-Fetch-Site must tell its Origin")
-    if found is not None and found.kind == "session" and not _is_of_console(path_of(scope)):
+    if has_cookie and not _is_of_console(path_of(scope)):
         given = headers.get(b"x-rmq-csrf", [])
         if len(given) != 1 or not csrf.csrf_holds(scope, given[0].decode("latin-1")):
             raise ApiError("cross-site", "with a cookie, give the header X-RMQ-CSRF, too")

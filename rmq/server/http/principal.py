@@ -12,7 +12,7 @@ __all__ = ["ADDRESS", "KEY", "LOCAL", "STATIC", "Principal", "Role", "principal_
 
 KEY = "rmq.principal"  # in the scope of a request
 ADDRESS = "rmq.address"  # there, too: from where it comes, as far as proxies are believed
-Kind = Literal["local", "token", "session", "proxy"]
+Kind = Literal["local", "token", "session", "proxy", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,16 @@ class Principal:
         sees_bodies: whether it is shown bodies of messages, and tracebacks; operators and admins
             always are.
         kind: how it was recognised: "local" (nobody is asked), "token" (in a header), "session"
-            (of a browser that has signed in), or "proxy" (which vouches for it).
+            (of a browser that has signed in), "proxy" (which vouches for it), or "host" (the
+            application in which the console is mounted vouches for it).
         session: the digest of its session; None: it has none.
         token: names the token that it has, or signed in with.
     """
 
     name: str
     role: Role
-    sees_bodies: bool
-    kind: Kind
+    sees_bodies: bool = False
+    kind: Kind = "host"
     session: str | None = None
     token: str | None = None
 

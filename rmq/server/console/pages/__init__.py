@@ -23,3 +23,5 @@ TABLES = (
     signing_in.PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)
+# For applications that sign people in themselves.
+WITHOUT_SIGN_IN = tuple(page for page in PAGES if page not in signing_in.PAGES.pages)

@@ -7,11 +7,10 @@ import functools
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -66,7 +65,7 @@ class Api:
 
     def __init__(
         self,
-        make_client: Callable[[], AsyncClient],
+        make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
         server: str,
         leads: Callable[[], bool],
         services: Callable[[], Sequence[ServiceStatus]],
@@ -96,7 +95,7 @@ class Api:
         ]
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self) -> AsyncIterator[None]:
         """Have a client of Redis while requests are served."""
         async with self._make_client() as client:
             self._client = client
