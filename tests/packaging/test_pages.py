@@ -33,6 +33,7 @@ PAGES = {
 }
 ELSEWHERE = {  # pages whose blocks another test runs
     "docs/dead-letters.md": "tests/integration/test_dead_letter_pages.py",
+    "docs/embedding.md": "tests/server/test_embedding.py",
     "docs/guarantees.md": "tests/packaging/test_guarantees.py",
     "docs/server.md": "tests/server/test_page.py",
     "docs/testing.md": "tests/testing/test_docs.py",
