@@ -80,7 +80,7 @@ def _waited_s(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def _first_of_all(pid: int) -> Iterator[bool]:
+def first_of_all(pid: int) -> Iterator[bool]:
     """Let a process go before all others; yield whether that is permitted."""
     try:
         os.sched_setscheduler(pid, os.SCHED_FIFO, os.sched_param(50))
@@ -116,7 +116,7 @@ def scans(own: Server, client: rmq.Client, topic: str, rounds: int) -> list[Meas
         Measurement("scan", "Redis waited for a CPU", [s for _, s in usual], unit="s"),
     ]
     assert own.process is not None
-    with _first_of_all(own.process.pid) as permitted:
+    with first_of_all(own.process.pid) as permitted:
         first = [_scan(own, client, topic) for _ in range(rounds)] if permitted else []
     if first:
         found += [
