@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test older functions engines spark fmt lint types layers bench peers load pages faults build check clean
+.PHONY: help run quick test older functions engines spark fmt lint types layers bench peers load pages screenshots faults build check clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Two stamps, so that `make run` needs no test tools. Both are quick when nothing has changed.
 $(BIN)/python:
@@ -125,6 +125,9 @@ load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; C
 
 pages: $(VENV)/plots.stamp ## fill the tables and charts of bench/README.md and docs/capacity.md: make pages FILE=run.json
 	@$(BIN)/python -m bench.pages $(FILE)
+
+screenshots: $(VENV)/tests.stamp ## pictures of every page of the console, into docs/console (needs chromium; about 3 min)
+	@$(BIN)/python -m tests.server.console.screenshots
 
 faults: $(VENV)/tests.stamp ## the fault matrix: kills, cuts, full disks, each with a control, as a table (about 10 min)
 	@$(BIN)/python -m bench.faults
