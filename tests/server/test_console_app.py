@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -255,6 +258,30 @@ def test_a_plain_function_runs_in_a_thread_and_its_errors_let_nobody_in(
     assert statuses == {"ann": 200, "eve": 403, "nobody": 403}
     assert without.status == 500
     assert "KeyError" not in without.text
+
+
+@pytest.mark.parametrize("ends", ["left", "demoted", "error"])
+def test_a_live_page_ends_with_the_right_of_its_user(server: Redis, prefix: str, ends: str) -> None:
+    users: dict[str, Principal | None] = {"ann": Principal("ann", Role.ADMIN)}
+
+    async def find(connection: HTTPConnection) -> Principal | None:
+        return users["ann"]
+
+    with served(host("starlette", {"/rmq": made(server, prefix, principal=find)})) as url:
+        request = urllib.request.Request(
+            url + "/rmq/console/jobs", headers={"Accept": "text/event-stream"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as stream:
+            assert stream.readline() == b"event: page\r\n"
+            if ends == "error":
+                del users["ann"]
+            else:
+                users["ann"] = None if ends == "left" else Principal("ann", Role.VIEWER)
+
+            began = time.monotonic()
+            with contextlib.suppress(http.client.IncompleteRead):
+                stream.read()
+            assert time.monotonic() - began < 15, "a stream goes on for ten minutes otherwise"
 
 
 def connections(client: rmq.Client) -> int:
