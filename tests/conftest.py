@@ -36,8 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files are handed to workers one by one, and these take long: begun last, one of them would be all
 # that runs for a minute. Then directories in this order, those of small files at the end.
-FIRST = ("property/test_mutants", "faults/test_bank.", "property/", "faults/", "sql/test_outbox")
-FIRST += ("sql/test_resend", "packaging/", "bench/", "sql/", "cli/", "integration/")
+FIRST = ("property/test_mutants", "faults/test_bank.", "property/", "server/test_openapi")
+FIRST += ("server/test_two_servers", "server/test_idle_budget", "server/console/test_browser")
+FIRST += ("faults/", "sql/test_outbox", "sql/test_resend", "packaging/", "bench/", "sql/", "cli/")
+FIRST += ("integration/",)
 
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 4 << 30  # a run fills less than one

@@ -39,7 +39,7 @@ def is_resizing(client: rmq.Client, topic: str) -> bool:
 def settle_all(topic: rmq.Topic) -> list[Any]:
     bodies = []
     with topic.consumer() as consumer:
-        while batch := consumer.receive(100, wait=0.2):
+        while batch := consumer.receive(100, wait=0):
             bodies += [delivery.body for delivery in batch]
             consumer.ack(batch)
     return bodies
