@@ -90,7 +90,7 @@ class Server:
             lambda: self.survey.topics if self.leadership.leads() else {},
             self.services,
             self.leadership.leads,
-            lambda: self.audits.missing if self.leadership.leads() else {},
+            self._missing,
         )
         api = make_api(
             lambda: open_client(url, config.prefix),
@@ -98,6 +98,7 @@ class Server:
             self.leadership.leads,
             self.services,
             config.redact,
+            self._missing,
         )  # fmt: skip
         hosts = {config.listen.host, *config.hosts}
         self._listener = Listener(
@@ -125,6 +126,10 @@ class Server:
     def redis_url(self) -> str:
         """The Redis that it serves, without a password."""
         return self._client.url
+
+    def _missing(self) -> dict[str, int]:
+        """By topic, how many messages the last audit found missing, as far as this server leads."""
+        return self.audits.missing if self.leadership.leads() else {}
 
     def services(self) -> list[ServiceStatus]:
         """Return how each service does."""

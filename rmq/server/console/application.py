@@ -216,7 +216,10 @@ class Console:
             return await page.handler(ask)
         result = "done"
         try:
-            return await page.handler(ask)
+            answer = await page.handler(ask)
+            if isinstance(answer, View) and answer.status >= 400:  # a form that shows a mistake
+                result = "invalid"
+            return answer
         except BaseException as error:  # also one that took too long, and may have been done
             result = error.kind if isinstance(error, ApiError) else type(error).__name__
             raise

@@ -74,6 +74,11 @@ class Readings:
         self._took: dict[str, float] = {}
         self._long: dict[str, tuple[LongReading, asyncio.Task[None], float]] = {}
 
+    def known(self, key: str) -> LongReading | None:
+        """Return a reading that goes on or has ended; None: it was not begun, or is not kept."""
+        held = self._long.get(key)
+        return held[0] if held else None
+
     def start(
         self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
     ) -> LongReading:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ def make_api(
     leads: Callable[[], bool],
     services: Callable[[], Sequence[ServiceStatus]],
     redact: Collection[str] = (),
+    missing: Callable[[], Mapping[str, int]] = dict,
 ) -> Api:
     """Return `/api/v1`; the arguments are those of `Api`, and what is redacted.
 
@@ -67,7 +68,7 @@ def make_api(
     from rmq.server.http.api.application import Api
     from rmq.server.http.api.disclosure import Disclosure
 
-    return Api(make_client, server, leads, services, Disclosure(redact))
+    return Api(make_client, server, leads, services, Disclosure(redact), missing=missing)
 
 
 def make_application(

@@ -27,6 +27,8 @@ PAGES = [
     "topics/orders/dead-letters/purge",
     "topics/orders/dead-letters/restore", "topics/orders/trash", "topics/orders/slots",
     "topics/orders/settings", "topics/orders/schedules", "topics/orders/queries",
+    "topics/orders/queries/{run}/release", "topics/orders/leases", "topics/orders/audit",
+    "topics/orders/resize", "topics/other/resize?slots=4", "topics/orders/resize?slots=x",
     "topics/orders/delete", "tokens", "jobs/{job}", "topics/orders/messages/{dead}",
     "topics/orders/messages/{waiting}", "topics/orders/messages/{held}", "nothing-here",
 ]  # fmt: skip
@@ -62,6 +64,8 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
         b"\x00\xff" + corpus.TEXTS[0].encode(), headers={"kind": corpus.TEXTS[1]}
     )
     held = str(consumer.receive(wait=5)[0].id)
+    topic.send(corpus.TEXTS[3], retry=None)
+    topic.query("a" * 32, corpus.TEXTS[1][:60]).take({})
     waiting = str(topic.send(corpus.TEXTS[0], delay=3600, merge_key=None).id)
     topic.send(corpus.TEXTS[2], merge_key=corpus.TEXTS[0][:100], time_range=600)
     topic.every(
@@ -74,18 +78,20 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
     client.admin.job_pause(job.id, by=corpus.TEXTS[3][:100])
     client.admin.topic_pause("orders", by=corpus.TEXTS[0][:100], why=corpus.TEXTS[1][:100])
     client.admin.purge("orders", "dead", ids=[dead[0].id], keep=3600)
-    _report_worker(client)
-    return {"dead": str(dead[1].id), "waiting": waiting, "held": held, "job": job.id}
+    _report_worker(client, held)
+    return {
+        "dead": str(dead[1].id), "waiting": waiting, "held": held, "job": job.id, "run": "a" * 32,
+    }  # fmt: skip
 
 
-def _report_worker(client: rmq.Client) -> None:
-    """Report a worker whose host and handler have names of the corpus."""
+def _report_worker(client: rmq.Client, held: str) -> None:
+    """Report a worker whose host and handler have names of the corpus, and that runs a message."""
 
     def write(now_ms: int) -> str:
         handler = HandlerStatus("orders", corpus.TEXTS[0], 2, 1, 1, {"taken": 3, "nack": 1})
         return write_status(
             at_ms=now_ms, host=corpus.TEXTS[1], pid=7, process=None, version="0", age_ms=1000,
-            keep_ms=60_000, handlers=[handler], runs=[("0" * 26, 0, 500)],
+            keep_ms=60_000, handlers=[handler], runs=[(held, 0, 500)],
         )  # fmt: skip
 
     prefix = client._prefix

@@ -16,7 +16,11 @@ from tests.server.running import serving
 from tests.servers import Server as Redis
 
 WIDTHS = (360, 1280, 3840)
-BROKEN = ("nothing-here", "topics/orders/dead-letters?filter=age%3Esoon")  # answered with an error
+BROKEN = (  # answered with an error
+    "nothing-here",
+    "topics/orders/dead-letters?filter=age%3Esoon",
+    "topics/orders/resize?slots=x",
+)
 
 
 @pytest.fixture(scope="module")

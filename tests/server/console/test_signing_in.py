@@ -15,6 +15,7 @@ from tests.server.running import dead, until
 
 KNOWN = {
     "topic": "none", "id": "0" * 26, "job": "none.00000000", "name": "n", "verb": "redrive",
+    "run": "a" * 32,
 }  # fmt: skip
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rmq.server.console.page import Page
 from rmq.server.console.pages import (
+    audit,
     audit_trail,
     dead_letters,
     health,
     jobs,
+    leases,
     messages,
     overview,
     schedules,
@@ -18,8 +20,8 @@ from rmq.server.console.pages import (
 )
 
 TABLES = (
-    overview.PAGES, topic.PAGES, messages.PAGES, dead_letters.PAGES, schedules.PAGES,
-    workers.PAGES, jobs.PAGES, health.PAGES, audit_trail.PAGES, tokens.PAGES,
+    overview.PAGES, topic.PAGES, messages.PAGES, leases.PAGES, dead_letters.PAGES, audit.PAGES,
+    schedules.PAGES, workers.PAGES, jobs.PAGES, health.PAGES, audit_trail.PAGES, tokens.PAGES,
     signing_in.PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)

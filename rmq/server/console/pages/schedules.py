@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rmq.server.console.figures import topic_figures
 from rmq.server.console.page import Ask, Pages, Redirect, View
 from rmq.server.http.api import views
 from rmq.server.http.api.problems import ApiError
@@ -12,6 +13,7 @@ from rmq.server.http.principal import Role
 PAGES = Pages()
 
 ROWS = 500
+SINKS_S = 10.0  # finding them walks all keys of the database
 
 
 @PAGES.get("/topics/{topic}/schedules")
@@ -47,11 +49,35 @@ async def change(ask: Ask) -> Redirect:
 @PAGES.get("/topics/{topic}/queries")
 async def queries(ask: Ask) -> View:
     """Show the queries that hold messages of a topic, and those that publish to it."""
-    held, sinks = await asyncio.gather(
-        ask.at.admin.queries(ask.topic), ask.at.admin.sinks(ask.topic)
+    held, sinks, figures = await asyncio.gather(
+        ask.at.admin.queries(ask.topic),
+        ask.readings.get(f"sinks {ask.topic}", lambda: ask.at.admin.sinks(ask.topic), SINKS_S),
+        topic_figures(ask, ask.topic),
     )
     return View(
         "queries.html",
-        {"topic": ask.topic, "held": held[:ROWS], "sinks": sinks[:ROWS]},
+        {"topic": ask.topic, "held": held[:ROWS], "sinks": sinks[:ROWS], "figures": figures},
         f"{ask.topic}: queries",
     )
+
+
+@PAGES.get("/topics/{topic}/queries/{run}/release", Role.ADMIN)
+async def ask_release(ask: Ask) -> View:
+    """Show what a query holds, and ask for the name of the topic."""
+    run = ask.path["run"]
+    count = await ask.at.admin.release_query(ask.topic, run, force=True, dry_run=True)
+    held = [each for each in await ask.at.admin.queries(ask.topic) if each.run == run]
+    return View(
+        "release_query.html",
+        {"topic": ask.topic, "run": run, "count": count, "held": held[0] if held else None},
+        f"{ask.topic}: release a query",
+    )
+
+
+@PAGES.post("/topics/{topic}/queries/{run}/release", Role.ADMIN)
+async def release_query(ask: Ask) -> Redirect:
+    """Give back all that a query holds."""
+    ask.confirm(ask.topic)
+    force = ask.form.get("force") == "on"
+    count = await ask.at.admin.release_query(ask.topic, ask.path["run"], force=force)
+    return Redirect(ask.url("topics", ask.topic, "queries"), f"Released {count} messages")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from rmq.core.limits import Limits
+from rmq.core.message import moment
+from rmq.core.settings import Settings
 from rmq.core.validation import parse_duration
-from rmq.errors import InvalidValue
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue
+from rmq.protocol.flows.resize import Resized
 from rmq.server.console.figures import (
     PERIODS,
     depth_chart,
@@ -94,30 +97,91 @@ async def slots(ask: Ask) -> View:
 @PAGES.get("/topics/{topic}/settings")
 async def settings(ask: Ask) -> View:
     """Show the settings of a topic, and a form to change them."""
-    found = await ask.at.admin.settings(ask.topic)
+    return _settings_view(ask, await ask.at.admin.settings(ask.topic))
+
+
+def _settings_view(ask: Ask, found: Settings, mistake: ConfigurationError | None = None) -> View:
+    """Return the form; after a mistake with what was typed, and the mistake beside its field."""
+    text = str(mistake) if mistake else ""
+    field = text.partition(":")[0] if text.partition(":")[0] in found.shown() else ""
     return View(
         "settings.html",
-        {"topic": ask.topic, "settings": found, "shown": found.shown(), "durations": DURATIONS,
-         "fixed": FIXED},
+        {
+            "topic": ask.topic, "settings": found, "shown": {**found.shown(), **ask.form},
+            "fixed": FIXED, "mistake": text, "field": field,
+        },
         f"{ask.topic}: settings",
+        status=400 if mistake else 200,
     )  # fmt: skip
 
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
-async def set_topic(ask: Ask) -> Redirect:
+async def set_topic(ask: Ask) -> View | Redirect:
     """Change the settings that a person has typed anew."""
-    found = (await ask.at.admin.settings(ask.topic)).shown()
-    changed: dict[str, object] = {}
-    for name, text in ask.form.items():
+    settings = await ask.at.admin.settings(ask.topic)
+    found = settings.shown()
+    for name in ask.form:
         if name not in found or name in FIXED:
             raise ApiError("invalid", f"{name}: no setting that can be changed", name)
-        if text.strip() != str(found[name]):
-            changed[name] = _value(name, text.strip(), found[name])
-    if not changed:
-        return Redirect(ask.url("topics", ask.topic, "settings"), "Nothing was changed")
-    await ask.at.admin.topic_set(ask.topic, **changed)  # type: ignore[arg-type]
+    try:
+        changed = {
+            name: _value(name, text.strip(), found[name])
+            for name, text in ask.form.items()
+            if text.strip() != str(found[name])
+        }
+        if not changed:
+            return Redirect(ask.url("topics", ask.topic, "settings"), "Nothing was changed")
+        await ask.at.admin.topic_set(ask.topic, **changed)  # type: ignore[arg-type]
+    except (InvalidValue, InvalidType) as error:
+        return _settings_view(ask, settings, error)
     names = ", ".join(sorted(changed))
     return Redirect(ask.url("topics", ask.topic, "settings"), f"Changed: {names}")
+
+
+@PAGES.get("/topics/{topic}/resize", Role.ADMIN)
+async def ask_resize(ask: Ask) -> View:
+    """Show how far a resize is, or what one to another number would wait for."""
+    return await _resize_view(ask, ask.query.get("slots", "").strip())
+
+
+@PAGES.post("/topics/{topic}/resize", Role.ADMIN)
+async def resize(ask: Ask) -> View | Redirect:
+    """Begin a resize, which the server finishes."""
+    ask.confirm(ask.topic)
+    typed = ask.form.get("slots", "").strip()
+    try:
+        await ask.at.admin.topic_resize(ask.topic, _slots(typed), wait=False)
+    except InvalidValue as error:
+        return await _resize_view(ask, typed, str(error))
+    return Redirect(ask.url("topics", ask.topic, "resize"), f"Resized to {typed} slots")
+
+
+async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
+    settings = await ask.at.admin.settings(ask.topic)
+    found: Resized | None = None
+    if not mistake:
+        try:
+            slots = _slots(typed) if typed else settings.slots
+            found = await ask.at.admin.topic_resize(ask.topic, slots, dry_run=True)
+        except InvalidValue as error:
+            mistake = str(error)
+    return View(
+        "resize.html",
+        {
+            "topic": ask.topic, "slots": settings.slots, "typed": typed, "mistake": mistake,
+            "resizing": settings.layout.resizing if settings.layout else None, "found": found,
+            "began": moment(settings.layout.resizing.since_ms)
+            if settings.layout and settings.layout.resizing else None,
+        },
+        f"{ask.topic}: resize",
+        status=400 if mistake else 200,
+    )  # fmt: skip
+
+
+def _slots(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 4:
+        raise InvalidValue("slots: give a number, 1 to 1024")
+    return int(text)
 
 
 @PAGES.post("/topics/{topic}/pause")

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -61,6 +61,7 @@ class Api:
         services: returns how its services do.
         disclosure: takes out of answers what a principal is not shown.
         operations: all of them; None: those of TABLES.
+        missing: returns what the last audits of this server found missing, by topic.
     """
 
     def __init__(
@@ -71,9 +72,11 @@ class Api:
         services: Callable[[], Sequence[ServiceStatus]],
         disclosure: Disclosure | None = None,
         operations: Sequence[Operation] | None = None,
+        missing: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._make_client = make_client
         self._facts = server, leads, services
+        self._missing = missing
         if operations is None:
             operations = [each for table in TABLES for each in table.operations]
         self._operations = operations
@@ -109,7 +112,7 @@ class Api:
 
     def at(self, scope: MutableMapping[str, Any]) -> At:
         """Return what answers a request; `scope` is the one that the guard has seen."""
-        return At(self.client, *self._facts, principal_of(scope), scope[ADDRESS])
+        return At(self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing)
 
     async def _done(self, operation: Operation, at: At, given: dict[str, Any]) -> Any:
         """Return what an operation answers; note in the audit trail what changes something."""

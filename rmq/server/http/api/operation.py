@@ -44,6 +44,7 @@ class At:
         services: returns how its services do.
         principal: who asks.
         address: from where.
+        missing: returns, by topic, how many messages the last audit of this server found missing.
     """
 
     client: AsyncClient
@@ -52,6 +53,7 @@ class At:
     services: Callable[[], Sequence[ServiceStatus]]
     principal: Principal
     address: str
+    missing: Callable[[], Mapping[str, int]] = dict
 
     @property
     def admin(self) -> AsyncAdmin:

@@ -1,0 +1,257 @@
+"""Pages of a topic: leases, queries, the loss audit, settings and resizes."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+
+import pytest
+
+import rmq
+from rmq.server import Server
+from rmq.worker import status_reporter
+from tests.server.console.conftest import Scene
+from tests.server.console.fetching import csrf_of, fetch
+from tests.server.running import until
+from tests.servers import Server as Redis
+
+RUN = "ab" * 16
+
+
+def _texts(page: str, row: str) -> list[str]:
+    """The cells of a row of a table, without tags."""
+    found = re.search(rf'<tr data-key="{row}">(.*?)</tr>', page, re.S)
+    assert found is not None, f"no row {row}"
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", found[1], re.S)
+    return [" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in cells]
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+
+def test_leases_name_the_worker_that_runs_a_message(
+    console: Server, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_reporter, "HEARTBEAT_S", 0.1)
+    go = threading.Event()
+    topic = client.topic("orders")
+
+    def wait_for_it(body: object) -> None:
+        go.wait(60)
+
+    topic.handler(concurrency=1)(wait_for_it)
+    id = str(topic.send("body", type="order.paid").id)
+    url = console.url + "/console/topics/orders/leases"
+    with rmq.Worker(client, heartbeat="thread"):
+        page = until(lambda: _page_with(url, "wait_for_it</td>"), "the run of the handler")
+        go.set()
+
+    _, slot, lease, ends, holder, handler, runs_for, deliveries, type = _texts(page, id)
+    assert (slot, deliveries, type) == ("0", "1", "order.paid")
+    assert lease.startswith("shared, ")
+    assert ends.endswith("UTC")
+    assert "expired" not in ends
+    assert holder.endswith(f":{os.getpid()}")
+    assert handler.endswith("wait_for_it")
+    assert runs_for.endswith((" ms", " s"))
+    assert 'href="/console/topics/orders/leases"' in fetch(url.replace("leases", "messages")).text
+
+
+def _page_with(url: str, text: str) -> str:
+    page = fetch(url).text
+    return page if text in page else ""
+
+
+def test_leases_of_consumers_and_queries_have_no_worker(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders")
+    (mine, its) = (str(topic.send(n).id) for n in range(2))
+    with topic.consumer() as consumer:
+        consumer.receive(1)
+        topic.query(RUN, "<b>driver</b>").take({})
+
+        page = fetch(console.url + "/console/topics/orders/leases").text
+
+    rows = sorted(_texts(page, id)[2:6:2] for id in (mine, its))
+    assert rows == [["of a query", "a query"], ["of its own", "not reported"]]
+    assert "2 in flight" in page
+    assert "a query of &lt;b&gt;driver&lt;/b&gt;</a>" in page
+
+
+# --- queries -------------------------------------------------------------------------------------
+
+
+def test_a_query_is_released_only_by_an_admin_who_types_the_name(scene: Scene) -> None:
+    topic = scene.client.topic("orders", retry="immediate")
+    for n in range(3):
+        topic.send(n)
+    topic.query(RUN, "driver").take({}, 2)
+    admin, path = scene.cookie("admin"), f"/console/topics/orders/queries/{RUN}/release"
+    page = scene.fetch(path, admin)
+    form = {"csrf": csrf_of(page.text), "confirm": "orders"}
+    queries = scene.fetch("/console/topics/orders/queries", scene.cookie("operator")).text
+    assert "Release" not in queries
+    assert scene.fetch(path, scene.cookie("operator")).status == 403
+
+    assert scene.fetch(path, admin, form | {"confirm": "order"}).status == 400
+    assert scene.fetch(path, admin, form).status == 409, "a driver runs it"
+    assert scene.client.admin.stats("orders")["in_flight"] == 2
+    done = scene.fetch(path, admin, form | {"force": "on"})
+
+    assert "<dt>messages</dt><dd>2</dd>" in page.text
+    assert (done.status, done.headers["Location"]) == (303, "/console/topics/orders/queries")
+    assert scene.client.admin.stats("orders")["in_flight"] == 0
+    assert "It holds nothing" in scene.fetch(path, admin).text
+
+
+def test_queries_show_how_much_waits_to_be_read(console: Server, client: rmq.Client) -> None:
+    topic = client.topic("orders")
+    for n in range(5):
+        topic.send(n)
+    topic.query(RUN, "driver").take({}, 2)
+
+    page = fetch(console.url + "/console/topics/orders/queries").text
+
+    figures = re.findall(r"<dt>([^<]+)</dt>\s*<dd>(?:<a[^>]*>)?([^<]+)", page)
+    assert dict(figures) | {"oldest due": ""} == {
+        "waiting to be read": "3", "held by queries": "2", "oldest due": "",
+    }  # fmt: skip
+
+
+# --- the loss audit ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def numbered(server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A topic whose three numbered messages somebody has deleted from Redis."""
+    monkeypatch.setattr("rmq.server.console.pages.audit.OLDER_S", 0.0)
+    with rmq.Client(server.url, prefix=prefix, interceptors=[rmq.Audit()]) as producer:
+        topic = producer.topic("orders")
+        for n in range(3):
+            topic.send(n)
+    server.raw().delete(*(f"{prefix}:{{orders_0}}:{key}" for key in ("store", "records")))
+    return "orders"
+
+
+def test_an_audit_goes_on_after_the_button_and_shows_what_is_missing(
+    console: Server, numbered: str
+) -> None:
+    url = f"{console.url}/console/topics/{numbered}/audit"
+    before = fetch(url).text
+    assert "None was made" in before
+    assert "None was made" in fetch(url).text, "looking at the page begins none"
+
+    done = fetch(url, {"csrf": csrf_of(before)})
+
+    assert (done.status, done.headers["Location"]) == (303, "/console/topics/orders/audit")
+    page = until(lambda: _page_with(url, 'id="missing"'), "the end of the audit")
+    assert "3 missing</span>" in page
+    assert "<dt>numbered messages accepted</dt><dd>3</dd>" in page
+    assert re.search(r'data-label="First">1</td><td class="n" data-label="Last">3</td>', page)
+    assert "rmq audit orders --forget" in page
+
+
+def test_the_result_of_the_servers_audits_is_shown(console: Server, numbered: str) -> None:
+    url = f"{console.url}/console/topics/{numbered}/audit"
+    until(lambda: console.leadership.leads(), "the lead")
+    assert "It has no result" in fetch(url).text
+
+    console.audits.missing = {numbered: 7}
+
+    assert "Its last audit found 7 missing" in fetch(url).text
+
+
+def test_a_viewer_cannot_begin_an_audit(scene: Scene) -> None:
+    scene.client.topic("orders").open()
+    cookie, path = scene.cookie("viewer"), "/console/topics/orders/audit"
+    page = scene.fetch(path, cookie).text
+
+    assert "Audit now" not in page
+    csrf = csrf_of(scene.fetch("/console", cookie).text)
+    assert scene.fetch(path, cookie, {"csrf": csrf}).status == 403
+    assert "None was made" in scene.fetch(path, cookie).text
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [("lease", "soon"), ("max_body", "-1"), ("overflow", '"><b>'), ("retry", "x")],
+)
+def test_a_wrong_setting_is_explained_beside_it_and_what_was_typed_stays(
+    console: Server, client: rmq.Client, name: str, typed: str
+) -> None:
+    client.topic("orders").open()
+    url = console.url + "/console/topics/orders/settings"
+    before = client.admin.settings("orders")
+    csrf = csrf_of(fetch(url).text)
+
+    shown = fetch(url, {"csrf": csrf, name: typed, "dead_retention": "77m"})
+
+    assert shown.status == 400
+    fields = dict(re.findall(r'<input id="set-(\w+)"([^>]*)>', shown.text))
+    escaped = typed.replace('"', "&#34;").replace(">", "&gt;").replace("<", "&lt;")
+    assert f'value="{escaped}"' in fields[name]
+    assert 'value="77m"' in fields["dead_retention"]
+    assert f'aria-describedby="mistake-{name}"' in fields[name]
+    assert [field for field in fields if "aria-invalid" in fields[field]] == [name]
+    assert f'id="mistake-{name}"' in shown.text
+    assert client.admin.settings("orders") == before
+    assert client.admin.audit_trail()[0].text.endswith("invalid")
+    done = fetch(url, {"csrf": csrf, "dead_retention": "77m"})
+    assert done.status == 303
+    assert client.admin.settings("orders").dead_retention_ms == 77 * 60_000
+
+
+# --- resizes -------------------------------------------------------------------------------------
+
+
+def test_a_resize_is_shown_as_it_goes_on_and_finished_by_the_server(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", slots=2)
+    for n in range(4):
+        topic.send(n, slot_basis=str(n))
+    url = console.url + "/console/topics/orders/resize"
+    asked = fetch(url + "?slots=4").text
+    form = {"csrf": csrf_of(asked), "slots": "4"}
+    pending = sum(counts["priority"] > 0 for counts in client.admin.stats_by_slot("orders"))
+    assert "From 2 to 4 slots" in asked
+    assert "just now 4 that wait and 0 in flight" in asked
+
+    assert fetch(url, form).status == 400, "the name of the topic was not typed"
+    assert client.admin.settings("orders").slots == 2
+    done = fetch(url, form | {"confirm": "orders"})
+
+    assert (done.status, done.headers["Location"]) == (303, "/console/topics/orders/resize")
+    page = fetch(url).text
+    assert "being resized" in page
+    assert f'<dd id="pending">{pending}</dd>' in page
+    with topic.consumer() as consumer:
+        taken = 0
+        while taken < 4:
+            taken += len(batch := consumer.receive(10, wait=1))
+            consumer.ack(batch)
+    page = until(lambda: _page_with(url, "No resize goes on"), "the end of the resize")
+    assert "<h2>4 slots" in page
+
+
+@pytest.mark.parametrize("typed", ["x", "0", "3", "9999", "-2"])
+def test_a_number_of_slots_that_does_not_fit_is_explained_and_kept(
+    console: Server, client: rmq.Client, typed: str
+) -> None:
+    client.topic("orders", slots=2).open()
+    url = console.url + "/console/topics/orders/resize"
+    csrf = csrf_of(fetch(url + "?slots=4").text)
+
+    for shown in (
+        fetch(f"{url}?slots={typed}"),
+        fetch(url, {"csrf": csrf, "slots": typed, "confirm": "orders"}),
+    ):
+        assert shown.status == 400
+        assert f'value="{typed}"' in shown.text
+        assert 'id="mistake"' in shown.text
+    assert client.admin.settings("orders").slots == 2
