@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from rmq.core.settings import Fsync, Replicated
@@ -103,14 +103,25 @@ class OnEveryMaster:
 
     The value is the list of their raw replies. A cluster's transport notes in `addresses` whose
     they are, as host:port.
+
+    Args:
+        what: what errors call the command.
+        words: of the command.
+        without: masters of a cluster that are left out; then others may be, too, that do not
+            answer in time, if one does. None: all must answer.
+
+    Attributes:
+        away: the addresses of masters that did not answer.
     """
 
-    __slots__ = ("addresses", "what", "words")
+    __slots__ = ("addresses", "away", "what", "without", "words")
 
-    def __init__(self, what: str, *words: Any) -> None:
+    def __init__(self, what: str, *words: Any, without: Collection[str] | None = None) -> None:
         self.what = what
         self.words = words
+        self.without = without
         self.addresses: list[str] = []
+        self.away: list[str] = []
 
 
 class Sleep:

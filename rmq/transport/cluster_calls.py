@@ -28,7 +28,7 @@ from redis.exceptions import AskError, MovedError
 
 from rmq.core import keys as rmq_keys
 from rmq.core.settings import Fsync, Replicated
-from rmq.errors import RMQError, StorageError, Unavailable
+from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.protocol.divide import divide
 from rmq.protocol.functions import Calls
 from rmq.protocol.scripts import Script
@@ -213,15 +213,28 @@ class ClusterCalls:
         """Carry out a plain command on all masters; return their replies, and note whose they are.
 
         Raises:
-            RMQError: one of them refused it, or the retry deadline has passed.
+            RMQError: one of them refused it, or the retry deadline has passed. Where some may be
+                left out, it has passed and none of them answered.
         """
         name = step.what
         yield from self._run([Task(None, ("PING",))], name, None)  # until the cluster answers
         with contextlib.suppress(*REDIS_ERRORS):
             yield RefreshTable(self._table.version)  # a master may have come since
-        tasks = [Task(None, step.words, node) for node in self._table.masters()]
-        step.addresses = [f"{host}:{port}" for host, port in self._table.masters()]
-        yield from self._run(tasks, name, None)
+        by_address = {
+            f"{node[0]}:{node[1]}": Task(None, step.words, node) for node in self._table.masters()
+        }
+        for address in step.without or ():
+            by_address.pop(address, None)
+        try:
+            yield from self._run(list(by_address.values()), name, None)
+        except (Unavailable, OutcomeUnknown):
+            step.away = [address for address, task in by_address.items() if task.error is not None]
+            if step.without is None or len(step.away) == len(by_address):
+                raise
+        for address in step.away:
+            del by_address[address]
+        step.addresses = list(by_address)
+        tasks = list(by_address.values())
         for task in tasks:
             self._raise_refusal(task, name, step.words)
         return [task.reply for task in tasks]

@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.protocol.flows.doctor import NAMES, programs, topics
-from tests.clusters import Cluster, Node
+from tests.clusters import MASTERS, Cluster, Node, until
 
 
 @pytest.fixture
@@ -128,3 +128,86 @@ def test_hash_slot_without_a_master_is_an_error(own_cluster: Cluster) -> None:
     assert found
     assert "1 hash slots have no master" in found[0].evidence
     assert found[0].mend.startswith("redis-cli --cluster check 127.0.0.1:")
+
+
+def bury_master(cluster: Cluster, keep_serving: bool) -> tuple[Node, list[str]]:
+    """Kill a master with its replica; return it, and the addresses of the others.
+
+    `keep_serving`: whether the others go on without it.
+    """
+    for node in cluster.nodes:
+        covers = "no" if keep_serving else "yes"
+        node.raw().config_set("cluster-require-full-coverage", covers)
+    masters = cluster.masters()
+    for node in (cluster.nodes[MASTERS + 1], masters[1]):
+        node.kill()
+    state = "ok" if keep_serving else "fail"
+    until(
+        lambda: all(
+            facts["cluster_state"] == state and facts["cluster_slots_fail"] != "0"
+            for facts in (
+                node.raw().execute_command("CLUSTER INFO") for node in (masters[0], masters[2])
+            )
+        )
+    )
+    return masters[1], [f"127.0.0.1:{masters[at].port}" for at in (0, 2)]
+
+
+def test_dead_master_is_an_error_and_the_others_are_examined(
+    own_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rmq.Client(own_cluster.url, prefix="q", retry_for=1) as client:
+        lost = own_cluster.masters()[1]
+        prefix = next(  # its list of topics is elsewhere
+            f"q{n}" for n in range(99) if own_cluster.master_of(f"q{n}:topics") is not lost
+        )
+    with rmq.Client(own_cluster.url, prefix=prefix, retry_for=1) as client:
+        places = {}
+        for n in range(30):
+            client.topic(f"t{n}").open()
+            places[f"t{n}"] = {
+                own_cluster.master_of(f"{prefix}:{{t{n}{end}}}:x").port for end in ("", "_0")
+            }
+        cut_off = {name for name, ports in places.items() if lost.port in ports}
+        assert 0 < len(cut_off) < 30
+        dead, others = bury_master(own_cluster, keep_serving=True)
+        assert dead is lost
+        monkeypatch.setattr(topics, "some", lambda names, most=99: ", ".join(names))
+
+        findings = client.admin.doctor()
+
+        assert tuple(dict.fromkeys(finding.check for finding in findings)) == NAMES
+        by_check = {check: [each for each in findings if each.check == check] for check in NAMES}
+        (gone,) = [each for each in by_check["cluster"] if "does not answer" in each.evidence]
+        assert gone.severity == "error"
+        assert gone.evidence.startswith(f"127.0.0.1:{dead.port}: ")
+        assert {each.evidence.split(": ")[0] for each in by_check["replication"]} == set(others)
+        (unread,) = by_check["topics"]
+        assert unread.severity == "error"
+        assert set(unread.evidence.partition(":")[0].split(", ")) == cut_off
+
+
+def test_cluster_that_stands_still_for_a_dead_master_is_examined_as_far_as_it_answers(
+    own_cluster: Cluster,
+) -> None:
+    with rmq.Client(own_cluster.url, retry_for=1) as client:
+        client.topic("orders").open()
+        dead, others = bury_master(own_cluster, keep_serving=False)
+
+        findings = client.admin.doctor(["cluster", "topics", "late"])
+
+        assert f"127.0.0.1:{dead.port}: " in findings[0].evidence
+        assert {each.evidence[: len(others[0])] for each in findings[1:3]} == set(others)
+        assert [(each.check, each.severity) for each in findings[-2:]] == [
+            ("topics", "skipped"), ("late", "skipped"),
+        ]  # fmt: skip
+
+
+def test_cluster_of_which_no_master_answers_raises(own_cluster: Cluster) -> None:
+    with rmq.Client(own_cluster.url, retry_for=0.5) as client:
+        client.topic("orders").open()
+        for node in own_cluster.nodes:
+            node.kill()
+
+        with pytest.raises(rmq.Unavailable):
+            client.admin.doctor(["cluster"])

@@ -15,7 +15,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import OutcomeUnknown, RMQError, TopicVanished, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.flows import inspect, open_topic
-from rmq.protocol.steps import Command, Flow, Pipeline
+from rmq.protocol.steps import Command, Flow, Pipeline, is_master_away
 
 CALLS_AT_ONCE = 256  # calls of a script in one round trip
 
@@ -52,20 +52,26 @@ class TopicOverview:
         return inspect.total(self.slots)
 
 
-def overview(prefix: str, names: Sequence[str]) -> Flow[list[TopicOverview]]:
+def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
     """Read topics, in the order of their names here; one that cannot be read has an error.
+
+    Args:
+        prefix: of all keys.
+        names: of the topics.
+        partly: on a cluster, the error of a topic may also be that a master is away.
 
     Raises:
         Unavailable, OutcomeUnknown: Redis cannot be reached.
     """
     sessions = ReplaySessions()
     topics = [TopicOverview(TopicContext(prefix, name, JSON, sessions, {})) for name in names]
-    replies = yield from _in_pages([commands.topic(each.context, None) for each in topics])
+    replies = yield from _in_pages([commands.topic(each.context, None) for each in topics], partly)
     for each, reply in zip(topics, replies, strict=True):
         each.error = reply if isinstance(reply, RMQError) else _adopt(each.context, reply)
     readable = [each for each in topics if each.error is None]
     replies = yield from _in_pages(
-        [commands.stats_and_lateness(keys) for each in readable for keys in each.context.slots]
+        [commands.stats_and_lateness(keys) for each in readable for keys in each.context.slots],
+        partly,
     )
     at = 0
     for each in readable:
@@ -95,11 +101,15 @@ def _adopt(context: TopicContext, reply: commands.TopicReply) -> RMQError | None
     return None
 
 
-def _in_pages(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
+def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
     replies: list[Any] = []
+    for call in calls:
+        call.fails_fast = partly
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
     for reply in replies:
-        if isinstance(reply, Unavailable | OutcomeUnknown):
+        if isinstance(reply, Unavailable | OutcomeUnknown) and not (
+            partly and is_master_away(reply)
+        ):
             raise reply
     return replies

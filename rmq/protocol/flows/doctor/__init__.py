@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rmq.core.finding import Finding
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.flows.doctor import copies, memory, programs, topics
-from rmq.protocol.flows.doctor.look import Look, Sight
+from rmq.protocol.flows.doctor.look import Look, Sight, some
 from rmq.protocol.steps import Flow
 
 
@@ -72,14 +72,17 @@ def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding
 
     Raises:
         InvalidValue: there is no such check.
-        Unavailable, OutcomeUnknown: Redis cannot be reached.
+        Unavailable, OutcomeUnknown: Redis cannot be reached. A cluster can while a master answers.
     """
     look, findings = Look(prefix), list[Finding]()
+    yield from look.on_masters("PING", "PING")  # which masters of a cluster are there
     for check in chosen(only):
         try:
             seen = yield from check.run(look)
-        except (Unavailable, OutcomeUnknown):
-            raise
+        except (Unavailable, OutcomeUnknown) as error:
+            if not look.away:
+                raise
+            seen = [Sight("skipped", f"{some(look.away)} does not answer: {error}")]
         except RMQError as error:  # a right is missing, or a command that a provider took away
             seen = [Sight("skipped", str(error))]
         findings += [Finding(check.name, *sight) for sight in seen]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmq.core.settings import Fsync, Replicated
 from rmq.protocol.flows.doctor.look import Info, Look, Sight, some
 from rmq.protocol.flows.overview import TopicOverview
-from rmq.protocol.steps import Flow, OnEveryMaster
+from rmq.protocol.steps import Flow
 
 REPLICA_LAG_S = 10
 WAITAOF_SINCE = (7, 2)
@@ -171,9 +171,17 @@ def cluster(look: Look) -> Flow[list[Sight]]:
     infos = yield from look.infos()
     if infos[0].get("cluster_enabled") != "1":
         return [Sight("ok", "it is no Redis Cluster")]
-    step, found = OnEveryMaster("CLUSTER INFO", "CLUSTER", "INFO"), []
-    replies = yield step
-    for address, reply in zip(step.addresses, replies, strict=True):
+    addresses, replies = yield from look.on_masters("CLUSTER INFO", "CLUSTER", "INFO")
+    found = [
+        Sight(
+            "error",
+            f"{address}: this master does not answer, and no replica has taken its place: slots "
+            "of topics there cannot be used",
+            f"redis-cli --cluster check {addresses[0]}",
+        )
+        for address in look.away
+    ]
+    for address, reply in zip(addresses, replies, strict=True):
         facts = Info(line.split(":", 1) for line in reply.decode().split("\r\n") if ":" in line)
         unassigned = HASH_SLOTS - facts.number("cluster_slots_assigned")
         failed, doubted = facts.number("cluster_slots_fail"), facts.number("cluster_slots_pfail")

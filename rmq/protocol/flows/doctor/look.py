@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from rmq.core.finding import Severity
 from rmq.core.worker_status import WorkerStatus
-from rmq.errors import RMQError
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.flows import topic_admin, worker_status
 from rmq.protocol.flows.overview import TopicOverview, overview
 from rmq.protocol.steps import Flow, OnEveryMaster, server_ms
+
+T = TypeVar("T")
 
 MIB = 1024 * 1024
 _SLAVE = re.compile(r"slave\d+")
@@ -88,25 +90,40 @@ class Look:
         self._topics: list[TopicOverview] | None = None
         self._workers: list[WorkerStatus] | None = None
         self._config: dict[str, list[dict[str, str]]] = {}
+        self._failures: dict[str, RMQError] = {}
+        self.away: list[str] = []  # masters of a cluster that do not answer
+
+    def on_masters(self, what: str, *words: Any) -> Flow[tuple[list[str], list[Any]]]:
+        """Return the addresses of masters and their replies, of those that answer.
+
+        One that did not answer before is not asked again.
+        """
+        step = OnEveryMaster(what, *words, without=tuple(self.away))
+        replies = yield step
+        self.away += step.away
+        return step.addresses, replies
 
     def infos(self) -> Flow[list[Info]]:
         """Return the INFO of each master."""
         if self._infos is None:
-            step = OnEveryMaster("INFO", "INFO")
-            replies = yield step
+            addresses, replies = yield from self.on_masters("INFO", "INFO")
             lines = [
                 [line.partition(":") for line in text.decode().split("\r\n")] for text in replies
             ]
             self._infos = [Info({a: b for a, colon, b in each if colon}) for each in lines]
-            for info, address in zip(self._infos, step.addresses, strict=False):
+            for info, address in zip(self._infos, addresses, strict=False):
                 info.node = address
         return self._infos
 
     def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
         """Return settings of each master by a pattern."""
         if pattern not in self._config:
-            replies = yield OnEveryMaster("CONFIG GET", "CONFIG", "GET", pattern)
-            self._config[pattern] = [pairs(reply) for reply in replies]
+            addresses, replies = yield from self.on_masters("CONFIG GET", "CONFIG", "GET", pattern)
+            found = [pairs(reply) for reply in replies]
+            if self._infos is not None and len(found) < len(self._infos):  # one died meanwhile
+                by_address = dict(zip(addresses, found, strict=True))
+                found = [by_address.get(info.node, {}) for info in self._infos]
+            self._config[pattern] = found
         return self._config[pattern]
 
     def config_if_allowed(self, pattern: str) -> Flow[list[dict[str, str]] | None]:
@@ -120,13 +137,12 @@ class Look:
         """Compare the clock of each master with the one here."""
         best: list[Clock] = []
         for _ in range(3):  # the shortest round trip tells most
-            step = OnEveryMaster("TIME", "TIME")
             began, here = time.perf_counter(), time.time()
-            replies = yield step
+            addresses, replies = yield from self.on_masters("TIME", "TIME")
             round_trip = time.perf_counter() - began
             if best and round_trip >= best[0].round_trip_s:
                 continue
-            addresses = step.addresses or [""]
+            addresses = addresses or [""]
             there = [int(seconds) + int(us) / 1e6 for seconds, us in replies]
             best = [
                 Clock(address, at - here - round_trip / 2, round_trip)
@@ -145,15 +161,29 @@ class Look:
     def all_topics(self) -> Flow[list[TopicOverview]]:
         """Return all topics."""
         if self._topics is None:
-            names = yield from topic_admin.topics(self.prefix)
-            self._topics = yield from overview(self.prefix, names)
+            self._topics = yield from self._once("topics", self._read_topics())
         return self._topics
 
     def workers(self) -> Flow[list[WorkerStatus]]:
         """Return the worker processes."""
         if self._workers is None:
-            self._workers = yield from worker_status.workers(self.prefix)
+            self._workers = yield from self._once("workers", worker_status.workers(self.prefix))
         return self._workers
+
+    def _read_topics(self) -> Flow[list[TopicOverview]]:
+        names = yield from topic_admin.topics(self.prefix)
+        return (yield from overview(self.prefix, names, partly=bool(self.away)))
+
+    def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
+        """Read what several checks need; a failure is that of each, and not waited for again."""
+        if what in self._failures:
+            flow.close()
+            raise self._failures[what]
+        try:
+            return (yield from flow)
+        except (Unavailable, OutcomeUnknown) as error:
+            self._failures[what] = error
+            raise
 
 
 def at(addresses: list[str]) -> str:

@@ -10,7 +10,7 @@ from rmq.core.version import VERSION
 from rmq.errors import AccessDenied, RMQError
 from rmq.protocol import acl, functions, scripts
 from rmq.protocol.flows.doctor.look import Look, Sight, age, at, some
-from rmq.protocol.steps import Flow, OnEveryMaster, RawCommand
+from rmq.protocol.steps import Flow, RawCommand
 
 CLOCK_NOTE_S, CLOCK_WARNING_S = 0.5, 5.0
 SLOW_US, SLOW_RECENT_S, SLOW_READ = 5000, 3600, 128
@@ -44,9 +44,8 @@ def clock(look: Look) -> Flow[list[Sight]]:
 
 def slow_scripts(look: Look) -> Flow[list[Sight]]:
     """Scripts of RMQ in SLOWLOG."""
-    step = OnEveryMaster("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
-    replies = yield step
-    addresses = step.addresses or [""]
+    addresses, replies = yield from look.on_masters("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
+    addresses = addresses or [""]
     names = {scripts.load(name).sha.encode(): name for name in scripts.names()}
     names |= {functions.function_name(name).encode(): name for name in scripts.names()}
     now_ms = yield from look.now_ms()
@@ -136,7 +135,7 @@ def rights(look: Look) -> Flow[list[Sight]]:
         rules = acl.acl_rules(role, topics=(topic,), prefix=look.prefix)
         for command in rules.commands:
             if command not in known:
-                known[command] = yield from _may(user, command, look.prefix, topic)
+                known[command] = yield from _may(look, user, command, topic)
         lacking[role] = [command for command in rules.commands if not known[command]]
     has = [role for role, missing in lacking.items() if not missing]
     lack = "; ".join(
@@ -156,9 +155,9 @@ def rights(look: Look) -> Flow[list[Sight]]:
     return [Sight("ok", f"{text}; {lack}" if lack else text)]
 
 
-def _may(user: str, command: str, prefix: str, topic: str) -> Flow[bool]:
+def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
     """Whether a user may call a command on a slot of a topic."""
-    key = f"{prefix}:{{{topic}_0}}:slot"
+    prefix, key = look.prefix, f"{look.prefix}:{{{topic}_0}}:slot"
     words: list[Any]
     if command in ("evalsha", "fcall"):
         words = [command, "0" * 40, "1", key]
@@ -169,7 +168,8 @@ def _may(user: str, command: str, prefix: str, topic: str) -> Flow[bool]:
         words = [command, topics_key(prefix).decode()]
     else:
         name = command.replace("|", " ").split()
-        described = (yield OnEveryMaster("COMMAND INFO", "COMMAND", "INFO", command))[0][0]
+        _, replies = yield from look.on_masters("COMMAND INFO", "COMMAND", "INFO", command)
+        described = replies[0][0]
         if described is None:
             return True  # this server has no such command, so nobody needs the right
         least, first = abs(int(described[1])), int(described[3])
@@ -178,7 +178,7 @@ def _may(user: str, command: str, prefix: str, topic: str) -> Flow[bool]:
             words[first] = key
     try:
         # Each master of a cluster has its own list of users.
-        replies = yield OnEveryMaster("ACL DRYRUN", "ACL", "DRYRUN", user, *words)
+        _, replies = yield from look.on_masters("ACL DRYRUN", "ACL", "DRYRUN", user, *words)
     except AccessDenied:
         raise
     except RMQError:

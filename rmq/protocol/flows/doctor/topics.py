@@ -11,7 +11,7 @@ from rmq.protocol.flows import resize, scheduled_topics
 from rmq.protocol.flows.doctor.look import MIB, Look, Sight, age, some
 from rmq.protocol.flows.overview import TopicOverview
 from rmq.protocol.flows.recurring import SLOT
-from rmq.protocol.steps import Flow, OnEveryMaster, Pipeline, RawCommand
+from rmq.protocol.steps import Flow, Pipeline, RawCommand, is_master_away
 
 SLOTS_MOST = 200  # slots that are looked at one by one, those with most messages first
 BIG_MEMBERS = 1_000_000  # messages of one slot
@@ -32,9 +32,17 @@ MISSED_MS = 60_000
 def readable(look: Look) -> Flow[list[Sight]]:
     """Topics that cannot be read."""
     topics = yield from look.all_topics()
-    broken = [topic for topic in topics if topic.error is not None]
+    away = [topic.name for topic in topics if is_master_away(topic.error)]
+    broken = [
+        Sight("error", str(topic.error), _mend(topic))
+        for topic in topics
+        if topic.error is not None and not is_master_away(topic.error)
+    ]
+    if away:
+        text = f"{some(away)}: slots are on {some(look.away)}, which does not answer"
+        broken.append(Sight("error", text, "rmq doctor --only cluster"))
     if broken:
-        return [Sight("error", str(topic.error), _mend(topic)) for topic in broken]
+        return broken
     return [Sight("ok", f"{len(topics)} topics, {sum(len(t.slots) for t in topics)} slots")]
 
 
@@ -195,7 +203,7 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
     found = []
     for topic in asked[:SLOTS_MOST]:
         channel = wake_channel(look.prefix, topic.name)
-        replies = yield OnEveryMaster("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", channel)
+        _, replies = yield from look.on_masters("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", channel)
         listening = sum(next(iter(r.values())) if isinstance(r, dict) else r[1] for r in replies)
         if not listening:
             found.append(
