@@ -107,8 +107,18 @@ local function failure_entry(entry, left, made, reason, details, now)
   if not entry or #entry < 3 then
     return head .. '\0' .. write48(now) .. (details or '')
   end
-  local at, flags, before, attempts, kept, items = read_entry(entry)
-  local _, former_made, former_reason = string.byte(entry, 1, 3)
+  local _, former_made, former_reason, mark, flags = string.byte(entry, 1, 5)
+  if mark == 193 and flags == 1 and details and reason ~= 'l' and reason ~= 'd' and #entry >= 16 then
+    -- Mostly an error comes again and again: then the entry stays as it is, with one item more.
+    local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 12)
+    if kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES and string.sub(entry, 17 + bytes) == details then
+      attempts = math.max(0, math.min(65535, attempts - former_made + made))
+      return head .. '\1' .. write48(now) .. struct.pack('>I2BI2BB', attempts, kept + 1, bytes + 8, former_reason, 7)
+        .. string.sub(entry, 6, 11) .. string.sub(entry, 17)
+    end
+  end
+  local at, before, attempts, kept, items
+  at, flags, before, attempts, kept, items = read_entry(entry)
   details = details or before
   if reason == 'l' and former_reason == 108 and former_made == made then
     own = flags - flags % 8 -- query_rollback has noted this delivery, with the time
@@ -129,8 +139,11 @@ local function failure_entry(entry, left, made, reason, details, now)
   return head .. string.char(own + 1) .. at .. struct.pack('>I2BI2', attempts, kept, #items) .. items .. details
 end
 
--- Note in the failures hash how a delivery, or a message, has failed. Arguments as those of failure_entry.
-local function note_failure(failures, id, left, made, reason, details, now)
-  local entry = redis.call('HGET', failures, id)
+-- Note in the failures hash how a delivery, or a message, has failed. Arguments as those of failure_entry; `entry` is read
+-- where it is nil.
+local function note_failure(failures, id, left, made, reason, details, now, entry)
+  if entry == nil then
+    entry = redis.call('HGET', failures, id)
+  end
   redis.call('HSET', failures, id, failure_entry(entry, left, made, reason, details, now))
 end

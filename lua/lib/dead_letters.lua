@@ -15,10 +15,10 @@ local function drop_old_dead(slot, dead, records, bodies, failures, audit, befor
 end
 
 -- Add a message to the DeadQueue, with the reason. Its record stays. Where the topic has a retention, a few dead letters
--- past it are dropped.
-local function add_dead(slot, dead, records, bodies, failures, audit, id, now, made, reason, details, retention)
+-- past it are dropped. `entry`: its failure entry until now, false where there is none, nil where it was not read.
+local function add_dead(slot, dead, records, bodies, failures, audit, id, now, made, reason, details, retention, entry)
   redis.call('ZADD', dead, now, id)
-  note_failure(failures, id, 0, made, reason, details, now)
+  note_failure(failures, id, 0, made, reason, details, now, entry)
   redis.call('HINCRBY', slot, 'buried', 1)
   if retention > 0 then
     drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, 10)

@@ -1,5 +1,4 @@
 -- Retries of failed deliveries.
---- @include "lib/attempts"
 --- @include "lib/score"
 --- @include "lib/timed_score"
 
@@ -23,15 +22,17 @@ local function retry_wait(ladder, jitter, attempt)
   return math.floor(last - share + share * math.random() + 0.5)
 end
 
--- Add a delivery that failed to the StoreQueue again: at once as a retry, or timed. Its record is asked for its priority
--- only when the time has come. `score`: its old place in a slot in order, else nil.
-local function add_retry(slot, store, failures, id, now, left, made, wait, reason, details, score)
-  if score then
-    redis.call('ZADD', store, score, id)
-  elseif wait > 0 then
-    redis.call('ZADD', store, next_timed_score(store, now + wait, 1), id)
-  else
-    redis.call('ZADD', store, ordered_score(left, redis.call('HINCRBY', slot, 'returned', 1)), id)
+-- Add a delivery that failed to the StoreQueue again: timed, or at `score`, its old place in a slot in order, else nil. Its
+-- record is asked for its priority only when the time has come. The caller notes the failure.
+local function add_waiting_retry(store, id, now, wait, score)
+  redis.call('ZADD', store, score or next_timed_score(store, now + wait, 1), id)
+end
+
+-- Add deliveries that failed to the StoreQueue again, to be taken at once. `left`: the deliveries left of each.
+local function add_retries(slot, store, ids, left)
+  local order, members = redis.call('HINCRBY', slot, 'returned', #ids) - #ids, {}
+  for i = 1, #ids do
+    members[2 * i - 1], members[2 * i] = ordered_score(left[i], order + i), ids[i]
   end
-  note_failure(failures, id, left, made, reason, details, now)
+  redis.call('ZADD', store, unpack(members))
 end

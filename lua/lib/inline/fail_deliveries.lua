@@ -14,9 +14,10 @@ Reads:     KEYS: 1 to 6 and 8 as nack has them
 Writes:    nothing
 Declares:  letters: for each delivery r retry or d dead
            dead_count: how many went to the DeadQueue
-           max_retries, in_order
+           max_retries, in_order, PAGE
 Returns for the caller: no
 ]]
+--- @include "lib/attempts"
 --- @include "lib/dead_letters"
 --- @include "lib/given_back"
 --- @include "lib/retry"
@@ -26,19 +27,40 @@ local letters, dead_count, max_retries = {}, 0, tonumber(s[2])
 local in_order = s[7] and read_places(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
-for i = 1, #ids do
-  local receipt = tonumber(receipts[i])
-  local left = math.floor(receipt % 1000)
-  local made, text = max_retries - left + 1, details[i] and string.sub(details[i], 1, 65536)
-  if left == 0 then
-    letters[i] = 'd'
-    dead_count = dead_count + 1
-    add_dead(slot, KEYS[5], KEYS[4], KEYS[8], failures, audit, ids[i], now, made, reason, text, tonumber(s[6]))
-  else
-    letters[i] = 'r'
-    local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
-    local score = in_order and retry_score(in_order, KEYS[4], ids[i], receipt, pause > 0 and now + pause or 0)
-    add_retry(slot, store, failures, ids[i], now, left, made, pause, reason, text, score)
+-- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.
+local PAGE = 64
+for first = 1, #ids, PAGE do
+  local last = math.min(first + PAGE - 1, #ids)
+  local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
+  local at_once, lefts = {}, {}
+  for i = first, last do
+    local receipt, entry = tonumber(receipts[i]), entries[i - first + 1]
+    local left = math.floor(receipt % 1000)
+    local made, text = max_retries - left + 1, details[i]
+    if text and #text > 65536 then
+      text = string.sub(text, 1, 65536)
+    end
+    if left == 0 then
+      letters[i] = 'd'
+      dead_count = dead_count + 1
+      add_dead(slot, KEYS[5], KEYS[4], KEYS[8], failures, audit, ids[i], now, made, reason, text, tonumber(s[6]), entry)
+    else
+      letters[i] = 'r'
+      local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
+      local score = in_order and retry_score(in_order, KEYS[4], ids[i], receipt, pause > 0 and now + pause or 0)
+      if score or pause > 0 then
+        add_waiting_retry(store, ids[i], now, pause, score)
+      else
+        at_once[#at_once + 1], lefts[#lefts + 1] = ids[i], left
+      end
+      noted[#noted + 1], noted[#noted + 2] = ids[i], failure_entry(entry, left, made, reason, text, now)
+    end
+  end
+  if #at_once > 0 then
+    add_retries(slot, store, at_once, lefts)
+  end
+  if #noted > 0 then
+    redis.call('HSET', failures, unpack(noted))
   end
 end
 if in_order then
