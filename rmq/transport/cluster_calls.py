@@ -34,7 +34,7 @@ from rmq.protocol.functions import Calls
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command, OnEveryMaster
 from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
-from rmq.transport.cluster_replies import MANY_KEYS, joined, least
+from rmq.transport.cluster_replies import MANY_KEYS, is_away, is_redirection, joined, least
 from rmq.transport.cluster_slots import Node, SlotTable, address_of, hash_slot
 from rmq.transport.durability import check_wait, wait_words
 from rmq.transport.operations import Operations, Pause
@@ -220,24 +220,21 @@ class ClusterCalls:
         yield from self._run([Task(None, ("PING",))], name, None)  # until the cluster answers
         with contextlib.suppress(*REDIS_ERRORS):
             yield RefreshTable(self._table.version)  # a master may have come since
-        by_address = {
-            f"{node[0]}:{node[1]}": Task(None, step.words, node) for node in self._table.masters()
-        }
-        for address in step.without or ():
-            by_address.pop(address, None)
+        asked = {f"{node[0]}:{node[1]}": node for node in self._table.masters()}
+        tasks = {
+            address: Task(None, step.words, node)
+            for address, node in asked.items() if address not in (step.without or ())
+        }  # fmt: skip
         try:
-            yield from self._run(list(by_address.values()), name, None)
+            yield from self._run(list(tasks.values()), name, None)
         except (Unavailable, OutcomeUnknown):
-            step.away = [address for address, task in by_address.items() if task.error is not None]
-            if step.without is None or len(step.away) == len(by_address):
+            step.away = [address for address, task in tasks.items() if task.error is not None]
+            if step.without is None or len(step.away) == len(tasks):
                 raise
-        for address in step.away:
-            del by_address[address]
-        step.addresses = list(by_address)
-        tasks = list(by_address.values())
-        for task in tasks:
-            self._raise_refusal(task, name, step.words)
-        return [task.reply for task in tasks]
+        step.addresses = [address for address in tasks if address not in step.away]
+        for address in step.addresses:
+            self._raise_refusal(tasks[address], name, step.words)
+        return [tasks[address].reply for address in step.addresses]
 
     def read_table(self) -> Operations[None]:
         """Read from any node which node serves which slot.
@@ -294,9 +291,9 @@ class ClusterCalls:
                         deadline.note_partly_done()
                     error = _worst(left)
                     at_once += 1
-                    if _is_redirection(error) and at_once <= AT_ONCE_MOST:
+                    if is_redirection(error) and at_once <= AT_ONCE_MOST:
                         continue
-                if kind_of(error) is Kind.REFUSED and not _is_redirection(error):
+                if kind_of(error) is Kind.REFUSED and not is_redirection(error):
                     raise error
                 pause_s = deadline.next_pause(error)
                 if code_of(error) == "TRYAGAIN":
@@ -313,7 +310,7 @@ class ClusterCalls:
         failed = False
         for task in tasks:
             error = task.error
-            if error is None or not task.fails_fast or not _is_away(error):
+            if error is None or not task.fails_fast or not is_away(error):
                 continue
             if isinstance(error, StaleConnection) and task.losses == 1:
                 continue  # the death of an old connection says nothing about its node
@@ -491,23 +488,12 @@ def _is_unloaded(error: BaseException | None) -> bool:
     return error is not None and kind_of(error) is Kind.RELOAD
 
 
-def _is_redirection(error: BaseException) -> bool:
-    """Whether to repeat at once: the error says where, or what is missing."""
-    return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
-
-
-def _is_away(error: BaseException) -> bool:
-    """Whether the node is away or not ready, and its successor is not known yet."""
-    is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
-    return is_later and not _is_redirection(error) and code_of(error) != "TRYAGAIN"
-
-
 def _worst(tasks: Sequence[Task]) -> BaseException:
     """Return the error that decides when to go on: a lost reply before all others."""
 
     def weight(error: BaseException) -> int:
         if kind_of(error) is Kind.UNKNOWN:
             return 0
-        return 3 if _is_redirection(error) else 2 if code_of(error) == "TRYAGAIN" else 1
+        return 3 if is_redirection(error) else 2 if code_of(error) == "TRYAGAIN" else 1
 
     return min((task.error for task in tasks if task.error is not None), key=weight)

@@ -1,14 +1,28 @@
-"""How the replies of several nodes of a Redis Cluster become the reply to one call."""
+"""What replies of a Redis Cluster mean: those of several nodes as one, and errors of its nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from redis.exceptions import AskError
+
 from rmq.core.settings import Fsync, Replicated
 from rmq.errors import RMQError
 from rmq.protocol.steps import Command
+from rmq.transport.redis_errors import Kind, code_of, kind_of
 from rmq.transport.script_calls import parsed
+
+
+def is_redirection(error: BaseException) -> bool:
+    """Whether to repeat at once: the error says where, or what is missing."""
+    return isinstance(error, AskError) or kind_of(error) is Kind.RELOAD
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the node is away or not ready, and its successor is not known yet."""
+    is_later = kind_of(error) in (Kind.AGAIN, Kind.UNKNOWN)
+    return is_later and not is_redirection(error) and code_of(error) != "TRYAGAIN"
 
 
 def joined(
