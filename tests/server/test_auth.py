@@ -381,8 +381,8 @@ def test_each_act_is_recorded_with_who_did_it_and_without_bodies(scene: Scene) -
         ("admin (token, 127.0.0.1)", "create_topic", "done"),
         ("operator (token, 127.0.0.1)", "pause_topic", "verb=receive, why=a deploy: done"),
         ("operator (token, 127.0.0.1)", "resume_topic", "verb=both: done"),
-        ("admin (token, 127.0.0.1)", "purge", "queue=store, keep=0: done"),
-        ("admin (token, 127.0.0.1)", "purge", "queue=store, keep=0: invalid"),
+        ("admin (token, 127.0.0.1)", "purge", "queue=store: done"),
+        ("admin (token, 127.0.0.1)", "purge", "queue=store: invalid"),
     ]
     assert paused.body["by"] == "operator (me)"
     assert "4111" not in str(lines)

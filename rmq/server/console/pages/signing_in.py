@@ -49,6 +49,7 @@ def _view(ask: Ask, then: str, error: ApiError | None = None) -> View:
 def _then(ask: Ask, path: str) -> str:
     """Return the page to go on with: one of this console, and no other site's."""
     is_ours = path == BASE or path.startswith((BASE + "/", BASE + "?"))
-    if not is_ours or not path.isprintable() or "\\" in path or len(path) > THEN_MAX:
+    is_odd = not path.isprintable() or "\\" in path or "/.." in path or len(path) > THEN_MAX
+    if not is_ours or is_odd:
         return ask.url()
     return ask.root + path
