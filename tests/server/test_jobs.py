@@ -74,6 +74,7 @@ def test_the_audit_trail_has_start_pause_resume_and_end_once(client: rmq.Client)
     lines = client.admin.audit_trail()
 
     assert sorted((line.what, line.by) for line in lines) == [
+        {"expected": "many"}, {"expected": 1.5}, {"expected": -1},
         ("job end", "ann@host"), ("job pause", "bob@host"), ("job resume", "bob@host"),
         ("job start", "ann@host"),
     ]  # fmt: skip

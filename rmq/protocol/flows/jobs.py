@@ -110,6 +110,8 @@ def job_start(
     if known is None:
         raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
     check_rate(rate)
+    if expected is not None:
+        check_int(expected, "expected", 0, 2**53)
     given = check_conditions(conditions)
     who = pause.who(by)
     yield from open_topic.ensure_open(context, create=False)
