@@ -33,8 +33,8 @@ OTHERS = {
         "reports_its_status", "serves_schedules", "looks", "creates_and_deletes_topics",
     ],
     "worker": [
-        "sends_large_bodies", "sends_for_good", "stages_and_publishes", "looks",
-        "creates_and_deletes_topics",
+        "sends_large_bodies", "sends_for_good", "stages_and_publishes", "looks_at_jobs",
+        "looks_at_the_rest", "creates_and_deletes_topics",
     ],
     "operator": [
         "claims_keys", "replays_a_query", "waits", "sends_large_bodies", "sends_for_good",
