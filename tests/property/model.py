@@ -34,7 +34,8 @@ class Msg:
     merge_key: str | None = None
     receipt: float = 0.0
     lease_until: int = 0
-    failed: bool = False
+    failed: bool = False  # it has a failure entry
+    tried: bool = False  # it has failed since it was sent or redriven
     died: int = 0
     expiry: int | None = None
     deliveries: int = 0
@@ -226,10 +227,7 @@ class Model:
             s.in_order = True
         if busy or held:
             return 0
-        here = [m for m in self.msgs.values() if m.slot == slot and m.state == "store"]
-        alone = ordered and any(m.failed for m in here)
-        self.alone += alone and limit > 1 and len(here) > 1
-        return 1 if alone else limit
+        return limit
 
     def _pick(self, slot: int, limit: int, now: int, ordered: bool) -> list[Msg]:
         s = self.slots[slot]
@@ -259,6 +257,10 @@ class Model:
         take("priority")
         if not retries_first:
             take("retry")
+        for at, msg in enumerate(picked):
+            if ordered and msg.tried:  # it is taken alone
+                self.alone += len(picked) > 1
+                return picked[: max(1, at)]
         return picked
 
     def _leave(self, msg: Msg) -> None:
@@ -335,7 +337,7 @@ class Model:
         self.slots[msg.slot].remember(msg.id, now)
 
     def bury(self, msg: Msg, now: int) -> None:
-        msg.state, msg.died, msg.failed = "dead", now, True
+        msg.state, msg.died, msg.failed, msg.tried = "dead", now, True, False
 
     def fail(self, msg: Msg, wait: int | None, now: int) -> None:
         """A nack or a rollback; both cost a retry."""
@@ -344,7 +346,7 @@ class Model:
         made = self.max_retries - msg.left + 1
         if wait is None:
             wait = self.ladder[min(made, len(self.ladder)) - 1]
-        msg.state, msg.failed = "store", True
+        msg.state, msg.failed, msg.tried = "store", True, True
         s = self.slots[msg.slot]
         if s.in_order:
             self._back(msg, wait, now)

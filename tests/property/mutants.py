@@ -50,7 +50,13 @@ MUTANTS: dict[str, list[Change]] = {
         ),
     ],
     "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
-    "a nack costs nothing": [("nack", "ids[i], now, left, made", "ids[i], now, left + 1, made")],
+    "a nack costs nothing": [
+        (
+            "nack",
+            "local left = math.floor(receipt % 1000)",
+            "local left = math.floor(receipt % 1000) + 1",
+        )
+    ],
     "a merge is swallowed in flight": [
         ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
         (
@@ -95,7 +101,7 @@ IN_ORDER: dict[str, list[Change]] = {
     "released ones stand where the next batch will": [
         ("prepare", "tonumber(places[1] or 0) - tonumber(places[2] or 0)", "places[1] or 0")
     ],
-    "a killer takes others with it": [("prepare", "limit = 1 -- it may", "-- it may")],
+    "a killer takes others with it": [("prepare", "string.byte(entries[i], 2) > 0", "false")],
 }
 
 _NAMES = "redis.call('HDEL', bodies, unpack(names))"

@@ -79,9 +79,6 @@ if ordered or s[8] then
   if in_flight or hold > now then
     --- @include "lib/inline/return_empty"
   end
-  if ordered and any_failed then
-    limit = 1 -- it may be a message that kills its consumer: those behind it must not lose retries for that
-  end
 end
 
 want = limit
@@ -157,6 +154,18 @@ end
 limit = want
 if key_limit and #ids > 0 then
   --- @include "lib/inline/skip_held"
+end
+if ordered and any_failed and #ids > 0 then
+  -- A message that has failed since it was sent or redriven is taken alone: it may kill its consumer, and those behind
+  -- it must not lose retries for that.
+  local entries = redis.call('HMGET', failures, unpack(ids))
+  for i = 1, #ids do
+    if entries[i] and string.byte(entries[i], 2) > 0 then
+      limit = math.max(1, i - 1)
+      ids = { unpack(ids, 1, limit) }
+      break
+    end
+  end
 end
 
 -- The records, as many as 16 MiB hold with their large bodies. An id without a record stops the script: nothing has been
