@@ -162,7 +162,7 @@ class HeartbeatProcess:
 
     def _end(self, wait_s: float) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # it died, or its end was asked for before
             self.process.stdin.write(BYE)
             self.process.stdin.close()
         try:

@@ -49,7 +49,15 @@ def test_a_lapse_that_costs_no_retry_never_ends_a_poison(
 ) -> None:
     assert tries_until_dead(shop, name, clock, 8) == 3
 
-    weaken([("rollback", "ids[i], now, left, made", "ids[i], now, left + 1, made")])
+    weaken(
+        [
+            (
+                "rollback",
+                "local left = math.floor(receipt % 1000)",
+                "local left = math.floor(receipt % 1000) + 1",
+            )
+        ]
+    )
     assert tries_until_dead(shop, f"{name}-broken", clock, 8) == 8
 
 
