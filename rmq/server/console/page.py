@@ -29,7 +29,7 @@ NUMBER_DIGITS = 9  # of a number in a query; a longer one is refused
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a page shows.
+    """The content of a page.
 
     Attributes:
         template: the file below templates/.

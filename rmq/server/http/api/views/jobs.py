@@ -58,7 +58,7 @@ class JobOutcome(Answer):
 
 
 class JobOutcomes(Answer):
-    """What became of the last messages of a job, the newest first."""
+    """The outcomes of the last messages of a job, the newest first."""
 
     outcomes: list[JobOutcome]
 
