@@ -98,7 +98,7 @@ def fetch_to_the_end(url: str, path: str) -> Fetched:
 @contextmanager
 def other_leader(client: rmq.Client) -> Iterator[None]:
     """Lead in place of the server that is measured."""
-    leadership = Leadership(client._transport, PREFIX)
+    leadership = Leadership(client._transport, client._prefix)
     leadership.run_once()
     stop = threading.Event()
 

@@ -59,9 +59,9 @@ class Pages:
 
 @pytest.fixture(scope="module")
 def pages(server: Redis) -> Iterator[Pages]:
-    with rmq.Client(server.url, prefix="rmq") as client:
+    with rmq.Client(server.url, prefix="cost") as client:
         ids = fill(client, MESSAGES, 2)
-        with other_leader(client), forgetting() as forget, serving(server.url, "rmq") as running:
+        with other_leader(client), forgetting() as forget, serving(server.url, "cost") as running:
             made = Pages(server, running.url, ids, forget)
             yield made
             made.close()
