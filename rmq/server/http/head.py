@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 
+HEAD_MAX = 16 * 1024  # bytes
+LINE_MAX = 15 * 1024  # of the first line, which has the URL
 HEADERS_MAX = 100
+_LINE_FEED = re.compile(rb"(?<!\r)\n")
 _LINE = re.compile(rb"[A-Z]{1,16} /[\x21-\x7e]* HTTP/1\.[01]")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
@@ -25,6 +28,30 @@ class BadHead(Exception):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status = status
+
+
+def take_head(received: bytearray) -> bytes | None:
+    """Take the head of a request off the bytes that a client has sent.
+
+    Returns:
+        The head, without the empty line at its end; None: the end has not come, and nothing is
+        taken.
+
+    Raises:
+        BadHead: it is too large already, or has a line feed alone.
+    """
+    end = received.find(b"\r\n\r\n")
+    seen = bytes(received if end < 0 else received[:end])
+    if _LINE_FEED.search(seen):
+        raise BadHead(400, "a line ends without a carriage return")
+    if len(seen.partition(b"\r\n")[0]) > LINE_MAX:
+        raise BadHead(400, f"the first line of a request has at most {LINE_MAX} bytes")
+    if len(seen) > HEAD_MAX:
+        raise BadHead(431, f"the head of a request has at most {HEAD_MAX} bytes")
+    if end < 0:
+        return None
+    del received[: end + 4]
+    return seen
 
 
 def body_length(head: bytes) -> int:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from rmq.core import optional_imports
 from rmq.errors import ConfigurationError
 from rmq.server.config import Address
-from rmq.server.http.protocol import HEAD_MAX, Connections, make_protocol
+from rmq.server.http.head import HEAD_MAX
+from rmq.server.http.protocol import Connections, make_protocol
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import http
-import re
 import secrets
 from collections.abc import Callable
 from typing import Any
 
 from rmq.core import optional_imports
-from rmq.server.http.head import BadHead, body_length
+from rmq.server.http.head import HEAD_MAX, BadHead, body_length, take_head
 
-HEAD_MAX = 16 * 1024  # bytes
-LINE_MAX = 15 * 1024  # of the first line, which has the URL
 HEAD_S = 10.0  # for a whole head, from its first byte or the connection on
 BODY_S = 30.0
 LINGER_S = 1.0  # what a refused client still sends is read and thrown away for so long
 _KINDS = {400: "invalid", 408: "too-slow", 431: "head-too-large", 503: "unavailable"}
-_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 class Connections:
@@ -133,32 +129,21 @@ def make_protocol(connections: Connections) -> type:
 
         def _pass_on_head(self) -> bool:
             """Give uvicorn a head; return whether it was whole."""
-            end = self._buffer.find(b"\r\n\r\n")
-            seen = bytes(self._buffer if end < 0 else self._buffer[:end])
-            if _LINE_FEED.search(seen):
-                self.refuse(400, "a line ends without a carriage return")
+            try:
+                head = take_head(self._buffer)
+                self._body_left = 0 if head is None else body_length(head)
+            except BadHead as bad:
+                self.refuse(bad.status, str(bad))
                 return False
-            if len(seen.partition(b"\r\n")[0]) > LINE_MAX:
-                self.refuse(400, f"the first line of a request has at most {LINE_MAX} bytes")
-                return False
-            if len(seen) > HEAD_MAX:
-                self.refuse(431, f"the head of a request has at most {HEAD_MAX} bytes")
-                return False
-            if end < 0:
+            if head is None:
                 self._unset_keepalive_if_required()
                 if self._timer is None:
                     self._limit(HEAD_S, "the head of the request did not come")
                 return False
-            try:
-                self._body_left = body_length(seen)
-            except BadHead as bad:
-                self.refuse(bad.status, str(bad))
-                return False
-            del self._buffer[: end + 4]
             self._unlimit()
             if self._body_left:
                 self._limit(BODY_S, "the body of the request did not come")
-            super().data_received(seen + b"\r\n\r\n")
+            super().data_received(head + b"\r\n\r\n")
             return True
 
         def _limit(self, seconds: float, detail: str) -> None:
