@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 import time
@@ -12,7 +13,6 @@ from rmq.core import optional_imports
 from rmq.errors import ConfigurationError
 from rmq.server.config import Address
 from rmq.server.http.head import HEAD_MAX
-from rmq.server.http.protocol import Connections, make_protocol
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -40,6 +40,8 @@ class Listener:
         is_proxy: Callable[[str], bool] = lambda address: False,
     ) -> None:
         uvicorn = optional_imports.load("uvicorn", "server", "rmq server")
+        from rmq.server.http.protocol import Connections, LimitedProtocol
+
         self._address = address
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -49,7 +51,7 @@ class Listener:
                 server_header=False,
                 date_header=True,
                 lifespan="on",
-                http=make_protocol(Connections(*connections, is_proxy)),
+                http=functools.partial(LimitedProtocol, Connections(*connections, is_proxy)),
                 proxy_headers=False,  # the guard reads them, of proxies that are believed
                 ws="none",
                 loop="asyncio",

@@ -4,6 +4,8 @@ uvicorn waits for the rest of a head or a body as long as the client likes, so a
 could hold all connections. Here a head and a body have an end, a head is checked before it is
 parsed (`head`), and where there are too many connections, those that wait for their client give
 way.
+
+Nothing here is imported before a listener is made: uvicorn is an extra.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rmq.core import optional_imports
+from rmq.server.http.api import problems
 from rmq.server.http.head import HEAD_MAX, BadHead, body_length, take_head
 
 HEAD_S = 10.0  # for a whole head, from its first byte or the connection on
 BODY_S = 30.0
 LINGER_S = 1.0  # what a refused client still sends is read and thrown away for so long
+_H11Protocol: Any = optional_imports.load(
+    "uvicorn.protocols.http.h11_impl", "server", "rmq server"
+).H11Protocol
 _KINDS = {400: "invalid", 408: "too-slow", 431: "head-too-large", 503: "unavailable"}
 
 
@@ -34,9 +40,9 @@ class Connections:
 
     def __init__(self, most: int, most_per_address: int, is_proxy: Callable[[str], bool]) -> None:
         self._most, self._most_per_address, self._is_proxy = most, most_per_address, is_proxy
-        self._all: dict[Any, str] = {}  # the oldest first
+        self._all: dict[LimitedProtocol, str] = {}  # the oldest first
 
-    def add(self, connection: Any, address: str) -> bool:
+    def add(self, connection: LimitedProtocol, address: str) -> bool:
         """Add a connection; where there are too many, end one that waits for its client.
 
         Returns:
@@ -58,128 +64,126 @@ class Connections:
         self._all[connection] = address
         return True
 
-    def remove(self, connection: Any) -> None:
+    def remove(self, connection: LimitedProtocol) -> None:
         """Forget a connection."""
         self._all.pop(connection, None)
 
 
-def make_protocol(connections: Connections) -> type:
-    """Return the class of protocols for uvicorn."""
-    base: Any = optional_imports.load(
-        "uvicorn.protocols.http.h11_impl", "server", "rmq server"
-    ).H11Protocol
+class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
+    """A connection within limits; uvicorn makes it.
 
-    class Protocol(base):  # type: ignore[misc]
-        """A connection within limits."""
+    Args:
+        connections: those of its listener; the other arguments are uvicorn's.
+    """
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            """Begin, or refuse a connection that is one too many."""
-            super().connection_made(transport)
-            self._buffer = bytearray()
-            self._body_left = 0
-            self._is_refused = False
-            self._timer: asyncio.TimerHandle | None = None
-            self._limit(HEAD_S, "the head of the request did not come")
-            if not connections.add(self, self.client[0] if self.client else ""):
-                self.refuse(503, "there are too many connections")
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._siblings = connections
+        self._buffer = bytearray()
+        self._body_left = 0
+        self._is_refused = False
+        self._timer: asyncio.TimerHandle | None = None
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            """End."""
-            connections.remove(self)
-            self._unlimit()
-            super().connection_lost(exc)
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin, or refuse a connection that is one too many."""
+        super().connection_made(transport)
+        self._limit(HEAD_S, "the head of the request did not come")
+        if not self._siblings.add(self, self.client[0] if self.client else ""):
+            self.refuse(503, "there are too many connections")
 
-        @property
-        def waits_for_client(self) -> bool:
-            """Whether nothing goes on until its client sends more."""
-            return self._body_left > 0 or not self._is_answering
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._siblings.remove(self)
+        self._unlimit()
+        super().connection_lost(exc)
 
-        @property
-        def _is_answering(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether nothing goes on until its client sends more."""
+        return self._body_left > 0 or not self._is_answering
 
-        def data_received(self, data: bytes) -> None:
-            """Take bytes of the client."""
-            if self._is_refused:
-                return
-            self._buffer += data
-            self._pass_on()
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
-        def on_response_complete(self) -> None:
-            """Go on with what the client has sent meanwhile."""
-            super().on_response_complete()
-            self._pass_on()
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        if self._is_refused:
+            return
+        self._buffer += data
+        self._pass_on()
 
-        def _pass_on(self) -> None:
-            """Give uvicorn whole heads, and of bodies what has come."""
-            while self._buffer and not self._is_refused and not self.transport.is_closing():
-                if self._body_left:
-                    part = bytes(self._buffer[: self._body_left])
-                    del self._buffer[: len(part)]
-                    self._body_left -= len(part)
-                    if not self._body_left:
-                        self._unlimit()
-                    super().data_received(part)
-                elif self._is_answering:  # the next request comes early
-                    if len(self._buffer) > HEAD_MAX:
-                        self.flow.pause_reading()
-                    return
-                elif not self._pass_on_head():
-                    return
+    def on_response_complete(self) -> None:
+        """Go on with what the client has sent meanwhile."""
+        super().on_response_complete()
+        self._pass_on()
 
-        def _pass_on_head(self) -> bool:
-            """Give uvicorn a head; return whether it was whole."""
-            try:
-                head = take_head(self._buffer)
-                self._body_left = 0 if head is None else body_length(head)
-            except BadHead as bad:
-                self.refuse(bad.status, str(bad))
-                return False
-            if head is None:
-                self._unset_keepalive_if_required()
-                if self._timer is None:
-                    self._limit(HEAD_S, "the head of the request did not come")
-                return False
-            self._unlimit()
+    def _pass_on(self) -> None:
+        """Give uvicorn whole heads, and of bodies what has come."""
+        while self._buffer and not self._is_refused and not self.transport.is_closing():
             if self._body_left:
-                self._limit(BODY_S, "the body of the request did not come")
-            super().data_received(head + b"\r\n\r\n")
-            return True
-
-        def _limit(self, seconds: float, detail: str) -> None:
-            self._unlimit()
-            self._timer = self.loop.call_later(seconds, self.refuse, 408, detail)
-
-        def _unlimit(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def refuse(self, status: int, detail: str) -> None:
-            """Answer that a request is refused, if nothing was answered, and close."""
-            self._unlimit()
-            if self.transport.is_closing():
+                part = bytes(self._buffer[: self._body_left])
+                del self._buffer[: len(part)]
+                self._body_left -= len(part)
+                if not self._body_left:
+                    self._unlimit()
+                super().data_received(part)
+            elif self._is_answering:  # the next request comes early
+                if len(self._buffer) > HEAD_MAX:
+                    self.flow.pause_reading()
                 return
-            if self._is_refused:
-                self.transport.close()
+            elif not self._pass_on_head():
                 return
-            self._is_refused = True
-            if not (self._is_answering and self.cycle.response_started):
-                from rmq.server.http.api import problems
 
-                error = problems.ApiError(_KINDS[status], detail)
-                text = bytes(problems.answer(error, secrets.token_hex(8)).body)
-                self.transport.write(
-                    b"HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\n"
-                    b"Content-Length: %d\r\nConnection: close\r\nRetry-After: 2\r\n"
-                    b"X-Content-Type-Options: nosniff\r\n\r\n%s"
-                    % (status, http.HTTPStatus(status).phrase.encode(), len(text), text)
-                )
-            if self._is_answering:
-                self.cycle.disconnected = True  # what the application says is not sent any more
-                self.cycle.message_event.set()
-            # A client that is still sending would lose the answer if the connection was reset.
-            self.transport.write_eof()
-            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+    def _pass_on_head(self) -> bool:
+        """Give uvicorn a head; return whether it was whole."""
+        try:
+            head = take_head(self._buffer)
+            self._body_left = 0 if head is None else body_length(head)
+        except BadHead as bad:
+            self.refuse(bad.status, str(bad))
+            return False
+        if head is None:
+            self._unset_keepalive_if_required()
+            if self._timer is None:
+                self._limit(HEAD_S, "the head of the request did not come")
+            return False
+        self._unlimit()
+        if self._body_left:
+            self._limit(BODY_S, "the body of the request did not come")
+        super().data_received(head + b"\r\n\r\n")
+        return True
 
-    return Protocol
+    def _limit(self, seconds: float, detail: str) -> None:
+        self._unlimit()
+        self._timer = self.loop.call_later(seconds, self.refuse, 408, detail)
+
+    def _unlimit(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def refuse(self, status: int, detail: str) -> None:
+        """Answer that a request is refused, if nothing was answered, and close."""
+        self._unlimit()
+        if self.transport.is_closing():
+            return
+        if self._is_refused:
+            self.transport.close()
+            return
+        self._is_refused = True
+        if not (self._is_answering and self.cycle.response_started):
+            error = problems.ApiError(_KINDS[status], detail)
+            text = bytes(problems.answer(error, secrets.token_hex(8)).body)
+            self.transport.write(
+                b"HTTP/1.1 %d %s\r\nContent-Type: application/problem+json\r\n"
+                b"Content-Length: %d\r\nConnection: close\r\nRetry-After: 2\r\n"
+                b"X-Content-Type-Options: nosniff\r\n\r\n%s"
+                % (status, http.HTTPStatus(status).phrase.encode(), len(text), text)
+            )
+        if self._is_answering:
+            self.cycle.disconnected = True  # what the application says is not sent any more
+            self.cycle.message_event.set()
+        # A client that is still sending would lose the answer if the connection was reset.
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
