@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from rmq.client.client import AsyncClient
 from rmq.core import optional_imports
 from rmq.server.http.authentication import Authentication
-from rmq.server.http.guard import Guard
 from rmq.server.http.root_path import RootPath, root_of
 from rmq.server.service import ServiceStatus
 
@@ -101,6 +100,7 @@ def make_application(
     from starlette.routing import Route
 
     from rmq.server.console.application import Console
+    from rmq.server.http.guard import Guard
 
     def probe(problems: Problems) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -165,6 +165,7 @@ def make_mounted(
 
     from rmq.server.console.application import Console
     from rmq.server.console.pages import WITHOUT_SIGN_IN
+    from rmq.server.http.guard import Guard
 
     async def to_console(request: Request) -> Response:
         return RedirectResponse(root_of(request.scope) + "/console")

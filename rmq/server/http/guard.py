@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from rmq.errors import RMQError
 from rmq.server.http import csrf, principal, sessions
+from rmq.server.http.api import problems
+from rmq.server.http.api.problems import ApiError
 from rmq.server.http.authentication import Authentication, Headers, Refused
 from rmq.server.http.principal import Principal
 from rmq.server.http.rates import Rates
@@ -20,8 +22,6 @@ from rmq.server.http.root_path import path_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from rmq.server.http.api.problems import ApiError
 
 log = logging.getLogger("rmq")
 
@@ -81,8 +81,6 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 
-        from rmq.server.http.api import problems
-
         if path_of(scope) in PROBES and scope["method"] in READS:
             await self._app(scope, receive, send_guarded)
             return
@@ -101,8 +99,6 @@ class Guard:
 
     async def _check(self, scope: Scope) -> None:
         """Put into the scope who asks from where; raise why a request is refused."""
-        from rmq.server.http.api.problems import ApiError
-
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
@@ -119,7 +115,7 @@ class Guard:
         scope[csrf.KEY] = self._authentication.csrf_token(found)
         key = f"{found.kind}:{found.name}:{address}" if found else address
         if wait_s := self._rates.take(key):
-            raise _too_many(wait_s)
+            raise problems.too_many(wait_s)
         if found is not None:
             scope[principal.KEY] = found
         elif self._authentication.mode == "host":
@@ -137,12 +133,10 @@ class Guard:
 
     async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
         """Return who asks; raise why nobody does whose request is looked at."""
-        from rmq.server.http.api.problems import ApiError
-
         has_token = b"authorization" in headers
         has_session = sessions.id_of(scope, headers.get(b"cookie", [])) is not None
         if has_session and not has_token and (wait_s := self._failures.wait_s(address)):
-            raise _too_many(wait_s)  # an unknown session costs a question to Redis
+            raise problems.too_many(wait_s)  # an unknown session costs a question to Redis
         try:
             found = await self._authentication.principal(scope, headers)
         except Refused as refused:
@@ -153,7 +147,7 @@ class Guard:
             and (has_token or has_session)
             and (wait_s := self._failures.take(address))
         ):
-            raise _too_many(wait_s)
+            raise problems.too_many(wait_s)
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,12 +185,9 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
     A browser says where it comes from. Programs say nothing, and are believed unless they have a
     cookie: only browsers do.
     """
-    from rmq.server.http.api.problems import ApiError
-
-    if found is not None and not found.is_ambient:
-        _check_said(headers, host)
-        return
     said = _check_said(headers, host)
+    if found is not None and not found.is_ambient:
+        return
     has_cookie = found is not None and (
         found.kind == "session" or (found.kind == "host" and b"cookie" in headers)
     )
@@ -210,8 +201,6 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
 
 def _check_said(headers: Headers, host: str) -> bool:
     """Refuse what a browser says of another site; return whether it said anything."""
-    from rmq.server.http.api.problems import ApiError
-
     sites = headers.get(b"sec-fetch-site", [])
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}
@@ -220,13 +209,6 @@ def _check_said(headers: Headers, host: str) -> bool:
     if not all(origin.lower() in own or (sites and origin == b"null") for origin in origins):
         raise ApiError("cross-site", "Origin is not this server")
     return bool(sites or origins)
-
-
-def _too_many(wait_s: float) -> ApiError:
-    from rmq.server.http.api.problems import ApiError
-
-    seconds = max(1, math.ceil(wait_s))
-    return ApiError("too-many", f"try again in {seconds} s", retry_after_s=seconds)
 
 
 def _is_of_console(path: str) -> bool:

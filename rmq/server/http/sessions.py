@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 import time
 from collections import OrderedDict
@@ -72,15 +71,15 @@ class Sessions:
             ApiError: nobody has such a token, or the address has tried too often.
             RMQError: Redis does not tell.
         """
-        from rmq.server.http.api.problems import ApiError
+        from rmq.server.http.api import problems
 
-        wait_s = self._attempts.take(scope[ADDRESS])
-        if wait_s:
-            seconds = math.ceil(wait_s)
-            raise ApiError("too-many", f"try again in {seconds} s", retry_after_s=seconds)
+        if wait_s := self._attempts.take(scope[ADDRESS]):
+            raise problems.too_many(wait_s)
         principal = await self._tokens.principal(token.strip())
         if principal is None:
-            raise ApiError("unauthorized", "there is no such token, or it has expired", "token")
+            raise problems.ApiError(
+                "unauthorized", "there is no such token, or it has expired", "token"
+            )
         return await self.create(scope, principal)
 
     async def create(self, scope: MutableMapping[str, Any], principal: Principal) -> str:

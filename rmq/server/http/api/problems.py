@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from typing import NamedTuple
 
@@ -90,6 +91,12 @@ class ApiError(Exception):
         super().__init__(detail)
         self.kind, self.detail, self.field, self.position = kind, detail, field, position
         self.retry_after_s = retry_after_s
+
+
+def too_many(wait_s: float) -> ApiError:
+    """Return the error of a client that has to wait for so many seconds."""
+    seconds = math.ceil(wait_s)
+    return ApiError("too-many", f"try again in {seconds} s", retry_after_s=seconds)
 
 
 def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = None) -> Response:
