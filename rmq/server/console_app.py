@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Found = Principal | None
 FindPrincipal = Callable[["HTTPConnection"], Found | Awaitable[Found]]
 NAME_MAX = 200
-OPEN_S = 1.0  # the first request waits no longer for the secret of forms
 
 
 class ConsoleApp:
@@ -128,22 +127,9 @@ class ConsoleApp:
     def _make(self) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
         authentication = Authentication("host", find=self._find)
         api = make_api(self._client, "", lambda: False, lambda: (), self._redact)
-        app, console = make_mounted(
+        return make_mounted(
             api, authentication, self._hosts, self._rate, self._sign_in_url, self._streams
         )
-
-        @asynccontextmanager
-        async def opened() -> AsyncIterator[None]:
-            async with api.lifespan():
-                authentication.open(api.client)
-                try:
-                    await authentication.opened(OPEN_S)
-                    yield
-                finally:
-                    await console.close()
-                    authentication.close()
-
-        return app, opened
 
     def _client(self) -> AbstractAsyncContextManager[AsyncClient]:
         if isinstance(self._redis, AsyncClient):

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -36,6 +37,8 @@ RATE = 500.0
 TIMEOUT_S = 5.0  # of a reply of Redis
 RETRY_FOR_S = 2.0
 CONNECTIONS = 16
+SECRET_WAIT_S = 2.0  # for the secret of forms, at the start; without Redis it is read later
+SECRET_MOUNTED_S = 1.0  # the same of a mounted application, for which its first request waits
 PATHS = ("/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1", "/console")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -120,16 +123,8 @@ def make_application(
 
     console = Console(api)
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with api.lifespan():
-            authentication.open(api.client)
-            await authentication.ready()
-            try:
-                yield
-            finally:
-                await console.close()
-                authentication.close()
+    def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
+        return _opened(api, authentication, console, SECRET_WAIT_S)
 
     return Starlette(
         routes=[
@@ -156,8 +151,8 @@ def make_mounted(
     rate: float,
     sign_in_url: str | None,
     streams: bool,
-) -> tuple[ASGIApp, Console]:
-    """Return an application of the API and the console, and the latter; see `ConsoleApp`."""
+) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
+    """Return an application of the API and the console, and what opens it; see `ConsoleApp`."""
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.responses import RedirectResponse
@@ -175,7 +170,23 @@ def make_mounted(
         routes=[Route("/", to_console), *api.routes(), *console.routes()],
         exception_handlers={HTTPException: _refuse},
     )
-    return Guard(app, hosts, authentication, rate), console
+    guard = Guard(app, hosts, authentication, rate)
+    return guard, functools.partial(_opened, api, authentication, console, SECRET_MOUNTED_S)
+
+
+@asynccontextmanager
+async def _opened(
+    api: Api, authentication: Authentication, console: Console, wait_s: float
+) -> AsyncIterator[None]:
+    """Have a client of Redis while requests are served; wait so long for the secret of forms."""
+    async with api.lifespan():
+        authentication.open(api.client)
+        try:
+            await authentication.opened(wait_s)
+            yield
+        finally:
+            await console.close()
+            authentication.close()
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

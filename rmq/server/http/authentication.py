@@ -33,7 +33,6 @@ Headers = Mapping[bytes, Sequence[bytes]]  # values by name in lower case
 Mode = Literal["none", "token", "proxy", "host"]
 Find = Callable[[Any], Awaitable[Principal | None]]  # by the scope of a request
 SECRET_AGAIN_S = 2.0
-SECRET_WAIT_S = 2.0  # at the start; without Redis it is read later
 
 
 class Refused(Exception):
@@ -97,13 +96,11 @@ class Authentication:
         self.sessions.open(client)
         self._task = asyncio.create_task(self._read_secret(client))
 
-    async def ready(self) -> None:
-        """Wait a moment for the secret: forms that were shown with another one are refused."""
-        assert self._task is not None
-        await asyncio.wait((self._task,), timeout=SECRET_WAIT_S)
-
     async def opened(self, wait_s: float) -> None:
-        """Wait until Redis has told the secret of forms, for so long at most."""
+        """Wait until Redis has told the secret of forms, for so long at most.
+
+        Forms that are shown with another one are refused later.
+        """
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=wait_s)
 
