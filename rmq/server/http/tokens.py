@@ -8,6 +8,7 @@ import hmac
 import logging
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rmq.core import access
@@ -35,9 +36,12 @@ class Tokens:
     """
 
     def __init__(self, static: str | None = None) -> None:
-        self._static = None if static is None else _digest(static)
-        # Of the settings, as a session remembers it: another one ends its sessions.
-        self._static_id = None if static is None else "static:" + _digest(static).hex()[:16]
+        self._static: Principal | None = None
+        self._static_digest = b""
+        if static is not None:
+            self._static_digest = _digest(static)
+            # As a session remembers it: with another token of the settings, its sessions end.
+            self._static = replace(STATIC, token="static:" + self._static_digest.hex()[:16])
         self._client: AsyncClient | None = None
         self._by_id: dict[str, AccessToken] = {}
         self._read_at = float("-inf")
@@ -55,11 +59,9 @@ class Tokens:
         Raises:
             RMQError: Redis does not tell.
         """
-        if self._static is not None and hmac.compare_digest(_digest(text), self._static):
-            assert self._static_id is not None
-            return Principal(
-                STATIC.name, STATIC.role, STATIC.sees_bodies, "token", None, self._static_id
-            )
+        static = self._static
+        if static is not None and hmac.compare_digest(_digest(text), self._static_digest):
+            return static
         parts = access.parts_of(text)
         if parts is None:
             return None
@@ -77,11 +79,8 @@ class Tokens:
             RMQError: Redis does not tell.
         """
         if id.startswith("static:"):
-            return (
-                Principal(STATIC.name, STATIC.role, STATIC.sees_bodies, "token", None, id)
-                if id == self._static_id
-                else None
-            )
+            static = self._static
+            return static if static is not None and static.token == id else None
         token = await self._find(id)
         return None if token is None else _principal_of(token)
 
