@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: tokens, roles, proxies, sessions and what other sites could send."""
+"""Rights over HTTP: tokens, roles, proxies, rates, and requests that other sites could send."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def either(request: pytest.FixtureRequest, server: Redis, prefix: str) -> Any:
 
 
 def counted(client: rmq.Client) -> lateness.Counts:
-    """What was reported for the topic."""
+    """The counts that were reported for the topic."""
     context = client.topic(TOPIC)._context
     slots = client._transport.run(inspect.counts_and_lateness(context))
     return lateness.total(slot.lateness for slot in slots)

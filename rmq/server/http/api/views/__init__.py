@@ -1,4 +1,7 @@
-"""The types of answers, and the functions that make them of what Admin returns, by matter."""
+"""The types of answers, and the functions that make them of what Admin returns, by matter.
+
+Here stand those that the operations and the console name; parts of answers stay in their modules.
+"""
 
 from rmq.server.http.api.views.about import (
     About,
@@ -6,23 +9,18 @@ from rmq.server.http.api.views.about import (
     WorkerList,
 )
 from rmq.server.http.api.views.answer import (
-    Answer,
     Count,
     Done,
 )
 from rmq.server.http.api.views.audits import (
     Audited,
-    AuditLine,
     AuditTrail,
-    Finding,
     Findings,
-    Missing,
     audit_line_of,
     audited_of,
     findings_of,
 )
 from rmq.server.http.api.views.dead_letters import (
-    DeadLetterGroup,
     DeadLetterGroups,
     DeadLetterLine,
     Imported,
@@ -35,15 +33,12 @@ from rmq.server.http.api.views.dead_letters import (
 from rmq.server.http.api.views.jobs import (
     Job,
     JobList,
-    JobOutcome,
     JobOutcomes,
     job_of,
     outcome_of,
 )
 from rmq.server.http.api.views.leases import (
     Consumers,
-    Lease,
-    LeaseHolder,
     LeaseList,
     leases_of,
 )
@@ -60,7 +55,6 @@ from rmq.server.http.api.views.messages import (
     Sent,
     StoredMessage,
     body_of,
-    failure_of,
     message_of,
     sent_of,
 )
@@ -81,7 +75,6 @@ from rmq.server.http.api.views.topics import (
     History,
     Paused,
     Resized,
-    Resizing,
     Resumed,
     SlotStats,
     Stats,
@@ -94,9 +87,7 @@ from rmq.server.http.api.views.topics import (
 __all__ = [
     "SHOWN_MAX",
     "About",
-    "Answer",
     "Attempt",
-    "AuditLine",
     "AuditTrail",
     "Audited",
     "Body",
@@ -104,7 +95,6 @@ __all__ = [
     "Claim",
     "Consumers",
     "Count",
-    "DeadLetterGroup",
     "DeadLetterGroups",
     "DeadLetterLine",
     "Deleted",
@@ -112,19 +102,14 @@ __all__ = [
     "DueCount",
     "DueCounts",
     "Failure",
-    "Finding",
     "Findings",
     "History",
     "Imported",
     "Job",
     "JobList",
-    "JobOutcome",
     "JobOutcomes",
-    "Lease",
-    "LeaseHolder",
     "LeaseList",
     "MessageList",
-    "Missing",
     "Paused",
     "Peeked",
     "Prioritized",
@@ -133,7 +118,6 @@ __all__ = [
     "Redriven",
     "Rescheduled",
     "Resized",
-    "Resizing",
     "Restored",
     "Resumed",
     "Schedule",
@@ -150,7 +134,6 @@ __all__ = [
     "audit_line_of",
     "audited_of",
     "body_of",
-    "failure_of",
     "findings_of",
     "groups_of",
     "job_of",

@@ -1,4 +1,4 @@
-"""Who did what, which messages are missing, and what the doctor found."""
+"""The audit trail, audits of topics, and findings of the doctor as they are shown."""
 
 from __future__ import annotations
 

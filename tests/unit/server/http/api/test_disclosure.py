@@ -1,4 +1,4 @@
-"""What of an answer a principal is shown."""
+"""Disclosure: bodies, fields and tracebacks that a principal is not shown."""
 
 from __future__ import annotations
 
