@@ -142,8 +142,8 @@ class Console:
 
     async def _view(self, page: Page, ask: Ask) -> View | Redirect:
         try:
-            if page.role is not None and not ask.may(page.role):
-                raise ApiError("forbidden", f"this page is for the role {page.role}")
+            if page.role is not None:
+                ask.at.require(page.role)
             async with asyncio.timeout(ANSWER_S):
                 return await page.handler(ask)
         except Exception as error:
@@ -202,8 +202,8 @@ class Console:
             form = await forms.read(request)
             ask = self._ask(request, form)
             forms.check_origin(request, form)
-            if page.role is not None and not ask.may(page.role):
-                raise ApiError("forbidden", f"this is for the role {page.role}")
+            if page.role is not None:
+                ask.at.require(page.role)
             async with asyncio.timeout(ANSWER_S):
                 answer = await self._done(page, ask)
         except Exception as error:

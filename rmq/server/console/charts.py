@@ -1,7 +1,6 @@
 """Charts as SVG, drawn by templates from plain numbers: the points, the ticks and the names.
 
-A chart is a picture for the eye and a list of figures for machines: `points` carries the values,
-which the script shows under the pointer and the page offers as a table.
+`Drawn.figures` carries the values, which the script shows under the pointer.
 """
 
 from __future__ import annotations

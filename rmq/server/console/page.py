@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from rmq.core.validation import parse_duration
+from rmq.errors import InvalidValue
 from rmq.server.http.api.operation import At
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Principal, Role
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BASE = "/console"
-NUMBER_DIGITS = 9  # of a number in a query; a longer one is refused
+NUMBER_DIGITS = 9  # of a number that is typed; a longer one is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,8 @@ class Ask:
 
     def number(self, name: str, low: int, high: int, default: int) -> int:
         """Return a number of the query, within its bounds."""
-        text = self.query.get(name, "")
-        if not text.isascii() or not text.isdigit() or len(text) > NUMBER_DIGITS:
-            return default
-        return min(high, max(low, int(text)))
+        found = whole_number(self.query.get(name, ""))
+        return default if found is None else min(high, max(low, found))
 
     def may(self, role: str) -> bool:
         """Return whether who asks has a role."""
@@ -139,6 +139,24 @@ class Ask:
         """
         if self.form.get("confirm", "") != name:
             raise ApiError("invalid", f"type {name} to confirm", "confirm")
+
+
+def whole_number(text: str) -> int | None:
+    """Return a number as a person types it; None: it is none."""
+    is_one = text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS
+    return int(text) if is_one else None
+
+
+def duration(text: str, name: str) -> float:
+    """Return a duration as a person types it, in seconds.
+
+    Raises:
+        InvalidValue: it is none; the error names the field.
+    """
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InvalidValue(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

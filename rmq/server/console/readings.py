@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from rmq.server.console.meter import Meter
 from rmq.server.http.api import problems
@@ -21,9 +21,18 @@ LONG_S = 300.0  # a long reading takes no longer
 SHARE = 10  # a reading is kept for ten times as long as it took: a tenth of the time at most
 
 
-class _Kept(NamedTuple):
-    task: asyncio.Task[Any]
+@dataclass(slots=True)
+class _Kept:
     began: float
+    task: asyncio.Task[Any]
+    took_s: float = 0.0
+
+    def holds(self, now: float, keep_s: float) -> bool:
+        """Whether what was read may be shown: it goes on, or ended well and not long ago."""
+        if not self.task.done():
+            return True
+        failed = self.task.cancelled() or self.task.exception() is not None
+        return not failed and now - self.began < max(keep_s, SHARE * self.took_s)
 
 
 @dataclass(slots=True)
@@ -33,28 +42,21 @@ class LongReading:
     Attributes:
         done: how much was looked at.
         all: how much there is; 0: not known yet.
-        at: when it ended, epoch s; None: it goes on.
+        ended: when it ended; None: it goes on.
         found: what it found.
         error: why it failed; empty: it did not.
     """
 
     done: int = 0
     all: int = 0
-    at: float | None = None
+    ended: datetime | None = None
     found: Any = None
     error: str = ""
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _kept: _Kept = field(init=False, repr=False)
 
-    async def ended(self, wait_s: float) -> None:
+    async def wait(self, wait_s: float) -> None:
         """Wait for its end, for so long at most."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._ended.wait()
-
-    def end(self) -> None:
-        """Note that it has ended."""
-        self.at = time.time()
-        self._ended.set()
+        await asyncio.wait((self._kept.task,), timeout=wait_s)
 
     def progress(self, done: int, all: int) -> None:
         """Note how far it is."""
@@ -71,13 +73,11 @@ class Readings:
     def __init__(self) -> None:
         self.meter = Meter()
         self._kept: dict[str, _Kept] = {}
-        self._took: dict[str, float] = {}
-        self._long: dict[str, tuple[LongReading, asyncio.Task[None], float]] = {}
+        self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
         """Return a reading that goes on or has ended; None: it was not begun, or is not kept."""
-        held = self._long.get(key)
-        return held[0] if held else None
+        return self._long.get(key)
 
     def start(
         self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
@@ -92,18 +92,13 @@ class Readings:
         Raises:
             ApiError: too many go on.
         """
-        now = time.monotonic()
-        held = self._long.get(key)
-        if held is not None:
-            reading, _, began = held
-            took = (reading.at or time.time()) - (time.time() - (now - began))
-            if reading.at is None or now - began < max(keep_s, SHARE * took):
-                return reading
-        for other in [
-            other for other, (reading, _, _) in self._long.items() if reading.at is not None
-        ][: max(0, len(self._long) - LONG_KEPT)]:
+        known = self._long.get(key)
+        if known is not None and known._kept.holds(time.monotonic(), keep_s):
+            return known
+        ended = [other for other, reading in self._long.items() if reading.ended]
+        for other in ended[: max(0, len(self._long) - LONG_KEPT)]:
             del self._long[other]
-        if sum(reading.at is None for reading, _, _ in self._long.values()) >= LONG_MAX:
+        if len(self._long) - len(ended) >= LONG_MAX:
             raise ApiError("busy", "many long lists are being counted; reload in a moment")
         reading = LongReading()
 
@@ -115,16 +110,16 @@ class Readings:
                 told = problems.of_exception(error, key, is_read=True)
                 reading.error = str(told)
             finally:
-                reading.end()
+                reading.ended = datetime.now(UTC)
 
-        self._long[key] = reading, asyncio.ensure_future(run()), now
+        reading._kept = self._begin(run)
+        self._long[key] = reading
         return reading
 
     async def close(self) -> None:
         """End what goes on, before the client of Redis is closed."""
-        tasks = [kept.task for kept in self._kept.values()]
-        tasks += [task for _, task, _ in self._long.values()]
-        running = [task for task in tasks if task.cancel()]
+        every = [*self._kept.values(), *(reading._kept for reading in self._long.values())]
+        running = [kept.task for kept in every if kept.task.cancel()]
         if running:
             await asyncio.wait(running)
 
@@ -136,30 +131,26 @@ class Readings:
             read: reads it; called by one of those who ask at the same time.
             keep_s: for how long it is kept, at least.
         """
-        now = time.monotonic()
         kept = self._kept.get(key)
-        if kept is not None:
-            holds_s = max(keep_s, SHARE * self._took.get(key, 0.0))
-            running = not kept.task.done()
-            failed = kept.task.done() and (
-                kept.task.cancelled() or kept.task.exception() is not None
-            )
-            if running or (not failed and now - kept.began < holds_s):
-                found: T = await asyncio.shield(kept.task)
-                return found
-        while len(self._kept) >= KEPT_MAX:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-            self._took.pop(oldest, None)
+        if kept is None or not kept.holds(time.monotonic(), keep_s):
+            self._kept.pop(key, None)
+            while len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            kept = self._kept[key] = self._begin(read)
+        found: T = await asyncio.shield(kept.task)
+        return found
 
-        async def timed() -> T:
-            result = await read()
-            self._took[key] = time.monotonic() - now
-            return result
+    @staticmethod
+    def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:
+        """Read in a task of its own: whoever asked first may go away."""
 
-        task = asyncio.ensure_future(timed())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._kept.pop(key, None)
-        self._kept[key] = _Kept(task, now)
-        result: T = await asyncio.shield(task)
-        return result
+        async def timed() -> Any:
+            try:
+                return await read()
+            finally:
+                kept.took_s = time.monotonic() - kept.began
+
+        kept = _Kept(time.monotonic(), asyncio.ensure_future(timed()))
+        # A failure is told to those who wait for it, if there are any.
+        kept.task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return kept

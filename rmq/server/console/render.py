@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rmq.core.message import moment
 from rmq.core.version import VERSION
 from rmq.server.console import charts
 from rmq.server.http.csrf import csrf_token
@@ -47,13 +48,10 @@ class Renderer:
             auto_reload=False,
         )
         self._environment.filters.update(
-            number=number, short=short, rate=rate, span=span, stamp=stamp, seen=seen, body=body,
+            number=number, moment=moment, rate=rate, span=span, stamp=stamp, seen=seen, body=body,
             preview=preview, iso=iso,
         )  # fmt: skip
-        self._environment.globals.update(
-            version=VERSION, digest=digest, line_chart=charts.line_chart, bars=charts.bars,
-            sparkline=charts.sparkline,
-        )  # fmt: skip
+        self._environment.globals.update(version=VERSION, digest=digest, bars=charts.bars)
 
     def page(self, ask: Ask, view: View, notice: str) -> str:
         """Return the HTML of a page."""
@@ -68,16 +66,6 @@ def number(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f")
-
-
-def short(value: float | None) -> str:
-    """Write a number in at most five characters, for axes."""
-    if value is None:
-        return NOTHING
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def rate(value: float | None) -> str:

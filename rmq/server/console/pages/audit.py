@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from rmq.core.audit import Audited
 from rmq.server.console.page import Ask, Pages, Redirect, View
 from rmq.server.console.readings import LongReading
@@ -26,15 +24,13 @@ async def audit(ask: Ask) -> View:
     """Show how far an audit is, and what it found; none is begun by looking."""
     await ask.at.admin.settings(ask.topic)  # there is such a topic
     reading = ask.readings.known(_key(ask))
-    ended = datetime.fromtimestamp(reading.at, UTC) if reading and reading.at else None
-    found: Audited | None = reading.found if reading and ended and not reading.error else None
+    found: Audited | None = reading.found if reading else None
     return View(
         "audit.html",
         {
             "topic": ask.topic, "reading": reading, "found": found, "columns": COLUMNS,
             "ranges": found.lost[:RANGES] if found else [], "older_s": OLDER_S,
-            "audited_at": ended, "leads": ask.at.leads(),
-            "server_missing": ask.at.missing().get(ask.topic),
+            "leads": ask.at.leads(), "server_missing": ask.at.missing().get(ask.topic),
         },
         f"{ask.topic}: loss audit",
     )  # fmt: skip

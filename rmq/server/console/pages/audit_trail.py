@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rmq.core.message import moment
 from rmq.server.console.page import Ask, Pages, View
 
 PAGES = Pages()
@@ -21,7 +20,7 @@ async def audit_trail(ask: Ask) -> View:
     return View(
         "audit_trail.html",
         {
-            "lines": [(moment(line.at_ms), line) for line in lines[:limit]], "contains": contains,
+            "lines": lines[:limit], "contains": contains,
             "limit": limit, "is_more": len(lines) >= limit,
         },
         "Audit trail",

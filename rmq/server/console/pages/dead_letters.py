@@ -19,7 +19,7 @@ from rmq.core.message import Message
 from rmq.errors import InvalidValue
 from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
 from rmq.server.console.figures import all_figures, topic_figures
-from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.server.console.page import Ask, Pages, Redirect, View, whole_number
 from rmq.server.console.readings import LongReading
 from rmq.server.console.render import seen
 from rmq.server.http.api import bodies, messages as api_messages, views
@@ -91,11 +91,10 @@ async def groups(ask: Ask) -> View:
 
     figures = await topic_figures(ask, ask.topic)
     reading = ask.readings.start(f"groups {ask.topic}", count, GROUPS_S)
-    await reading.ended(GROUPS_SHOWN_S)
-    counted_at = datetime.fromtimestamp(reading.at, UTC) if reading.at else None
+    await reading.wait(GROUPS_SHOWN_S)
     return View(
         "dead_groups.html",
-        {"topic": ask.topic, "figures": figures, "reading": reading, "counted_at": counted_at},
+        {"topic": ask.topic, "figures": figures, "reading": reading},
         f"{ask.topic}: dead letters by cause",
     )
 
@@ -119,8 +118,8 @@ async def trash(ask: Ask) -> View:
 async def ask_act(ask: Ask) -> View | Redirect:
     """Show what an act would do, before it is done; counting many goes on while the page waits."""
     verb = _verb(ask)
-    if verb == "purge" and not ask.may(Role.ADMIN):
-        raise ApiError("forbidden", "purging is for the role admin")
+    if verb == "purge":
+        ask.at.require(Role.ADMIN)
     ids = ask.query.getlist("ids")[:ROWS]
     text = ask.query.get("filter", "").strip()
     at = ask.query.get("at")
@@ -157,15 +156,13 @@ async def act(ask: Ask) -> Redirect:
     """Start the job that redrives or purges, or restore letters from the trash."""
     verb = _verb(ask)
     conditions = _conditions(ask)
-    assert ask.principal is not None
     if verb == "restore":
         async with asyncio.timeout(RESTORE_S):
             count = await ask.at.admin.restore(ask.topic, **conditions)
         return Redirect(ask.url("topics", ask.topic, "dead-letters"), f"Restored {count}")
     options: dict[str, Any] = {}
     if verb == "purge":
-        if not ask.may(Role.ADMIN):
-            raise ApiError("forbidden", "purging is for the role admin")
+        ask.at.require(Role.ADMIN)
         ask.confirm(ask.topic)
         options["keep"] = KEEPS.get(ask.form.get("keep", ""), 86_400)
     else:
@@ -173,8 +170,8 @@ async def act(ask: Ask) -> Redirect:
             options["rate"] = _rate(ask.form["rate"].strip())
         options["to"] = ask.form.get("to", "").strip() or None  # job_start checks it
     job = await ask.at.admin.job_start(
-        ask.topic, verb, conditions=conditions, by=ask.principal.name,
-        expected=_expected(ask.form.get("expected", "")), **options,
+        ask.topic, verb, conditions=conditions, by=ask.at.principal.name,
+        expected=whole_number(ask.form.get("expected", "")), **options,
     )  # fmt: skip
     return Redirect(ask.url("jobs", job.id), f"Started the {verb}")
 
@@ -241,10 +238,10 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted
 
     key = f"count {ask.topic} {ask.at.principal.role} {chosen}"
     reading = ask.readings.start(key, count_all, GROUPS_S)
-    await reading.ended(COUNTED_S)
+    await reading.wait(COUNTED_S)
     if reading.error:
         raise ApiError("invalid", reading.error)
-    return _Counted(reading.done, reading.at is not None, reading.found or [])
+    return _Counted(reading.done, reading.ended is not None, reading.found or [])
 
 
 def _moment(text: str | None) -> datetime:
@@ -285,10 +282,6 @@ def _rate(text: str) -> float:
     if not 0 < rate <= 1_000_000:
         raise ApiError("invalid", "rate: give 1 to 1000000 messages a second", "rate")
     return rate
-
-
-def _expected(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
 
 
 def _words(found: list[views.StoredMessage]) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from rmq.core.finding import SEVERITIES, Finding
 from rmq.server.console.page import Ask, Pages, View
 from rmq.server.console.readings import LongReading
+from rmq.server.http.api import about as api_about
 
 PAGES = Pages()
 
@@ -20,21 +19,18 @@ async def health(ask: Ask) -> View:
     async def examine(reading: LongReading) -> list[Finding]:
         return await ask.at.admin.doctor()
 
-    facts = await ask.readings.get("info", lambda: ask.at.client.server_info(), 5.0)
+    about = await ask.readings.get("info", lambda: api_about.get_info(ask.at), 5.0)
     reading = ask.readings.start("doctor", examine, DOCTOR_S)
     found: list[Finding] = sorted(
         reading.found or (), key=lambda finding: -SEVERITIES.index(finding.severity)
     )
-    version = facts.get("valkey_version") or facts.get("redis_version", "")
     return View(
         "health.html",
         {
             "reading": reading,
             "findings": [each for each in found if each.severity not in ("ok", "skipped")],
             "fine": [each for each in found if each.severity in ("ok", "skipped")],
-            "examined": datetime.fromtimestamp(reading.at, UTC) if reading.at else None,
-            "services": ask.at.services(), "server": ask.at.server, "leads": ask.at.leads(),
-            "redis_version": version,
+            "services": ask.at.services(), "about": about,
         },
         "Health",
     )  # fmt: skip

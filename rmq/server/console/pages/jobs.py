@@ -30,7 +30,6 @@ async def job(ask: Ask) -> View:
 @PAGES.post("/jobs/{job}/{verb}", Role.OPERATOR)
 async def change(ask: Ask) -> Redirect:
     """Pause, resume or stop a job."""
-    assert ask.principal is not None
     verbs = {
         "pause": ask.at.admin.job_pause,
         "resume": ask.at.admin.job_resume,
@@ -39,7 +38,7 @@ async def change(ask: Ask) -> Redirect:
     id, verb = ask.path["job"], ask.path["verb"]
     if verb not in verbs:
         return Redirect(ask.url("jobs", id))
-    done = await verbs[verb](id, by=ask.principal.name)
+    done = await verbs[verb](id, by=ask.at.principal.name)
     return Redirect(
         ask.url("jobs", id), f"{verb.capitalize()}: {'done' if done else 'nothing to do'}"
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rmq.core.validation import parse_duration
-from rmq.errors import InvalidValue
-from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.client.topic import AsyncTopic
+from rmq.server.console.page import Ask, Pages, Redirect, View, duration, whole_number
 from rmq.server.http.api import bodies, messages as api_messages, views
 from rmq.server.http.api.disclosure import HIDDEN
 from rmq.server.http.api.problems import ApiError
@@ -109,8 +108,7 @@ def _not_kept(attempts: Sequence[views.Attempt]) -> int:
 @PAGES.post("/topics/{topic}/messages/{id}/cancel")
 async def cancel(ask: Ask) -> Redirect:
     """Cancel a waiting message."""
-    topic = ask.at.client.topic(ask.topic)
-    await topic.open(create=False)
+    topic = await _opened(ask)
     status = await topic.cancel(_id(ask.path["id"]))
     if status == "cancelled":
         return Redirect(ask.url("topics", ask.topic, "messages"), f"Cancelled {ask.path['id']}")
@@ -120,24 +118,25 @@ async def cancel(ask: Ask) -> Redirect:
 @PAGES.post("/topics/{topic}/messages/{id}/reschedule")
 async def reschedule(ask: Ask) -> Redirect:
     """Give a waiting message another time."""
-    try:
-        delay = parse_duration(ask.form.get("delay", ""))
-    except ValueError as error:
-        raise InvalidValue(f"delay: {error}") from None
-    topic = ask.at.client.topic(ask.topic)
-    await topic.open(create=False)
+    delay = duration(ask.form.get("delay", ""), "delay")
+    topic = await _opened(ask)
     return _back(ask, f"Time: {await topic.reschedule(_id(ask.path['id']), delay=delay)}")
 
 
 @PAGES.post("/topics/{topic}/messages/{id}/priority")
 async def priority(ask: Ask) -> Redirect:
     """Give a waiting message another priority."""
-    text = ask.form.get("priority", "")
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
+    number = whole_number(ask.form.get("priority", ""))
+    if number is None:
         raise ApiError("invalid", "priority: give a number, 17 or more", "priority")
+    topic = await _opened(ask)
+    return _back(ask, f"Priority: {await topic.set_priority(_id(ask.path['id']), number)}")
+
+
+async def _opened(ask: Ask) -> AsyncTopic:
     topic = ask.at.client.topic(ask.topic)
     await topic.open(create=False)
-    return _back(ask, f"Priority: {await topic.set_priority(_id(ask.path['id']), int(text))}")
+    return topic
 
 
 def _id(text: str) -> str:

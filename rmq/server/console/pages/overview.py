@@ -48,7 +48,7 @@ async def overview(ask: Ask) -> View:
     number = ask.number("page", 1, pages, 1)
     rows = ordered[(number - 1) * ROWS_MAX : number * ROWS_MAX]
     busiest = sorted(chosen, key=lambda each: -each.get("accepted"))[:SUMMED_MAX]
-    names = [each.name for each in {each.name: each for each in (*rows, *busiest)}.values()]
+    names = list(dict.fromkeys(each.name for each in (*rows, *busiest)))
     found = await histories(ask, names, period)
     total = summed([found[each.name] for each in busiest])
     return View(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from rmq.core.access import Role
-from rmq.core.message import moment
-from rmq.core.validation import parse_duration
-from rmq.errors import InvalidValue
-from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.server.console.page import Ask, Pages, Redirect, View, duration
 
 PAGES = Pages()
 
@@ -21,15 +18,11 @@ async def tokens(ask: Ask) -> View:
 async def create(ask: Ask) -> View:
     """Create a token; its text is shown by this answer, and never again."""
     expires = ask.form.get("expires", "").strip()
-    try:
-        seconds = parse_duration(expires) if expires else None
-    except ValueError as error:
-        raise InvalidValue(f"expires: {error}") from None
     made = await ask.at.admin.token_create(
         ask.form.get("name", "").strip(),
         ask.form.get("role", ""),
         sees_bodies=ask.form.get("sees_bodies") == "on",
-        expires=seconds,
+        expires=duration(expires, "expires") if expires else None,
     )
     return await _view(ask, made.text, made.name)
 
@@ -43,14 +36,6 @@ async def revoke(ask: Ask) -> Redirect:
 
 
 async def _view(ask: Ask, text: str = "", made: str = "") -> View:
-    found = [
-        (
-            each,
-            moment(each.created_ms),
-            moment(each.expires_ms) if each.expires_ms else None,
-            moment(each.used_ms) if each.used_ms else None,
-        )
-        for each in await ask.at.admin.tokens()
-    ]
+    found = await ask.at.admin.tokens()
     values = {"found": found, "roles": tuple(Role), "text": text, "made": made}
     return View("tokens.html", values, "Tokens")

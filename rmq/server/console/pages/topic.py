@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from rmq.core.limits import Limits
-from rmq.core.message import moment
 from rmq.core.settings import Settings
-from rmq.core.validation import parse_duration
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.protocol.flows.resize import Resized
 from rmq.server.console.figures import (
     PERIODS,
+    WAITING,
     depth_chart,
     due_counts,
     history,
@@ -20,7 +19,7 @@ from rmq.server.console.figures import (
     taken_late_chart,
     topic_figures,
 )
-from rmq.server.console.page import Ask, Pages, Redirect, View
+from rmq.server.console.page import Ask, Pages, Redirect, View, duration, whole_number
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
 
@@ -82,10 +81,7 @@ async def slots(ask: Ask) -> View:
     by_slot = await ask.readings.get(
         f"slots {ask.topic}", lambda: ask.at.admin.stats_by_slot(ask.topic), 2.0
     )
-    loads = [
-        sum(counts[name] for name in ("retries", "priority", "due", "later", "in_flight"))
-        for counts in by_slot
-    ]
+    loads = [sum(counts[name] for name in (*WAITING, "later", "in_flight")) for counts in by_slot]
     return View(
         "slots.html",
         {"topic": ask.topic, "slots": by_slot, "loads": loads, "most": max(loads, default=0),
@@ -170,8 +166,6 @@ async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
         {
             "topic": ask.topic, "slots": settings.slots, "typed": typed, "mistake": mistake,
             "resizing": settings.layout.resizing if settings.layout else None, "found": found,
-            "began": moment(settings.layout.resizing.since_ms)
-            if settings.layout and settings.layout.resizing else None,
         },
         f"{ask.topic}: resize",
         status=400 if mistake else 200,
@@ -179,9 +173,10 @@ async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
 
 
 def _slots(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 4:
+    number = whole_number(text)
+    if number is None:
         raise InvalidValue("slots: give a number, 1 to 1024")
-    return int(text)
+    return number
 
 
 @PAGES.post("/topics/{topic}/pause")
@@ -191,8 +186,8 @@ async def pause(ask: Ask) -> Redirect:
     if verb not in ("receive", "send", "both"):
         raise ApiError("invalid", "verb: give receive, send or both", "verb")
     why = ask.form.get("why", "")[:WHY_MAX]
-    assert ask.principal is not None
-    await ask.at.admin.topic_pause(ask.topic, verb=verb, by=ask.principal.name, why=why)  # type: ignore[arg-type]
+    by = ask.at.principal.name
+    await ask.at.admin.topic_pause(ask.topic, verb=verb, by=by, why=why)  # type: ignore[arg-type]
     return Redirect(ask.url("topics", ask.topic), f"Paused: {verb}")
 
 
@@ -222,9 +217,9 @@ async def delete(ask: Ask) -> Redirect:
 def _value(name: str, text: str, before: object) -> object:
     if text.lower() in ("", "off", "none"):
         return None
+    if name in DURATIONS:
+        return duration(text, name)
     try:
-        if name in DURATIONS:
-            return parse_duration(text)
         return int(text) if isinstance(before, int) else text
     except ValueError as error:
         raise InvalidValue(f"{name}: {error}") from None
