@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rmq.core.unseen import UNSEEN
+
 if TYPE_CHECKING:
     import rmq
 
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
-)
+_UNSAFE = re.compile(f"[\x00-\x1f{UNSEEN}]")
 _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -60,7 +59,7 @@ def escape_json(match: re.Match[str]) -> str:
     return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 
-_UNSAFE_IN_JSON = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", ""))  # JSON escapes those itself
+_UNSAFE_IN_JSON = re.compile(f"[{UNSEEN}]")  # JSON escapes control characters itself
 
 
 def _json_value(value: Any) -> Any:

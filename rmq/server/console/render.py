@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rmq.core.message import moment
+from rmq.core.unseen import UNSEEN
 from rmq.core.version import VERSION
 from rmq.server.console import charts
 from rmq.server.http.csrf import csrf_token
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
 NOTHING = "\u2013"  # a dash
 PREVIEW_CHARS = 120  # of a body in a list
 HEX_BYTES = 4096  # of a body of bytes that is shown
-# Characters that change the direction of text or cannot be seen: shown as their codes.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
-)
+_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # a tab and a line end stay
 
 
 class Renderer:
