@@ -289,7 +289,7 @@ def test_the_first_page_is_small(console: Server, client: rmq.Client) -> None:
         client.topic(f"topic-{n}").open()
     page = fetch(console.url + "/console").text
     addresses = re.findall(r'(?:href|src)="(/console/static/[^"]+)"', page)
-    scripts = ("live", "times", "charts", "keys", "forms", "suggest")
+    scripts = ("live", "times", "charts", "keys", "forms", "suggest", "memory")
     base = addresses[0].rpartition("/")[0]
     total = 0
     for path in ["/console", *addresses, *(f"{base}/{name}.js" for name in scripts)]:

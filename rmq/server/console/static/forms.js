@@ -1,4 +1,6 @@
 // Forms: the theme, copying commands, ticking all rows or a range of them, and buttons that wait for a typed name.
+import { remember } from "./memory.js";
+
 export function start() {
   const theme = document.getElementById("theme");
   theme.hidden = false;
@@ -6,7 +8,7 @@ export function start() {
     const root = document.documentElement;
     const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = isDark ? "light" : "dark";
-    try { localStorage.setItem("rmq.theme", root.dataset.theme); } catch { /* until the page is left */ }
+    remember("theme", root.dataset.theme);
   });
   document.documentElement.classList.toggle("copies", Boolean(navigator.clipboard)); // there is none over plain http
   document.addEventListener("click", (event) => {

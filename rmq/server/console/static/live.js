@@ -1,19 +1,16 @@
 // Live pages: the server sends the page when it has changed, and the parts marked data-live take what is new.
 // Where a stream cannot be had, the page is fetched every few seconds. A hidden tab has no stream: browsers allow
 // six connections to a server in all.
+import { remember, remembered } from "./memory.js";
 import { writeTimes } from "./times.js";
 
 const POLL_MS = 4000;
 const button = document.getElementById("live");
 const state = document.getElementById("state");
-let wanted = remembered();
+let wanted = remembered("live") !== "off";
 let source = null;
 let timer = null;
 let waiting = null; // the newest page, while a part of it waits
-
-function remembered() {
-  try { return localStorage.getItem("rmq.live") !== "off"; } catch { return true; }
-}
 
 export function start() {
   if (!button || !document.querySelector("[data-live]")) return;
@@ -29,7 +26,7 @@ export function start() {
 
 export function toggle() {
   wanted = !wanted;
-  try { localStorage.setItem("rmq.live", wanted ? "on" : "off"); } catch { /* until the page is left */ }
+  remember("live", wanted ? "on" : "off");
   follow();
 }
 

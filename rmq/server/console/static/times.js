@@ -1,16 +1,14 @@
 // Times: how long ago or in how long, renewed while the page is open; exact ones in UTC or in the reader's zone.
-const button = document.getElementById("zone");
-let isLocal = remembered();
+import { remember, remembered } from "./memory.js";
 
-function remembered() {
-  try { return localStorage.getItem("rmq.zone") === "local"; } catch { return false; }
-}
+const button = document.getElementById("zone");
+let isLocal = remembered("zone") === "local";
 
 export function start() {
   button.hidden = false;
   button.addEventListener("click", () => {
     isLocal = !isLocal;
-    try { localStorage.setItem("rmq.zone", isLocal ? "local" : "utc"); } catch { /* until the page is left */ }
+    remember("zone", isLocal ? "local" : "utc");
     writeTimes(document);
   });
   writeTimes(document);
