@@ -26,7 +26,7 @@ from rmq.server.console.page import BASE, Ask, Page, Redirect, View
 from rmq.server.console.pages import PAGES
 from rmq.server.console.readings import Readings
 from rmq.server.console.render import Renderer
-from rmq.server.http.acts import detail_of, record_act
+from rmq.server.http.acts import recorded
 from rmq.server.http.api import problems
 from rmq.server.http.api.application import Api
 from rmq.server.http.api.problems import ApiError
@@ -214,20 +214,12 @@ class Console:
         """Return what an act answers; note it in the audit trail."""
         if ask.found_at is None:
             return await page.handler(ask)
-        result = "done"
-        try:
+        topic, arguments = ask.path.get("topic", ""), {**ask.path, **ask.form}
+        async with recorded(ask.at, page.handler.__name__, topic, arguments) as act:
             answer = await page.handler(ask)
             if isinstance(answer, View) and answer.status >= 400:  # a form that shows a mistake
-                result = "invalid"
+                act.result = "invalid"
             return answer
-        except BaseException as error:  # also one that took too long, and may have been done
-            result = error.kind if isinstance(error, ApiError) else type(error).__name__
-            raise
-        finally:
-            await record_act(
-                ask.at, ask.at.principal, page.handler.__name__, ask.path.get("topic", ""),
-                detail_of({**ask.path, **ask.form}), result,
-            )  # fmt: skip
 
     def _redirected(self, ask: Ask, to: Redirect) -> Response:
         response = RedirectResponse(to.url, 303)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rmq.core.job import AuditLine
 from rmq.errors import RMQError
 from rmq.protocol.flows.jobs import note
 from rmq.protocol.steps import server_ms
-from rmq.server.http.principal import Principal
+from rmq.server.http.api.problems import ApiError
 
 if TYPE_CHECKING:
     from rmq.server.http.api.operation import At
@@ -29,22 +31,39 @@ LEFT_OUT = frozenset(
 )
 
 
-async def record_act(
-    at: At, principal: Principal, operation: str, topic: str, detail: str, result: str
-) -> None:
-    """Add a line to the audit trail.
+@dataclass(slots=True)
+class Act:
+    """The outcome of an act: "done", the kind of an error, or a word of whoever does it."""
+
+    result: str = "done"
+
+
+@asynccontextmanager
+async def recorded(
+    at: At, operation: str, topic: str, arguments: Mapping[str, Any]
+) -> AsyncIterator[Act]:
+    """Add a line to the audit trail at the end of the block, whatever comes of it.
 
     An act that cannot be recorded is in the log: it is done, and its answer must say so.
 
     Args:
-        at: what answers the request.
-        principal: who did it.
+        at: what answers the request, and who asks.
         operation: the name of the operation.
         topic: to which topic; empty: to none.
-        detail: its arguments, as `detail_of` returns them.
-        result: what came of it.
+        arguments: of the operation.
     """
-    by = f"{principal.name} ({principal.kind}, {at.address})"
+    act = Act()
+    try:
+        yield act
+    except BaseException as error:  # also one that took too long, and may have been done
+        act.result = error.kind if isinstance(error, ApiError) else type(error).__name__
+        raise
+    finally:
+        await _record(at, operation, topic, detail_of(arguments), act.result)
+
+
+async def _record(at: At, operation: str, topic: str, detail: str, result: str) -> None:
+    by = f"{at.principal.name} ({at.principal.kind}, {at.address})"
     text = f"{detail}: {result}" if detail else result
     try:
         async with asyncio.timeout(RECORD_S):

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from rmq.client.client import AsyncClient
 from rmq.server.http import request_body
-from rmq.server.http.acts import NOT_RECORDED, detail_of, record_act
+from rmq.server.http.acts import NOT_RECORDED, recorded
 from rmq.server.http.api import (
     about,
     audits,
@@ -130,20 +130,9 @@ class Api:
                 f" ({given['body'].by})" if given["body"].by != bodies.BY else ""
             )
             del arguments["by"]
-        result = "done"
-        try:
+        topic = str(arguments.get("topic", ""))
+        async with recorded(at, operation.name, topic, arguments):
             return await operation.handler(at, **given)
-        except ApiError as error:
-            result = error.kind
-            raise
-        except BaseException as error:  # also one that took too long, and may have been done
-            result = type(error).__name__
-            raise
-        finally:
-            await record_act(
-                at, at.principal, operation.name, str(arguments.get("topic", "")),
-                detail_of(arguments), result,
-            )  # fmt: skip
 
     async def _answer_document(self, request: Request) -> Response:
         root = root_of(request.scope)
