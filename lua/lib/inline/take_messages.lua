@@ -155,12 +155,11 @@ limit = want
 if key_limit and #ids > 0 then
   --- @include "lib/inline/skip_held"
 end
-if ordered and any_failed and #ids > 0 then
+if ordered and retries_left then
   -- A message that has failed since it was sent or redriven is taken alone: it may kill its consumer, and those behind
   -- it must not lose retries for that.
-  local entries = redis.call('HMGET', failures, unpack(ids))
   for i = 1, #ids do
-    if entries[i] and string.byte(entries[i], 2) > 0 then
+    if (retries_left[i] or max_retries) < max_retries then
       limit = math.max(1, i - 1)
       ids = { unpack(ids, 1, limit) }
       break
