@@ -81,7 +81,7 @@ def groups(
     tallies: dict[str, _Tally] = {}
     reader = Reader(context, Position())
     other = total = looked_at = 0
-    while (read := (yield from reader.read())) is not None:
+    while read := (yield from reader.read()):
         looked_at += len(read)
         for member in (yield from fitting(context, wanted, read, held["now_ms"])):
             total += 1
@@ -94,7 +94,7 @@ def groups(
                 tallies[key] = _Tally(1, died_ms, died_ms, member.id, last_failure)
             else:
                 other += 1
-        if progress and read:
+        if progress:
             progress(looked_at, max(looked_at, held["dead"]))
     found = [
         DeadLetterGroup(

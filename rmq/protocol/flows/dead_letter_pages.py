@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from rmq.errors import InvalidValue
 from rmq.protocol.commands import QueueMember
 from rmq.protocol.flows import inspect, open_topic
 from rmq.protocol.flows.dead_letters import fits_filter
+from rmq.protocol.flows.slot_reader import ALL, Place, SlotReader
 from rmq.protocol.steps import Flow
 
 LIMIT_MAX, SCAN = 1000, 10_000
@@ -32,11 +34,10 @@ class DeadLetterPage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A place among the dead letters of a topic: after this one, or (no id) before the first."""
+    """A place among the dead letters of a topic: behind one, or (no place) before the first."""
 
     slot: int = 0
-    score: str = "-inf"
-    member: bytes = b""
+    place: Place | None = None
 
 
 def cursor_of(member: QueueMember | Message) -> str:
@@ -56,38 +57,26 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
     if not dash or not died.isascii() or not died.isdecimal() or len(died) > 15:
         raise InvalidValue(f"after: {str(cursor)[:80]!r} is not a cursor; pass one unchanged")
     message_id = context.check_id(MessageId.parse(id, "after"))
-    return Position(message_id.slot, died, member_of(message_id))
+    return Position(message_id.slot, Place(float(died), member_of(message_id)))
 
 
 class Reader:
     """Reads dead letters one call of Redis at a time, from a position to the end of the topic."""
 
     def __init__(self, context: TopicContext, start: Position) -> None:
-        self.slot, self.low, self.skip = start.slot, start.score, 0
-        self._context, self._start, self._size = context, start, inspect.CallSize()
-
-    def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember] | None]:
-        """Return the next members, maybe none of them; None at the end."""
-        if self.slot >= len(self._context.slots):
-            return None
-        keys, count = self._context.slots[self.slot], max(1, min(self._size.count, most))
-        page = yield from inspect.next_page(keys, "dead", self.low, "+inf", self.skip, count)
-        if not page.members:
-            self.slot, self.low, self.skip = self.slot + 1, "-inf", 0
-            return []
-        self.low, self.skip = page.edge, page.skip
-        self._size.learn(page.members)
-        return [member for member in page.members if not self._seen(member)]
-
-    def _seen(self, member: QueueMember) -> bool:
-        """Whether a member stands before the position: of one score, in the order of the ids."""
-        start = self._start
-        return (
-            self.slot == start.slot
-            and bool(start.member)
-            and member.score == float(start.score)
-            and member_of(member.id) <= start.member
+        self._readers = deque(
+            SlotReader(keys, "dead", ALL, start.place if keys.index == start.slot else None)
+            for keys in context.slots[start.slot :]
         )
+
+    def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
+        """Return the next members, about `most` at most; none at the end."""
+        while self._readers:
+            members = yield from self._readers[0].read(most)
+            if members:
+                return members
+            self._readers.popleft()
+        return []
 
 
 def fitting(
@@ -132,11 +121,9 @@ def page(
     while len(members) < limit and looked_at < scan:
         most = limit - len(members) if wanted is None else scan - looked_at
         read = yield from reader.read(most)
-        if read is None:
+        if not read:
             last = None
             break
-        if not read:
-            continue
         looked_at += len(read)
         last = read[-1]
         members += yield from fitting(context, wanted, read, now_ms)

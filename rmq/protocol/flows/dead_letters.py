@@ -18,6 +18,7 @@ from rmq.core.ids import Id, MessageId
 from rmq.core.job import REFUSED
 from rmq.core.keys import SlotKeys
 from rmq.core.message import moment
+from rmq.core.queues import QueueName
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_message_type, check_rate, duration_ms
 from rmq.errors import DecodeError, InvalidType, InvalidValue
@@ -26,6 +27,7 @@ from rmq.protocol.commands import QueueMember
 from rmq.protocol.commands.redrive_to import TOKEN_BYTES
 from rmq.protocol.flows import inspect, open_topic, redrive_to
 from rmq.protocol.flows.inspect import check_place
+from rmq.protocol.flows.slot_reader import ScoreRange, SlotReader
 from rmq.protocol.steps import Flow, Progress, Sleep
 
 CALL_MAX = 1000  # messages of one call
@@ -185,7 +187,7 @@ def _is_of_type(member: QueueMember, message_type: str) -> bool:
 
 
 def _matching(
-    context: TopicContext, wanted: Filter, place: str = "dead"
+    context: TopicContext, wanted: Filter, place: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
     """Return the ids of the dead letters that fit, by slot; those that die later are left out."""
     now_ms = inspect.total((yield from inspect.counts(context)))["now_ms"]
@@ -204,14 +206,9 @@ def _matching(
     high = str(now_ms) if place == "dead" else "+inf"
     for keys in context.slots:
         ids: list[bytes] = []  # and no bodies: there may be a million dead letters
-        low, skip, size = "-inf", 0, inspect.CallSize()
-        while True:
-            page = yield from inspect.next_page(keys, place, low, high, skip, size.count)
-            if not page.members:
-                break
-            low, skip = page.edge, page.skip
-            size.learn(page.members)
-            whole_page = yield from wanted.whole(context, page.members)
+        reader = SlotReader(keys, place, [ScoreRange("-inf", high)])
+        while members := (yield from reader.read()):
+            whole_page = yield from wanted.whole(context, members)
             ids += [member.id for member in whole_page if wanted.fits(member, now_ms)]
         if ids:
             matching.append((keys, ids))
