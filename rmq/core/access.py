@@ -119,12 +119,11 @@ def new_token(
     )  # fmt: skip
 
 
-def unpack(name: bytes, packed: bytes, used_ms: bytes | None = None) -> AccessToken:
+def unpack(name: bytes, packed: bytes) -> AccessToken:
     """Read a token as it stands in Redis."""
     role, sees_bodies, id, created_ms, expires_ms, digest = json.loads(packed)
-    used = int(used_ms) if used_ms is not None else None
     return AccessToken(
-        name.decode(), Role(role), bool(sees_bodies), id, created_ms, expires_ms, used, digest
+        name.decode(), Role(role), bool(sees_bodies), id, created_ms, expires_ms, digest=digest
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
-from rmq.core.access import AccessToken, role_of
-from rmq.core.validation import duration_ms
+from rmq.core.access import AccessToken
 from rmq.protocol.flows import tokens
 
 
@@ -32,10 +31,7 @@ class TokenAdmin(AdminPart):
         Raises:
             InvalidValue: the name is taken, the role is none, or there are 1000 tokens.
         """
-        lasts_ms = None if expires is None else duration_ms(expires, "expires")
-        return self._run(
-            tokens.token_create(self._prefix, name, role_of(role), sees_bodies, lasts_ms)
-        )
+        return self._run(tokens.token_create(self._prefix, name, role, sees_bodies, expires))
 
     def tokens(self) -> list[AccessToken]:
         """Return all tokens by name, also those that have expired, without their text."""
@@ -62,10 +58,7 @@ class AsyncTokenAdmin(AsyncAdminPart):
         expires: float | timedelta | None = None,
     ) -> AccessToken:
         """As `Admin.token_create`."""
-        lasts_ms = None if expires is None else duration_ms(expires, "expires")
-        return await self._run(
-            tokens.token_create(self._prefix, name, role_of(role), sees_bodies, lasts_ms)
-        )
+        return await self._run(tokens.token_create(self._prefix, name, role, sees_bodies, expires))
 
     async def tokens(self) -> list[AccessToken]:
         """As `Admin.tokens`."""

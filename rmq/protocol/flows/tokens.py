@@ -7,12 +7,14 @@ needs no right to write the first. Plain commands: each is safe to run twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rmq.core import access, pause
-from rmq.core.access import AccessToken, Role
+from rmq.core.access import AccessToken
 from rmq.core.job import AuditLine
 from rmq.core.keys import check_name, tokens_key, tokens_used_key
+from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidValue
 from rmq.protocol.flows.jobs import note
 from rmq.protocol.steps import Flow, RawCommand, server_ms
@@ -21,25 +23,27 @@ TOKENS_MAX = 1000  # a server keeps them all in memory, and reads them every few
 
 
 def token_create(
-    prefix: str, name: str, role: Role, sees_bodies: bool, lasts_ms: int | None
+    prefix: str, name: str, role: str, sees_bodies: bool, expires: Duration | None
 ) -> Flow[AccessToken]:
     """Create a token, and return it with its text.
 
     Raises:
-        InvalidValue: the name is taken, or there are too many.
+        InvalidValue: the name is taken, the role is none, or there are too many.
     """
+    lasts_ms = None if expires is None else duration_ms(expires, "expires")
+    known = access.role_of(role)
     check_name(name, "name")
     key = tokens_key(prefix)
     if (yield RawCommand("token_create", "HLEN", key)) >= TOKENS_MAX:
         raise InvalidValue(f"there are {TOKENS_MAX} tokens; revoke some: rmq token ls")
     token = access.new_token(
-        name, role, sees_bodies, (yield from server_ms("token_create")), lasts_ms
+        name, known, sees_bodies, (yield from server_ms("token_create")), lasts_ms
     )
     packed = token.pack()
     created = yield RawCommand("token_create", "HSETNX", key, name, packed)
     if not created and (yield RawCommand("token_create", "HGET", key, name)) != packed.encode():
         raise InvalidValue(f"name: there is a token {name!r}; revoke it, or give another name")
-    text = f"role {role}" + (", sees bodies" if sees_bodies else "")
+    text = f"role {known}" + (", sees bodies" if sees_bodies else "")
     yield from note(
         prefix, AuditLine(token.created_ms, pause.who(None), "token create", name, text)
     )
@@ -48,12 +52,12 @@ def token_create(
 
 def tokens(prefix: str) -> Flow[list[AccessToken]]:
     """Return all tokens by name, also those that have expired, without their text."""
-    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    found = yield from _read(prefix)
     used = _pairs((yield RawCommand("tokens", "HGETALL", tokens_used_key(prefix))))
-    found = [access.unpack(name, value) for name, value in sorted(packed.items())]
+    used_ms = {id.decode(): int(text) for id, text in used.items()}
     return [
-        access.unpack(each.name.encode(), packed[each.name.encode()], used.get(each.id.encode()))
-        for each in found
+        replace(token, used_ms=used_ms.get(token.id))
+        for token in sorted(found, key=lambda token: token.name)
     ]
 
 
@@ -76,15 +80,19 @@ def token_revoke(prefix: str, name: str) -> Flow[bool]:
 
 def tokens_by_id(prefix: str) -> Flow[tuple[dict[str, AccessToken], int]]:
     """Return all tokens by id, and the time by Redis' clock, epoch ms."""
-    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    found = yield from _read(prefix)
     now_ms = yield from server_ms("tokens")
-    found = (access.unpack(name, value) for name, value in packed.items())
     return {token.id: token for token in found}, now_ms
 
 
 def note_use(prefix: str, id: str, now_ms: int) -> Flow[None]:
     """Store when a token was last used."""
     yield RawCommand("tokens", "HSET", tokens_used_key(prefix), id, now_ms)
+
+
+def _read(prefix: str) -> Flow[list[AccessToken]]:
+    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    return [access.unpack(name, value) for name, value in packed.items()]
 
 
 def _pairs(reply: Any) -> Mapping[bytes, bytes]:
