@@ -19,23 +19,19 @@ Atomic    Reads only. A message that is in the slot from the first page to the l
 ]]
 --- @include "lib/check"
 --- @include "lib/audit"
+--- @include "lib/scan_cursor"
 local s = redis.call('HMGET', KEYS[1], 'created', 'chunk')
 if not s[1] then
   fail('GONE', KEYS[1])
 end
 local limit = math.min(whole_number(ARGV[2], 1, 1000, 'limit'), tonumber(s[2]))
-local cursor, of_server = string.match(ARGV[1], '^(%d+)%.?(%x*)$')
-if not cursor or #cursor > 20 then
-  fail('ARG', 'cursor')
-end
+local cursor, server = read_cursor(ARGV[1])
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])
 redis.call('ZCARD', KEYS[4])
 redis.call('ZCARD', KEYS[6])
-local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local is_first = cursor == '0' or of_server ~= server
-local page = redis.call('HSCAN', KEYS[5], is_first and '0' or cursor, 'COUNT', limit)
-local reply = { page[1] == '0' and '0' or page[1] .. '.' .. server, #page[2] / 2, is_first and 1 or 0 }
+local page = redis.call('HSCAN', KEYS[5], cursor, 'COUNT', limit)
+local reply = { write_cursor(page[1], server), #page[2] / 2, cursor == '0' and 1 or 0 }
 for i = 1, #page[2], 2 do
   local id = page[2][i]
   local producer, number = number_of(page[2][i + 1])

@@ -19,6 +19,7 @@ Atomic    Reads only. A caller that asks for a page until it has none, and then 
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/scan_cursor"
 --- @include "lib/score_ranges"
 local store, prepare = KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
@@ -27,10 +28,7 @@ if s[1] ~= ARGV[2] then
   fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
 end
 local limit = math.min(whole_number(ARGV[4], 1, 1000, 'limit'), tonumber(s[2]))
-local cursor, of_server = string.match(ARGV[3], '^(%d+)%.?(%x*)$')
-if not cursor or #cursor > 20 then
-  fail('ARG', 'cursor')
-end
+local cursor, server = read_cursor(ARGV[3])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('HLEN', KEYS[4])
@@ -38,8 +36,7 @@ if not s[3] then
   return { '0', 0 } -- a slot that this resize has created
 end
 local upto = tonumber(s[3])
-local server = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-local page, before = redis.call('HSCAN', KEYS[4], of_server == server and cursor or '0', 'COUNT', limit), 0
+local page, before = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', limit), 0
 for i = 1, #page[2], 2 do
   local id, record = page[2][i], page[2][i + 1]
   -- Records have the low 32 bits of the number; it is of before if it is at most 2^31 back from `upto`.
@@ -50,4 +47,4 @@ for i = 1, #page[2], 2 do
     end
   end
 end
-return { page[1] == '0' and '0' or page[1] .. '.' .. server, before }
+return { write_cursor(page[1], server), before }
