@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.core.keys import SlotKeys
 from rmq.errors import InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.flows import inspect, peek_pages, tail
 from rmq.protocol.flows.peek_pages import Position, read_cursor, write_cursor
 from rmq.protocol.flows.slot_reader import Place
 from tests.conftest import Clock
+from tests.servers import Server
 
 
 def pages(api: Any, name: str, limit: int, **options: Any) -> Iterator[list[Any]]:
@@ -125,6 +127,19 @@ def test_pages_of_a_type_look_at_so_many_and_go_on(api: Any, name: str) -> None:
     assert [message.body for message in short.messages] == [9]
     assert short.cursor is not None
     assert api.admin.peek_page(name, type="c") == rmq.PeekPage([], None)
+
+
+def test_a_record_that_cannot_be_read_has_no_type_and_hides_no_other(
+    api: Any, server: Server, name: str
+) -> None:
+    ids = [sent.id for sent in api.topic(name).send_many([rmq.Outgoing(n, type="a") for n in "xy"])]
+    records = SlotKeys("rmq", name, ids[0].slot).records
+    with server.raw() as raw:
+        entry: Any = raw.hget(records, ids[0].member)
+        raw.hset(records, ids[0].member, entry[:12])
+
+    assert [message.id for message in api.admin.peek_page(name, type="a").messages] == ids[1:]
+    assert [message.id for message in api.admin.peek_page(name).messages] == ids
 
 
 def test_a_topic_that_is_empty_or_ends_with_the_page_has_no_cursor(api: Any, name: str) -> None:

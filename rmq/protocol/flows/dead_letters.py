@@ -101,7 +101,7 @@ class Filter:
         """Whether a dead letter fits."""
         if self.older_ms and member.score > now_ms - self.older_ms:
             return False
-        if self.type and not _is_of_type(member, self.type):
+        if self.type and inspect.type_of(member) != self.type:
             return False
         if self.reason or self.error:
             last_failure = failure.decode(member.failure)
@@ -177,13 +177,6 @@ class _Letter:
             return inspect.body_of(self._record)
         except DecodeError:
             return self._record.body
-
-
-def _is_of_type(member: QueueMember, message_type: str) -> bool:
-    try:
-        return record.read(member.record).headers.get(record.TYPE_MARK) == message_type
-    except DecodeError:
-        return False
 
 
 def _matching(

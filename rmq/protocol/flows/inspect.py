@@ -181,6 +181,14 @@ def next_page(
     return MemberPage(members, edge, same + (skip if edge == (high if down else low) else 0))
 
 
+def type_of(member: QueueMember) -> str | None:
+    """Return the type of a message; None: it has none, or its record cannot be read."""
+    try:
+        return record.read(member.record).headers.get(record.TYPE_MARK)
+    except DecodeError:
+        return None
+
+
 # --- counters ----------------------------------------------------------------------------------
 
 

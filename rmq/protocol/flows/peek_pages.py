@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import msgpack
 
-from rmq.core import record
 from rmq.core.ids import MessageId, member_of
 from rmq.core.message import Message
 from rmq.core.queues import QueueName
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
-from rmq.errors import DecodeError, InvalidValue
+from rmq.errors import InvalidValue
 from rmq.protocol import clock
 from rmq.protocol.commands import QueueMember
 from rmq.protocol.flows import inspect, open_topic, tidy
@@ -128,13 +127,6 @@ def page(
     return PeekPage(messages, write_cursor(walk.queue, walk.position()) if has_more else None)
 
 
-def _type_of(member: QueueMember) -> str | None:
-    try:
-        return record.type_of(member.record) if member.record else None
-    except DecodeError:
-        return None
-
-
 def _messages(context: TopicContext, members: Iterable[QueueMember]) -> Flow[list[Message]]:
     by_slot = sorted(members, key=lambda member: MessageId(member.id).slot)
     whole = yield from inspect.with_bodies(context, by_slot)
@@ -193,7 +185,7 @@ class SlotWalk:
             member = self._ready[slot].popleft()
             self._places[slot] = Place(member.score, member_of(member.id))
             looked_at += 1
-            if of_type is None or _type_of(member) == of_type:
+            if of_type is None or inspect.type_of(member) == of_type:
                 found.append(member)
         return found
 
