@@ -23,7 +23,7 @@ from rmq.errors import ConfigurationError
 from rmq.server.config import read_hosts
 from rmq.server.http.application import OWN_NAMES, RATE, make_api, make_mounted, open_client
 from rmq.server.http.authentication import Authentication, Refused
-from rmq.server.http.principal import Principal, Role
+from rmq.server.http.principal import Principal, Role, can_be_name
 from rmq.transport import url as urls
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Found = Principal | None
 FindPrincipal = Callable[["HTTPConnection"], Found | Awaitable[Found]]
-NAME_MAX = 200
 
 
 class ConsoleApp:
@@ -152,7 +151,7 @@ class ConsoleApp:
         if found is None:
             return None
         name, role = found.name, found.role
-        if not name or len(name) > NAME_MAX or not name.isprintable():
+        if not can_be_name(name):
             raise Refused("the host application names no user")
         if role not in tuple(Role):
             raise Refused(f"the host application gives the role {role!r}: {', '.join(Role)}")

@@ -20,7 +20,7 @@ from rmq.core.access import Role
 from rmq.errors import RMQError
 from rmq.protocol.flows.sessions import server_secret
 from rmq.server.http import csrf, sessions
-from rmq.server.http.principal import LOCAL, Principal
+from rmq.server.http.principal import LOCAL, Principal, can_be_name
 from rmq.server.http.sessions import Sessions
 from rmq.server.http.tokens import Tokens
 
@@ -169,7 +169,7 @@ class Authentication:
         if not named:
             return None
         name = named[0].decode("latin-1").strip()
-        if len(named) > 1 or not name or len(name) > 200 or not name.isprintable():
+        if len(named) > 1 or not can_be_name(name):
             raise Refused(f"{self.proxy.user_header}: it must name one user")
         if not self.proxy.role_header:
             return Principal(name, Role.VIEWER, False, "proxy")

@@ -8,10 +8,13 @@ from typing import Any, Literal
 
 from rmq.core.access import Role
 
-__all__ = ["ADDRESS", "KEY", "LOCAL", "STATIC", "Principal", "Role", "principal_of"]
+__all__ = [
+    "ADDRESS", "KEY", "LOCAL", "STATIC", "Principal", "Role", "can_be_name", "principal_of",
+]  # fmt: skip
 
 KEY = "rmq.principal"  # in the scope of a request
 ADDRESS = "rmq.address"  # there, too: from where it comes, as far as proxies are believed
+NAME_MAX = 200
 Kind = Literal["local", "token", "session", "proxy", "host"]
 
 
@@ -52,3 +55,8 @@ def principal_of(scope: MutableMapping[str, Any]) -> Principal:
     """Return who asks; only for requests that the guard let in, which probes are not."""
     found: Principal = scope[KEY]
     return found
+
+
+def can_be_name(name: str) -> bool:
+    """Whether a name that a proxy or a host gives can be shown, and recorded in the audit trail."""
+    return bool(name) and len(name) <= NAME_MAX and name.isprintable()
