@@ -232,10 +232,8 @@ def read_hosts(value: object) -> tuple[str, ...]:
     Raises:
         ValueError: one is no name.
     """
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        raise ValueError(f"{value!r} is no list of names, as rmq.internal,10.0.0.7")
-    names = tuple(name.strip().lower().strip("[]") for name in listed)
+    listed = _listed(value, "names, as rmq.internal,10.0.0.7")
+    names = tuple(name.lower().strip("[]") for name in listed)
     for name in names:
         if not name or set(name) & set("/@, ") or (name.count(":") == 1):
             raise ValueError(f"{name!r} is no name of a host; give it without scheme and port")
@@ -251,11 +249,15 @@ def read_addresses(value: object) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(each)) for each in _words(value, "addresses"))
 
 
-def _words(value: object, of: str) -> list[str]:
+def _listed(value: object, of: str) -> list[str]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise ValueError(f"{value!r} is no list of {of}, with commas")
-    words = [each.strip() for each in listed]
+        raise ValueError(f"{value!r} is no list of {of}")
+    return [each.strip() for each in listed]
+
+
+def _words(value: object, of: str) -> list[str]:
+    words = _listed(value, f"{of}, with commas")
     if not all(words):
         raise ValueError(f"{value!r}: a word is missing")
     return words
