@@ -57,6 +57,8 @@ class Address(NamedTuple):
 Auth = Literal["none", "token", "proxy"]
 AUTHS: tuple[Auth, ...] = get_args(Auth)
 DEFAULT_LISTEN = Address("127.0.0.1", 8800)
+RATE = 500.0  # requests a second
+CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS = 512, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +102,9 @@ class ServerConfig:
     proxy_user_header: str = "X-Forwarded-User"
     proxy_role_header: str | None = None
     redact: tuple[str, ...] = ()
-    rate: float = 500.0
-    connections_max: int = 512
-    connections_per_address: int = 64
+    rate: float = RATE
+    connections_max: int = CONNECTIONS_MAX
+    connections_per_address: int = CONNECTIONS_PER_ADDRESS
     embedded: str | None = None
     log_level: str = "info"
     log_json: bool = False

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, cast
 from rmq.client.client import AsyncClient
 from rmq.core.keys import check_name
 from rmq.errors import ConfigurationError
-from rmq.server.config import read_hosts
-from rmq.server.http.application import OWN_NAMES, RATE, make_api, make_mounted, open_client
+from rmq.server.config import RATE, read_hosts
+from rmq.server.http.application import OWN_NAMES, make_api, make_mounted, open_client
 from rmq.server.http.authentication import Authentication, Refused
 from rmq.server.http.principal import Principal, Role, can_be_name
 from rmq.transport import url as urls

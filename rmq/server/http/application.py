@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rmq.server.http.metrics import ServerMetrics
 
 Problems = Callable[[], list[str]]
-RATE = 500.0
 TIMEOUT_S = 5.0  # of a reply of Redis
 RETRY_FOR_S = 2.0
 CONNECTIONS = 16
@@ -79,9 +78,9 @@ def make_application(
     metrics: ServerMetrics,
     api: Api,
     authentication: Authentication,
-    hosts: Collection[str] = (),
-    rate: float = RATE,
-    root_path: str = "",
+    hosts: Collection[str],
+    rate: float,
+    root_path: str,
 ) -> Starlette:
     """Return the application.
 

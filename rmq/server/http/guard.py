@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rmq.errors import RMQError
+from rmq.server.config import RATE
 from rmq.server.http import csrf, principal, sessions
 from rmq.server.http.api import problems
 from rmq.server.http.api.problems import ApiError
@@ -62,7 +63,7 @@ class Guard:
         app: ASGIApp,
         hosts: Collection[str],
         authentication: Authentication,
-        rate: float = 500.0,
+        rate: float = RATE,
     ) -> None:
         self._app = app
         self._hosts = frozenset(hosts)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from rmq.core import optional_imports
 from rmq.errors import ConfigurationError
-from rmq.server.config import Address
+from rmq.server.config import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS, Address
 from rmq.server.http.head import HEAD_MAX
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS = 512, 64
 KEEP_ALIVE_S = 5
 START_S = 10.0
 
