@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import signal
@@ -60,7 +61,8 @@ class Server:
         authentication = Authentication(
             config.choose_auth(token), token,
             Proxy(
-                config.proxy_addresses, config.proxy_user_header, config.proxy_role_header or ""
+                tuple(map(ipaddress.ip_network, config.proxy_addresses)),
+                config.proxy_user_header, config.proxy_role_header or "",
             ),
         )  # fmt: skip
         url = config.url

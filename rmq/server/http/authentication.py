@@ -14,6 +14,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Any, Literal
 
 from rmq.core.access import Role
@@ -50,7 +51,7 @@ class Proxy:
             users are viewers.
     """
 
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[IPv4Network | IPv6Network, ...] = ()
     user_header: str = "X-Forwarded-User"
     role_header: str = ""
 
@@ -61,7 +62,7 @@ class Proxy:
         except ValueError:
             return False
         mapped = getattr(found, "ipv4_mapped", None)
-        return any((mapped or found) in ipaddress.ip_network(each) for each in self.addresses)
+        return any((mapped or found) in network for network in self.addresses)
 
 
 class Authentication:
