@@ -1,4 +1,4 @@
-"""What pages ask of Redis, as Redis tells: SLOWLOG without a threshold, and MONITOR.
+"""The calls that pages make, as Redis tells: SLOWLOG without a threshold, and MONITOR.
 
 Commands that scripts call are left out: their time is that of the script. A server whose services
 another one leads sends a few commands of its own, every 2 to 5 s.

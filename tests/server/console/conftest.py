@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,7 +13,7 @@ from rmq.core.access import Role
 from rmq.core.worker_status import HandlerStatus, write_status
 from rmq.protocol.flows import worker_status
 from rmq.server import Server
-from tests.server.console import corpus
+from tests.server.console import browsing, corpus
 from tests.server.console.fetching import Shown, csrf_of, fetch
 from tests.server.running import serving
 from tests.servers import Server as Redis
@@ -32,6 +32,13 @@ PAGES = [
     "topics/orders/delete", "tokens", "jobs/{job}", "topics/orders/messages/{dead}",
     "topics/orders/messages/{waiting}", "topics/orders/messages/{held}", "nothing-here",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real Chromium, for the tests of a file."""
+    with browsing.started() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 
 import rmq
 from rmq.server import Server
-from tests.server.console import browsing
 from tests.server.console.browsing import Window
 from tests.server.console.conftest import PAGES, filled, make_ids
 from tests.server.running import serving
@@ -24,19 +23,13 @@ BROKEN = (  # answered with an error
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing.started() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def scene(server: Redis) -> Iterator[tuple[Server, dict[str, str]]]:
     with rmq.Client(server.url, prefix="pages") as client, serving(server.url, "pages") as running:
         yield running, make_ids(client)
 
 
 def _complaints(window: Window, path: str) -> list[str]:
-    """What the browser complains of, but the status of a page that is an error."""
+    """The complaints of the browser, but the status of a page that is an error."""
     return [text for text in window.complaints if path not in BROKEN or "status of 40" not in text]
 
 

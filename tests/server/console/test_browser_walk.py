@@ -14,7 +14,6 @@ import pytest
 
 import rmq
 from rmq.server import Server
-from tests.server.console import browsing
 from tests.server.console.browsing import Window
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
@@ -27,12 +26,6 @@ CAUSES = (  # of twenty messages
     *["ValueError: amount is negative"] * 6,
     "TimeoutError: no answer of the shop after 30 s",
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browsing.started() as browser:
-        yield browser
 
 
 def bury(topic: rmq.Topic, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What the console costs Redis: a page does not read a whole queue, and viewers share readings.
+"""The cost of the console in Redis: a page does not read a whole queue, and viewers share readings.
 
 `bench/console.py` measures times of a million messages; here are the numbers that bound them.
 """
