@@ -28,13 +28,13 @@ class Rates:
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when
 
-    def take(self, key: str, count: int = 1) -> float:
+    def take(self, key: str) -> float:
         """Take a token; return after how many seconds there is one, 0.0: it was taken."""
         tokens = self._tokens(key)
-        if tokens < count:
+        if tokens < 1:
             self._put(key, tokens)
-            return (count - tokens) / self.rate
-        self._put(key, tokens - count)
+            return (1 - tokens) / self.rate
+        self._put(key, tokens - 1)
         return 0.0
 
     def wait_s(self, key: str) -> float:
