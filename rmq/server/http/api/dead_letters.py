@@ -13,7 +13,7 @@ from rmq.core.message import Outgoing
 from rmq.errors import DecodeError, EncodeError
 from rmq.server.http.api import bodies, views
 from rmq.server.http.api.messages import BLOCK_S, walk
-from rmq.server.http.api.operation import At, Table
+from rmq.server.http.api.operation import At, Table, check_confirm
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
 
@@ -121,8 +121,7 @@ async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Pur
     Dead letters can be restored for as many seconds as `keep` says, 24 hours if it is not given; 0
     deletes them for good. Waiting messages cannot be restored.
     """
-    if body.confirm != path.topic:
-        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+    check_confirm(body.confirm, path.topic)
     keep = body.keep
     if keep is None:
         keep = bodies.KEEP_S if body.queue == "dead" else 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rmq.core.job import Job
 from rmq.server.http.api import bodies, cursors, views
-from rmq.server.http.api.operation import At, Table
-from rmq.server.http.api.problems import ApiError
+from rmq.server.http.api.operation import At, Table, check_confirm
 from rmq.server.http.principal import Role
 
 TABLE = Table("jobs")
@@ -39,8 +38,7 @@ async def start_job(at: At, path: bodies.TopicPath, body: bodies.NewJob) -> view
     """
     if body.verb == "purge":
         at.require(Role.ADMIN)  # as the purge that it does
-    if body.verb == "purge" and body.confirm != path.topic:
-        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+        check_confirm(body.confirm, path.topic)
     job = await at.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
         expected=body.expected, to=body.to,

@@ -72,6 +72,16 @@ class At:
             )
 
 
+def check_confirm(confirm: str | None, topic: str) -> None:
+    """Refuse a request that destroys something and does not give the name of its topic.
+
+    Raises:
+        ApiError: it does not.
+    """
+    if confirm != topic:
+        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method of a path.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from rmq.server.http.api import bodies, cursors, views
-from rmq.server.http.api.operation import At, Table
+from rmq.server.http.api.operation import At, Table, check_confirm
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
 
@@ -49,8 +49,7 @@ async def delete_topic(
     `confirm` must be its name. One that holds messages is deleted with `force` alone; `dry_run`
     counts them. Stopped half-way, no client can open the topic; repeat the request.
     """
-    if query.confirm != path.topic:
-        raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
+    check_confirm(query.confirm, path.topic)
     deleted = await at.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
     return views.Deleted(**deleted._asdict(), dry_run=query.dry_run)
 
