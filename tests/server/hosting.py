@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import HTTPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -47,6 +48,19 @@ def served(app: Any) -> Iterator[str]:
             assert not thread.is_alive()
 
 
+@contextmanager
+def answering(server: HTTPServer) -> Iterator[str]:
+    """A server of the standard library, in a thread; yields its address."""
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -62,11 +76,5 @@ def served_wsgi(app: Any) -> Iterator[str]:
         daemon_threads = True
 
     server = make_server("127.0.0.1", 0, app, server_class=Threaded, handler_class=_Quiet)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(server) as url:
+        yield url

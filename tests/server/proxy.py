@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
+
+from tests.server.hosting import answering
 
 
 @contextmanager
@@ -53,11 +54,5 @@ def proxied(url: str, root: str, strips: bool) -> Iterator[str]:
 
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     proxy.daemon_threads = True
-    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{proxy.server_port}"
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        thread.join()
+    with answering(proxy) as address:
+        yield address

@@ -29,15 +29,15 @@ def test_a_topic_is_resized_step_by_step(api: Ask, client: rmq.Client) -> None:
     assert (ended["pending"], api("/topics/orders").body["resizing"]) == (0, None)
 
 
-@pytest.mark.parametrize(("slots", "field"), [(3, "slots"), (0, "slots"), (1025, "slots")])
+@pytest.mark.parametrize("slots", [3, 0, 1025])
 def test_a_number_of_slots_that_cannot_be_is_refused(
-    api: Ask, client: rmq.Client, slots: int, field: str
+    api: Ask, client: rmq.Client, slots: int
 ) -> None:
     client.topic("orders", slots=2).open()
 
     refused = api("/topics/orders/resize", "POST", {"slots": slots})
 
-    assert (refused.status, refused.body["field"]) == (400, field)
+    assert (refused.status, refused.body["field"]) == (400, "slots")
     assert client.admin.settings("orders").slots == 2
     assert api("/topics/none/resize", "POST", {"slots": 2}).status == 404
 
