@@ -112,8 +112,41 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
     """
     code, rest = _read(error)
     text = str(error)
+    if code.startswith("RMQ"):
+        return _by_script(code, re.split(r"[\s,]", rest, maxsplit=1)[0], script, keys)
+    if code == "OOM":
+        return QueueFull(
+            f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
+            "Raise maxmemory, or send again later"
+        )
+    if code == "WRONGTYPE":
+        return ScriptFailed(
+            f"{script}: {wrong_key or 'one of ' + ', '.join(keys)} holds another type of value "
+            "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
+        )
+    if code in _ACCESS:
+        return _by_access(code, rest, text, script, keys)
+    if text.removeprefix("ERR ") == _FUNCTION_MISSING:
+        return ConfigurationError(
+            f"{script}: the server lacks {library_name()}, the functions of this version of RMQ. "
+            f"An operator loads them once: {LOAD_COMMAND}. Or leave calls=functions out of the URL"
+        )
+    if _FUNCTIONS_UNKNOWN.match(text):
+        return ConfigurationError(
+            f"{script}: this server has no functions, which need Redis 7.0 or later, or Valkey. "
+            "Leave calls=functions out of the URL"
+        )
+    if kind_of(error) is Kind.AGAIN:
+        return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")
     where = keys[0] if keys else "the server"
-    detail = re.split(r"[\s,]", rest, maxsplit=1)[0]
+    return ScriptFailed(
+        f"{script} on {where}: Redis refused: {text[:300]}. Check the URL's database "
+        "and options, and the server's log"
+    )
+
+
+def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
+    """Return the RMQ error for one that a script of RMQ raised; `detail`: the key or argument."""
     if code == "RMQGONE":
         return TopicVanished(
             f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
@@ -149,44 +182,20 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         return ScriptFailed(
             f"{script}: a copy of a command came after its caller had gone on; nothing was done"
         )
-    if code.startswith("RMQ"):
-        return ScriptFailed(
-            f"{script}: the script refused its argument {detail!r}; nothing was written"
-        )
-    if code == "OOM":
-        return QueueFull(
-            f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
-            "Raise maxmemory, or send again later"
-        )
-    if code == "WRONGTYPE":
-        return ScriptFailed(
-            f"{script}: {wrong_key or 'one of ' + ', '.join(keys)} holds another type of value "
-            "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
-        )
-    if code in _ACCESS:
-        if rest.startswith(_PASSWORD_MISSING):
-            return ConfigurationError(
-                f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
-                "redis://:PASSWORD@host:6379/0 or redis://USER:PASSWORD@host:6379/0 (RMQ_URL)"
-            )
-        if code == "NOPERM":
-            return denied(script, text, keys)
-        return ConfigurationError(
-            f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
-        )
-    if text.removeprefix("ERR ") == _FUNCTION_MISSING:
-        return ConfigurationError(
-            f"{script}: the server lacks {library_name()}, the functions of this version of RMQ. "
-            f"An operator loads them once: {LOAD_COMMAND}. Or leave calls=functions out of the URL"
-        )
-    if _FUNCTIONS_UNKNOWN.match(text):
-        return ConfigurationError(
-            f"{script}: this server has no functions, which need Redis 7.0 or later, or Valkey. "
-            "Leave calls=functions out of the URL"
-        )
-    if kind_of(error) is Kind.AGAIN:
-        return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")
     return ScriptFailed(
-        f"{script} on {where}: Redis refused: {text[:300]}. Check the URL's database "
-        "and options, and the server's log"
+        f"{script}: the script refused its argument {detail!r}; nothing was written"
+    )
+
+
+def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
+    """Return the RMQ error for a user or password that Redis refused."""
+    if rest.startswith(_PASSWORD_MISSING):
+        return ConfigurationError(
+            f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
+            "redis://:PASSWORD@host:6379/0 or redis://USER:PASSWORD@host:6379/0 (RMQ_URL)"
+        )
+    if code == "NOPERM":
+        return denied(script, text, keys)
+    return ConfigurationError(
+        f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
     )
