@@ -1,4 +1,4 @@
-"""What replies of a Redis Cluster mean: those of several nodes as one, and errors of its nodes."""
+"""Replies of a Redis Cluster: those of several nodes joined to one, and errors of its nodes."""
 
 from __future__ import annotations
 
