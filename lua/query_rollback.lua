@@ -46,23 +46,19 @@ if ARGV[4] ~= '1' and until_ms > now then
 end
 allow_oom(prepare)
 if #page > 0 then
-  local scores, deadlines, given_back = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}
+  local scores, deadlines, ids, lefts = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
   for i = 1, #page do
     local score = scores[i] and tonumber(scores[i])
     if score and score >= FAR * 1000 then
-      local left = math.floor(score % 1000)
       deadlines[#deadlines + 1], deadlines[#deadlines + 2] = 1000 + score % 1000, page[i]
       if exact then
-        given_back[#given_back + 1] = { page[i], left }
+        ids[#ids + 1], lefts[#lefts + 1] = page[i], math.floor(score % 1000)
       end
     end
   end
   if #deadlines > 0 then
     redis.call('ZADD', prepare, 'XX', unpack(deadlines))
-    for i = 1, #given_back do
-      local id, left = unpack(given_back[i])
-      note_failure(failures, id, left, tonumber(s[2]) - left + 1, 'l', ARGV[5], now)
-    end
+    note_failures(failures, ids, lefts, tonumber(s[2]), 'l', ARGV[5], now)
   end
   expired_to = expired_to + #page
   if exact then

@@ -94,9 +94,11 @@ if #ids > 0 then
     redis.call('HSET', records, unpack(without_expiry))
   end
   redis.call('ZREM', dead, unpack(ids))
+  local max_retries, lefts = tonumber(s[5]), {}
   for i = 1, #ids do
-    note_failure(failures, ids[i], tonumber(s[5]) + 1, 0, 'd', false, now)
+    lefts[i] = max_retries + 1
   end
+  note_failures(failures, ids, lefts, max_retries, 'd', false, now)
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
   note_given_back(slot)

@@ -20,6 +20,8 @@ error; 8 as above. Expired and redriven are no attempts: they have no number.
 --- @include "lib/record"
 local KEPT_MOST, HISTORY_BYTES = 50, 8192
 local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
+-- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.
+local ENTRIES_AT_ONCE = 64
 
 -- The parts of an entry: when, flags, details, attempts since the message was sent, how many items, items.
 local function read_entry(entry)
@@ -146,4 +148,17 @@ local function note_failure(failures, id, left, made, reason, details, now, entr
     entry = redis.call('HGET', failures, id)
   end
   redis.call('HSET', failures, id, failure_entry(entry, left, made, reason, details, now))
+end
+
+-- Note for several deliveries or messages that they have failed in the same way. `lefts`: the deliveries left of each.
+local function note_failures(failures, ids, lefts, max_retries, reason, details, now)
+  for first = 1, #ids, ENTRIES_AT_ONCE do
+    local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
+    local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
+    for i = first, last do
+      noted[#noted + 1] = ids[i]
+      noted[#noted + 1] = failure_entry(entries[i - first + 1], lefts[i], max_retries - lefts[i] + 1, reason, details, now)
+    end
+    redis.call('HSET', failures, unpack(noted))
+  end
 end

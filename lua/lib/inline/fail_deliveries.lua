@@ -14,7 +14,7 @@ Reads:     KEYS: 1 to 6 and 8 as nack has them
 Writes:    nothing
 Declares:  letters: for each delivery r retry or d dead
            dead_count: how many went to the DeadQueue
-           max_retries, in_order, PAGE
+           max_retries, in_order
 Returns for the caller: no
 ]]
 --- @include "lib/attempts"
@@ -27,10 +27,8 @@ local letters, dead_count, max_retries = {}, 0, tonumber(s[2])
 local in_order = s[7] and read_places(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
--- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.
-local PAGE = 64
-for first = 1, #ids, PAGE do
-  local last = math.min(first + PAGE - 1, #ids)
+for first = 1, #ids, ENTRIES_AT_ONCE do
+  local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
   local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
   local at_once, lefts = {}, {}
   for i = first, last do
