@@ -55,14 +55,14 @@ for i = 5, #ARGV do
   local id = ARGV[i]
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   local letter = '0'
-  if died and tonumber(died) <= died_by and is_held and is_held(slot, id, died) then
-    letter = 'm'
-  elseif died and tonumber(died) <= died_by then
-    letter = '1'
-    seen[id] = true
-    ids[#ids + 1] = id
-    add[#add + 1], add[#add + 2] = now + keep, id
-    deaths[#deaths + 1], deaths[#deaths + 2] = id, died
+  if died and tonumber(died) <= died_by then
+    letter = is_held and is_held(slot, id, died) and 'm' or '1'
+    if letter == '1' then
+      seen[id] = true
+      ids[#ids + 1] = id
+      add[#add + 1], add[#add + 2] = now + keep, id
+      deaths[#deaths + 1], deaths[#deaths + 2] = id, died
+    end
   end
   letters[#letters + 1] = letter
 end
