@@ -182,7 +182,7 @@ def cluster(look: Look) -> Flow[list[Sight]]:
         for address in look.away
     ]
     for address, reply in zip(addresses, replies, strict=True):
-        facts = Info(line.split(":", 1) for line in reply.decode().split("\r\n") if ":" in line)
+        facts = Info.read(reply)
         unassigned = HASH_SLOTS - facts.number("cluster_slots_assigned")
         failed, doubted = facts.number("cluster_slots_fail"), facts.number("cluster_slots_pfail")
         if facts.get("cluster_state") != "ok" or unassigned or failed:

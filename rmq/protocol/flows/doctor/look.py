@@ -41,6 +41,12 @@ class Info(dict[str, str]):
 
     node = ""  # of a cluster: host:port
 
+    @classmethod
+    def read(cls, reply: bytes) -> Info:
+        """Read the reply of INFO, or one like it."""
+        lines = reply.decode().split("\r\n")
+        return cls(line.split(":", 1) for line in lines if ":" in line)
+
     def number(self, name: str) -> int:
         """Return a figure; 0 where it is missing."""
         text = self.get(name, "0")
@@ -107,10 +113,7 @@ class Look:
         """Return the INFO of each master."""
         if self._infos is None:
             addresses, replies = yield from self.on_masters("INFO", "INFO")
-            lines = [
-                [line.partition(":") for line in text.decode().split("\r\n")] for text in replies
-            ]
-            self._infos = [Info({a: b for a, colon, b in each if colon}) for each in lines]
+            self._infos = [Info.read(reply) for reply in replies]
             for info, address in zip(self._infos, addresses, strict=False):
                 info.node = address
         return self._infos
