@@ -101,7 +101,9 @@ IN_ORDER: dict[str, list[Change]] = {
     "released ones stand where the next batch will": [
         ("prepare", "tonumber(places[1] or 0) - tonumber(places[2] or 0)", "places[1] or 0")
     ],
-    "a killer takes others with it": [("prepare", "string.byte(entries[i], 2) > 0", "false")],
+    "a killer takes others with it": [
+        ("prepare", "(retries_left[i] or max_retries) < max_retries", "false")
+    ],
 }
 
 _NAMES = "redis.call('HDEL', bodies, unpack(names))"
