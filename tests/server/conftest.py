@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 import rmq
-from tests.server.running import PATIENCE_S, Answer, ask, serving, until
+from tests.forkserver import Forked
+from tests.server.running import CONSTANTS, PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis, die_with_parent
 
 _count = itertools.count()
@@ -39,16 +42,33 @@ def api(server: Redis, prefix: str) -> Iterator[Ask]:
 
 
 class Command:
-    """`rmq` in a process of its own."""
+    """`rmq` in a process of its own: a fork, or an interpreter where a test asks how that starts.
 
-    def __init__(self, log: Path, words: Sequence[str]) -> None:
+    Args:
+        log: the file of its output.
+        words: of its command line.
+        constants: of RMQ, that are others in a fork: see `command.py`.
+        from_start: whether it is an interpreter.
+    """
+
+    process: Forked | subprocess.Popen[bytes]
+
+    def __init__(
+        self, log: Path, words: Sequence[str], constants: Mapping[str, float], from_start: bool
+    ) -> None:
         self._log = log
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rmq", *words],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
-            )  # fmt: skip
+            if from_start:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "rmq", *words],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                    preexec_fn=die_with_parent,
+                )  # fmt: skip
+            else:
+                env = {**os.environ, CONSTANTS: json.dumps(dict(constants))}
+                self.process = Forked(
+                    "tests.server.command", *words, stdout=out, stderr=subprocess.STDOUT, env=env
+                )
 
     def text(self) -> str:
         return self._log.read_text()
@@ -68,12 +88,15 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Starts commands, and kills those that are left."""
     made: list[Command] = []
 
-    def start(*words: str) -> Command:
-        made.append(Command(tmp_path / f"log{len(made)}", words))
+    def start(
+        *words: str, constants: Mapping[str, float] | None = None, from_start: bool = False
+    ) -> Command:
+        log = tmp_path / f"log{len(made)}"
+        made.append(Command(log, words, constants or {}, from_start))
         return made[-1]
 
     yield start
     for command in made:
         if command.process.poll() is None:
             command.process.kill()
-            command.process.wait()
+            command.process.wait(PATIENCE_S)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import rmq
 from rmq.server import Server, ServerConfig
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0  # on a machine that is busy with other things
+CONSTANTS = "RMQ_TEST_CONSTANTS"  # the variable that `command.py` reads
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def serving(url: str, prefix: str, **flags: Any) -> Iterator[Server]:
 def get(url: str) -> tuple[int, Any]:
     """Status and body of a GET; JSON is decoded."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
             return reply.status, _body(reply)
     except urllib.error.HTTPError as error:
         return error.code, _body(error)
@@ -51,7 +52,7 @@ def ask(
     given = {} if body is None else {"Content-Type": "application/json"}
     request = urllib.request.Request(url, sent, given | (headers or {}), method=method)
     try:
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
             return Answer(reply.status, _body(reply), reply.headers)
     except urllib.error.HTTPError as error:
         return Answer(error.code, _body(error), error.headers)
