@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import hypothesis
 import msgspec
 import pytest
-import schemathesis
-from schemathesis.checks import not_a_server_error
-from schemathesis.config import SchemathesisConfig
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    negative_data_rejection,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 import rmq
 from rmq.server.http.api.application import BASE, TABLES
@@ -24,17 +16,15 @@ from rmq.server.http.api.bodies import Request
 from rmq.server.http.api.operation import At, Operation, Table
 from rmq.server.http.api.views import Count
 from rmq.server.http.principal import Role
-from tests.server.running import ask, serving
+from tests.server.running import PATIENCE_S, ask, serving
 from tests.servers import Server as Redis
 
-Mode = schemathesis.GenerationMode
-EXAMPLES = 20  # of each operation, and as many that its schema refuses
-FEW = 1  # for who may do less: rights are what differs, and test_auth.py asks for each
-CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance,
-    response_schema_conformance, negative_data_rejection,
-]  # fmt: skip
+# Schemathesis is imported where it is used: it takes a second, and each process collects this file.
+FEW, MANY = 2, 20  # examples of each operation, and as many that its schema refuses
+LEAST = 1  # for who may do less: rights are what differs, and test_auth.py asks for each
 OPERATIONS = [each for table in TABLES for each in table.operations]
+# A seed of Hypothesis covers that module too, so that examples are the same in each run.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +54,21 @@ def scene(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
         yield serves.url, known
 
 
+@functools.cache
+def schema_of(url: str, token: str) -> Any:
+    """The document of a server, read once: parts of it are worked out when they are first used."""
+    import schemathesis
+    from schemathesis.config import SchemathesisConfig
+
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    document = ask(url + BASE + "/openapi.json", headers=headers).body
+    schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig())
+    schema.config.update(base_url=url)
+    return schema
+
+
 def check(
-    url: str, told: Operation, known: dict[str, str], token: str = "", examples: int = EXAMPLES
+    url: str, told: Operation, known: dict[str, str], token: str = "", examples: int = MANY
 ) -> None:
     """Ask for an operation in all manners; raises what fails.
 
@@ -76,17 +79,24 @@ def check(
         token: of who asks; empty: of nobody.
         examples: how many of each kind.
     """
+    from schemathesis import GenerationMode as Mode
+
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    document = ask(url + BASE + "/openapi.json", headers=headers).body
-    schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig())
-    schema.config.update(base_url=url)
-    operation = schema[BASE + told.path][told.method]
+    operation = schema_of(url, token)[BASE + told.path][told.method]
     _ask(operation.as_strategy(generation_mode=Mode.POSITIVE), known, headers, examples)
     if set(told.types) & {"path", "query", "body"}:
         _ask(operation.as_strategy(generation_mode=Mode.NEGATIVE), {}, headers, examples)
 
 
 def _ask(cases: Any, known: dict[str, str], headers: dict[str, str], examples: int) -> None:
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    asked = [
+        not_a_server_error, checks.status_code_conformance, checks.content_type_conformance,
+        checks.response_schema_conformance, checks.negative_data_rejection,
+    ]  # fmt: skip
+
     @hypothesis.settings(
         max_examples=examples, deadline=None, database=None, derandomize=True,
         suppress_health_check=list(hypothesis.HealthCheck),
@@ -95,17 +105,18 @@ def _ask(cases: Any, known: dict[str, str], headers: dict[str, str], examples: i
     def each(case: Any) -> None:
         for name in set(case.path_parameters or ()) & set(known):
             case.path_parameters[name] = known[name]
-        case.call_and_validate(checks=CHECKS, timeout=20, headers=headers)
+        case.call_and_validate(checks=asked, timeout=PATIENCE_S, headers=headers)
 
     each()
 
 
+@pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 def test_answers_are_as_the_document_says(
-    scene: tuple[str, dict[str, str]], operation: Operation
+    scene: tuple[str, dict[str, str]], operation: Operation, examples: int
 ) -> None:
     url, known = scene
-    check(url, operation, known)
+    check(url, operation, known, examples=examples)
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +130,14 @@ def guarded(server: Redis) -> Iterator[tuple[str, dict[str, str]]]:
         yield serves.url, {role: client.admin.token_create(role, role).text for role in Role}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", [Role.VIEWER, Role.OPERATOR])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)
 def test_answers_to_who_may_do_less_are_as_the_document_says(
     guarded: tuple[str, dict[str, str]], operation: Operation, role: Role
 ) -> None:
     url, tokens = guarded
-    check(url, operation, {"topic": "orders"}, tokens[role], FEW)
+    check(url, operation, {"topic": "orders"}, tokens[role], LEAST)
 
 
 def test_the_document_names_every_route_once(scene: tuple[str, dict[str, str]]) -> None:
