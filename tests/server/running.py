@@ -89,10 +89,15 @@ def _body(reply: Any) -> Any:
     return json.loads(text) if text and "json" in kind and "ndjson" not in kind else text
 
 
-def until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+def until(
+    condition: Callable[[], Any],
+    what: str,
+    patience_s: float = PATIENCE_S,
+    wait: Callable[[], object] = lambda: time.sleep(0.02),
+) -> Any:
     """Wait until a condition holds; return its value."""
     end = time.monotonic() + patience_s
     while not (value := condition()):
         assert time.monotonic() < end, f"still waiting: {what}"
-        time.sleep(0.02)
+        wait()
     return value

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000  # on a machine that is busy with other things
 
 
 def chromium() -> str:
@@ -69,6 +69,10 @@ class Window:
     def open(self, path: str) -> None:
         """Show a page of the console."""
         self.page.goto(self.url + "/console" + path)
+
+    def wait(self) -> None:
+        """Let the browser tell what it has noted; nothing is noted while a test sleeps."""
+        self.page.wait_for_timeout(20)
 
     def close(self) -> None:
         """Close the window, with its cookies."""

@@ -47,9 +47,26 @@ def console(server: Redis, prefix: str, client: rmq.Client) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def ids(client: rmq.Client) -> dict[str, str]:
-    return make_ids(client)
+class Filled(NamedTuple):
+    """A server of a topic that holds what producers may send."""
+
+    server: Server
+    ids: dict[str, str]
+    prefix: str
+
+    def url(self, path: str) -> str:
+        """Return the address of a page, with the ids that it names."""
+        return self.server.url + filled(path, self.ids)
+
+
+@pytest.fixture(scope="module")
+def hostile(server: Redis, request: pytest.FixtureRequest) -> Iterator[Filled]:
+    """Topics with text of the corpus everywhere, for tests that look and change nothing."""
+    prefix = request.module.__name__.rpartition(".")[2]
+    with rmq.Client(server.url, prefix=prefix) as client:
+        ids = make_ids(client)
+        with serving(server.url, prefix) as running:
+            yield Filled(running, ids, prefix)
 
 
 def make_ids(client: rmq.Client) -> dict[str, str]:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.server import Server
 from tests.server.console.browsing import Window
-from tests.server.console.conftest import PAGES, filled, make_ids
-from tests.server.running import serving
+from tests.server.console.conftest import PAGES, Filled
+from tests.server.running import until
 from tests.servers import Server as Redis
+
+pytestmark = pytest.mark.slow  # test_pages.py reads the same pages without a browser
 
 WIDTHS = (360, 1280, 3840)
 BROKEN = (  # answered with an error
@@ -23,9 +24,10 @@ BROKEN = (  # answered with an error
 
 
 @pytest.fixture(scope="module")
-def scene(server: Redis) -> Iterator[tuple[Server, dict[str, str]]]:
-    with rmq.Client(server.url, prefix="pages") as client, serving(server.url, "pages") as running:
-        yield running, make_ids(client)
+def window(browser: Any, hostile: Filled) -> Iterator[Window]:
+    """A window for all pages: a new one for each would be most of what they cost."""
+    with Window(browser, hostile.server.url) as window:
+        yield window
 
 
 def _complaints(window: Window, path: str) -> list[str]:
@@ -35,65 +37,63 @@ def _complaints(window: Window, path: str) -> list[str]:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_runs_no_text_and_fits_every_width(
-    browser: Any, scene: tuple[Server, dict[str, str]], path: str
+    window: Window, hostile: Filled, path: str
 ) -> None:
-    server, ids = scene
-    with Window(browser, server.url) as window:
-        window.page.goto(server.url + filled(path, ids))
-        window.page.wait_for_timeout(200)
+    window.complaints.clear()
+    window.page.goto(hostile.url(path))
+    window.page.wait_for_timeout(200)  # for scripts that must not run
 
-        for width in WIDTHS:
-            window.page.set_viewport_size({"width": width, "height": 800})
-            spilled = window.page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-            assert spilled <= 0, f"{spilled} px wider than a window of {width}"
-        assert window.page.evaluate("window.hacked") is None
-        assert _complaints(window, path) == []
+    for width in WIDTHS:
+        window.page.set_viewport_size({"width": width, "height": 800})
+        spilled = window.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert spilled <= 0, f"{spilled} px wider than a window of {width}"
+    assert window.page.evaluate("window.hacked") is None
+    assert _complaints(window, path) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
 def test_no_page_has_a_serious_accessibility_fault(
-    browser: Any, scene: tuple[Server, dict[str, str]], scheme: str
+    browser: Any, hostile: Filled, scheme: str, rules: list[str] | None
 ) -> None:
+    """Colours are all that differs in the dark."""
     from axe_playwright_python.sync_playwright import Axe
 
-    server, ids = scene
+    options = {"runOnly": rules} if rules else None
     found = []
-    with Window(browser, server.url, color_scheme=scheme) as window:
+    with Window(browser, hostile.server.url, color_scheme=scheme) as window:
         for path in PAGES:
-            window.page.goto(server.url + filled(path, ids))
-            for fault in Axe().run(window.page).response["violations"]:
+            window.page.goto(hostile.url(path))
+            for fault in Axe().run(window.page, options=options).response["violations"]:
                 if fault["impact"] in ("serious", "critical"):
                     places = [node["html"][:200] for node in fault["nodes"][:3]]
                     found.append((path, fault["id"], places))
-    print(f"FIG {len(PAGES)} pages, {scheme}, {len(found)} serious accessibility faults")
     assert found == []
 
 
-def test_a_script_in_a_page_would_be_caught(
-    browser: Any, scene: tuple[Server, dict[str, str]]
-) -> None:
-    server, _ = scene
-    with Window(browser, server.url) as window:
+def test_a_script_in_a_page_would_be_caught(browser: Any, hostile: Filled) -> None:
+    with Window(browser, hostile.server.url) as window:
         window.open("")
         window.page.evaluate(
             "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hacked=1>')"
         )
-        window.page.wait_for_timeout(300)
+        until(
+            lambda: any("Content Security Policy" in text for text in window.complaints),
+            "the complaint",
+            wait=window.wait,
+        )
 
-        assert any("Content Security Policy" in text for text in window.complaints)
         assert window.page.evaluate("window.hacked") is None
 
 
 def test_hostile_text_stays_text_when_a_page_is_updated(
-    browser: Any, scene: tuple[Server, dict[str, str]], server: Redis
+    browser: Any, hostile: Filled, server: Redis
 ) -> None:
-    running, _ = scene
     text = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
-    with Window(browser, running.url) as window:
+    with Window(browser, hostile.server.url) as window:
         window.open("/topics/updated/messages")
-        with rmq.Client(server.url, prefix="pages") as client:
+        with rmq.Client(server.url, prefix=hostile.prefix) as client:
             client.topic("updated").open()
             window.open("/topics/updated/messages")
             window.page.wait_for_selector("text=No message is waiting")

@@ -24,6 +24,8 @@ from tests.server.console.asked import Watch, forgetting
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
 
+pytestmark = pytest.mark.slow  # in `make test`, test_pages.py reads each page
+
 MESSAGES = 20_000
 COMMANDS, BYTES = 40, 60_000  # of a page that reads a part of a queue
 EXAMINED = {"health, to the end": 150}  # commands of the doctor, by page

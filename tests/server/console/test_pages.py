@@ -11,14 +11,14 @@ import pytest
 import rmq
 from rmq.server import Server
 from tests.server.console import corpus
-from tests.server.console.conftest import PAGES, filled
+from tests.server.console.conftest import PAGES, Filled
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.running import dead, until
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_shows_hostile_text_as_text(console: Server, ids: dict[str, str], path: str) -> None:
-    shown = fetch(console.url + filled(path, ids))
+def test_a_page_shows_hostile_text_as_text(hostile: Filled, path: str) -> None:
+    shown = fetch(hostile.url(path))
 
     wanted = {
         "nothing-here": 404,
@@ -26,7 +26,7 @@ def test_a_page_shows_hostile_text_as_text(console: Server, ids: dict[str, str],
         "topics/orders/resize?slots=x": 400,
     }
     if "Location" in shown.headers:  # the pages of acts on all letters name their moment
-        shown = fetch(console.url + shown.headers["Location"])
+        shown = fetch(hostile.server.url + shown.headers["Location"])
     assert shown.status == wanted.get(path, 200), shown.text
     page = corpus.Page(shown.text)
     assert page.faults == []
@@ -40,11 +40,11 @@ def test_text_that_is_not_escaped_is_caught() -> None:
         assert corpus.Page(f"<p title='{text}'>{text}</p>").faults, text
 
 
-def test_a_filter_is_echoed_as_text(console: Server, ids: dict[str, str]) -> None:
+def test_a_filter_is_echoed_as_text(hostile: Filled) -> None:
     for text in corpus.TEXTS:
         query = urlencode({"filter": text, "contains": text, "queue": text, "id": text})
         for path in ("topics/orders/dead-letters", "", "workers", "audit-trail"):
-            shown = fetch(f"{console.url}/console{'/' if path else ''}{path}?{query}")
+            shown = fetch(f"{hostile.url(path)}?{query}")
             assert shown.status in (200, 400)
             assert corpus.Page(shown.text).faults == [], (path, text)
 
@@ -298,5 +298,4 @@ def test_the_first_page_is_small(console: Server, client: rmq.Client) -> None:
             content = reply.read()
             assert reply.headers["Content-Encoding"] == "gzip", path
             total += len(content)
-    print(f"FIG first page {total} bytes")
     assert total < 100_000
