@@ -13,10 +13,12 @@ from rmq.cli import output
 from rmq.cli.app import Command, Failed, common_options
 from rmq.cli.output import Column
 from rmq.core.message import moment
+from rmq.errors import TopicNotFound, TopicVanished
 
 if TYPE_CHECKING:
     from rmq.protocol.flows.overview import TopicOverview
 
+_GONE = (TopicNotFound, TopicVanished)  # errors of a topic that is deleted
 _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_ms"}
 
 
@@ -58,7 +60,7 @@ def list_topics(pattern: str, sort: str, limit: int | None, after: str | None) -
     if not rows:
         common.note("no topics yet; create one: rmq topic create NAME")
         return
-    if len(rows) < len(names):
+    if limit is not None and limit < len(names):
         go_on = f"; go on: --after {rows[-1]['topic']}" if sort == "name" else ""
         common.note(f"{len(rows)} of {len(names)} topics{go_on}")
     columns = [Column("TOPIC", cut=True), Column("SLOTS", right=True)] + [
@@ -97,11 +99,18 @@ def overview(client: rmq.Client, names: Sequence[str] | None = None) -> list[dic
 
 
 def read_topics(client: rmq.Client, names: Sequence[str] | None = None) -> list[TopicOverview]:
-    """Read topics, or all, in few round trips; one that cannot be read has an error."""
+    """Read topics, or all, in few round trips; one that cannot be read has an error.
+
+    A topic that was deleted since its name was listed is left out.
+    """
     from rmq.protocol.flows import overview as topics  # it imports much; completion does without
 
-    asked = client.admin.topics() if names is None else names
-    return client._transport.run(topics.overview(client._prefix, asked))
+    listed = client.admin.topics() if names is None else names
+    found = client._transport.run(topics.overview(client._prefix, listed))
+    if any(isinstance(each.error, _GONE) for each in found):
+        left = set(client.admin.topics())
+        found = [each for each in found if each.name in left or not isinstance(each.error, _GONE)]
+    return found
 
 
 def waiting(figures: dict[str, int]) -> int:

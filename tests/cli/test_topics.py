@@ -8,6 +8,7 @@ import pytest
 
 import rmq
 from rmq.core import retry, settings, validation
+from rmq.protocol.flows import overview
 from tests.conftest import any_binary
 from tests.old_topic import write_old_topic
 from tests.servers import Server
@@ -187,6 +188,29 @@ def test_ls_goes_on_where_a_topic_cannot_be_read(run, client, topic, server):
     assert done.exit_code == 1
     assert re.search(rf"^{topic.name} ", done.stdout, re.MULTILINE)
     assert re.search(rf"^{broken.name} +\?", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [("topic", "ls"), ("stats",)], ids=" ".join)
+@pytest.mark.parametrize("after", ["the names", "the settings"])
+def test_a_topic_that_is_deleted_while_all_are_listed_is_left_out(
+    run, server, name, monkeypatch, words, after
+):
+    read, reads = overview._in_pages, []
+    with rmq.Client(server.url, prefix=name) as client:
+        for topic in ("gone", "stays"):
+            client.topic(topic).open()
+
+        def delete_first(*args):
+            reads.append(args)
+            if len(reads) == ["the names", "the settings"].index(after) + 1:
+                client.admin.topic_delete("gone")
+            return (yield from read(*args))
+
+        monkeypatch.setattr(overview, "_in_pages", delete_first)
+        done = run(*words, RMQ_PREFIX=name)
+
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["TOPIC", "stays"]
 
 
 def test_set_tells_what_it_changed(run, topic):
