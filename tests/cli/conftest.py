@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 import rmq
 from rmq.cli import cli
 from tests.cli.program import SHOP, Program, write
+from tests.databases import Database, fresh
 from tests.forkserver import Forked
 from tests.servers import Server
 
@@ -109,6 +110,25 @@ def run(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
         return CliRunner().invoke(cli, [str(arg) for arg in args], input=stdin, env=env)
 
     return invoke
+
+
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.slow),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+    ]
+)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """A fresh database: SQLite. The SQL of each kind is tested in tests/sql, commands are one."""
+    if request.param == "sqlite":
+        made = Database("sqlite", None, str(tmp_path / "test.sqlite"))
+        yield made
+        made.close()
+        return
+    name = {"postgresql": "postgres", "mariadb": "mariadb"}[request.param]
+    with fresh(request.getfixturevalue(name)) as made:
+        yield made
 
 
 @pytest.fixture

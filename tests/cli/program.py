@@ -15,7 +15,7 @@ import psutil
 from tests.forkserver import Forked
 from tests.servers import die_with_parent
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # on a machine that is busy with other things
 COMMAND = [sys.executable, "-m", "rmq"]
 
 SHOP = """
@@ -30,6 +30,8 @@ def handle(body: dict, d: rmq.Delivery) -> None:
     print(f"begin {{body}} {{d.attempt}} {{os.getpid()}}")  # in one write: threads share stdout
     if body.get("die") and d.attempt == 1:
         os._exit(1)
+    while not os.path.exists(body.get("until", "/")):
+        time.sleep(0.01)
     time.sleep(body.get("sleep", 0))
     print(f"end {{body}}")
 """

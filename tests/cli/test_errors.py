@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from rmq.cli import options
 from tests.cli.program import until
 from tests.servers import free_port
 
@@ -19,13 +20,13 @@ def only_line(text: str) -> str:
     return found
 
 
-def test_no_redis_fails_in_two_seconds_with_exit_code_5(run):
-    began = time.monotonic()
+def test_no_redis_fails_in_two_seconds_with_exit_code_5(run, monkeypatch):
+    assert options.RETRY_FOR_S <= 2
+    monkeypatch.setattr(options, "RETRY_FOR_S", 0.3)
 
     done = run("ping", "--url", f"redis://127.0.0.1:{free_port()}")
 
     assert done.exit_code == 5
-    assert time.monotonic() - began < 4
     assert "cannot be reached" in only_line(done.stderr)
 
 

@@ -63,11 +63,10 @@ def test_the_list_of_commands_has_the_sentences_of_their_own_help():
     assert {name: place.summary for name, place in COMMANDS.items()} == own
 
 
-@pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_every_command_is_in_the_manual(path, request):
+def test_every_command_is_in_the_manual(request):
     manual = (request.config.rootpath / "docs" / "cli.md").read_text()
 
-    assert f"rmq {' '.join(path)}" in manual
+    assert [path for path in ALL if f"rmq {' '.join(path)}" not in manual] == []
 
 
 def test_help_names_every_exit_code(run):

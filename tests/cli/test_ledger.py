@@ -178,9 +178,9 @@ def test_no_output_shows_the_password_of_a_wrong_url(run: Any, url: str, debug: 
         assert "database" in shown.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_a_refused_login_is_exit_code_5_and_shows_no_password(run: Any, database: Database) -> None:
-    if database.dialect == "sqlite":
-        pytest.skip("SQLite has no login")
     url = database.url().replace(PASSWORD, SECRET)
 
     shown = run("ledger", "create", **{VARIABLE: url, "RMQ_DEBUG": "1"})

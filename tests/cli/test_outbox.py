@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,14 +233,12 @@ def test_run_waits_for_a_redis_that_is_away_and_ends_meanwhile_when_told(
             assert process.stderr is not None
             line = process.stderr.readline()
             assert line, "it ended"
-        started = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=90)
     finally:
         process.kill()
 
     assert process.returncode == 0
-    assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize(

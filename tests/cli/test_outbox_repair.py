@@ -115,6 +115,7 @@ def test_dry_run_of_a_resend_of_ids_changes_nothing(outbox: Any, scene: Lossy) -
 
 
 # The question comes before anything is asked of the database, so one kind of it is enough.
+@pytest.mark.slow
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_name_of_the_topic_or_of_the_database_is_what_a_person_types(
     shell: Any, scene: Lossy

@@ -37,6 +37,18 @@ LISTINGS: dict[str, tuple[list[str], int | None]] = {
 
 
 @pytest.fixture
+def client(server, name):
+    """A client whose topics are this test's alone: some commands list all there are."""
+    with rmq.Client(server.url, prefix=name) as made:
+        yield made
+
+
+@pytest.fixture
+def run(run, name):
+    return lambda *args, **how: run(*args, **{"RMQ_PREFIX": name} | how)
+
+
+@pytest.fixture
 def listing(run, topic, tmp_path):
     topic.every("report", every=3600, body={"=n": 1}).declare()
     bury(topic, "=HYPERLINK(1)", 'two,\n"lines"')

@@ -112,6 +112,7 @@ def test_after_max_messages_a_process_is_replaced_and_each_message_is_handled_on
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_without_a_limit_a_process_stays(make, orders):
     program = make(STEADY, "--processes", 1).ready()
     orders.send_many([rmq.Outgoing(n) for n in range(120)])
@@ -121,6 +122,7 @@ def test_without_a_limit_a_process_stays(make, orders):
     assert "recycled" not in program.err
 
 
+@pytest.mark.slow
 def test_a_process_above_max_memory_is_replaced(make, orders):
     program = make(GROWING, "--max-memory", "300M").ready()
     orders.send(100)
@@ -140,6 +142,7 @@ def test_a_process_above_max_memory_is_replaced(make, orders):
     assert settled(orders) == 3
 
 
+@pytest.mark.slow
 def test_a_limit_that_leaves_no_room_to_work_is_an_error_with_growing_pauses(make, orders):
     program = make(STEADY, "--max-memory", "2M").ready()
 
@@ -173,6 +176,7 @@ def test_a_hanging_handler_has_its_process_replaced_and_other_deliveries_are_not
     assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_without_timeout_kill_a_process_with_a_hanging_handler_goes_on(make, orders):
     program = make(HANGING, "--processes", 1, limit=0.3).ready()
     orders.send("hang")

@@ -13,7 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from starlette.requests import HTTPConnection
 
 from rmq.server import Principal, Role
-from tests.server.running import until
+from tests.server.running import PATIENCE_S, until
 
 USERS = {
     "ann": Principal("ann", Role.ADMIN),
@@ -44,7 +44,7 @@ def served(app: Any) -> Iterator[str]:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
 
@@ -58,7 +58,8 @@ def answering(server: HTTPServer) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 class _Quiet(WSGIRequestHandler):

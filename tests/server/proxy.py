@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 from tests.server.hosting import answering
+from tests.server.running import PATIENCE_S
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def proxied(url: str, root: str, strips: bool) -> Iterator[str]:
                 return
             path = self.path.removeprefix(root) if strips else self.path
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            connection = http.client.HTTPConnection(behind, timeout=20)
+            connection = http.client.HTTPConnection(behind, timeout=PATIENCE_S)
             headers = {name: value for name, value in self.headers.items() if name != "Connection"}
             headers |= {"X-Forwarded-For": "192.0.2.7", "X-Forwarded-Proto": "https"}
             connection.request(self.command, path, body or None, headers)

@@ -21,7 +21,7 @@ from rmq.errors import ConfigurationError
 from rmq.server import ConsoleApp, Principal, Role
 from tests.server.console.fetching import Shown, csrf_of, fetch
 from tests.server.hosting import principal, served
-from tests.server.running import Answer, ask, dead, until
+from tests.server.running import PATIENCE_S, Answer, ask, dead, until
 from tests.servers import Server as Redis
 
 ROOT = "/admin/rmq"
@@ -69,7 +69,7 @@ class Scene(NamedTuple):
         return ask(self.url + ROOT + "/api/v1" + path, method, body, given)
 
 
-@pytest.fixture(params=["starlette", "fastapi"])
+@pytest.fixture(params=["starlette", pytest.param("fastapi", marks=pytest.mark.slow)])
 def scene(
     request: pytest.FixtureRequest, server: Redis, prefix: str, client: rmq.Client
 ) -> Iterator[Scene]:
@@ -123,7 +123,7 @@ def test_a_mounted_page_is_live(scene: Scene) -> None:
         scene.url + ROOT + "/console/topics/orders/messages",
         headers={"Accept": "text/event-stream", "Cookie": "user=vic"},
     )
-    with urllib.request.urlopen(request, timeout=20) as stream:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as stream:
         assert stream.headers["Content-Type"].startswith("text/event-stream")
         id = str(scene.client.topic("orders").send("hello").id)
 
@@ -271,7 +271,7 @@ def test_a_live_page_ends_with_the_right_of_its_user(server: Redis, prefix: str,
         request = urllib.request.Request(
             url + "/rmq/console/jobs", headers={"Accept": "text/event-stream"}
         )
-        with urllib.request.urlopen(request, timeout=20) as stream:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as stream:
             assert stream.readline() == b"event: page\r\n"
             if ends == "error":
                 del users["ann"]
@@ -281,7 +281,7 @@ def test_a_live_page_ends_with_the_right_of_its_user(server: Redis, prefix: str,
             began = time.monotonic()
             with contextlib.suppress(http.client.IncompleteRead):
                 stream.read()
-            assert time.monotonic() - began < 15, "a stream goes on for ten minutes otherwise"
+            assert time.monotonic() - began < 200, "a stream goes on for ten minutes otherwise"
 
 
 def connections(client: rmq.Client) -> int:

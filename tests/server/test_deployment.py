@@ -19,7 +19,7 @@ import yaml
 
 from rmq.cli import app
 from rmq.server.config import SETTINGS, ServerConfig
-from tests.server.running import get, until
+from tests.server.running import PATIENCE_S, get, until
 from tests.servers import Server as Redis, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def test_the_unit_starts_reloads_and_stops_the_server_as_systemd_would(
     url = f"http://127.0.0.1:{(port := free_port())}"
     words += ["--url", server.url, "--prefix", prefix, "--listen", f"127.0.0.1:{port}"]
 
-    running = spawn(*words)
+    running = spawn(*words, from_start=True)
     running.wait_for("this server leads")
     assert get(url + "/livez")[0] == 200
     running.send_signal(signal.SIGHUP)
@@ -126,7 +126,7 @@ def test_the_health_check_of_the_container_tells_a_server_that_lives_from_one_th
     _, *words = [part.replace("8800", str(port)) for part in json.loads(check)]
 
     def healthy() -> bool:
-        ran = subprocess.run([sys.executable, *words], capture_output=True, timeout=60)
+        ran = subprocess.run([sys.executable, *words], capture_output=True, timeout=PATIENCE_S)
         return ran.returncode == 0
 
     assert not healthy()
@@ -174,13 +174,14 @@ def test_server_and_worker_of_the_compose_file_work_together(
     monkeypatch.setenv("PYTHONPATH", f"{DEPLOY / 'app'}{os.pathsep}{ROOT}")
     monkeypatch.setenv("RMQ_URL", server.url)
     monkeypatch.setenv("RMQ_PREFIX", prefix)
-    worker = spawn(*services["worker"]["command"])
+    worker = spawn(*services["worker"]["command"], from_start=True)
     monkeypatch.setenv("RMQ_SERVER_LISTEN", f"127.0.0.1:{free_port()}")
     running = spawn("server")
     running.wait_for("this server leads")
     with rmq.Client(server.url, prefix=prefix) as client:
         client.topic("hello").send("you")
-        until(lambda: client.admin.stats("hello")["settled"] == 1, f"the worker: {worker.text()}")
+        until(lambda: client.admin.stats("hello")["settled"] == 1, "the worker")
+    assert "Traceback" not in worker.text()
 
 
 def test_one_command_is_an_installation_for_a_newcomer(tmp_path: Path, spawn: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import rmq
 from rmq.server.config import Address
-from tests.server.running import ask, serving, until
+from tests.server.running import PATIENCE_S, ask, serving, until
 from tests.servers import Server as Redis
 
 TOKEN = "0123456789abcdef" * 4
@@ -62,7 +62,7 @@ def test_other_names_are_misdirected(open_url: str, host: str, path: str) -> Non
 
 def test_two_names_are_none(open_url: str) -> None:
     at = urlsplit(open_url)
-    connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=10)
+    connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE_S)
     connection.putrequest("GET", TOPICS, skip_host=True)
     connection.putheader("Host", "localhost")
     connection.putheader("Host", "evil.test")

@@ -26,8 +26,8 @@ TOPICS, SLOTS = 100, 4
 COMMANDS_MAX = 10.0  # a second, scripts as one each
 RSS_MAX = 60 * 1024 * 1024
 DEVELOPMENT = ("opentelemetry", "watchfiles")  # redis-py and uvicorn load them where they find them
-BEGIN_S = 240.0  # a leader tidies and audits all topics when it begins, and then seldom
-WINDOW_S = 400.0  # five passes of the survey
+BEGIN_S = 100.0  # a leader tidies and audits all topics when it begins, and then seldom
+WINDOW_S = 220.0  # three passes of the survey
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from rmq.server import ServerConfig
 from rmq.server.http.root_path import path_of
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.proxy import proxied
-from tests.server.running import get, serving
+from tests.server.running import PATIENCE_S, get, serving
 from tests.servers import Server as Redis
 
 ADDRESS = re.compile(r'(?:href|src|action)="([^"#][^"]*)"')
@@ -68,7 +68,7 @@ def test_a_person_signs_in_and_acts_below_a_path(
         stream = urllib.request.Request(
             outside + wanted, headers={"Accept": "text/event-stream", "Cookie": session}
         )
-        with urllib.request.urlopen(stream, timeout=20) as events:
+        with urllib.request.urlopen(stream, timeout=PATIENCE_S) as events:
             assert events.readline() == b"event: page\r\n"
 
 

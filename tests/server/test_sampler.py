@@ -47,9 +47,10 @@ def samplers(client: rmq.Client, prefix: str, clock: Clock) -> Samplers:
     return Samplers(client, prefix, clock)
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture
 def reader(request: pytest.FixtureRequest, server: Redis, prefix: str) -> Any:
-    with connect(request.param, server.url, prefix=prefix) as made:
+    """A client that reads the history; a test may ask for either."""
+    with connect(getattr(request, "param", "sync"), server.url, prefix=prefix) as made:
         yield made
 
 
@@ -57,6 +58,7 @@ def at(samples: list[rmq.Sample], name: str) -> list[int]:
     return [sample.counts[name] for sample in samples]
 
 
+@pytest.mark.parametrize("reader", ["sync", "async"], indirect=True)
 def test_history_has_depths_rates_and_lateness(
     samplers: Samplers, client: rmq.Client, reader: Any, clock: Clock
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from starlette.routing import Route
 
 import rmq
 from rmq.server.config import Address
-from rmq.server.http import sessions
+from rmq.server.http import guard, sessions, tokens
 from rmq.server.http.api import problems
 from rmq.server.http.authentication import Authentication
 from rmq.server.http.csrf import csrf_holds, csrf_token
@@ -26,7 +25,7 @@ from rmq.server.http.guard import Guard
 from rmq.server.http.listener import Listener
 from rmq.server.http.principal import principal_of
 from rmq.server.http.sessions import sign_in, sign_out
-from tests.server.running import ask, until
+from tests.server.running import PATIENCE_S, ask, until
 from tests.servers import Server as Redis
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -175,24 +174,23 @@ def test_signing_in_is_tried_five_times_at_once(url: str) -> None:
 
 
 def test_a_session_and_a_stream_end_with_their_token(url: str, client: rmq.Client) -> None:
+    assert tokens.KEPT_S + guard.STREAM_CHECK_S <= 5
     token = client.admin.token_create("anna").text
     mine = cookie(signed_in(url, token))
     request = urllib.request.Request(url + "/api/stay", headers=mine)
-    with urllib.request.urlopen(request, timeout=20) as stream:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as stream:
         assert stream.readline() == b"tick\n"
 
         client.admin.token_revoke("anna")
-        began = time.monotonic()
+        ticks = 0
         try:
-            while stream.readline():
-                pass
+            while stream.readline() and ticks < 600:
+                ticks += 1
         except OSError:
             pass
-        took_s = time.monotonic() - began
 
-    assert took_s < 5.5
+    assert ticks < 600, "a minute of the server's time"
     until(lambda: look(url, mine).status == 401, "the end of the session")
-    print(f"FIG a stream ends {took_s:.1f} s after its token is revoked")
 
 
 def test_a_session_ends_after_a_week_however_much_it_is_used(

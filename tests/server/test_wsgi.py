@@ -67,6 +67,7 @@ def test_a_stream_is_refused_where_it_would_hold_a_thread(url: str) -> None:
     assert shown.status == 406
 
 
+@pytest.mark.slow
 def test_a_browser_fetches_pages_that_cannot_be_streamed(url: str, client: rmq.Client) -> None:
     with browsing.started() as browser, Window(browser, url) as window:
         window.page.context.add_cookies([{"name": "user", "value": "oli", "url": url}])

@@ -8,6 +8,8 @@ import urllib.request
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from tests.server.running import PATIENCE_S
+
 
 class Shown(NamedTuple):
     """An answer: its status, its text and its headers."""
@@ -28,7 +30,7 @@ def fetch(url: str, form: dict[str, str] | None = None, **headers: str) -> Shown
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     opener = urllib.request.build_opener(_Stay)
     try:
-        with opener.open(urllib.request.Request(url, data, named), timeout=20) as reply:
+        with opener.open(urllib.request.Request(url, data, named), timeout=PATIENCE_S) as reply:
             return Shown(reply.status, reply.read().decode(), reply.headers)
     except urllib.error.HTTPError as error:
         return Shown(error.code, error.read().decode(), error.headers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from urllib.parse import quote
 
 import pytest
@@ -68,18 +67,23 @@ def test_an_address_that_tries_too_often_has_to_wait(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    "then",
-    ["//evil.example", "https://evil.example", "/console/../../evil", "/console\\@evil.example",
-     "javascript:alert(1)", "/consolex", "/console//evil\r\nSet-Cookie: a=b", "/" * 2000],
+    "places",
+    [  # an address may sign in five times at once
+        ["//evil.example", "https://evil.example", "/console/../../evil", "/" * 2000],
+        ["/console\\@evil.example", "javascript:alert(1)", "/consolex",
+         "/console//evil\r\nSet-Cookie: a=b"],
+    ],
+    ids=["a site", "a script"],
 )  # fmt: skip
-def test_signing_in_leads_to_no_other_site(scene: Scene, then: str) -> None:
-    shown = scene.sign_in(scene.tokens["viewer"], then)
+def test_signing_in_leads_to_no_other_site(scene: Scene, places: list[str]) -> None:
+    for then in places:
+        shown = scene.sign_in(scene.tokens["viewer"], then)
 
-    assert shown.status == 303
-    path = shown.headers["Location"]
-    assert path == "/console" or path.startswith(("/console/", "/console?"))
-    assert not path.startswith("//")
-    assert len(shown.headers.get_all("Set-Cookie")) == 1
+        assert shown.status == 303, then
+        path = shown.headers["Location"]
+        assert path == "/console" or path.startswith(("/console/", "/console?")), then
+        assert not path.startswith("//"), then
+        assert len(shown.headers.get_all("Set-Cookie")) == 1, then
 
 
 def test_each_page_is_open_to_its_role_and_closed_to_others(scene: Scene) -> None:
@@ -101,7 +105,6 @@ def test_each_page_is_open_to_its_role_and_closed_to_others(scene: Scene) -> Non
                 expected = {200, 303, 400, 404, 409} if lets_in else {403}
             if status not in expected:
                 through.append((who, page.method, path, status))
-    print(f"FIG {cases} cases, {len(through)} through")
     assert through == []
     assert cases > 100
 
@@ -154,11 +157,9 @@ def test_revoking_a_token_ends_its_sessions(scene: Scene) -> None:
     cookie = scene.cookie("viewer")
     assert scene.fetch("/console", cookie).status == 200
 
-    began = time.monotonic()
     scene.client.admin.token_revoke("viewer")
 
     until(lambda: scene.fetch("/console", cookie).status == 303, "the end of the session")
-    print(f"FIG a session ended {time.monotonic() - began:.1f} s after its token")
 
 
 def test_an_admin_makes_and_revokes_tokens(scene: Scene) -> None:

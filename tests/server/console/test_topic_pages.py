@@ -9,7 +9,11 @@ import threading
 import pytest
 
 import rmq
+from rmq.core import topic_context
 from rmq.server import Server
+from rmq.server.services.audits import Audits
+from rmq.server.services.resizes import Resizes
+from rmq.server.survey import Survey
 from rmq.worker import status_reporter
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import csrf_of, fetch
@@ -153,6 +157,13 @@ def test_an_audit_goes_on_after_the_button_and_shows_what_is_missing(
     assert "rmq audit orders --forget" in page
 
 
+@pytest.fixture
+def no_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that audit nothing by themselves."""
+    monkeypatch.setattr(Audits, "run_once", lambda self: 0)
+
+
+@pytest.mark.usefixtures("no_audits")
 def test_the_result_of_the_servers_audits_is_shown(console: Server, numbered: str) -> None:
     url = f"{console.url}/console/topics/{numbered}/audit"
     until(lambda: console.leadership.leads(), "the lead")
@@ -209,6 +220,15 @@ def test_a_wrong_setting_is_explained_beside_it_and_what_was_typed_stays(
 # --- resizes -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A survey that looks all the time; its topics are read again each time, not after 30 s."""
+    monkeypatch.setattr(topic_context, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(Survey, "every_s", 0.1)
+    monkeypatch.setattr(Resizes, "every_s", 0.1)
+
+
+@pytest.mark.usefixtures("looks_often")
 def test_a_resize_is_shown_as_it_goes_on_and_finished_by_the_server(
     console: Server, client: rmq.Client
 ) -> None:
@@ -239,19 +259,19 @@ def test_a_resize_is_shown_as_it_goes_on_and_finished_by_the_server(
     assert "<h2>4 slots" in page
 
 
-@pytest.mark.parametrize("typed", ["x", "0", "3", "9999", "-2"])
 def test_a_number_of_slots_that_does_not_fit_is_explained_and_kept(
-    console: Server, client: rmq.Client, typed: str
+    console: Server, client: rmq.Client
 ) -> None:
     client.topic("orders", slots=2).open()
     url = console.url + "/console/topics/orders/resize"
     csrf = csrf_of(fetch(url + "?slots=4").text)
 
-    for shown in (
-        fetch(f"{url}?slots={typed}"),
-        fetch(url, {"csrf": csrf, "slots": typed, "confirm": "orders"}),
-    ):
-        assert shown.status == 400
-        assert f'value="{typed}"' in shown.text
-        assert 'id="mistake"' in shown.text
+    for typed in ("x", "0", "3", "9999", "-2"):
+        for shown in (
+            fetch(f"{url}?slots={typed}"),
+            fetch(url, {"csrf": csrf, "slots": typed, "confirm": "orders"}),
+        ):
+            assert shown.status == 400, typed
+            assert f'value="{typed}"' in shown.text
+            assert 'id="mistake"' in shown.text, typed
     assert client.admin.settings("orders").slots == 2
