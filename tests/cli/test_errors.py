@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 
+import psutil
 import pytest
 
 from rmq.cli import options
@@ -204,7 +205,10 @@ def test_ctrl_c_in_a_stream_tells_where_to_go_on(shell, topic, client):
     running.stdin.write(b"1\n2\n\n3\n")
     running.stdin.flush()
     until(lambda: client.admin.stats(topic.name)["accepted"] == 3)
-    time.sleep(0.3)  # its reply reaches the program, which waits for the next line
+    # Its reply has woken the program, which now waits for the next line.
+    program = psutil.Process(running.pid)
+    asleep = psutil.STATUS_SLEEPING
+    until(lambda: {time.sleep(0.02) or program.status() for _ in range(10)} == {asleep})
 
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=90)

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 import rmq
 from rmq.cli import output
 from tests.cli.conftest import bury, ndjson
+from tests.cli.program import PATIENCE_S
 
 EVIL = "\x1b[31mred\x1b]0;title\x07 [bold]b[/bold] \x9b2J \u202eturned \x00\x7f\u2028 :smile: \r\n"
 HARMFUL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -264,10 +265,8 @@ class TestTail:
 def feed_until_done(topic, running):
     """Send a message every 50 ms until the tail has had enough."""
     sent = []
-    watcher = threading.Thread(target=running.wait)
-    watcher.start()
-    until = time.monotonic() + 15
-    while watcher.is_alive() and time.monotonic() < until:
+    until = time.monotonic() + PATIENCE_S
+    while running.poll() is None and time.monotonic() < until:
         topic.send(len(sent))
         sent.append(len(sent))
         time.sleep(0.05)
@@ -293,14 +292,20 @@ def test_types_are_shown_and_filtered(run, topic):
 
 
 def test_tail_shows_messages_of_one_type(run, topic):
-    timer = threading.Timer(
-        0.5, topic.send_many, [[rmq.Outgoing(n, type=kind) for n, kind in enumerate("aba")]]
-    )
-    timer.start()
+    is_done = threading.Event()
 
-    done = run("tail", topic.name, "--type", "b", "--limit", 1, "--interval", "50ms")
+    def send():
+        while not is_done.wait(0.1):  # a tail that has not begun yet shows none of these
+            topic.send_many([rmq.Outgoing(n, type=kind) for n, kind in enumerate("aba")])
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        done = run("tail", topic.name, "--type", "b", "--limit", 1, "--interval", "50ms")
+    finally:
+        is_done.set()
+        sending.join()
     refused = run("tail", topic.name, "--type", "b", "--consume")
-    timer.join()
 
     (line,) = done.stdout.splitlines()
     assert "  type b  1" in line

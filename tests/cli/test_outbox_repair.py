@@ -267,7 +267,8 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         def log_message(self, *args: Any) -> None: ...
 
     receiver = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    receiving = threading.Thread(target=receiver.serve_forever, daemon=True)
+    receiving.start()
     lost, spent = scene.lost(), scene.lost()
     scene.change(spent, sends=3)
     env = {
@@ -278,12 +279,13 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         "tests.cli.command", "outbox", "run", "--max-sends", "3", env=env, stderr=subprocess.PIPE
     )
     try:
-        until(lambda: scene.row(lost).sends == 2 and got, 30)
+        until(lambda: scene.row(lost).sends == 2 and got, 60)
     finally:
         process.terminate()
         _, err = process.communicate(timeout=90)
         receiver.shutdown()
         receiver.server_close()
+        receiving.join()
 
     assert process.returncode == 0, err
     assert scene.place(lost) == "store"

@@ -182,6 +182,7 @@ def test_a_process_that_died_before_the_stop_does_not_spoil_the_exit_code(shop, 
     assert program.end() == 0
 
 
+@pytest.mark.slow
 def test_a_second_signal_reaches_all_processes(shop, orders, start):
     program = start("shop", "--processes", 2).ready()
     program.wait_for("working on", 2)
@@ -234,6 +235,7 @@ def test_a_module_that_fails_is_reported_once_and_ends_the_supervisor(tmp_path, 
     assert program.err.count("import nothing_of_that_name") == 1
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_picked_up(shop, orders, start):
     program = start("shop", "--reload").ready()
     write(shop, (shop / "shop.py").read_text().replace('f"end', 'f"done by the new code'))
@@ -278,7 +280,13 @@ def health_url(program: Program) -> str:
     return line.rpartition(" ")[2].removesuffix("/readyz")
 
 
-@pytest.mark.parametrize("processes", [[], ["--processes", 2]], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "processes",
+    [
+        pytest.param([], id="one"),
+        pytest.param(["--processes", 2], id="two", marks=pytest.mark.slow),
+    ],
+)
 def test_the_probe_follows_redis_down_and_up_again(tmp_path, own_server, name, start, processes):
     write(tmp_path, SHOP.format(url=own_server.url, topic=name))
     program = start("shop", "--health", ":0", *processes)

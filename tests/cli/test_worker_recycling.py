@@ -85,7 +85,7 @@ def account(program: Any) -> dict[str, str]:
 
 
 def test_after_max_messages_a_process_is_replaced_and_each_message_is_handled_once(make, orders):
-    count = 120
+    count = 80
     program = make(STEADY, "--max-messages", 40).ready()
     orders.send_many([rmq.Outgoing(n) for n in range(count)])
     until(lambda: len(ended(program)) >= count, lambda: program.out + program.err)

@@ -14,6 +14,7 @@ from tests.server.console import browsing
 from tests.server.console.browsing import Window
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.hosting import principal, served_wsgi
+from tests.server.running import PATIENCE_S, until
 from tests.servers import Server as Redis
 
 ROOT = "/admin/rmq"
@@ -37,8 +38,9 @@ def url(server: Redis, prefix: str, client: rmq.Client) -> Iterator[str]:
 
     with served_wsgi(host) as url:
         yield url
-    asyncio.run_coroutine_threadsafe(app.aclose(), console.loop).result(10)
+    asyncio.run_coroutine_threadsafe(app.aclose(), console.loop).result(PATIENCE_S)
     console.loop.call_soon_threadsafe(console.loop.stop)
+    until(lambda: not console.loop.is_running(), "the end of the loop")
 
 
 def test_pages_and_acts_work_in_a_wsgi_application(url: str, client: rmq.Client) -> None:

@@ -120,12 +120,14 @@ def window(url: str) -> Iterator[threading.Event]:
             except (OSError, ValueError, AttributeError):  # it is closed
                 return
 
-    threading.Thread(target=read, daemon=True).start()
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
     try:
         yield shown
     finally:
         if connection.sock is not None:
             connection.sock.shutdown(2)
+        reading.join(60)
 
 
 def looked(redis: Redis, running: Server, windows: int) -> float:
