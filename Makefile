@@ -152,7 +152,8 @@ build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
 # What `make` installs is the lock; these install what else pyproject.toml allows, and ask whether RMQ works with it.
-SMOKE := tests/unit/core tests/unit/transport tests/integration/test_life.py tests/integration/test_worker.py tests/server/test_api.py
+SMOKE := $(addprefix tests/unit/core/,test_json_body.py test_codec.py test_compression.py test_body_types.py test_recurring.py) \
+  tests/integration/test_life.py tests/integration/test_worker.py tests/server/test_api.py tests/cli/test_topics.py
 
 oldest: ## a few tests with the oldest version of each package that pyproject.toml allows
 	@mkdir -p .rmq && $(PYTHON) .ci/lock oldest >.rmq/oldest.txt
