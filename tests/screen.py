@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import sys
 import time
 from collections import Counter, defaultdict
@@ -23,6 +24,7 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+ROOT = Path.cwd()  # a test may go elsewhere
 OUTPUT = Path(".rmq/tests")  # what tests that failed have printed, and each worker's own output
 TAIL = 12  # lines of it on the screen
 SLOWEST = 20
@@ -71,10 +73,9 @@ def _own_s() -> float:
 
 def _keep_output(config: pytest.Config, name: str) -> None:
     """Send to a file what a worker prints past its tests, and processes that tests share."""
-    OUTPUT.mkdir(parents=True, exist_ok=True)
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     capture.stop_global_capturing()
-    with (OUTPUT / f"{name}.txt").open("wb") as file:
+    with (ROOT / OUTPUT / f"{name}.txt").open("wb") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     capture.start_global_capturing()
@@ -127,9 +128,8 @@ def _shortened(item: pytest.Item, name: str, text: str) -> tuple[str, str]:
     lines = text.splitlines()
     if len(lines) <= TAIL:
         return name, text
-    OUTPUT.mkdir(parents=True, exist_ok=True)
     path = OUTPUT / (re.sub(r"[^\w.]+", "-", f"{item.nodeid} {name}")[-160:].strip("-") + ".txt")
-    path.write_text(text, errors="backslashreplace")
+    (ROOT / path).write_text(text, errors="backslashreplace")
     return name, "\n".join([f"... {len(lines) - TAIL} lines before: {path}", *lines[-TAIL:]])
 
 
@@ -284,7 +284,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.reportchars = ""
     config.option.tbstyle = "short"
     worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if worker:
+    if not worker:
+        shutil.rmtree(ROOT / OUTPUT, ignore_errors=True)
+        (ROOT / OUTPUT).mkdir(parents=True)
+    else:
         _keep_output(config, worker["workerid"])
     if worker or not config.getoption("numprocesses", None):
         config.pluginmanager.register(Meter(config), "meter")
