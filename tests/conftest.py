@@ -62,6 +62,18 @@ def _engines() -> tuple[str, str]:
     return asked, asked
 
 
+def _leave_the_shell() -> None:
+    """Take away what somebody's shell says about RMQ, terminals and proxies of this machine."""
+    for variable in list(os.environ):
+        if variable.startswith("RMQ_") and not variable.startswith(("RMQ_TEST_", "RMQ_FAULTS_")):
+            del os.environ[variable]
+    for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE"):
+        os.environ.pop(variable, None)
+    for variable in ("no_proxy", "NO_PROXY"):
+        here = os.environ.get(variable, "")
+        os.environ[variable] = ",".join(filter(None, (here, "127.0.0.1", "localhost", "::1")))
+
+
 def _begin_run() -> Path | None:
     """Make the directory of all temporary files of a run, and name the run; None: within one.
 
@@ -80,6 +92,7 @@ def _begin_run() -> Path | None:
     return made
 
 
+_leave_the_shell()
 _run_dir = _begin_run()
 OLDEST, NEWEST = _engines()
 EACH = tuple(dict.fromkeys((OLDEST, NEWEST)))
