@@ -22,10 +22,10 @@ $(BIN)/python:
 
 # Extras that the tests use. Groups need pip 25.1; what a venv of Python 3.11 comes with is older.
 EXTRAS := embedded,pydantic,msgspec,prometheus,otel,reload,schedule,server,sql,testing,zstd
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK)
+# The lock holds for what builds packages too: by the first variable for an old pip, by the second for a new one.
+PIP := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NEWER_PIP := $(PIP) --upgrade "pip>=25.1"
-# What builds RMQ comes from the lock too, which pip applies to no environment of its own.
-INSTALL := $(PIP) hatchling editables && $(PIP) --no-build-isolation -e
+INSTALL := $(PIP) -e
 
 $(VENV)/run.stamp: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo "setting up $(VENV) ..."
