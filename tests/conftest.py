@@ -17,14 +17,18 @@ import pytest
 
 import rmq
 from rmq.protocol import commands
+from tests import leaks
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import Server, binary_of, engines
 
-# An example may take its time: the machine is shared. In CI every run plays the same ones.
+# An example may take its time: the machine is shared. `make test` plays the same examples
+# everywhere; CI plays others in each run, and its log has the seed.
 hypothesis.settings.register_profile(
     "rmq",
     deadline=None,
-    derandomize=bool(os.environ.get("CI")),
+    derandomize=not os.environ.get("CI"),
+    database=None,
+    print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("rmq")
@@ -58,16 +62,44 @@ def _engines() -> tuple[str, str]:
     return asked, asked
 
 
-def _work_in_memory() -> None:
-    """Keep temporary files in memory where there is plenty: an fsync takes no time there."""
+def _leave_the_shell() -> None:
+    """Take away what somebody's shell says about RMQ, terminals and proxies of this machine."""
+    for variable in list(os.environ):
+        if variable.startswith("RMQ_") and not variable.startswith(("RMQ_TEST_", "RMQ_FAULTS_")):
+            del os.environ[variable]
+    for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE"):
+        os.environ.pop(variable, None)
+    for variable in ("no_proxy", "NO_PROXY"):
+        here = os.environ.get(variable, "")
+        os.environ[variable] = ",".join(filter(None, (here, "127.0.0.1", "localhost", "::1")))
+
+
+def _begin_run() -> Path | None:
+    """Make the directory of all temporary files of a run, and name the run; None: within one.
+
+    It is in memory where there is plenty: an fsync takes no time there.
+    """
+    if leaks.RUN in os.environ:
+        return None
+    parent = None
     with contextlib.suppress(OSError):
         if "TMPDIR" not in os.environ and shutil.disk_usage(MEMORY).free > MEMORY_BYTES:
-            os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+            parent = MEMORY
+    made = Path(tempfile.mkdtemp(prefix="rmq-run-", dir=parent))
+    made.chmod(0o711)  # databases run as another user where this one is root
+    os.environ[leaks.RUN] = made.name
+    os.environ["TMPDIR"] = tempfile.tempdir = str(made)
+    return made
 
 
-_work_in_memory()
+_leave_the_shell()
+_run_dir = _begin_run()
 OLDEST, NEWEST = _engines()
 EACH = tuple(dict.fromkeys((OLDEST, NEWEST)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    leaks.pytest_configure(config)
 
 
 def pytest_report_header() -> str:
@@ -83,6 +115,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, stem in enumerate(FIRST) if file.startswith(stem)), len(FIRST))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the run: nothing of it goes on, no file of it stays."""
+    if _run_dir is None:
+        return
+    left = leaks.end_processes()
+    shutil.rmtree(_run_dir, ignore_errors=True)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\nThe tests are over, and these processes of them were running:", *left, sep="\n")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -196,7 +240,10 @@ def mariadb() -> Iterator[MariaDB]:
     made.stop()
 
 
-@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+MARIADB = pytest.param("mariadb", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["postgresql", MARIADB, "sqlite"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """A fresh database of each kind in turn."""
     if request.param == "sqlite":
@@ -209,7 +256,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
         yield made
 
 
-@pytest.fixture(params=["postgresql", "mariadb"])
+@pytest.fixture(params=["postgresql", MARIADB])
 def own_database(request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database on a server of its own, for one test that will hurt it; commits are durable."""
     server = {"postgresql": Postgres, "mariadb": MariaDB}[request.param](durable=True)

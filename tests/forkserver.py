@@ -54,6 +54,7 @@ class Forked:
         stdout: File = subprocess.DEVNULL, stderr: File = subprocess.DEVNULL, cwd: Path = ROOT,
         env: Mapping[str, str] | None = None, text: bool = True,
     ) -> None:  # fmt: skip
+        self.args = (module, *words)
         self.returncode: int | None = None
         environment = dict(os.environ if env is None else env)
         task = {"module": module, "words": words, "cwd": str(cwd), "env": environment}

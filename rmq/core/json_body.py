@@ -62,6 +62,8 @@ class MsgspecJson:
     def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
         self._write = msgspec.json.Encoder().encode
         self._read = msgspec.json.Decoder().decode
+        # Before msgspec 0.21 its own errors are no ValueError.
+        self._left_to_stdlib = (ValueError, RecursionError, msgspec.MsgspecError)
         self._stdlib = stdlib
 
     def encode(self, body: Any) -> bytes:
@@ -70,7 +72,7 @@ class MsgspecJson:
             if is_written_alike(body):
                 data: bytes = self._write(body)
                 return data
-        except (ValueError, RecursionError):
+        except self._left_to_stdlib:
             pass  # a surrogate, a cycle: the standard library's error is the same everywhere
         return self._stdlib.encode(body)
 
@@ -78,7 +80,7 @@ class MsgspecJson:
         """Read JSON; raises ValueError or RecursionError."""
         try:
             return self._read(data)
-        except (ValueError, RecursionError):  # a number of 1e999, a lone surrogate, or no JSON
+        except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or no JSON
             return self._stdlib.decode(data)
 
 

@@ -27,5 +27,5 @@ def read(cursor: str, kind: type[T]) -> T:
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
         return msgspec.json.decode(text, type=kind)
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, msgspec.DecodeError):
         raise ApiError("invalid", "cursor: give one that a list has returned", "cursor") from None

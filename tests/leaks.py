@@ -1,0 +1,133 @@
+"""A pytest plugin: a test that ends with threads or processes of its own alive fails.
+
+What fixtures of a wider scope start is theirs, and so is a server of theirs that a test starts
+again. At the end of a run nothing of it is alive: its processes have RMQ_TEST_RUN in their
+environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forkserver import Forked
+
+ENDS_S = 10.0  # threads and processes that were told to end have so long
+RUN = "RMQ_TEST_RUN"  # the environment of all that a run starts names it
+# Threads of libraries, which live as long as the process: execnet's, Playwright's, OpenTelemetry's.
+SHARED_THREADS = ("MainThread", "execnet", "Otel", "playwright")
+
+FORK_SERVER = "tests.forkserver"  # of this process; all tests share it
+
+Process = subprocess.Popen[Any] | Forked
+_processes: weakref.WeakSet[Process] = weakref.WeakSet()
+
+
+def _registered(kind: Any) -> None:
+    """Have every process of a class in `_processes`."""
+    begin = kind.__init__
+
+    @functools.wraps(begin)
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        _processes.add(self)
+
+    kind.__init__ = __init__
+
+
+_registered(subprocess.Popen)
+_registered(Forked)
+
+
+def _command(process: Process) -> str:
+    return str(process.args)
+
+
+class Leaks:
+    """Compares what is alive after a test with what it may leave: `_shared`."""
+
+    def __init__(self) -> None:
+        self._commands: set[str] = set()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def _own_processes(self) -> list[Process]:
+        known = [one for one in list(_processes) if _command(one) not in self._commands]
+        return [one for one in known if FORK_SERVER not in _command(one) and one.poll() is None]
+
+    def _own_threads(self) -> list[threading.Thread]:
+        return [
+            one
+            for one in threading.enumerate()
+            if one not in self._threads and not one.name.startswith(SHARED_THREADS)
+        ]
+
+    def share(self) -> None:
+        """What is alive now may stay."""
+        self._commands.update(map(_command, self._own_processes()))
+        self._threads.update(self._own_threads())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        if fixturedef.scope == "function":
+            return (yield)
+        before = {id(one) for one in (*self._own_processes(), *self._own_threads())}
+        try:
+            return (yield)
+        finally:
+            found = [one for one in self._own_processes() if id(one) not in before]
+            self._commands.update(map(_command, found))
+            self._threads.update(one for one in self._own_threads() if id(one) not in before)
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        self.share()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Iterator[None]:
+        yield
+        until = time.monotonic() + ENDS_S
+        while (left := [*self._own_processes(), *self._own_threads()]) and time.monotonic() < until:
+            time.sleep(0.005)
+        for one in left:
+            if not isinstance(one, threading.Thread):
+                one.kill()
+                one.wait()
+        self.share()
+        assert not left, f"the test has ended, and this of it is alive: {_named(left)}"
+
+
+def _named(left: list[Any]) -> str:
+    return "; ".join(
+        f"thread {one.name!r}" if isinstance(one, threading.Thread) else f"process {_command(one)}"
+        for one in left
+    )
+
+
+def end_processes() -> list[str]:
+    """Kill what this run has left running, of any depth; return the commands."""
+    asked = f"{RUN}={os.environ[RUN]}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if int(place.name) != os.getpid() and asked in (place / "environ").read_bytes():
+                command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                if command:  # a zombie has none
+                    found.append(f"{place.name} {command}")
+                    os.kill(int(place.name), signal.SIGKILL)
+    return found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Leaks(), "leaks")
