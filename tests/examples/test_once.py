@@ -17,7 +17,7 @@ def run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment["RMQ_REDIS_SERVER"] = any_binary()
     return subprocess.run(
         [sys.executable, str(EXAMPLES / words[0]), *words[1:]],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=100,
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 
