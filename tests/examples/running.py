@@ -27,10 +27,12 @@ def run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def run_forked(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_forked(
+    cwd: Path, *words: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the same in a process that starts in a moment."""
     process = Forked(
-        "tests.examples.script", *words, cwd=cwd, env=environment(),
+        "tests.examples.script", *words, cwd=cwd, env=env or environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     out, errors = process.communicate(timeout=TIMEOUT_S)
