@@ -21,7 +21,7 @@ def refused(runs: list[list[str]]) -> list[dict[str, Any]]:
     """Run locust with each of these words, in another process."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.refusing", json.dumps(runs)], cwd=REPO,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
         env={k: v for k, v in os.environ.items() if not k.startswith(("RMQ_", "LOCUST_"))},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -57,5 +57,8 @@ def run(words: list[str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     from locust import main
+
+    import bench.load.run
+    import bench.load.users  # noqa: F401  # which each fork would import again
 
     print(json.dumps([run(words) for words in json.loads(sys.argv[1])]))

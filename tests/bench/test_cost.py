@@ -130,6 +130,7 @@ def test_a_small_run_measures_every_column_of_every_kind(
     assert "single life" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_checkout_is_measured_by_turns_and_compared_pair_by_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

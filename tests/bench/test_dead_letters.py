@@ -44,6 +44,7 @@ def test_letters_have_their_causes_by_turns_and_a_lost_one_is_noticed(
             dead_letters._sent_per_s(client, "few", 10, 1, None)
 
 
+@pytest.mark.slow
 def test_a_command_that_prints_nothing_has_no_first_row(tmp_path: object) -> None:
     with machine.server() as server, rmq.Client(server.url) as client:
         client.topic("empty").send(1)

@@ -73,13 +73,14 @@ def test_a_file_that_cannot_be_collected_ends_the_run(tmp_path: Path) -> None:
         play(str(tmp_path / "test_x.py"), ["F4"], 1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable, "-m", "bench.faults", "--rows", "F3", "--seed", "7",
             "--json", str(tmp_path / "run.json"),
         ],
-        cwd=ROOT, capture_output=True, text=True, timeout=200,
+        cwd=ROOT, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -56,7 +56,7 @@ def _matplotlib() -> None:
 
 def _draw(file: Path, into: Path) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", "bench.plots", str(file), "--into", str(into)]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280)
 
 
 @pytest.mark.usefixtures("_matplotlib")
@@ -150,6 +150,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_matplotlib")
 def test_one_run_fills_every_table_of_the_pages_with_its_machine_date_and_rounds(
     checkout: Path,

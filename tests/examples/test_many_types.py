@@ -53,7 +53,7 @@ def test_a_worker_runs_them(tmp_path: Path) -> None:
     environment |= {"RMQ_REDIS_SERVER": any_binary(), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
     assert done.stdout.splitlines() == [

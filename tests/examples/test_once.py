@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.conftest import any_binary
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "RMQ_URL"}
-    environment["RMQ_REDIS_SERVER"] = any_binary()
-    return subprocess.run(
-        [sys.executable, str(EXAMPLES / words[0]), *words[1:]],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+from tests.examples.running import EXAMPLES, run, run_forked
 
 
 def test_a_consumer_that_is_too_late_writes_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, "fencing.py")
+    done = run_forked(tmp_path, str(EXAMPLES / "fencing.py"))
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -37,7 +23,7 @@ def test_a_consumer_that_is_too_late_writes_nothing(tmp_path: Path) -> None:
 
 def test_without_the_fence_it_is_seen_to_overwrite_a_newer_price(tmp_path: Path) -> None:
     """Negative control."""
-    done = run(tmp_path, "fencing.py", "--unfenced")
+    done = run_forked(tmp_path, str(EXAMPLES / "fencing.py"), "--unfenced")
 
     assert done.returncode == 1, done.stderr
     assert "slow   wrote 300, fence 1" in done.stdout
@@ -45,7 +31,7 @@ def test_without_the_fence_it_is_seen_to_overwrite_a_newer_price(tmp_path: Path)
 
 
 def test_each_recipe_does_its_change_once_of_three_copies(tmp_path: Path) -> None:
-    done = run(tmp_path, "recipes.py")
+    done = run(tmp_path, str(EXAMPLES / "recipes.py"))
 
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()

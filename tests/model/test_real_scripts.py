@@ -14,7 +14,7 @@ from tests.model.real_slot import RealSlot
 from tests.model.world import Bounds, State, first_state, steps
 from tests.servers import Server
 
-WALKS, STEPS = 300, 40
+STEPS = 40
 KINDS = frozenset({"reply", "copy", "death"})
 RULES = Rules()
 
@@ -68,23 +68,23 @@ def walk(slot: RealSlot, seed: int, done: Counter[str]) -> None:
         slot.note(state.server)
 
 
+@pytest.mark.parametrize("walks", [60, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_real_scripts_go_where_the_model_goes(
-    server: Server, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, clock: Clock, walks: int
 ) -> None:
     done: Counter[str] = Counter()
     client = server.raw(protocol=2)
 
-    for seed in range(WALKS):
+    for seed in range(walks):
         slot = RealSlot(client, f"{name}-{seed}", clock)
         walk(slot, seed, done)
         slot.sleeper.close()
 
     client.close()
-    with capsys.disabled():
-        print(f"\nFIG model, real scripts: {WALKS} walks, {dict(done)}")
-    assert min(done["hand-overs"], done["faults"]) > WALKS // 10
+    print(f"\nFIG model, real scripts: {walks} walks, {dict(done)}")
+    assert min(done["hand-overs"], done["faults"]) > walks // 10
     assert done["second hand-overs"] > 0
-    assert done["steps"] > 10 * WALKS
+    assert done["steps"] > 10 * walks
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_control_a_broken_script_leaves_the_model(
     client = server.raw(protocol=2)
 
     with pytest.raises(AssertionError):  # noqa: PT012
-        for seed in range(WALKS):
+        for seed in range(300):
             walk(RealSlot(client, f"{name}-{seed}", clock), seed, Counter())
 
     client.close()

@@ -17,11 +17,11 @@ def sync_life(url: str) -> list[Any]:
     with rmq.Client(url, retry_for=2) as client:
         topic = client.topic("sync", slots=2)
         results = topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(20)])
-        topic.send("merged", merge_key="k", time_range=0.2)
-        topic.send("merged", merge_key="k", time_range=0.2)
+        merging = rmq.Outgoing("merged", merge_key="k", time_range=0.2)
+        topic.send_many([merging, merging])  # in one call: the second is in time
         seen: list[Any] = []
         with topic.consumer() as consumer:
-            until = time.monotonic() + 60
+            until = time.monotonic() + 120
             while len(seen) < 21 and time.monotonic() < until:
                 batch = consumer.receive(5, wait=2)
                 seen += [d.body for d in batch]
@@ -45,7 +45,7 @@ async def async_life(url: str) -> list[Any]:
         await topic.send("late", delay=0.2)
         seen: list[Any] = []
         async with topic.consumer() as consumer:
-            until = time.monotonic() + 60
+            until = time.monotonic() + 120
             while len(seen) < 21 and time.monotonic() < until:
                 batch = await consumer.receive(5, wait=2)
                 seen += [d.body for d in batch]

@@ -42,7 +42,7 @@ import psutil
 
 from tests.servers import die_with_parent
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 ASKS = re.compile(r"(Type the name of the \w+ to go on: )(\S+)$")
 ASKED = Path(__file__).with_name("asked.py")
 DONE = "(the command has ended:"
@@ -255,7 +255,7 @@ class Session:
     def close(self) -> None:
         assert self.python.stdin is not None
         self.python.stdin.close()
-        self.python.wait(30)
+        self.python.wait(PATIENCE_S)
 
 
 def run(page: Path, home: Path, env: dict[str, str], instead: dict[str, str]) -> int:

@@ -76,7 +76,7 @@ def served(home: Path, redis: Redis, cwd: Path) -> tuple[str, str]:
 
     def read(path: str) -> str | None:
         try:
-            with urllib.request.urlopen(url + path, timeout=10) as reply:
+            with urllib.request.urlopen(url + path, timeout=60) as reply:
                 assert reply.status == 200
                 return reply.read().decode()
         except urllib.error.HTTPError:
@@ -96,9 +96,10 @@ def served(home: Path, redis: Redis, cwd: Path) -> tuple[str, str]:
         return page, read(style) or ""
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -113,6 +114,7 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_tells_of_users_extras_and_of_no_tools_to_work_on_it(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -130,6 +132,7 @@ def test_the_wheel_tells_of_users_extras_and_of_no_tools_to_work_on_it(built: Pa
     assert f"Classifier: Programming Language :: Python :: 3.{sys.version_info.minor}" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
 def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     built: Path, tmp_path: Path, kind: str, server: Redis
@@ -157,6 +160,7 @@ def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     assert ".card" in style
 
 
+@pytest.mark.slow
 def test_the_scripts_are_read_from_a_zip_on_the_path(built: Path, tmp_path: Path) -> None:
     """As spark-submit --py-files hands RMQ over; the wheel is such a zip."""
     (wheel,) = built.glob("*.whl")
@@ -170,6 +174,7 @@ def test_the_scripts_are_read_from_a_zip_on_the_path(built: Path, tmp_path: Path
     assert int(count) == len(scripts.names())
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_it_takes_to_test(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

@@ -6,15 +6,16 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rmq.core.telemetry import EVENTS, METRICS, SERVER_METRICS
+from tests.examples.running import run_forked
 from tests.servers import Server
 
-PAGE = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "observability.md").read_text()
 PROGRAMS = [
     text for text in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "Worker" in text
 ]
@@ -22,13 +23,7 @@ PROGRAMS = [
 
 def ran(containing: str, server: Server) -> subprocess.CompletedProcess[str]:
     (program,) = [one for one in PROGRAMS if containing in one]
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"RMQ_URL": server.url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_forked(ROOT, "-c", program, env={**os.environ, "RMQ_URL": server.url})
     assert done.returncode == 0, done.stderr
     return done
 

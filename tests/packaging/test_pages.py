@@ -19,7 +19,10 @@ __all__ = ["built"]
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = ("rmq", "lua", "spark_connector", "pyspark_rmq", "pyproject.toml", "README.md", "cli.py")
+CHECKOUT += ("constraints.txt",)  # the lock may be missing
 
+README = "README.md"
+VENV = "python3 -m venv .venv"
 # How many blocks of a page are not run; each says why, beside the block.
 PAGES = {
     "README.md": 1,
@@ -64,8 +67,8 @@ def installed(built: Path, packages: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def env(built: Path, installed: Path, packages: Path, tmp_path: Path) -> dict[str, str]:
-    """A fresh HOME without a network. What RMQ depends on is there already."""
+def env(packages: Path, tmp_path: Path) -> dict[str, str]:
+    """A fresh HOME without a network. What RMQ depends on is there already, and RMQ is not."""
     clean = {
         k: v
         for k, v in os.environ.items()
@@ -73,13 +76,14 @@ def env(built: Path, installed: Path, packages: Path, tmp_path: Path) -> dict[st
     }
     return clean | {
         "HOME": str(tmp_path),
-        "PATH": f"{installed}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(packages),
         "PYTHONUTF8": "1",
         "COLUMNS": "160",
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it the wrong way round: none
+        "PIP_NO_COMPILE": "1",  # Python compiles what a page imports
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "NO_COLOR": "1",
     }
@@ -93,26 +97,43 @@ def checkout(tmp_path: Path) -> Path:
     for name in CHECKOUT:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, made / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
+        elif (ROOT / name).exists():
             shutil.copy(ROOT / name, made / name)
     return made
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_does_what_it_shows(
-    page: str, env: dict[str, str], checkout: Path, tmp_path: Path, own_server: Server
+@pytest.mark.timeout(900)  # two dozen processes one after another
+def test_the_readme_installs_the_checkout_and_does_what_it_shows(
+    env: dict[str, str], checkout: Path, tmp_path: Path, own_server: Server
 ) -> None:
     instead = {
         "redis://localhost:6379/0": own_server.url,
         "embedded:///tmp/rmq-readme": f"embedded://{tmp_path}/data",
+        VENV: f"{VENV} --without-pip",  # a copy of its own takes seconds; PYTHONPATH has one
     }
-    home = checkout  # where a reader of the README is
-    if page != "README.md":
-        home = tmp_path / "empty"
-        home.mkdir()
-        env = env | {"RMQ_URL": own_server.url}
+    pip = checkout / ".venv" / "bin" / "pip"
+    pip.parent.mkdir(parents=True)
+    pip.write_text('#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n')
+    pip.chmod(0o755)
 
-    skipped = run(ROOT / page, home, env, instead)
+    skipped = run(ROOT / README, checkout, env, instead)
+
+    assert skipped == PAGES[README], "blocks of this page that are not run"
+    assert (pip.parent / "rmq").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # many processes one after another
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("page", [page for page in PAGES if page != README])
+def test_the_page_does_what_it_shows(
+    page: str, env: dict[str, str], installed: Path, tmp_path: Path, own_server: Server
+) -> None:
+    home = tmp_path / "empty"
+    home.mkdir()
+    env |= {"RMQ_URL": own_server.url, "PATH": f"{installed}{os.pathsep}{env['PATH']}"}
+
+    skipped = run(ROOT / page, home, env, {"redis://localhost:6379/0": own_server.url})
 
     assert skipped == PAGES[page], "blocks of this page that are not run"
 

@@ -14,7 +14,7 @@ from rmq.core import large_body
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Receipt
 from rmq.core.slots import slot_of
-from rmq.protocol import commands
+from rmq.protocol import commands, scripts
 from rmq.protocol.flows import settle as settle_flow
 from tests.property.driver import Driver
 from tests.property.model import Model, Msg
@@ -78,6 +78,7 @@ class Machine(RuleBasedStateMachine):
         self.old: list[tuple[bytes, float]] = []  # receipts that were handed out
         self.batches: dict[bytes, int] = {}  # the last batch in which a message was delivered
         self.serial = self.receives = 0
+        self.unloaded = False  # whether the server lacks the script of the next take
         self.full = self.broken = False
 
     # --- the ground
@@ -298,8 +299,10 @@ class Machine(RuleBasedStateMachine):
             lapsed = self.model.lapsed(slot, self.now)
             picked = self.model.take(slot, limit, lease, self.now, pops, ordered)
             # A prepare that is answered twice tells of its batch, not of leases that have run out.
-            replayed = lost and bool(picked)
-            if lost and not picked:  # there was nothing to remember: it is done anew
+            # An empty batch is remembered where the first try was one: it lacked the script.
+            replayed = lost and (bool(picked) or self.unloaded)
+            self.unloaded = False
+            if lost and not replayed:  # there was nothing to remember: it is done anew
                 picked = self.model.take(slot, limit, lease, self.now, pops, ordered)
             if lapsed and not replayed:
                 self.reached["rollback"] += 1
@@ -367,6 +370,7 @@ class Machine(RuleBasedStateMachine):
             ordered = self.consumes == "ordered"
         mode = "at_most_once" if pops else "at_least_once"
         consumer = self.topic.consumer(lease=lease, mode=mode, ordered=ordered)
+        self.unloaded = not self.raw.script_exists(scripts.load("prepare").sha)[0]
         got = self.do(lambda: consumer.receive(limit), lost=lost)
         if self.consumes == "ordered":
             self.in_order(got)

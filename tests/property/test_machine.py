@@ -66,12 +66,18 @@ def explore(run: type[Machine], first: int, wanted: tuple[str, ...]) -> list[str
     return missed
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize(
+    ("slots", "is_async"),
+    [
+        pytest.param(1, False, id="1-sync"),
+        pytest.param(3, True, id="3-async"),
+        pytest.param(1, True, id="1-async", marks=pytest.mark.slow),
+        pytest.param(3, False, id="3-sync", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.fault("F21")
 def test_rmq_keeps_its_promises_whatever_is_done_to_it(
     private: Server,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     slots: int,
     is_async: bool,
@@ -90,18 +96,21 @@ def test_rmq_keeps_its_promises_whatever_is_done_to_it(
 
     missed = explore(Run, 10 * slots + 100 * is_async, wanted)
 
-    with capsys.disabled():
-        print(f" {Run.steps} steps checked", end="")
     back = Run.reached["clock stepped back"]
     print(f"\nFIG clock stepped back {back} times in {Run.steps} checked steps: lost 0, early 0")
     assert not missed, f"the exploration never reached: {missed}; reached {dict(Run.reached)}"
 
 
 @pytest.mark.parametrize(
-    ("use", "slots", "is_async"), [("ordered", 1, True), ("ordered", 3, False), ("mixed", 2, False)]
+    ("use", "slots", "is_async"),
+    [
+        ("ordered", 1, True),
+        pytest.param("ordered", 3, False, marks=pytest.mark.slow),
+        pytest.param("mixed", 2, False, marks=pytest.mark.slow),
+    ],
 )
 def test_order_is_kept_whatever_is_done_to_it(
-    private: Server, capsys: pytest.CaptureFixture[str], use: str, slots: int, is_async: bool
+    private: Server, use: str, slots: int, is_async: bool
 ) -> None:
     """Ordered consumers alone; and mixed with plain ones, which costs the order, but no message."""
 
@@ -117,6 +126,4 @@ def test_order_is_kept_whatever_is_done_to_it(
 
     missed = explore(Run, 0, wanted)  # seeds that reach everything in two rounds
 
-    with capsys.disabled():
-        print(f" {Run.steps} steps checked", end="")
     assert not missed, f"the exploration never reached: {missed}; reached {dict(Run.reached)}"

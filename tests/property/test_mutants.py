@@ -43,9 +43,8 @@ def private() -> Iterator[Server]:
     made.stop()
 
 
-def test_the_machine_catches_every_mutant(
-    private: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow
+def test_the_machine_catches_every_mutant(private: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     caught: dict[str, str] = {}
     every = MUTANTS | IN_ORDER | LARGE_BODIES
     for name, changes in every.items():
@@ -71,8 +70,7 @@ def test_the_machine_catches_every_mutant(
                     caught[name] = f"{found} (after {Run.steps} steps)"
                     break
 
-    with capsys.disabled():
-        print(f"\nmutants caught {len(caught)}/{len(every)}")
-        for name, found in caught.items():
-            print(f"  {name}: {found}")
+    print(f"\nmutants caught {len(caught)}/{len(every)}")
+    for name, found in caught.items():
+        print(f"  {name}: {found}")
     assert set(caught) == set(every), f"not caught: {set(every) - set(caught)}"

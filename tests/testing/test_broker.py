@@ -28,16 +28,14 @@ def test_broker_is_empty_and_its_own(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_broker_starts_in_a_moment_once_its_server_runs(backend: servers.Backend) -> None:
+def test_brokers_one_after_another_start_no_server_but_the_first(backend: servers.Backend) -> None:
     with Broker(backend):
         pass
+    running = servers._servers[backend].server
 
-    started = time.perf_counter()
     for _ in range(20):
         with Broker(backend):
-            pass
-
-    assert (time.perf_counter() - started) / 20 < 0.1
+            assert servers._servers[backend].server is running
 
 
 def test_twenty_brokers_one_after_another_and_sixteen_at_once() -> None:
@@ -95,17 +93,15 @@ def test_error_of_a_script_is_reported_and_the_connection_goes_on(broker: Broker
     one.open()
     many.open()
     broker._open().flush()
-    started = time.monotonic()
+    idle = list(broker.client._transport._idle)
     with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
         one.send(1)
     with pytest.raises(rmq.TopicVanished, match=r"rmq:\{one_0\}:slot has vanished"):
         one.send("x" * 40_000)  # in a transaction
     with pytest.raises(rmq.TopicVanished, match="many_"):
         many.send_many([rmq.Outgoing(n) for n in range(100)])
-    lines = list(broker.client._transport._idle)
     assert broker.client.admin.topics() == []
-    assert broker.client._transport._idle[-1] in lines
-    assert time.monotonic() - started < 5  # patience, which a reply that never came would use up
+    assert broker.client._transport._idle == idle  # all replies came: none of them was given up
 
 
 async def test_async_client_inside_a_loop(broker: Broker) -> None:

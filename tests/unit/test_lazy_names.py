@@ -39,7 +39,7 @@ def test_an_unknown_name_is_an_attribute_error():
 def modules_after(code):
     told = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=240,
     )  # fmt: skip
     return set(told.stdout.split())
 

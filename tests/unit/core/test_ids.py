@@ -53,7 +53,9 @@ def test_a_forked_child_makes_ids_of_its_own() -> None:
     child = context.Process(target=_tail, args=(queue,))
     child.start()
     theirs = queue.get(timeout=90)
-    child.join()
+    child.join(90)
+    assert child.exitcode == 0
+    queue.close()
     assert theirs != ids.make(0, 0)[0][11:]
 
 

@@ -198,6 +198,6 @@ def test_the_standard_library_is_used_without_msgspec() -> None:
         "print(codec.JSON.decode(codec.JSON.encode({'a': 1})), type(codec.JSON._json).__name__)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240
     )
     assert done.stdout == "{'a': 1} StdlibJson\n"

@@ -62,7 +62,9 @@ def test_a_forked_child_takes_lanes_of_its_own() -> None:
     child = context.Process(target=_child, args=(lanes, queue))
     child.start()
     theirs = queue.get(timeout=90)
-    child.join()
+    child.join(90)
+    assert child.exitcode == 0
+    queue.close()
 
     assert theirs != mine.name
     assert lanes.take().name == mine.name

@@ -97,8 +97,8 @@ def test_operations_at_the_same_time_may_take_effect_in_either_order():
 
 def test_100_000_messages_take_seconds():
     history = operations(Story().send(1).deliver(1).settle(1).events)
-    begun = time.process_time()
+    begun = time.thread_time()
 
     assert all(is_linearizable(history) for _ in range(10_000))
 
-    assert time.process_time() - begun < 5  # 0.1 s on a machine with nothing else to do
+    assert time.thread_time() - begun < 30  # 0.1 s on a machine with nothing else to do

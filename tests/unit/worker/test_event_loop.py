@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 
-from rmq.worker.event_loop import TICK_S, EventLoopThread, LoopHeartbeat
+from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
+from tests.integration.handling import eventually
+from tests.patience import PATIENCE_S
 
 
-async def forever(ended: list[str]) -> None:
+async def forever(begun: threading.Event, ended: list[str]) -> None:
+    begun.set()
     try:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
     except asyncio.CancelledError:
         ended.append("cancelled")
         raise
 
 
 def test_what_is_left_in_it_is_cancelled_when_it_ends() -> None:
-    loop, ended = EventLoopThread(), []
-    asyncio.run_coroutine_threadsafe(forever(ended), loop.loop)
-    time.sleep(0.05)  # until it sleeps
+    loop, begun, ended = EventLoopThread(), threading.Event(), []
+    asyncio.run_coroutine_threadsafe(forever(begun, ended), loop.loop)
+    assert begun.wait(PATIENCE_S)
 
-    loop.stop(10)
+    loop.stop(PATIENCE_S)
 
     assert ended == ["cancelled"]
     assert loop.loop.is_closed()
@@ -31,10 +34,12 @@ def test_what_is_left_in_it_is_cancelled_when_it_ends() -> None:
 def test_a_beat_tells_for_how_long_its_loop_is_blocked() -> None:
     loop = EventLoopThread()
     beat = LoopHeartbeat(loop.loop)
-    assert beat.lag() == 0
-    loop.loop.call_soon_threadsafe(time.sleep, TICK_S + 0.6)
-    time.sleep(TICK_S + 0.5)  # it is blocked for longer
+    eventually(lambda: beat.lag() == 0)
+    release = threading.Event()
+    loop.loop.call_soon_threadsafe(release.wait)
 
-    assert beat.lag() > 0.2
+    eventually(lambda: beat.lag() > 0.2)
+    release.set()
+    eventually(lambda: beat.lag() == 0)
     beat.stop()
-    loop.stop(10)
+    loop.stop(PATIENCE_S)

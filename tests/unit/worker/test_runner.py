@@ -299,7 +299,7 @@ def test_an_async_run_that_is_too_long_is_cancelled_and_has_failed() -> None:
 
     async def handle(body: Any) -> None:
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             ends.append("cleaned up")
 

@@ -18,6 +18,7 @@ from rmq.core.settings import Settings
 from rmq.protocol import clock
 from rmq.worker import unhandled
 from rmq.worker.unhandled import Unhandled
+from tests.foreign import own_records
 
 START_MS = 1_900_000_000_000
 HOUR_MS = 3_600_000
@@ -138,7 +139,7 @@ def test_the_log_names_a_type_once(caplog: pytest.LogCaptureFixture) -> None:
         for name in ("x", "x", "y"):
             decide.disposition(delivery(name))
 
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [one.getMessage() for one in own_records(caplog)] == [
         f"topic 'orders': this worker has no handler for messages of type {name!r}; they wait for "
         "a worker that has one, and are dead after 1h"
         for name in ("x", "y")
