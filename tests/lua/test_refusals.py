@@ -141,6 +141,14 @@ def test_the_furnished_slot_has_every_key(box):
     assert found | elsewhere == set(keys.TYPES)
 
 
+def test_no_value_of_a_furnished_slot_names_its_topic_so_that_it_can_be_copied(box):
+    furnish(box, anew=True)
+    names = [box.keys.middle, box.handle.name.encode()]
+
+    for key in box.redis.keys(box.keys.slot.removesuffix(b"slot") + b"*"):
+        assert not any(name in box.redis.dump(key) for name in names), key
+
+
 @pytest.mark.parametrize(("script", "place"), AT_ONCE)
 @pytest.mark.fault("F26")
 def test_wrong_type_at_any_key_is_an_error_and_no_key_changes(box, script, place):
