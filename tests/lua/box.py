@@ -138,6 +138,16 @@ def changes(before: State, after: State) -> dict[tuple[Any, ...], Any]:
     }
 
 
+@contextlib.contextmanager
+def case(*values: Any) -> Iterator[None]:
+    """Say of which of its values a test that goes over many has failed."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {', '.join(map(repr, values))}")
+        raise
+
+
 @functools.cache
 def sha1(text: str) -> str:
     """The name of a script."""

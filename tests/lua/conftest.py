@@ -6,6 +6,7 @@ has all of them on every other engine.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import redis
 
 from tests.conftest import NEWEST, Clock, any_binary, run_on
 from tests.lua.box import Box
+from tests.lua.calls import Furnished, furnish
 from tests.lua.crediting import Sleeper, can_shard
 from tests.servers import Server
 
@@ -44,6 +46,19 @@ def make_box(raw: redis.Redis, name: str, clock: Clock) -> Callable[..., Box]:
 def box(make_box: Callable[..., Box]) -> Box:
     """A slot with default settings, except that a retry waits for nothing."""
     return make_box()
+
+
+@pytest.fixture
+def anew(raw: redis.Redis, name: str, clock: Clock) -> Callable[[], Furnished]:
+    """Makes furnished slots, each of a topic of its own and at the same time as the first."""
+    start, numbers = clock.now_us, itertools.count()
+
+    def make() -> Furnished:
+        clock.now_us = start
+        clock.advance(0)
+        return furnish(Box(raw, f"{name}-{next(numbers)}", clock))
+
+    return make
 
 
 @pytest.fixture
