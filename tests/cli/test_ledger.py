@@ -24,14 +24,17 @@ def ledger(run: Any, database: Database, monkeypatch: pytest.MonkeyPatch) -> Any
 
 
 def work(database: Database, key: str, state: str = "consumed") -> None:
-    guard = Ledger(database.engine(), hold=60).guard(lambda one: key, 60_000, None)
+    store = Ledger(database.engine(), hold=60)
+    guard = store.guard(lambda one: key, 60_000, None)
     row: Any = Copy(key, topic="payments", fence=7)
     if state == "consumed":
         guard.run(row, lambda: None)
+        store.close()
         return
     guard._give_up = lambda row: iter(())  # type: ignore[attr-defined]  # as after a crash
     with pytest.raises(KeyError):
         guard.run(row, lambda: {}["crash"])
+    store.close()
 
 
 def test_create_makes_the_table_once(ledger: Any, database: Database) -> None:

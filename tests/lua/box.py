@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -36,6 +38,23 @@ as_scripts_alone = pytest.mark.skipif(
 )
 
 State = dict[str, Any]
+
+# Every key that begins as ARGV[1] says: name, type, content. One call in place of two for each key.
+READ_KEYS = """
+local content = {
+  hash = function(name) return redis.call('HGETALL', name) end,
+  zset = function(name) return redis.call('ZRANGE', name, 0, -1, 'WITHSCORES') end,
+  set = function(name) return redis.call('SMEMBERS', name) end,
+  list = function(name) return redis.call('LRANGE', name, 0, -1) end,
+  string = function(name) return redis.call('GET', name) end,
+}
+local found = {}
+for _, name in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
+  local kind = redis.call('TYPE', name).ok
+  found[#found + 1] = {name, kind, content[kind](name)}
+end
+return found
+"""
 
 
 class Lease(NamedTuple):
@@ -117,6 +136,27 @@ def changes(before: State, after: State) -> dict[tuple[Any, ...], Any]:
         for place in old.keys() | new.keys()
         if old.get(place) != new.get(place)
     }
+
+
+@contextlib.contextmanager
+def case(*values: Any) -> Iterator[None]:
+    """Say of which of its values a test that goes over many has failed."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {', '.join(map(repr, values))}")
+        raise
+
+
+@functools.cache
+def sha1(text: str) -> str:
+    """The name of a script."""
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
+def pairwise(flat_pairs: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """The pairs of a flat list."""
+    return zip(flat_pairs[::2], flat_pairs[1::2], strict=True)
 
 
 def _answers(slot: dict[bytes, bytes]) -> dict[str, bytes]:
@@ -207,6 +247,13 @@ class Box:
                 self.redis.hset(self.keys.slot, session.name, kept)
         return session
 
+    def eval(self, text: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
+        """Run a script of the tests."""
+        try:
+            return self.redis.evalsha(sha1(text), len(keys), *keys, *args)
+        except redis.exceptions.NoScriptError:
+            return self.redis.eval(text, len(keys), *keys, *args)
+
     # --- looking -----------------------------------------------------------------------------
 
     def state(self, index: int | None = None) -> State:
@@ -216,13 +263,11 @@ class Box:
         """
         keys = self.keys if index is None else self.handle.slots[index]
         stem = keys.slot.removesuffix(b"slot")
-        names = sorted(self.redis.keys(stem + b"*"))
         found: State = {}
-        for name in names:
-            kind = self.redis.type(name)
+        for name, kind, value in sorted(self.eval(READ_KEYS, [], [stem])):
             short = name.removeprefix(stem).decode()
             if kind == b"hash":
-                value: Any = self.redis.hgetall(name)
+                value = dict(pairwise(value))
                 if short == "slot":
                     found |= _answers(value)
                     holds = {
@@ -236,13 +281,9 @@ class Box:
                         if not part.startswith(b"@") and part != b"swept"
                     } | holds
             elif kind == b"zset":
-                value = dict(self.redis.zrange(name, 0, -1, withscores=True))
+                value = {member: float(of_member) for member, of_member in pairwise(value)}
             elif kind == b"set":
-                value = set(self.redis.smembers(name))
-            elif kind == b"list":
-                value = list(self.redis.lrange(name, 0, -1))
-            else:
-                value = self.redis.get(name)
+                value = set(value)
             found[short] = self._with_ids(short, value, keys)
         return found
 

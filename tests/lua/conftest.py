@@ -1,31 +1,27 @@
 """A slot on a real server, whose every key a test can see before and after.
 
-All tests run on the newest engine, and those of `ON_EACH` on the oldest too: what an engine may do
-in its own way. `make engines`, which CI runs, has all of them on every other engine.
+All tests run on the newest engine, or on that of RMQ_TEST_ENGINE: `make engines`, which CI runs,
+has all of them on every other engine.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from tests.conftest import EACH, NEWEST, Clock, run_on
+from tests.conftest import NEWEST, Clock, any_binary, run_on
 from tests.lua.box import Box
+from tests.lua.calls import Furnished, furnish
 from tests.lua.crediting import Sleeper, can_shard
-from tests.servers import Server, engines
-
-# Every script and its keys, its replies in RESP2 and RESP3, what it does when it comes twice,
-# scores to their last bit, a full memory, and channels that a user may not use.
-ON_EACH = ("contracts", "protocols", "sent_twice", "score", "publish_plain", "maxmemory")
-ON_EACH += ("no_channels",)
+from tests.servers import Server
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    stem = metafunc.module.__name__.rpartition(".test_")[2]
-    run_on(EACH if stem in ON_EACH else (NEWEST,), metafunc)
+    run_on((NEWEST,), metafunc)
 
 
 @pytest.fixture
@@ -52,10 +48,23 @@ def box(make_box: Callable[..., Box]) -> Box:
     return make_box()
 
 
-@pytest.fixture(params=EACH)
-def tight(request: pytest.FixtureRequest, name: str, clock: Clock) -> Iterator[Box]:
+@pytest.fixture
+def anew(raw: redis.Redis, name: str, clock: Clock) -> Callable[[], Furnished]:
+    """Makes furnished slots, each of a topic of its own and at the same time as the first."""
+    start, numbers = clock.now_us, itertools.count()
+
+    def make() -> Furnished:
+        clock.now_us = start
+        clock.advance(0)
+        return furnish(Box(raw, f"{name}-{next(numbers)}", clock))
+
+    return make
+
+
+@pytest.fixture
+def tight(name: str, clock: Clock) -> Iterator[Box]:
     """A slot on a server of its own, which the test will fill to maxmemory."""
-    server = Server(engines()[request.param])
+    server = Server(any_binary())
     client = server.raw(protocol=2)
     yield Box(client, name, clock)
     client.close()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from rmq.protocol import scripts
+from tests.lua.box import case
 from tests.lua.lua_names import LuaError, read_chunk
 
 LUA = Path(str(scripts.directory()))
@@ -66,12 +67,13 @@ def measured(text: str) -> Header:
     return Header(chunk.reads - own_globals, chunk.writes, declares, chunk.returns)
 
 
-@pytest.mark.parametrize("name", INLINE)
-def test_inline_header_lists_what_the_text_reads_writes_declares_and_returns(name):
-    text = scripts.source(f"lib/inline/{name}")
+def test_inline_header_lists_what_the_text_reads_writes_declares_and_returns():
+    for name in INLINE:
+        with case(name):
+            text = scripts.source(f"lib/inline/{name}")
 
-    assert text.startswith(f"--[[\n{name}: ")
-    assert read_header(text) == measured(text)
+            assert text.startswith(f"--[[\n{name}: ")
+            assert read_header(text) == measured(text)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +97,15 @@ def test_a_header_that_differs_from_its_text_is_noticed(before, after):
     assert read_header(broken) != measured(broken)
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_callers(name):
-    text = scripts.source(f"lib/{name}")
-    chunk = read_chunk(scripts.expanded(text))
+def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_callers():
+    for name in LIBRARIES:
+        with case(name):
+            text = scripts.source(f"lib/{name}")
+            chunk = read_chunk(scripts.expanded(text))
 
-    assert set(read_chunk(text).statements) <= {"local function", "local constant"}
-    assert chunk.reads <= GLOBALS
-    assert chunk.writes == set()
+            assert set(read_chunk(text).statements) <= {"local function", "local constant"}
+            assert chunk.reads <= GLOBALS
+            assert chunk.writes == set()
 
 
 def test_no_name_is_declared_by_two_libraries():
@@ -115,12 +118,13 @@ def test_no_name_is_declared_by_two_libraries():
     assert len(declared) == len(set(declared))
 
 
-@pytest.mark.parametrize("verb", scripts.names())
-def test_script_declares_every_name_that_it_reads_or_writes(verb):
-    chunk = read_chunk(scripts.load(verb).text)
+def test_script_declares_every_name_that_it_reads_or_writes():
+    for verb in scripts.names():
+        with case(verb):
+            chunk = read_chunk(scripts.load(verb).text)
 
-    assert chunk.reads <= GLOBALS
-    assert chunk.writes == set()
+            assert chunk.reads <= GLOBALS
+            assert chunk.writes == set()
 
 
 @pytest.mark.parametrize(

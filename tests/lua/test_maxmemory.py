@@ -19,7 +19,7 @@ from tests.lua.calls import CALLS, CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, fu
 @pytest.fixture
 def full(tight):
     """A furnished slot on a server that has no byte left. Scripts are loaded already."""
-    furnished = furnish(tight)
+    furnished = furnish(tight, anew=True)
     tight.redis.config_set("maxmemory-policy", "noeviction")
     tight.redis.config_set("maxmemory", 1)
     with pytest.raises(redis.ResponseError, match=r"OOM|maxmemory"):

@@ -82,8 +82,16 @@ def test_any_number_of_messages_is_numbered_and_ordered_as_they_were_staged(box,
     assert [lease.id for lease in box.take(1000)] == given
 
 
-@pytest.mark.parametrize("order", [0, 6_990, 2**30 - 500, 2**33, 2**42, 2**48])
-@pytest.mark.parametrize("priority", [17, 31, 32, 100, 127, 900, 65_535, 1_048_575])
+# Each priority with an order at which its fraction has room, nearly none, or none; both sides of
+# powers of two, and of the orders beyond which Lua would print fewer digits.
+@pytest.mark.parametrize(
+    ("priority", "order"),
+    [
+        (17, 0), (17, 2**48), (31, 6_990), (32, 2**42), (100, 2**30 - 500), (100, 2**48),
+        (127, 2**33), (900, 6_990), (65_535, 2**33), (65_535, 2**30 - 500), (1_048_575, 0),
+        (1_048_575, 2**33), (1_048_575, 2**42),
+    ],
+)  # fmt: skip
 def test_scores_are_those_of_a_send_to_the_last_bit(box, priority, order):
     head, scores = record.head(0, 0, priority), []
     box.one(priority=20)  # else the order begins anew

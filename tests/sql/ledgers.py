@@ -54,6 +54,7 @@ class Books:
     def __init__(self, database: Database, is_async: bool) -> None:
         self.database = database
         self.is_async = is_async
+        self._ledgers: list[Ledger] = []
         self._loop = asyncio.new_event_loop()  # one for all: an AsyncEngine serves one loop
         self._loop.set_default_executor(ThreadPoolExecutor(40))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -63,6 +64,9 @@ class Books:
         effects.metadata.create_all(self.outside)
 
     def close(self) -> None:
+        for store in self._ledgers:
+            store.close()
+
         async def rest() -> None:
             mine = asyncio.current_task()
             tasks = [one for one in asyncio.all_tasks() if one is not mine]
@@ -89,12 +93,17 @@ class Books:
 
     # --- guards ----------------------------------------------------------------------------------
 
+    def ledger(self, source: Any = None, **options: Any) -> Ledger:
+        """A Ledger, closed with the books."""
+        store = Ledger(self.source() if source is None else source, **options)
+        self._ledgers.append(store)
+        return store
+
     def guard(
         self, ttl: float = 60, check: Any = None, key: Any = lambda b: b, **options: Any
     ) -> Any:
         """A Ledger's guard."""
-        store = Ledger(self.source(), **options)
-        return store.guard(key_reader(key), round(ttl * 1000), check)
+        return self.ledger(**options).guard(key_reader(key), round(ttl * 1000), check)
 
     def once(self, orm: bool = False, source: Any = None, **options: Any) -> Any:
         """An exactly_once guard; what it runs is told by `run`."""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.ledger import Ledger
 from rmq.sql.ledger import rows
 from tests.sql.ledgers import CLOCK_MS, OTHER, Books, Copy, Ran, together
 
@@ -354,7 +353,7 @@ def test_an_engine_of_the_other_kind_is_refused_when_the_handler_is_registered(
 
     async def awaited(body: Any) -> None: ...
 
-    store = Ledger(books.source())
+    store = books.ledger()
     right, wrong = (awaited, plain) if books.is_async else (plain, awaited)
 
     with pytest.raises(rmq.InvalidType, match=rf"handler .*{wrong.__name__}: .*Engine; give it"):

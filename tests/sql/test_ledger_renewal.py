@@ -15,6 +15,9 @@ from rmq.sql.ledger import renewal, rows
 from tests.integration.handling import eventually
 from tests.sql.ledgers import OTHER, Books, Copy, Ran, outlive_hold, together
 
+# The task of an async ledger ends with its event loop.
+plain = pytest.mark.parametrize("books", ["plain"], indirect=True)
+
 
 def test_a_claim_lives_on_while_its_handler_runs(books: Books) -> None:
     guard, other = books.guard(hold=1), Ran()
@@ -67,7 +70,7 @@ def test_a_renewal_leaves_the_row_of_a_successor_alone(books: Books) -> None:
 
 
 def test_all_that_is_held_is_renewed_in_one_update(books: Books) -> None:
-    store = Ledger(books.source(), hold=1)
+    store = books.ledger(hold=1)
     guard, updates = store.guard(lambda one: one.body, 60_000, None), []
     held = threading.Barrier(11)
 
@@ -128,7 +131,7 @@ def test_handlers_that_use_up_the_pool_neither_starve_the_renewal_nor_cost_a_ret
         pytest.skip("its pool has no limit that a test could use up")
     kind = sa.pool.AsyncAdaptedQueuePool if books.is_async else sa.pool.QueuePool
     source = books.source(poolclass=kind, pool_size=1, max_overflow=0, pool_timeout=0.2)
-    store = Ledger(source, hold=1)
+    store = books.ledger(source, hold=1)
     guard, other, taken = store.guard(lambda one: one.body, 60_000, None), Ran(), []
 
     async def connect() -> None:
@@ -164,3 +167,100 @@ def test_handlers_that_use_up_the_pool_neither_starve_the_renewal_nor_cost_a_ret
     if books.is_async:
         books.wait(source.dispose())
     assert (other.times, books.owner()) == (0, "m1:1")
+
+
+def unmarked(books: Books, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Ledger:
+    """A ledger whose one claim is of work that is done and cannot be marked."""
+
+    def mark(*arguments: Any) -> None:
+        raise OSError("away")
+
+    monkeypatch.setattr(rows, "mark", mark)
+    store = books.ledger()
+    guard = store.guard(lambda one: one.body, options.get("ttl_ms", 60_000), None)
+    with pytest.raises(rmq.Snooze):
+        books.run(guard, Copy())
+    return store
+
+
+def renews(store: Ledger, books: Books) -> bool:
+    async def task_of() -> Any:
+        return store.renewal._task  # type: ignore[union-attr]
+
+    if books.is_async:
+        return books.wait(task_of()) is not None
+    return store._thread_renewal._thread is not None
+
+
+def test_work_that_cannot_be_marked_is_given_up_when_its_mark_would_have_expired(
+    books: Books, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "IDLE_S", 0.0)
+    monkeypatch.setattr(renewal, "MARK_S", 0.1)
+
+    store = unmarked(books, monkeypatch, ttl_ms=500)
+
+    assert renews(store, books)
+    eventually(lambda: not renews(store, books))
+    assert "'k' of t is done and could not be marked as done" in caplog.text
+    assert "could not be renewed" not in caplog.text
+
+
+@plain
+def test_a_ledger_that_is_closed_has_no_thread_though_its_work_is_not_marked(
+    books: Books, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = unmarked(books, monkeypatch)
+    thread = store._thread_renewal._thread
+    assert thread is not None
+
+    store.close()
+
+    assert not thread.is_alive()
+    assert "could not be marked as done" in caplog.text
+
+
+@plain
+def test_a_close_marks_work_whose_database_is_back(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "MARK_S", 3600)
+    with monkeypatch.context() as away:
+        store = unmarked(books, away)
+
+    store.close()
+
+    assert books.states() == {"k": "consumed"}
+
+
+@plain
+def test_a_close_leaves_the_claim_of_a_running_handler_and_the_next_claim_begins_again(
+    books: Books,
+) -> None:
+    store, other = books.ledger(hold=1), Ran()
+    guard = store.guard(lambda one: one.body, 60_000, None)
+
+    def work() -> None:
+        store.close()
+        outlive_hold()
+        with pytest.raises(rmq.Snooze):
+            books.run(books.guard(), Copy(key, id="m2"), other)
+
+    for key in ("k", "k2"):
+        assert books.run(guard, Copy(key), work)
+        eventually(lambda: not renews(store, books))
+    assert other.times == 0
+
+
+def test_a_database_that_is_away_is_logged_without_a_traceback_for_each_renewal(
+    books: Books, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def renew(*arguments: Any) -> None:
+        raise OSError("away")
+
+    monkeypatch.setattr(rows, "renew", renew)
+
+    assert books.run(books.guard(hold=1), Copy(), outlive_hold)
+    told = [one for one in caplog.records if "could not be renewed" in one.getMessage()]
+    assert len(told) >= 2
+    assert not any(one.exc_info for one in told)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 import rmq
-from rmq.ledger import Ledger, exactly_once, metadata
+from rmq.ledger import exactly_once, metadata
 from tests.integration.handling import eventually
 from tests.sql.ledgers import Books, Copy, effects
 
@@ -69,7 +69,7 @@ def test_copies_of_a_key_take_effect_once_and_all_are_acked(
     ran: list[str] = []
     topic = client.topic(name, slots=3)
     if way == "Ledger":
-        handle(books, topic, Ledger(books.source()), lambda d: ran.append(d.body))
+        handle(books, topic, books.ledger(), lambda d: ran.append(d.body))
     else:
         handle_once(books, topic, lambda d: None, orm=way == "session")
     topic.send_many([rmq.Outgoing(f"p{n % KEYS}") for n in range(MESSAGES)])
@@ -111,7 +111,7 @@ def test_a_copy_of_what_is_in_progress_costs_no_retry_and_is_not_acked_before_it
         if not books.is_async:
             go_on.wait(30)
 
-    handle(books, topic, Ledger(books.source()), work)
+    handle(books, topic, books.ledger(), work)
     if books.is_async:  # another process has claimed it
         guard = books.guard()
 
@@ -150,7 +150,7 @@ def test_a_failed_run_is_retried_and_takes_effect_once(
             raise ValueError("not yet")
 
     if way == "Ledger":
-        handle(books, topic, Ledger(books.source()), work)
+        handle(books, topic, books.ledger(), work)
     else:
         handle_once(books, topic, work)
     topic.send("p")
@@ -174,7 +174,7 @@ def test_without_the_table_messages_are_nacked_and_done_once_it_is_there(
     topic = client.topic(name, retry=rmq.Levels((0.05, 0.5, 1.0)))
     books.drop()
     if way == "Ledger":
-        handle(books, topic, Ledger(books.source()), lambda d: ran.append(d.body))
+        handle(books, topic, books.ledger(), lambda d: ran.append(d.body))
     else:
         handle_once(books, topic, lambda d: ran.append(d.body))
     topic.send("p")
@@ -199,7 +199,7 @@ def test_a_database_that_is_away_for_a_while_loses_and_repeats_nothing(
         ran.append(d.body)
 
     if way == "Ledger":
-        handle(own_books, topic, Ledger(own_books.source(), hold=1), work)
+        handle(own_books, topic, own_books.ledger(hold=1), work)
     else:
         handle_once(own_books, topic, work)
     server: Any = own_books.database.server
@@ -232,7 +232,7 @@ def test_a_stop_gives_the_claims_of_cancelled_handlers_up(
         within.set()
         await asyncio.sleep(60)
 
-    topic.handler(rmq.idempotent(Ledger(books.source()), key=key)(work))
+    topic.handler(rmq.idempotent(books.ledger(), key=key)(work))
     topic.send("p")
     worker = rmq.Worker(client, heartbeat="thread")
     worker.start()

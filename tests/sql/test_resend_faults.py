@@ -146,6 +146,7 @@ def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key
 ) -> None:
     """Its message has another slot in its id, which must not make it another piece of work."""
     scene, ran = Lossy(database, own_server, name, slots=8), []
+    claims = Ledger(scene.engine)
     ledger_tables.create_all(scene.engine)
     stub = scene.sent("x", slot_basis="a basis of another slot than 0")
 
@@ -153,7 +154,7 @@ def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key
         def work(body: Any, connection: Any = None) -> None:
             ran.append(body)
 
-        stands = rmq.idempotent(Ledger(scene.engine))
+        stands = rmq.idempotent(claims)
         if store == "exactly_once":
             stands = exactly_once(scene.engine)
         client.topic(name).handler(stands(work))
@@ -168,6 +169,7 @@ def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key
         assert Resender(scene.outbox, scene.engine, other).run_once().sent == 1
         consumed(other)
     assert ran == ["x"]
+    claims.close()
     scene.close()
 
 

@@ -2,7 +2,8 @@
 
 A plain engine is served by a thread, an async one by a task, because its connections belong to an
 event loop. All claims of a process are renewed together, whether or not the deliveries still have
-their leases: a claim ends with its run. Work that is done and could not be marked is marked here.
+their leases: a claim ends with its run. Work that is done and could not be marked is marked here,
+for as long as a mark would have lived.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 from rmq.core.procedures import Call, Procedure, run, run_async
 from rmq.errors import ClaimLost
 from rmq.sql.connections import AnyEngine
+from rmq.sql.db_errors import one_line
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import Row
+from rmq.sql.outage import StoreAway
 
 log = logging.getLogger("rmq")
 
@@ -38,15 +41,16 @@ class HeldClaim:
         due: when to renew it next, by the monotonic clock.
         ttl_ms: of done work that is not marked yet: how long its row is to live; else None.
         mark_at: when to try to mark it, by the monotonic clock.
+        mark_until: when to give that up: a row marked in time would have expired by then.
     """
 
-    __slots__ = ("due", "hold_ms", "mark_at", "row", "ttl_ms")
+    __slots__ = ("due", "hold_ms", "mark_at", "mark_until", "row", "ttl_ms")
 
     def __init__(self, row: Row, hold_ms: int) -> None:
         self.row = row
         self.hold_ms = hold_ms
         self.ttl_ms: int | None = None
-        self.mark_at = 0.0
+        self.mark_at = self.mark_until = 0.0
         self.schedule()
 
     def schedule(self) -> None:
@@ -54,9 +58,11 @@ class HeldClaim:
         self.due = time.monotonic() + self.hold_ms / 3000
 
     def mark_later(self, ttl_ms: int) -> None:
-        """Keep the claim beyond its run, until its row is marked as done."""
-        self.ttl_ms = ttl_ms
-        self.mark_at = time.monotonic() + MARK_S
+        """Keep the claim beyond its run, until its row is marked as done or would have expired."""
+        now = time.monotonic()
+        self.mark_at = now + MARK_S
+        self.mark_until = now + ttl_ms / 1000
+        self.ttl_ms = ttl_ms  # last: from now on another thread marks it
 
 
 class Renewal:
@@ -128,15 +134,18 @@ class Renewal:
         for batch, hold_ms in self._due():
             try:
                 yield from self._transact(rows.renew, batch, hold_ms, engine=self._engine)
-            except Exception:
-                _log_not_renewed(batch)
+            except Exception as error:
+                _log_not_renewed(batch, error)
         for claim in self._unmarked():
             try:
                 is_ours = yield from self._transact(
                     rows.mark, claim.row, claim.ttl_ms, engine=self._engine
                 )
-            except Exception:
+            except Exception as error:
                 log.debug("ledger: %s is not marked yet", claim.row, exc_info=True)
+                if time.monotonic() >= claim.mark_until:
+                    self._drop(claim)
+                    _log_not_marked(claim.row, error)
                 continue
             self._drop(claim)
             if not is_ours:
@@ -156,39 +165,80 @@ def log_claim_lost(row: Row) -> None:
     log.error("ledger: %s", error)
 
 
-def _log_not_renewed(batch: list[Row]) -> None:
+def _log_not_renewed(batch: list[Row], error: Exception) -> None:
     log.warning(
         "ledger: %d claims of %s could not be renewed; what is not renewed before it expires "
         "may be run again",
         len(batch),
         batch[0].topic,
-        exc_info=True,
+        exc_info=not isinstance(error, StoreAway),  # `Outage` has logged why
     )
 
 
-class ThreadRenewal(Renewal):
-    """Renewal in a daemon thread, which runs while there are claims."""
+def _log_not_marked(row: Row, error: Exception) -> None:
+    cause = error.__cause__ if isinstance(error, StoreAway) and error.__cause__ else error
+    log.error(
+        "ledger: the work on key %r of %s is done and could not be marked as done; another "
+        "delivery may do it again: %s",
+        row.key, row.topic, one_line(cause),
+    )  # fmt: skip
 
-    _thread: threading.Thread | None = None
+
+class ThreadRenewal(Renewal):
+    """Renewal in a daemon thread, which runs while there are claims, and a while longer."""
+
+    def __init__(
+        self, transact: Callable[..., Procedure[Any]], engine: AnyEngine, dispose: bool
+    ) -> None:
+        super().__init__(transact, engine, dispose)
+        self._thread: threading.Thread | None = None
+        self._ending = False  # the thread is to end as soon as no handler has a claim
+        self._wake = threading.Event()
 
     def _start(self) -> None:
         with self._lock:
+            self._ending = False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="rmq-ledger", daemon=True)
                 self._thread.start()
 
+    def end(self) -> None:
+        """Try once more to mark work that is done, and end the thread; as `Ledger.close` says."""
+        with self._lock:
+            self._ending, thread = True, self._thread
+            claims = list(self._claims.values())
+            for claim in claims:
+                claim.mark_at = 0.0
+        self._wake.set()
+        is_needed = any(claim.ttl_ms is None for claim in claims)
+        if thread is not None and not is_needed and thread is not threading.current_thread():
+            thread.join()
+
     def _run(self) -> None:
         busy = time.monotonic()
         while True:
-            time.sleep(TICK_S)
+            self._wake.wait(TICK_S)
+            self._wake.clear()
+            ending = self._ending  # read before the round, which then tries every mark
             run(self._round())
+            if ending:
+                self._drop_unmarked()
             with self._lock:
                 if self._claims:
                     busy = time.monotonic()
-                elif time.monotonic() - busy > IDLE_S:
+                elif self._ending or time.monotonic() - busy > IDLE_S:
                     self._thread = None  # under the lock, so that the next claim starts another
                     break
         run(self._close())
+
+    def _drop_unmarked(self) -> None:
+        """Give up work that is done and that the last round could not mark."""
+        with self._lock:
+            unmarked = [claim for claim in self._claims.values() if claim.ttl_ms is not None]
+            for claim in unmarked:
+                del self._claims[id(claim)]
+        for claim in unmarked:
+            _log_not_marked(claim.row, ConnectionError("the ledger was closed"))
 
 
 class TaskRenewal(Renewal):

@@ -62,7 +62,7 @@ class Ledger:
         `exactly_once` has no such gap. A claim lives as long as its run, even if the delivery's
         lease is lost or its `max_runtime` over. If the database is away, the delivery is put off,
         at no retry. If done work cannot be marked, this process keeps the claim, and tries to mark
-        it until it succeeds.
+        it until it succeeds, or the `ttl` has passed since the work was done.
 
     Source:
         DESIGN 6, rung 4, after the RocketMQ dedup listener; ours has an owner, is renewed, and does
@@ -97,6 +97,17 @@ class Ledger:
     def is_async(self) -> bool:
         """Whether it is for async handlers."""
         return isinstance(self._engine, AsyncEngine)
+
+    def close(self) -> None:
+        """End the thread that renews the claims of plain handlers, and close its connection.
+
+        For a program that goes on when its handlers have ended; otherwise the thread ends 10 s
+        after the last claim, and with the process. Done work that could not be marked is tried once
+        more, and then left to expire, which is logged. While a handler runs, its claim is renewed
+        all the same, and the thread ends after it; another claim starts it again. With an async
+        engine there is no thread: a task renews, and ends with its event loop.
+        """
+        self._thread_renewal.end()
 
     def guard(self, key: KeyOf, ttl_ms: int, check: Check | None) -> Middleware:
         """Make the middleware that `idempotent` attaches to a handler."""

@@ -18,3 +18,4 @@ def test_all_claims_of_a_ledger_are_renewed_by_one_thread() -> None:
         assert thread is not None
         with renewal.holding(row, 600_000):
             assert renewal._thread is thread
+    renewal.end()
