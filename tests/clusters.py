@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import random
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,13 +17,19 @@ from redis.crc import key_slot
 from tests.servers import Server
 
 MASTERS = 3
-NODE_TIMEOUT_MS = 1000
+NODE_TIMEOUT_MS = 1000  # until a master that does not answer is taken for dead
+CALM_TIMEOUT_MS = 600_000  # of a cluster in which no master may be taken for dead
 HASH_SLOTS = 16_384
 BUS = 10_000  # a node's bus has the port of its clients and this
+# Both ports are below those that Linux gives to outgoing connections: one of these may have a port
+# just when a node that was killed wants it again.
+PORTS = range(11_000, 22_000)
+PATIENCE_S = 120.0  # for six processes to agree, on a busy machine
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -29,18 +37,32 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def _cluster_port() -> int:
-    """A free port whose bus port is free too."""
+def _reserve() -> tuple[int, socket.socket]:
+    """Find a port that is free, as its bus port is, for as long as the socket is open.
+
+    Linux has names of sockets that are no files and go with their process; elsewhere tests of
+    several processes may choose the same port.
+    """
     while True:
-        port = random.randrange(20_000, 50_000)
-        if _is_free(port) and _is_free(port + BUS):
-            return port
+        port = random.SystemRandom().choice(PORTS)
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            if sys.platform == "linux":
+                lock.bind(f"\0rmq-test-port-{port}")
+            if _is_free(port) and _is_free(port + BUS):
+                return port, lock
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        lock.close()
 
 
 class Node(Server):
     """A node of a cluster."""
 
     def __init__(self, binary: str, *options: str) -> None:
+        port, self._reserved = _reserve()
+        self._control: redis.Redis | None = None
         super().__init__(
             binary,
             "--cluster-enabled", "yes",
@@ -48,18 +70,45 @@ class Node(Server):
             "--cluster-node-timeout", str(NODE_TIMEOUT_MS),
             "--cluster-require-full-coverage", "no",
             *options,
-            port=_cluster_port(),
+            port=port,
         )  # fmt: skip
 
+    def call(self, *words: Any) -> Any:
+        """Run a command over a connection that is kept."""
+        if self._control is None:
+            self._control = self.raw(retry=None, socket_timeout=60)
+        return self._control.execute_command(*words)
 
-def until(true: Callable[[], Any], wait_s: float = 30) -> None:
+    def start(self) -> None:
+        self._forget()
+        super().start()
+
+    def kill(self) -> None:
+        self._forget()
+        super().kill()
+
+    def stop(self) -> None:
+        self._forget()
+        super().stop()
+        self._reserved.close()
+
+    def _forget(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+
+def until(true: Callable[[], Any], wait_s: float = PATIENCE_S, text: str = "") -> None:
     """Wait for it."""
-    end = time.monotonic() + wait_s
+    end, last = time.monotonic() + wait_s, None
     while True:
-        with contextlib.suppress(redis.RedisError, OSError):
+        try:
             if true():
                 return
-        assert time.monotonic() < end, "the cluster did not get there"
+        except (redis.RedisError, OSError) as error:
+            last = error
+        told = f"not within {wait_s:g} s: {text or 'the cluster did not get there'} ({last})"
+        assert time.monotonic() < end, told
         time.sleep(0.02)
 
 
@@ -70,47 +119,66 @@ class Cluster:
         binary: of all of them.
         options: of each.
         kind: makes a node of them.
+        is_calm: no node takes another for dead, however long that one stands still: for tests
+            that want no failover, or one at their command.
     """
 
-    def __init__(self, binary: str, *options: str, kind: Callable[..., Node] = Node) -> None:
-        self.nodes = [kind(binary, *options) for _ in range(2 * MASTERS)]
+    def __init__(
+        self, binary: str, *options: str, kind: Callable[..., Node] = Node, is_calm: bool = False
+    ) -> None:
+        self.nodes: list[Node] = []
+        try:
+            self._start(binary, options, kind)
+            if is_calm:
+                for node in self.nodes:
+                    node.call("CONFIG", "SET", "cluster-node-timeout", CALM_TIMEOUT_MS)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, binary: str, options: tuple[str, ...], kind: Callable[..., Node]) -> None:
+        for _ in range(2 * MASTERS):
+            self.nodes.append(kind(binary, *options))
         masters, replicas = self.nodes[:MASTERS], self.nodes[MASTERS:]
         per_node = HASH_SLOTS // MASTERS + 1
         for number, node in enumerate(masters):
             first, last = number * per_node, min(HASH_SLOTS, (number + 1) * per_node) - 1
-            node.raw().execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
-            node.raw().execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+            node.call("CLUSTER ADDSLOTS", *range(first, last + 1))
+            node.call("CLUSTER SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:
-            node.raw().execute_command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
-        until(lambda: all(len(self._known(node)) == len(self.nodes) for node in self.nodes))
+            node.call("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
+        until(
+            lambda: all(len(self._known(node)) == len(self.nodes) for node in self.nodes),
+            text="every node knows every other",
+        )
         for master, replica in zip(masters, replicas, strict=True):
-            replica.raw().execute_command("CLUSTER REPLICATE", self.id_of(master))
+            replica.call("CLUSTER REPLICATE", self.id_of(master))
         self.wait_ok()
 
     @property
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:2])
 
-    def _known(self, node: Server) -> list[str]:
-        nodes = node.raw().execute_command("CLUSTER NODES")
+    def _known(self, node: Node) -> list[str]:
+        nodes = node.call("CLUSTER NODES")
         return [name for name, facts in nodes.items() if "handshake" not in facts["flags"]]
 
-    def id_of(self, node: Server) -> str:
-        return str(node.raw().execute_command("CLUSTER MYID").decode())
+    def id_of(self, node: Node) -> str:
+        return str(node.call("CLUSTER MYID").decode())
 
     def wait_ok(self) -> None:
         """Wait until every node that runs serves, and every replica has a link to its master."""
 
         def is_ok() -> bool:
             for node in self.running():
-                if node.raw().execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+                if node.call("CLUSTER INFO")["cluster_state"] != "ok":
                     return False
-                role = node.raw().execute_command("ROLE")
+                role = node.call("ROLE")
                 if role[0] == b"slave" and role[3] != b"connected":
                     return False
             return sum(is_master(node) for node in self.running()) >= MASTERS
 
-        until(is_ok)
+        until(is_ok, text="every node serves, every replica follows")
 
     def running(self) -> list[Node]:
         return [n for n in self.nodes if n.process is not None and n.process.poll() is None]
@@ -120,7 +188,7 @@ class Cluster:
         slot = key_slot(key.encode() if isinstance(key, str) else key)
         for node in self.running():
             with contextlib.suppress(redis.RedisError, OSError):
-                for first, last, master, *_ in node.raw().execute_command("CLUSTER SLOTS"):
+                for first, last, master, *_ in node.call("CLUSTER SLOTS"):
                     if first <= slot <= last:
                         return next(n for n in self.nodes if n.port == master[1])
         raise LookupError(key)
@@ -133,20 +201,20 @@ class Cluster:
         source = next(
             node
             for node in self.masters()
-            for first, last, master, *_ in node.raw().execute_command("CLUSTER SLOTS")
+            for first, last, master, *_ in node.call("CLUSTER SLOTS")
             if first <= slot <= last and master[1] == node.port
         )
         assert source is not target
-        target.raw().execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(source))
-        source.raw().execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.id_of(target))
+        target.call("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(source))
+        source.call("CLUSTER SETSLOT", slot, "MIGRATING", self.id_of(target))
         return source
 
     def migrate(self, slot: int, source: Node, target: Node, pause_s: float = 0.0) -> int:
         """Move the keys of a slot, one after the other, with pauses; return how many they were."""
         moved = 0
-        while keys := source.raw().execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
+        while keys := source.call("CLUSTER GETKEYSINSLOT", slot, 1):
             time.sleep(pause_s)
-            source.raw().execute_command("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000)
+            source.call("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000)
             moved += 1
         time.sleep(pause_s)
         return moved
@@ -155,7 +223,7 @@ class Cluster:
         """Give the hash slot to its new master."""
         others = [node for node in self.masters() if node not in (target, source)]
         for node in (target, source, *others):
-            node.raw().execute_command("CLUSTER SETSLOT", slot, "NODE", self.id_of(target))
+            node.call("CLUSTER SETSLOT", slot, "NODE", self.id_of(target))
 
     def move(self, slot: int, target: Node, pause_s: float = 0.0) -> int:
         """Move a hash slot with MIGRATE; return how many keys it had."""
@@ -166,12 +234,12 @@ class Cluster:
 
     def flush_scripts(self) -> None:
         for node in self.masters():
-            node.raw().script_flush()
+            node.call("SCRIPT", "FLUSH")
 
     def stop(self) -> None:
         for node in self.nodes:
             node.stop()
 
 
-def is_master(node: Server) -> bool:
-    return bool(node.raw().execute_command("ROLE")[0] == b"master")
+def is_master(node: Node) -> bool:
+    return bool(node.call("ROLE")[0] == b"master")

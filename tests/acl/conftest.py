@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import rmq
 from rmq.protocol import commands
 from tests.acl.scene import Scene
-from tests.conftest import EACH, run_on
+from tests.conftest import EACH, NEWEST, run_on
 from tests.servers import Server
+
+# The newest engine; others are left to CI.
+ENGINES: tuple[Any, ...] = tuple(
+    name if name == NEWEST else pytest.param(name, marks=pytest.mark.slow) for name in EACH
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    run_on(EACH, metafunc)
+    run_on(ENGINES, metafunc)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import rmq
 from rmq.protocol import commands
 from rmq.protocol.acl import ROLES, SCRIPTS, Role
 from tests.acl.scene import Scene, Step
+from tests.patience import PATIENCE_S
 
 STEPS: dict[Role, dict[str, Step]] = {role: {} for role in ROLES}
 ON_TOPICS = tuple(role for role in ROLES if SCRIPTS[role])
@@ -68,7 +69,7 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
 
     def work() -> None:
         with rmq.Client(s.server.url) as client, client.topic(s.name).consumer() as consumer:
-            deliveries = consumer.receive(wait=20)
+            deliveries = consumer.receive(wait=PATIENCE_S)
             got.extend(deliveries)
             consumer.ack(deliveries)
 
@@ -76,7 +77,7 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while not s.raw.hget(f"rmq:{{{s.name}_0}}:slot", "credits"):
             assert time.monotonic() < until, "nobody waits"
             time.sleep(0.002)
@@ -90,7 +91,7 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
 
 def handed(s: Scene, got: list[Any]) -> None:
     """Wait until it has what was handed over."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + PATIENCE_S
     while not got:
         assert time.monotonic() < until, "nothing was handed over"
         time.sleep(0.002)

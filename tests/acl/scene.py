@@ -12,6 +12,7 @@ import rmq
 from rmq.protocol import commands
 from rmq.protocol.acl import AclRules, Role, ServerVersion
 from tests.integration.driven import Driven, connect
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 USER, PASSWORD = "app", "secret"
@@ -69,7 +70,7 @@ class Scene:
 
     def connect(self, **options: Any) -> Any:
         """A client of the user."""
-        made = connect(self.kind, self.url, retry_for=0, timeout=5, **options)
+        made = connect(self.kind, self.url, retry_for=0, timeout=PATIENCE_S, **options)
         self._made.append(made.__enter__())
         return self._made[-1]
 
@@ -98,6 +99,16 @@ class Scene:
     def later(self, seconds: float) -> None:
         """Let time pass for the scripts."""
         commands.set_clock(round((time.time() + seconds) * 1_000_000))
+
+    def see_renewal(self) -> None:
+        """Wait until the heartbeat of a worker has renewed the shared lease of the slot."""
+        key = f"rmq:{{{self.name}_0}}:leases"
+        first: Any = self.raw.zrange(key, 0, -1, withscores=True)
+        assert first, "there is no lease"
+        until = time.monotonic() + PATIENCE_S
+        while self.raw.zrange(key, 0, -1, withscores=True) == first:
+            assert time.monotonic() < until, "the lease was not renewed"
+            time.sleep(0.05)
 
     def close(self) -> None:
         for made in reversed(self._made):

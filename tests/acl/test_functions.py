@@ -14,6 +14,7 @@ from rmq.protocol import acl, functions, scripts
 from rmq.transport.redis_errors import code_of
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import Scene
+from tests.patience import PATIENCE_S
 
 LUA = [
     ("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0"), ("EVAL_RO", "return 1", "0"),
@@ -86,7 +87,7 @@ def test_a_user_without_the_right_to_load_is_told_the_rule(calling: Scene) -> No
 
 def test_a_worker_and_its_heartbeat_call_functions_alone(calling: Scene, caplog: Any) -> None:
     calling.grant("worker")
-    topic = calling.full.topic(calling.name, lease=1, retry="immediate")
+    topic = calling.full.topic(calling.name, lease=10, retry="immediate")
     seen: list[tuple[int, bool]] = []
     client = rmq.Client(calling.url, retry_for=1)
     mine = client.topic(calling.name)
@@ -95,13 +96,13 @@ def test_a_worker_and_its_heartbeat_call_functions_alone(calling: Scene, caplog:
     @mine.handler
     def hold(d: rmq.Delivery) -> None:
         if d.body == 1:
-            time.sleep(1.6)  # the heartbeat has to renew the lease
+            calling.see_renewal()
             seen.append((d.attempt, d.lost))
 
     topic.send(1)
     with caplog.at_level(logging.WARNING, "rmq"), rmq.Worker(client, concurrency=2) as worker:
         assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
-        until = time.monotonic() + 20
+        until = time.monotonic() + 2 * PATIENCE_S
         while not seen or calling.full.admin.stats(calling.name)["settled"] < 2:
             assert time.monotonic() < until
             time.sleep(0.02)

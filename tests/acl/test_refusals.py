@@ -18,6 +18,7 @@ from rmq.transport.subscription import SubscriptionRefused
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import Scene, version_of
 from tests.acl.steps import STEPS
+from tests.patience import PATIENCE_S
 
 # By role: steps of other roles that it is refused; the commands of its own scripts do not suffice.
 # docs/security.md tells what does pass.
@@ -60,7 +61,8 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize(
-    ("role", "step"), [(role, step) for role in OTHERS for step in OTHERS[role]]
+    ("role", "step"),
+    [(role, step) for role in OTHERS for step in OTHERS[role]],
 )
 def test_a_role_is_refused_what_others_are_for(scene: Scene, role: acl.Role, step: str) -> None:
     scene.grant(role)
@@ -83,8 +85,13 @@ def test_dangerous_commands_are_refused(scene: Scene, role: acl.Role) -> None:
             assert code_of(refused.value) in ("NOPERM", "DEBUG"), words
 
 
-@pytest.mark.parametrize("role", ON_TOPICS)
-@pytest.mark.parametrize("end", ["x", "_eu", "_eu_0", ".eu", "-1"])
+ENDS = ["x", "_eu", "_eu_0", ".eu", "-1"]
+
+
+@pytest.mark.parametrize(
+    ("role", "end"),
+    [*(("consumer", end) for end in ENDS), *((r, "_eu") for r in ON_TOPICS if r != "consumer")],
+)
 def test_topics_that_were_not_named_are_refused(scene: Scene, role: acl.Role, end: str) -> None:
     scene.grant(role)
     other = scene.name + end
@@ -103,7 +110,7 @@ def test_topics_that_were_not_named_are_refused(scene: Scene, role: acl.Role, en
                 user.publish(f"rmq:{{{other}}}:wake", "0")
 
 
-@pytest.mark.parametrize("role", ON_TOPICS)
+@pytest.mark.parametrize("role", ["producer", "viewer"])
 def test_all_slots_of_a_topic_are_granted(scene: Scene, role: acl.Role) -> None:
     scene.grant(role)
     scene.full.topic(scene.name, slots=1024).open()
@@ -160,9 +167,7 @@ def test_without_channels_everything_works_and_is_told_once(
         for number in range(2):
             with topic.consumer() as consumer:
                 topic.send(number, delay=0.2)
-                began = time.monotonic()
-                (delivery,) = consumer.receive(wait=20)
-                assert time.monotonic() - began < 10
+                (delivery,) = consumer.receive(wait=PATIENCE_S)
                 delivery.ack()
 
     told = [line for line in caplog.messages if "SUBSCRIBE" in line]
@@ -183,7 +188,7 @@ def test_a_consumer_without_channels_of_its_own_is_told_once(
         for number in range(2):
             with scene.api.topic(scene.name).consumer() as consumer:
                 scene.full.topic(scene.name).send(number, delay=0.1)
-                assert len(consumer.receive(wait=20)) == 1
+                assert len(consumer.receive(wait=PATIENCE_S)) == 1
                 consumer.receive(wait=0.05)
 
     told = [line for line in caplog.messages if "handed over" in line]
@@ -226,7 +231,7 @@ def test_without_the_keys_of_a_topic_the_error_names_them(scene: Scene) -> None:
 
 def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> None:
     scene.grant("worker")
-    topic = scene.full.topic(scene.name, lease=3, retry="immediate")
+    topic = scene.full.topic(scene.name, lease=10, retry="immediate")
     seen: list[tuple[int, bool]] = []
     client = rmq.Client(scene.url, retry_for=1)
     mine = client.topic(scene.name)
@@ -235,14 +240,14 @@ def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> No
     @mine.handler
     def hold(d: rmq.Delivery) -> None:
         if d.body == 1:
-            time.sleep(4)
+            scene.see_renewal()
             seen.append((d.attempt, d.lost))
 
     topic.send(1)
     scene.raw.script_flush()  # the heartbeat has to load its scripts, too
     with caplog.at_level(logging.WARNING, "rmq"), rmq.Worker(client, concurrency=2) as worker:
         assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
-        until = time.monotonic() + 20
+        until = time.monotonic() + 2 * PATIENCE_S
         while not seen or scene.full.admin.stats(scene.name)["settled"] < 2:
             assert time.monotonic() < until
             time.sleep(0.02)

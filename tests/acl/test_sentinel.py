@@ -10,9 +10,9 @@ import rmq
 from rmq.protocol import acl
 from rmq.protocol.scripts import Script
 from rmq.worker.script_connection import ScriptConnection
+from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import PASSWORD, USER, Scene
-from tests.conftest import EACH
 from tests.sentinels import SERVICE, Sentinels
 from tests.servers import Server, engines
 
@@ -20,7 +20,7 @@ WATCHER, WATCHERS_PASSWORD = "watcher", "w4tch"
 WATCHERS_RULES = ("resetkeys", "resetchannels", "-@all", "+sentinel|master")  # of docs/security.md
 
 
-@pytest.fixture(scope="module", params=EACH)
+@pytest.fixture(scope="module", params=ENGINES)
 def service(request: pytest.FixtureRequest) -> Iterator[Sentinels]:
     """A service of each engine in turn, whose sentinels ask for a user."""
     made = Sentinels(engines()[request.param])

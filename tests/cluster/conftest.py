@@ -18,8 +18,8 @@ __all__ = ["api", "handles", "kind", "link", "scene"]
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A cluster of the newest engine, shared by the tests of a session."""
-    made = Cluster(any_binary())
+    """A cluster of the newest engine, shared by the tests of a session; no master of it is lost."""
+    made = Cluster(any_binary(), is_calm=True)
     yield made
     made.stop()
 
@@ -36,7 +36,10 @@ class Raw(redis.RedisCluster):
     """A plain client of a cluster that knows the subscribers of all nodes."""
 
     def _all(self) -> list[redis.Redis]:
-        return [redis.Redis(host=str(node.host), port=node.port) for node in self.get_nodes()]
+        return [self.get_redis_connection(node) for node in self.get_nodes()]
+
+    def close(self) -> None:
+        """Keep the connections: to ask a cluster for its commands costs more than most tests."""
 
     def info(self, *sections: Any, **_: Any) -> Any:
         """As of one server; how often commands were called is the sum of all nodes."""
@@ -61,11 +64,22 @@ class ClusterAsServer:
     def __init__(self, cluster: Cluster) -> None:
         self.url = cluster.url
         self.port = cluster.nodes[0].port
+        self._raw: dict[str, Raw] = {}
 
     def raw(self, **options: Any) -> Raw:
-        return Raw(host="127.0.0.1", port=self.port, **options)
+        """A plain client, the same for the same options."""
+        key = repr(options)
+        if key not in self._raw:
+            self._raw[key] = Raw(host="127.0.0.1", port=self.port, **options)
+        return self._raw[key]
+
+    def stop(self) -> None:
+        for raw in self._raw.values():
+            redis.RedisCluster.close(raw)
 
 
-@pytest.fixture
-def server(cluster: Cluster) -> ClusterAsServer:
-    return ClusterAsServer(cluster)
+@pytest.fixture(scope="session")
+def server(cluster: Cluster) -> Iterator[ClusterAsServer]:
+    made = ClusterAsServer(cluster)
+    yield made
+    made.stop()

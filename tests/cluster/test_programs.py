@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ import pytest
 
 import rmq
 from rmq.outbox import Outbox, Relay
-from tests.clusters import Cluster, until
+from tests.clusters import PATIENCE_S, Cluster, until
 from tests.conftest import any_binary
 from tests.databases import Database
+from tests.forkserver import Forked
 from tests.sentinels import Sentinels
-from tests.servers import Server, die_with_parent
+from tests.servers import Server
 from tests.sql.stubs import fill, prepared
 
 SLOTS = 8
@@ -50,12 +50,13 @@ def client(url: str) -> Iterator[rmq.Client]:
 
 def rmq_command(url: str, *words: str) -> list[Any]:
     """Run a command; return the documents that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "rmq", *words, "--json"],
-        env={**os.environ, "RMQ_URL": url}, capture_output=True, text=True, timeout=60,
+    running = Forked(
+        "tests.cli.command", *words, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "RMQ_URL": url},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    out, errors = running.communicate(timeout=PATIENCE_S)
+    assert running.wait() == 0, errors
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def test_the_command_line_serves_both(url: str, client: rmq.Client, name: str) -> None:
@@ -90,16 +91,18 @@ def test_a_worker_of_the_command_line_drains_both(
     )
     client.topic(name, slots=SLOTS).send_many([rmq.Outgoing(n) for n in range(200)])
 
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "rmq", "worker", "shop"], cwd=tmp_path,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent,
-    )  # fmt: skip
-    try:
-        until(lambda: client.admin.stats(name)["settled"] == 200)
-        assert [status.pid for status in client.admin.workers()] == [worker.pid]
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+    with (tmp_path / "worker.log").open("w+") as log:
+        worker = Forked("tests.cli.command", "worker", "shop", cwd=tmp_path, stderr=log)
+        try:
+            until(lambda: client.admin.stats(name)["settled"] == 200)
+            until(lambda: [status.pid for status in client.admin.workers()] == [worker.pid])
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            try:
+                code = worker.wait(PATIENCE_S)
+            finally:
+                worker.kill()
+        assert code == 0, (tmp_path / "worker.log").read_text()
     assert client.admin.workers() == []
 
 

@@ -22,6 +22,7 @@ from tests.integration.driven import connect
 from tests.integration.test_tls import WRONG
 from tests.integration.test_worker_tls import certify, certify_strangers
 
+pytestmark = pytest.mark.slow
 SLOTS = 16
 Url = Callable[..., str]
 
@@ -49,12 +50,12 @@ class TlsNode(Node):
         return super().raw(**tls, **options)
 
 
-def tls_cluster(folder: Path, *options: str) -> Cluster:
+def tls_cluster(folder: Path, *options: str, is_calm: bool = False) -> Cluster:
     binary = shutil.which("redis-server")
     if binary is None:
         pytest.skip("no redis-server with TLS in PATH")
     kind = type("Certified", (TlsNode,), {"folder": folder})
-    return Cluster(binary, *options, kind=kind)
+    return Cluster(binary, *options, kind=kind, is_calm=is_calm)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(certificates: Path) -> Iterator[Cluster]:
-    made = tls_cluster(certificates, "--bind", "127.0.0.1 127.0.0.2")
+    made = tls_cluster(certificates, "--bind", "127.0.0.1 127.0.0.2", is_calm=True)
     yield made
     made.stop()
 

@@ -27,6 +27,7 @@ from tests.patience import PATIENCE_S
 from tests.sentinels import SERVICE, SentinelServer
 from tests.servers import Server
 
+pytestmark = pytest.mark.slow
 OPEN = ("--bind", "0.0.0.0", "--protected-mode", "no", "--repl-timeout", "10")
 COUNT = 15  # sends of each phase
 CONFIRM_S = 0.1  # for a replica that is there, plenty

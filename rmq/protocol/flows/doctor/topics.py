@@ -66,7 +66,7 @@ def _fullest(topics: list[TopicOverview]) -> list[tuple[TopicOverview, int]]:
 
 
 def big_keys(look: Look) -> Flow[list[Sight]]:
-    """Slots that hold very much."""
+    """Slots that hold very much; memory is asked for where most messages are."""
     found, unread = [], ""
     fullest = _fullest((yield from look.topics()))
     for place, (topic, index) in enumerate(fullest):
@@ -91,6 +91,8 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
             )
         )
     most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
+    if len(fullest) > WEIGHED and not unread:
+        unread = f"; memory of the {WEIGHED} fullest of {len(fullest)} slots"
     return found or [Sight("ok", f"the fullest slot holds {most} messages{unread}")]
 
 
