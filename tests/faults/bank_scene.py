@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from tests.faults import bank
 from tests.faults.bank import Transfer
 from tests.faults.bank_books import Books, audit
 from tests.faults.process import Process
+from tests.faults.storm import Hurry, seeded as seeded
 from tests.faults.worker_account import events
 from tests.faults.worker_scene import PATIENCE_S, WAITING, wait_for
 from tests.servers import Server
@@ -68,6 +68,7 @@ class Bank:
         self.folder = folder
         self.server = server
         self.database = database
+        self.hurry = Hurry(folder / "hurry")
         self.tellers: list[Teller] = []
         self.ordered: list[Transfer] = []
         self.engine = database.engine(pool_pre_ping=True)
@@ -99,6 +100,7 @@ class Bank:
             "plan": list(plan), "together": together, "concurrency": concurrency,
             "mutants": list(mutants), "slow_s": slow_s,
             "faults": str(self.folder / "faults"), "begins": str(self.folder / "begins"),
+            "hurry": str(self.hurry.path),
         }  # fmt: skip
         made = Teller(self, plan, task)
         self.tellers.append(made)
@@ -176,12 +178,16 @@ class Bank:
             if not one.is_gone():
                 one.ends()
 
-    def books(self, more: Counter[str] | None = None) -> Books:
-        """Audit it. `more`: what else was done to it."""
-        plans = [name for one in self.tellers for name in one.plan]
+    def planned(self) -> Counter[str]:
+        """The faults that tellers were to do to themselves."""
+        return Counter(name for one in self.tellers for name in one.plan)
+
+    def books(self, more: Counter[str] | None = None, dropped: Counter[str] | None = None) -> Books:
+        """Audit it. `more`: what else was done to it; `dropped`: what was given up."""
         return audit(
             self.engine, self.ordered, left=self.left(), dead=self.dead(),
-            fired=self.fired() + (more or Counter()), planned=plans,
+            fired=self.fired() + (more or Counter()), planned=self.planned(),
+            dropped=dropped or Counter(),
         )  # fmt: skip
 
     def times(self) -> dict[str, int]:
@@ -201,9 +207,3 @@ def opened(
         yield made
     finally:
         made.close()
-
-
-def seeded() -> tuple[int, random.Random]:
-    """A seed, of RMQ_TEST_SEED if it is there, and its numbers."""
-    seed = int(os.environ.get("RMQ_TEST_SEED") or random.SystemRandom().randrange(2**32))
-    return seed, random.Random(seed)

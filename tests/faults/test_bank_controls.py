@@ -140,7 +140,15 @@ def test_books_that_were_tampered_with_are_invalid(
     tables.apply(engine, one._asdict(), lambda: None)
 
     def audited() -> Books:
-        return audit(engine, [one], left=0, dead=0, fired=Counter(here=1), planned=())
+        return audit(
+            engine,
+            [one],
+            left=0,
+            dead=0,
+            fired=Counter(here=1),
+            planned=Counter(),
+            dropped=Counter(),
+        )
 
     assert audited().state == "valid"
     with engine.begin() as connection:
