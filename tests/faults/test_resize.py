@@ -19,8 +19,8 @@ from tests.faults.storm import END_S, LOOK_S, Played, Watch, insist, seeded
 from tests.forkserver import Forked
 from tests.servers import Server
 
-KEYS, FIRST, CONSUMERS = 40, 30, 4
-SEND_LEAST, SEND_MOST = 40, 150  # messages of each key: until all kills were done, but so many
+KEYS, FIRST, CONSUMERS = 20, 30, 4
+SEND_LEAST, SEND_MOST = 40, 100  # messages of each key: until all kills were done, but so many
 KILLS, KILL_EACH_S = 4, 0.6
 RESIZER_KILLS = 3  # at each of two resizes
 JOIN_S = 60.0
