@@ -23,7 +23,7 @@ from tests.faults.worker_account import events
 from tests.faults.worker_scene import PATIENCE_S, WAITING, wait_for
 from tests.servers import Server
 
-LEASE_S = 1.0
+LEASE_S = 2.0  # those who live keep it, also on a machine that is busy
 RETRY = rmq.Exponential(base=0.2, cap=2.0, jitter=0.5)  # 17 attempts outlast a server's restart
 
 Plan = Sequence[dict[str, Any]]
@@ -50,7 +50,7 @@ class Teller(Process):
 
     def stops(self) -> None:
         """Wait until it has stopped itself."""
-        wait_for(self.is_stopped, f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
+        wait_for(self.is_stopped, lambda: f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -62,7 +62,7 @@ class Bank:
 
     def __init__(
         self, server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
-        lease: float = LEASE_S,
+        lease: float = LEASE_S, slots: int = 1,
     ) -> None:  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.folder = folder
@@ -74,11 +74,11 @@ class Bank:
         self.engine = database.engine(pool_pre_ping=True)
         bank.create(self.engine)
         self.client = rmq.Client(server.url, retry_for=30)
-        self.topics = {way: self._topic(f"{name}-{n}", lease) for n, way in enumerate(ways)}
+        self.topics = {way: self._topic(f"{name}-{n}", lease, slots) for n, way in enumerate(ways)}
 
-    def _topic(self, name: str, lease: float) -> rmq.Topic:
+    def _topic(self, name: str, lease: float, slots: int) -> rmq.Topic:
         # No dedup window: what is sent again after its ack is a message again.
-        made = self.client.topic(name, slots=4, lease=lease, retry=RETRY, dedup_window=0)
+        made = self.client.topic(name, slots=slots, lease=lease, retry=RETRY, dedup_window=0)
         made.open()
         return made
 
@@ -144,14 +144,14 @@ class Bank:
         """Wait until handlers, or those of one teller, have begun so often on all of these."""
         wait_for(
             lambda: all(self.begun(of)[way] >= times for way in ways),
-            f"{ways} begun: {self.begun()}, {self.stderr_text()}", PATIENCE_S,
+            lambda: f"{ways} begun: {self.begun()}, {self.stderr_text()}", PATIENCE_S,
         )  # fmt: skip
 
     def applies(self, ways: set[str]) -> None:
         """Wait until a transfer of each of these is applied, its transaction at its end."""
         wait_for(
             lambda: all(self.books().applied[way] for way in ways),
-            f"{ways} applied: {self.books().applied}, {self.stderr_text()}", PATIENCE_S,
+            lambda: f"{ways} applied: {self.books().applied}, {self.stderr_text()}", PATIENCE_S,
         )  # fmt: skip
 
     def fired(self) -> Counter[str]:
@@ -173,7 +173,9 @@ class Bank:
 
     def drained(self) -> None:
         """Wait until nothing is left to do, and let the tellers that live come to their end."""
-        wait_for(lambda: not self.left(), f"{self.left()} left, {self.stderr_text()}", PATIENCE_S)
+        wait_for(
+            lambda: not self.left(), lambda: f"{self.left()} left, {self.stderr_text()}", PATIENCE_S
+        )
         for one in self.tellers:
             if not one.is_gone():
                 one.ends()
@@ -199,10 +201,10 @@ class Bank:
 @contextmanager
 def opened(
     server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
-    lease: float = LEASE_S,
+    lease: float = LEASE_S, slots: int = 1,
 ) -> Iterator[Bank]:  # fmt: skip
     """A bank that is closed at the end."""
-    made = Bank(server, database, name, folder, ways, lease)
+    made = Bank(server, database, name, folder, ways, lease, slots)
     try:
         yield made
     finally:

@@ -31,6 +31,7 @@ HANDS = 4
 BATCH = 200  # messages of one send_many
 KEPT_BACK = 0.15  # of the messages, until all faults were done
 FIRST = 0.6  # of the others; the rest when the teller that stops itself has gone on: it needs some
+SLOTS = 4
 LEASE_S = 2.0  # a claim lives on while Redis is restarted
 STOP_S = LEASE_S + 3.0  # a lease is up to a second longer, and a claim a second more
 FORGET_EACH_S, FORGET_MOST = 0.3, 10

@@ -174,7 +174,11 @@ class Shop:
 
     def drained(self, within_s: float = PATIENCE_S) -> None:
         """Wait until nothing is left to do, and let those that live come to their end."""
-        wait_for(self.is_drained, f"{self.unconfirmed()} open, {self.left()} left", within_s)
+        wait_for(
+            self.is_drained,
+            lambda: f"{self.unconfirmed()} open, {self.left()} left, {self.stderr_text()}",
+            within_s,
+        )
         self.end()
 
     def end(self) -> None:

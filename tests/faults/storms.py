@@ -102,10 +102,11 @@ def bank(stage: Stage, seed: int) -> Played:
     """Transfers; the seed chooses the way in which each is kept once."""
     rng = random.Random(seed)
     way = rng.choice(sorted(bank_storm.WAYS))
-    with fresh(stage.postgres) as database, stage.folder() as folder:
-        place = stage.redis, database, stage.name(), folder, (way,), bank_storm.LEASE_S
-        with bank_scene.opened(*place) as scene:
-            return bank_storm.played(scene, rng, TRANSFERS, kills=1)
+    with fresh(stage.postgres) as database, stage.folder() as folder, bank_scene.opened(
+        stage.redis, database, stage.name(), folder, (way,), bank_storm.LEASE_S,
+        bank_storm.SLOTS,
+    ) as scene:  # fmt: skip
+        return bank_storm.played(scene, rng, TRANSFERS, kills=1)
 
 
 def outbox(stage: Stage, seed: int) -> Played:

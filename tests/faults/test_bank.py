@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import any_binary
 from tests.databases import Database, Postgres, fresh
 from tests.faults.bank_scene import opened
-from tests.faults.bank_storm import LEASE_S, played
+from tests.faults.bank_storm import LEASE_S, SLOTS, played
 from tests.faults.storm import END_S, insist, seeded
 from tests.servers import Server
 
@@ -60,7 +60,7 @@ class Play:
 
     def __call__(self, way: str, count: int, kills: int = 1) -> None:
         seed, rng = seeded()
-        with opened(*self.servers, self.name, self.folder, (way,), LEASE_S) as bank:
+        with opened(*self.servers, self.name, self.folder, (way,), LEASE_S, SLOTS) as bank:
             try:
                 found = played(bank, rng, count, kills)
             except AssertionError as error:
