@@ -204,7 +204,10 @@ def main(text: str) -> int:
         return rmq.Worker(client, grace=10).run()
     # A worker for each topic: those that wait at a step would hold up the threads that all topics
     # of a worker share.
-    *others, last = [rmq.Worker(client, topics=[topic], grace=10) for topic in task["topics"]]
+    # A heartbeat's process for each of them would be most of the work.
+    *others, last = [
+        rmq.Worker(client, topics=[topic], grace=10, heartbeat="thread") for topic in task["topics"]
+    ]
     with ExitStack() as stack:
         for worker in others:
             stack.enter_context(worker)

@@ -24,6 +24,7 @@ from tests.faults.worker_scene import PATIENCE_S, WAITING, wait_for
 from tests.servers import Server
 
 LEASE_S = 2.0  # those who live keep it, also on a machine that is busy
+SLOW_POLL_S = 0.3  # what is asked is not cheap
 RETRY = rmq.Exponential(base=0.2, cap=2.0, jitter=0.5)  # 17 attempts outlast a server's restart
 
 Plan = Sequence[dict[str, Any]]
@@ -152,6 +153,7 @@ class Bank:
         wait_for(
             lambda: all(self.books().applied[way] for way in ways),
             lambda: f"{ways} applied: {self.books().applied}, {self.stderr_text()}", PATIENCE_S,
+            SLOW_POLL_S,
         )  # fmt: skip
 
     def fired(self) -> Counter[str]:
@@ -174,8 +176,9 @@ class Bank:
     def drained(self) -> None:
         """Wait until nothing is left to do, and let the tellers that live come to their end."""
         wait_for(
-            lambda: not self.left(), lambda: f"{self.left()} left, {self.stderr_text()}", PATIENCE_S
-        )
+            lambda: not self.left(), lambda: f"{self.left()} left, {self.stderr_text()}",
+            PATIENCE_S, SLOW_POLL_S,
+        )  # fmt: skip
         for one in self.tellers:
             if not one.is_gone():
                 one.ends()

@@ -18,16 +18,20 @@ PATIENCE_S = 60.0  # for what takes a second when nobody else is on this machine
 
 
 def wait_for(
-    what: Callable[[], Any], why: str | Callable[[], str], within: float = PATIENCE_S
-) -> Any:
-    """Poll until it is true, and return it. `why`: what is waited for, or how it stands then."""
+    what: Callable[[], Any], why: str | Callable[[], str], within: float = PATIENCE_S,
+    most_poll_s: float = MOST_POLL_S,
+) -> Any:  # fmt: skip
+    """Poll until it is true, and return it.
+
+    `why`: what is waited for, or how it stands then; `most_poll_s`: between two looks.
+    """
     until, pause_s = time.monotonic() + within, POLL_S
     while not (found := what()):
         if time.monotonic() > until:
             told = why if isinstance(why, str) else why()
             raise AssertionError(f"not within {within:g} s: {told}")
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.2, MOST_POLL_S)
+        pause_s = min(pause_s * 1.2, most_poll_s)
     return found
 
 

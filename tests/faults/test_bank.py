@@ -19,11 +19,12 @@ import pytest
 from tests.conftest import any_binary
 from tests.databases import Database, Postgres, fresh
 from tests.faults.bank_scene import opened
-from tests.faults.bank_storm import LEASE_S, SLOTS, played
+from tests.faults.bank_storm import LEASE_S, SLOTS, Storm, played
 from tests.faults.storm import END_S, insist, seeded
 from tests.servers import Server
 
 ASKED = os.environ.get("RMQ_TEST_TRANSFERS", "")
+FEW = 150
 SOME = int(ASKED or 400)
 MANY = int(ASKED or 800)  # where each fault comes twice
 
@@ -103,3 +104,12 @@ def test_rung_4_with_a_check_moves_each_transfer_once_unless_stopped_between_che
 @asked
 def test_rung_4_with_a_condition_in_its_transaction_moves_each_transfer_once(play: Play) -> None:
     play("ledger+condition", SOME)
+
+
+def test_a_plan_whose_passes_never_come_is_played_to_its_end(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With claims `taken` comes once for a take, which may be of all that waits."""
+    monkeypatch.setattr(Storm, "_passes", lambda *_: 100_000)
+
+    play("claims+check", FEW)
