@@ -7,6 +7,7 @@
     wrong        accounts whose balance is not what the transfers make of it
     left, dead   messages in the queue, and in the DeadQueue
     never        faults that were planned, and did not happen
+    dropped      those that did not, because the work had come to its end
 
 Any of the first seven makes a run invalid. A run with a fault that never was, or without any, or
 without a transfer, proves nothing: its verdict is `unknown`, which is a failure too.
@@ -39,6 +40,7 @@ class Books:
     dead: int
     fired: Counter[str]
     never: list[str]
+    dropped: Counter[str]
 
     @property
     def state(self) -> str:
@@ -54,7 +56,8 @@ class Books:
             f"lost {len(self.lost)}, repeated {len(self.repeated)}, "
             f"unexpected {len(self.unexpected)}, cents astray {self.astray}, "
             f"wrong accounts {len(self.wrong)}, left {self.left}, dead {self.dead}, "
-            f"faults {dict(sorted(self.fired.items()))}, never {self.never}"
+            f"faults {dict(sorted(self.fired.items()))}, never {self.never}, "
+            f"dropped {dict(self.dropped)}"
         )
 
 
@@ -65,7 +68,8 @@ def audit(
     left: int,
     dead: int,
     fired: Counter[str],
-    planned: Iterable[str],
+    planned: Counter[str],
+    dropped: Counter[str],
 ) -> Books:
     """Audit a bank whose queue has come to rest."""
     with engine.connect() as connection:
@@ -85,5 +89,5 @@ def audit(
         astray=sum(balances.values()) - len(balances) * OPENING_CENTS,
         wrong=[id for id, balance in balances.items() if balance != due[id]],
         left=left, dead=dead, fired=fired,
-        never=sorted(set(planned) - set(fired)),
+        never=sorted((planned - fired - dropped).elements()), dropped=dropped,
     )  # fmt: skip

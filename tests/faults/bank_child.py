@@ -8,7 +8,8 @@ that the step is reached, and what: kill, stop (SIGSTOP), wait (until a file is 
     claimed    its key is claimed                  finished   its key is marked as done
     within     half of the money is moved          acked      Redis has its ack
 
-With `together` all that reach the step wait there, until the last of them has come.
+With `together` all that reach the step wait there, until the last of them has come; if it is to
+raise, they all do. When the storm is in a hurry, a fault comes at the next pass (`storm.Hurry`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerMiddleware
 from rmq.worker.handler_consumer import HandlerConsumer
 from tests.faults import bank, bank_mutants
+from tests.faults.storm import Hurry
 from tests.faults.worker_child import Book
 
 STEPS = ("taken", "claimed", "within", "committed", "finished", "acked")
@@ -44,10 +46,14 @@ MOMENT_S = 0.05  # until a signal to itself has reached all threads
 class Faults:
     """The faults that this process causes to itself."""
 
-    def __init__(self, plan: list[dict[str, Any]], together: bool, book: Book) -> None:
+    def __init__(
+        self, plan: list[dict[str, Any]], together: bool, book: Book, hurry: Hurry
+    ) -> None:
         self._plan = plan
         self._together = together
         self._book = book
+        self._hurry = hurry
+        self._raises = False  # also where it waited for the others
         self._passed = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -58,7 +64,7 @@ class Faults:
             if not self._plan or self._plan[0]["step"] != step:
                 return
             self._passed += 1
-            is_last = self._passed == self._plan[0]["after"]
+            is_last = self._passed >= self._plan[0]["after"] or bool(self._hurry)
             if is_last or self._together:
                 first()
             fault = self._plan.pop(0) if is_last else None
@@ -66,16 +72,19 @@ class Faults:
             if fault is not None and fault["what"] in SIGNALS:
                 self._do(fault)  # before another thread comes to the next fault
         if fault is not None:
-            if fault["what"] not in SIGNALS:
+            if fault["what"] == "raise":
+                self._raises = True
+                self._book.write("fault", name=f"raise {step}")
+            elif fault["what"] not in SIGNALS:
                 self._do(fault)
             self._over.set()
         elif self._together:
             self._over.wait()
+        if self._raises and (fault is not None or self._together):
+            raise ConnectionError("asked to raise")
 
     def _do(self, fault: dict[str, Any]) -> None:
         self._book.write("fault", name=f"{fault['what']} {fault['step']}")
-        if fault["what"] == "raise":
-            raise ConnectionError("asked to raise")
         if fault["what"] == "wait":
             while not Path(fault["gate"]).exists():
                 time.sleep(0.01)
@@ -183,7 +192,8 @@ def main(text: str) -> int:
     hands = task["concurrency"] * len(task["topics"])
     engine = sa.create_engine(task["database"], pool_size=hands + 2, max_overflow=hands + 2)
     client = rmq.Client(task["url"], retry_for=5, timeout=5)
-    faults = Faults(task["plan"], task["together"], Book(task["faults"]))
+    hurry = Hurry(Path(task["hurry"]))
+    faults = Faults(task["plan"], task["together"], Book(task["faults"]), hurry)
     for mutant in task["mutants"]:
         getattr(bank_mutants, mutant)(faults)
     watch(faults)
@@ -194,7 +204,10 @@ def main(text: str) -> int:
         return rmq.Worker(client, grace=10).run()
     # A worker for each topic: those that wait at a step would hold up the threads that all topics
     # of a worker share.
-    *others, last = [rmq.Worker(client, topics=[topic], grace=10) for topic in task["topics"]]
+    # A heartbeat's process for each of them would be most of the work.
+    *others, last = [
+        rmq.Worker(client, topics=[topic], grace=10, heartbeat="thread") for topic in task["topics"]
+    ]
     with ExitStack() as stack:
         for worker in others:
             stack.enter_context(worker)

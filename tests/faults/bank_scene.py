@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,11 +18,13 @@ from tests.faults import bank
 from tests.faults.bank import Transfer
 from tests.faults.bank_books import Books, audit
 from tests.faults.process import Process
+from tests.faults.storm import Hurry, seeded as seeded
 from tests.faults.worker_account import events
 from tests.faults.worker_scene import PATIENCE_S, WAITING, wait_for
 from tests.servers import Server
 
-LEASE_S = 1.0
+LEASE_S = 2.0  # those who live keep it, also on a machine that is busy
+SLOW_POLL_S = 0.3  # what is asked is not cheap
 RETRY = rmq.Exponential(base=0.2, cap=2.0, jitter=0.5)  # 17 attempts outlast a server's restart
 
 Plan = Sequence[dict[str, Any]]
@@ -50,7 +51,7 @@ class Teller(Process):
 
     def stops(self) -> None:
         """Wait until it has stopped itself."""
-        wait_for(self.is_stopped, f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
+        wait_for(self.is_stopped, lambda: f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -62,22 +63,23 @@ class Bank:
 
     def __init__(
         self, server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
-        lease: float = LEASE_S,
+        lease: float = LEASE_S, slots: int = 1,
     ) -> None:  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.server = server
         self.database = database
+        self.hurry = Hurry(folder / "hurry")
         self.tellers: list[Teller] = []
         self.ordered: list[Transfer] = []
         self.engine = database.engine(pool_pre_ping=True)
         bank.create(self.engine)
         self.client = rmq.Client(server.url, retry_for=30)
-        self.topics = {way: self._topic(f"{name}-{n}", lease) for n, way in enumerate(ways)}
+        self.topics = {way: self._topic(f"{name}-{n}", lease, slots) for n, way in enumerate(ways)}
 
-    def _topic(self, name: str, lease: float) -> rmq.Topic:
+    def _topic(self, name: str, lease: float, slots: int) -> rmq.Topic:
         # No dedup window: what is sent again after its ack is a message again.
-        made = self.client.topic(name, slots=4, lease=lease, retry=RETRY, dedup_window=0)
+        made = self.client.topic(name, slots=slots, lease=lease, retry=RETRY, dedup_window=0)
         made.open()
         return made
 
@@ -99,6 +101,7 @@ class Bank:
             "plan": list(plan), "together": together, "concurrency": concurrency,
             "mutants": list(mutants), "slow_s": slow_s,
             "faults": str(self.folder / "faults"), "begins": str(self.folder / "begins"),
+            "hurry": str(self.hurry.path),
         }  # fmt: skip
         made = Teller(self, plan, task)
         self.tellers.append(made)
@@ -142,14 +145,15 @@ class Bank:
         """Wait until handlers, or those of one teller, have begun so often on all of these."""
         wait_for(
             lambda: all(self.begun(of)[way] >= times for way in ways),
-            f"{ways} begun: {self.begun()}, {self.stderr_text()}", PATIENCE_S,
+            lambda: f"{ways} begun: {self.begun()}, {self.stderr_text()}", PATIENCE_S,
         )  # fmt: skip
 
     def applies(self, ways: set[str]) -> None:
         """Wait until a transfer of each of these is applied, its transaction at its end."""
         wait_for(
             lambda: all(self.books().applied[way] for way in ways),
-            f"{ways} applied: {self.books().applied}, {self.stderr_text()}", PATIENCE_S,
+            lambda: f"{ways} applied: {self.books().applied}, {self.stderr_text()}", PATIENCE_S,
+            SLOW_POLL_S,
         )  # fmt: skip
 
     def fired(self) -> Counter[str]:
@@ -171,17 +175,24 @@ class Bank:
 
     def drained(self) -> None:
         """Wait until nothing is left to do, and let the tellers that live come to their end."""
-        wait_for(lambda: not self.left(), f"{self.left()} left, {self.stderr_text()}", PATIENCE_S)
+        wait_for(
+            lambda: not self.left(), lambda: f"{self.left()} left, {self.stderr_text()}",
+            PATIENCE_S, SLOW_POLL_S,
+        )  # fmt: skip
         for one in self.tellers:
             if not one.is_gone():
                 one.ends()
 
-    def books(self, more: Counter[str] | None = None) -> Books:
-        """Audit it. `more`: what else was done to it."""
-        plans = [name for one in self.tellers for name in one.plan]
+    def planned(self) -> Counter[str]:
+        """The faults that tellers were to do to themselves."""
+        return Counter(name for one in self.tellers for name in one.plan)
+
+    def books(self, more: Counter[str] | None = None, dropped: Counter[str] | None = None) -> Books:
+        """Audit it. `more`: what else was done to it; `dropped`: what was given up."""
         return audit(
             self.engine, self.ordered, left=self.left(), dead=self.dead(),
-            fired=self.fired() + (more or Counter()), planned=plans,
+            fired=self.fired() + (more or Counter()), planned=self.planned(),
+            dropped=dropped or Counter(),
         )  # fmt: skip
 
     def times(self) -> dict[str, int]:
@@ -193,17 +204,11 @@ class Bank:
 @contextmanager
 def opened(
     server: Server, database: Database, name: str, folder: Path, ways: Sequence[str],
-    lease: float = LEASE_S,
+    lease: float = LEASE_S, slots: int = 1,
 ) -> Iterator[Bank]:  # fmt: skip
     """A bank that is closed at the end."""
-    made = Bank(server, database, name, folder, ways, lease)
+    made = Bank(server, database, name, folder, ways, lease, slots)
     try:
         yield made
     finally:
         made.close()
-
-
-def seeded() -> tuple[int, random.Random]:
-    """A seed, of RMQ_TEST_SEED if it is there, and its numbers."""
-    seed = int(os.environ.get("RMQ_TEST_SEED") or random.SystemRandom().randrange(2**32))
-    return seed, random.Random(seed)

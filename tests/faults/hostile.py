@@ -44,6 +44,7 @@ from tests.conftest import any_binary
 from tests.faults import hostile_pull
 from tests.faults.hostile_pull import Pull
 from tests.faults.process import wait_for
+from tests.faults.storm import Played, Watch, insist
 from tests.faults.worker_account import SLACK_NS, Account, account, events
 from tests.faults.worker_scene import KINDS, Child, Scene
 from tests.servers import Server
@@ -55,7 +56,8 @@ WORKER = {"grace": 3, "watchdog": 6}
 # network (3 s at most) and a timeout, in the worst case. Only then is the handler told.
 TOLD_NS = SLACK_NS + 4_000_000_000
 BURST = 60  # sends of one asyncio.gather
-DRAIN_S = 180.0  # a message that hangs, is killed and retried on a busy machine
+FAULTS_EACH_S = 1 / 4  # at least
+JOIN_S = 60.0
 NETWORK = ("failover", "strand", "reset", "hole", "freeze", "cut", "flush")
 PROCESS = ("kill", "stop", "term")
 
@@ -127,22 +129,29 @@ class Hostile:
         self.pulls = [Pull(self.url, "at_least_once"), Pull(self.url, "at_most_once")]
         self._locks = {scene: threading.Lock() for scene in self.scenes}
         self._workers: dict[Scene, list[Child]] = {}
+        self._threads: list[threading.Thread] = []
+        self._watch = Watch(self._status)
 
     @property
     def url(self) -> str:
         return self.pair.url
 
-    def run(self, seconds: float) -> list[Account]:
-        """Play for so long, heal everything, wait for the drain, and judge each kind."""
+    def run(self, seconds: float, messages: int = 0) -> list[Account]:
+        """Play for so long, heal everything, wait for the drain, and judge each kind.
+
+        It goes on until a fault has come for each four seconds, and so many messages are sent.
+        """
         try:
-            self._play(seconds)
+            self._play(seconds, messages)
             return [self._judged(scene) for scene in self.scenes]
         finally:
             self._over.set()
             self._drained.set()
             self._stack.close()
+            for thread in self._threads:
+                thread.join(JOIN_S)
 
-    def _play(self, seconds: float) -> None:
+    def _play(self, seconds: float, messages: int) -> None:
         # The thread that starts the workers outlives them: Linux kills them as it ends.
         self._start("processes", self._processes)
         parts: dict[str, Callable[[random.Random], None]] = {
@@ -156,14 +165,32 @@ class Hostile:
             parts[f"consume {pull.mode}"] = pull.consume
         threads = [self._start(name, part) for name, part in parts.items()]
         self._over.wait(seconds)
+        self._watch.wait(
+            lambda: (
+                self._over.is_set()
+                or (self.fired.total() >= seconds * FAULTS_EACH_S and self._sent() >= messages)
+            ),
+            lambda: (self.fired.total(), self._sent()),
+        )
         self._over.set()
         for thread in threads:
             thread.join(4 * hostile_pull.DRAIN_S)
-            assert not thread.is_alive(), f"it did not come to its end: {thread.name}"
-        assert not self.errors, self.errors
+            insist(not thread.is_alive(), f"it did not come to its end: {thread.name}")
+        insist(not self.errors, self.errors)
+
+    def _sent(self) -> int:
+        return sum(len(scene.sent) for scene in self.scenes)
+
+    def _status(self) -> str:
+        found = [f"{scene.kind}: {scene._status()}" for scene in self.scenes]
+        return f"faults {dict(self.fired)}, worker exits {dict(self.exits)}, {found}"
 
     def _start(self, name: str, part: Callable[[random.Random], None]) -> threading.Thread:
-        thread = threading.Thread(target=self._guarded, args=(name, part), name=name, daemon=True)
+        return self._thread(name, self._guarded, name, part)
+
+    def _thread(self, name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+        self._threads.append(thread)
         thread.start()
         return thread
 
@@ -175,11 +202,11 @@ class Hostile:
             self._over.set()
 
     def _judged(self, scene: Scene) -> Account:
-        until = time.monotonic() + DRAIN_S
-        while self._held(scene):
-            assert time.monotonic() < until, f"not drained: {scene.held()}, {scene._status()}"
-            assert not self.errors, self.errors
-            time.sleep(0.2)
+        self._watch.wait(
+            lambda: not self._held(scene),
+            lambda: (scene.kind, self._held(scene), scene.log.stat().st_size, len(scene.children)),
+            lambda: insist(not self.errors, self.errors),
+        )
         return account(
             events(scene.log), scene.sent, scene.dead(), fired=scene.fired, slack_ns=TOLD_NS
         )
@@ -197,7 +224,7 @@ class Hostile:
             mutant=self.mutant, concurrency=4, max_runtime=MAX_RUNTIME_S,
             worker=WORKER, client=CLIENT,
         )  # fmt: skip
-        threading.Thread(target=self._see_off, args=(scene, child), daemon=True).start()
+        self._thread(f"see off {child.pid}", self._see_off, scene, child)
         return child
 
     def _see_off(self, scene: Scene, child: Child) -> None:
@@ -353,6 +380,23 @@ def pair(binary: str) -> Iterator[Pair]:
         yield made
     finally:
         made.stop()
+
+
+def played(servers: Pair, folder: Path, seed: int, seconds: float) -> Played:
+    """Play a run, and insist that nothing is lost and every duplicate has a cause."""
+    begun = time.monotonic()
+    run = Hostile(servers, folder, seed)
+    accounts = run.run(seconds)
+    told = figures(run, accounts, time.monotonic() - begun)
+    for one in accounts:
+        found = (told, one.lost, one.unexplained, one.overlaps, one.zombies)
+        insist(one.state == "valid" and not one.lost and not one.unexplained, found)
+    for pull in run.pulls:
+        verdict = pull.verdict(run.fired.total())
+        insist(verdict.state == "valid" and not verdict.duplicates, (told, verdict))
+        insist(pull.leases_lost == 0, (told, pull.leases_lost))
+    never = Counter(name for name in (*NETWORK, *PROCESS) if name not in run.fired)
+    return Played(told, never)
 
 
 def figures(run: Hostile, accounts: list[Account], seconds: float) -> str:

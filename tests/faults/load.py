@@ -10,6 +10,8 @@ import rmq
 from tests.faults.checker import History
 from tests.property.driver import Driver
 
+RETRY_FOR_S = 15.0
+
 
 class Load:
     """A producer and a consumer of one topic, each a thread with a client of its own."""
@@ -23,7 +25,7 @@ class Load:
         self.name = topic
         self._pad = "x" * pad  # of each body
         self.drivers = [
-            Driver(url, is_async, timeout=timeout, retry_for=15) for _ in ("send", "take")
+            Driver(url, is_async, timeout=timeout, retry_for=RETRY_FOR_S) for _ in ("send", "take")
         ]
         self.topics = [
             one.client.topic(topic, retry="immediate", slots=slots) for one in self.drivers
@@ -92,8 +94,14 @@ class Load:
 
     def wait_for_progress(self, since: float, until: float) -> None:
         """Wait until something was received after a moment; moments are of the monotonic clock."""
-        while self.last_progress < since and time.monotonic() < until:
+        while self.last_progress < since and time.monotonic() < until and not self.errors:
             time.sleep(0.01)
+
+    def goes_on(self, within_s: float = RETRY_FOR_S + 15) -> None:
+        """Wait until something is received that was asked for after this moment."""
+        since = time.monotonic()
+        self.wait_for_progress(since, since + within_s)
+        assert self.last_progress >= since, f"nothing for {within_s:g} s, {self.errors}"
 
     def drain(self) -> None:
         """Stop sending, and take what is left."""

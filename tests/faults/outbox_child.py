@@ -10,6 +10,8 @@ kills itself with -9, when that is passed for which time:
     consumer within      the handler has written
     consumer committed   its transaction is committed, the stub is not confirmed
 
+When the storm is in a hurry, it does so at the next pass (`storm.Hurry`).
+
 What happens is written into a history: what a producer's transactions came to, each message that
 Redis was asked to take and its answer, what it said where messages are, and each fault.
 """
@@ -24,6 +26,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -37,6 +40,7 @@ from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.dispatch import Dispatcher
 from rmq.sql.outbox.lost import LossDetector
 from tests.faults import outbox_mutants, outbox_shop
+from tests.faults.storm import Hurry
 from tests.faults.worker_child import Book
 
 STEPS = (
@@ -52,8 +56,9 @@ MOST_DELAY_S = 2.0
 class Faults:
     """The step at which this process kills itself."""
 
-    def __init__(self, step: str, after: int, book: Book) -> None:
+    def __init__(self, step: str, after: int, book: Book, hurry: Hurry) -> None:
         self._step = step
+        self._hurry = hurry
         self._left = after
         self._book = book
         self._lock = threading.Lock()
@@ -64,7 +69,7 @@ class Faults:
             return
         with self._lock:  # nobody else goes on
             self._left -= 1
-            if self._left <= 0:
+            if self._left <= 0 or self._hurry:
                 self._book.write("fault", name=f"kill {step}", stubs=list(stubs))
                 os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(MOMENT_S)
@@ -78,12 +83,12 @@ class Undone(Exception):
 
 
 def produce(task: dict[str, Any], faults: Faults, book: Book) -> int:
-    """Place orders until so many are committed."""
+    """Place orders until so many are committed, or the file `enough` is there."""
     engine = sa.create_engine(task["database"], pool_pre_ping=True)
     box = outbox_shop.outbox()
     rng = random.Random(task["seed"])
     done = number = 0
-    while done < task["orders"]:
+    while done < task["orders"] and not Path(task["enough"]).exists():
         number += 1
         stubs: list[str] = []
         undone = rng.random() < ROLLED_BACK
@@ -252,7 +257,7 @@ def main(text: str) -> int:
     task: dict[str, Any] = json.loads(text)
     logging.basicConfig(level="WARNING", format="%(asctime)s %(threadName)s %(message)s")
     book = Book(task["history"])
-    faults = Faults(task["step"], task["after"], book)
+    faults = Faults(task["step"], task["after"], book, Hurry(Path(task["hurry"])))
     for mutant in task["mutants"]:
         getattr(outbox_mutants, mutant)(faults)
     role = {"produce": produce, "relay": relay, "consume": consume}[task["role"]]

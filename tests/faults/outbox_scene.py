@@ -20,6 +20,7 @@ from tests.faults import outbox_shop
 from tests.faults.aof import lives
 from tests.faults.outbox_books import Auditor, Books, Event
 from tests.faults.process import Process
+from tests.faults.storm import Hurry
 from tests.faults.worker_scene import WAITING, wait_for
 from tests.servers import Server
 
@@ -55,6 +56,7 @@ class Shop:
         self.server = server
         self.database = database
         self.work, self.held = f"{name}-work", f"{name}-held"
+        self.hurry, self.enough = Hurry(folder / "hurry"), folder / "enough"
         self.children: list[Child] = []
         self.done: Counter[str] = Counter()
         self._events: list[Event] = []
@@ -86,6 +88,7 @@ class Shop:
             "role": role, "step": step, "after": after, "mutants": list(mutants),
             "url": self.server.url, "database": self.database.url(),
             "work": self.work, "held": self.held, "history": str(self.folder / "history"),
+            "hurry": str(self.hurry.path), "enough": str(self.enough),
             "topics": [self.work], "concurrency": HANDS, **more,
         }  # fmt: skip
         made = Child(self, role, step, task)
@@ -171,7 +174,11 @@ class Shop:
 
     def drained(self, within_s: float = PATIENCE_S) -> None:
         """Wait until nothing is left to do, and let those that live come to their end."""
-        wait_for(self.is_drained, f"{self.unconfirmed()} open, {self.left()} left", within_s)
+        wait_for(
+            self.is_drained,
+            lambda: f"{self.unconfirmed()} open, {self.left()} left, {self.stderr_text()}",
+            within_s,
+        )
         self.end()
 
     def end(self) -> None:
@@ -180,13 +187,15 @@ class Shop:
             if not one.is_gone():
                 one.ends()
 
-    def books(self) -> Books:
-        """Audit it."""
+    def planned(self) -> Counter[str]:
+        """The faults that processes were to do to themselves."""
+        return Counter(f"kill {one.step}" for one in self.children if one.step)
+
+    def books(self, dropped: Counter[str] | None = None) -> Books:
+        """Audit it. `dropped`: faults that were given up."""
         found = lives(Path(self.server.dir), (self.work, self.held))
-        planned = [f"kill {one.step}" for one in self.children if one.step] + [
-            *self.done.elements()
-        ]
         auditor = Auditor(self.engine, self.history(), found)
+        planned = self.planned() + self.done - (dropped or Counter())
         return auditor.books(planned, self.done, self.left(), self.dead())
 
 

@@ -7,7 +7,8 @@
     5  what nobody consumed so far is consumed, until nothing is left
 
 All the while relays die between sending and marking, consumers in the handler and before they
-confirm, producers before and after they commit; each dead one is followed by another.
+confirm, producers before and after they commit; each dead one is followed by another. The rules of
+`storm` hold.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.faults.outbox_books import Books
 from tests.faults.outbox_scene import Child, Shop
 from tests.faults.outbox_shop import DELAYED, HELD, SLOW, SNOOZED, STORM, UNWATCHED
+from tests.faults.storm import Played, Watch, dropped, insist
 
 PLACES = {"relay": 2, "consume": 2, "produce": 2}
 WAITING = 10  # messages there have to be for a flush
 FREEZE_S = 10.0
 LATE_S, SLOW_S = 6.0, 4.0  # how long controls are snoozed or delayed, and worked on
-LOOK_S = 0.1
 FEW, MANY = 4, 20  # orders
 RESEND_S = 8.0  # so long after a flush all resends are done
 SHARES = (0.25, 0.2, 0.55)  # of the orders, before each flush and after the controls
@@ -37,6 +39,9 @@ PLANS = {  # of one round
     "produce": ["producer committed", "producer open"],
 }
 MOST_PASSES = {"relay": 2, "resender": 1, "consumer": 40, "producer": 8}
+MOST_FLUSHES = 20  # a resender that is to die of one is there, but another may be quicker
+PORTION, MOST_PORTIONS = 10, 20  # orders for a fault in a hurry
+NO_END = 10**6  # orders of a producer that is told when it is enough
 
 
 class Storm:
@@ -52,16 +57,16 @@ class Storm:
 
     def __init__(
         self, shop: Shop, rng: random.Random, count: int, *, rounds: int, pace_s: float,
-        within_s: float,
     ) -> None:  # fmt: skip
         self.shop = shop
         self.rng = rng
         self.count = count
         self.pace_s = pace_s
+        self.dropped: Counter[str] = Counter()
         self._plans = {role: list(steps) * rounds for role, steps in PLANS.items()}
         self._rounds = rounds
         self._at_work: dict[str, list[Child]] = {"relay": [], "consume": [], "produce": []}
-        self._until = time.monotonic() + within_s
+        self._watch = Watch(self._status)
 
     def run(self) -> Books:
         """Play it to its end, and audit the shop."""
@@ -74,25 +79,28 @@ class Storm:
         controls = self._controls()
         self._wait(lambda: self.shop.looked(controls, 3))
         self._batter()
-        self._wait(lambda: not self._planned())
+        self._hurry()
         self._at_work["consume"].append(self.shop.child("consume", topics=[self.shop.held]))
         self._wait(self.shop.is_drained)
         self.shop.end()
-        return self.shop.books()
+        return self.shop.books(self.dropped)
 
     # --- processes -------------------------------------------------------------------------------
 
     def _next(self, role: str, **more: Any) -> Child:
         """The next process of a role, with the next fault of the plan."""
         step = self._plans[role].pop(0) if self._plans[role] else ""
-        after = self.rng.randint(1, MOST_PASSES[step.split()[0]]) if step else 1
+        most = MOST_PASSES[step.split()[0]] if step else 1
+        if role == "produce":  # that it comes so far: a transaction has three orders at most
+            most = max(1, min(most, more["orders"] // 3))
+        after = self.rng.randint(1, most)
         return self.shop.child(role, step, after, **more)
 
     def _replace(self) -> None:
         for role in ("relay", "consume"):
             for place, one in enumerate(self._at_work[role]):
                 if one.is_gone():
-                    assert one.step, f"a process ended by itself: {one.stderr_text()}"
+                    insist(one.step, f"a process ended by itself: {one.stderr_text()}")
                     self._at_work[role][place] = self._next(role)
 
     def _planned(self) -> bool:
@@ -101,25 +109,48 @@ class Storm:
         return any(self._plans.values()) or any(not one.is_gone() for one in alive)
 
     def _wait(self, what: Callable[[], Any]) -> None:
-        while not what():
-            assert time.monotonic() < self._until, f"too late: {self._status()}"
-            self._replace()
-            time.sleep(LOOK_S)
+        self._watch.wait(what, self._counters, self._replace)
+
+    def _counters(self) -> Iterable[object]:
+        shop = self.shop
+        path = shop.folder / "history"
+        counts = shop.placed(), shop.unconfirmed(), shop.left(), shop.fired().total()
+        return (*counts, len(shop.children), path.stat().st_size if path.exists() else 0)
 
     def _status(self) -> str:
         shop = self.shop
         return (
-            f"{shop.unconfirmed()} open, {shop.left()} left, {shop.fired()}, {shop.stderr_text()}"
+            f"{shop.unconfirmed()} open, {shop.left()} left, {shop.fired()}, to come {self._plans},"
+            f" at work {self._alive()}, {shop.stderr_text()}"
         )
+
+    def _alive(self) -> list[str]:
+        some = [one for all in self._at_work.values() for one in all if not one.is_gone()]
+        return [f"{one.role} {one.step}" for one in some]
+
+    def _hurry(self) -> None:
+        """Give those work that are still to die, once all else is done; and then give them up."""
+        for again in itertools.count():
+            self._wait(lambda: not self._planned() or not self.shop.unconfirmed(self.shop.work))
+            if not self._planned():
+                return
+            if again == MOST_PORTIONS:
+                break
+            self.shop.hurry.set()
+            self.shop.place(STORM, PORTION)
+        planned = self.shop.planned()
+        planned.update(f"kill {step}" for steps in self._plans.values() for step in steps)
+        self.dropped = dropped(planned, self.shop.fired())
+        self._plans = {role: [] for role in PLANS}
 
     # --- producers -------------------------------------------------------------------------------
 
-    def _produce(self, share: float) -> None:
-        """Start producers of a share of all orders."""
+    def _produce(self, share: float, orders: int = 0) -> None:
+        """Start producers of a share of all orders. `orders`: of each, if they are told to end."""
         self._target = self.shop.placed() + round(self.count * share)
         self._at_work["produce"] = []
         for _ in range(PLACES["produce"]):
-            self._producer(round(self.count * share) // PLACES["produce"])
+            self._producer(orders or round(self.count * share) // PLACES["produce"])
 
     def _producer(self, count: int) -> None:
         stem = f"p{sum(one.role == 'produce' for one in self.shop.children)}"
@@ -134,6 +165,8 @@ class Storm:
         def is_over() -> bool:
             if not all(one.is_gone() for one in self._at_work["produce"]):
                 return False
+            if self.shop.enough.exists():
+                return True
             missing = self._target - self.shop.placed()
             if missing > 0:
                 self._producer(missing)
@@ -153,7 +186,7 @@ class Storm:
         def died() -> bool:
             return self.shop.fired()[f"kill {RESENDS}"] >= kills
 
-        for again in itertools.count():
+        for again in range(MOST_FLUSHES):
             if again and died():
                 return
             self.shop.place(STORM, WAITING, topic=self.shop.held)  # enough for the next wait
@@ -175,12 +208,11 @@ class Storm:
         database = self.shop.database.server
         assert database is not None
         before = self.shop.placed()
-        self._produce(SHARES[2])
+        self._produce(SHARES[2], NO_END)  # so that each server is hurt while they write
         whole = self._target - before
         for place, name in enumerate(("kill redis", "freeze postgres", "kill postgres")):
             reached = before + whole * (1 + 3 * place) // 10
-            self._wait(lambda many=reached: self.shop.placed() >= many)
-            assert not all(one.is_gone() for one in self._at_work["produce"])
+            self._wait(lambda many=reached: self._has_placed(many))
             if name == "kill redis":
                 self.shop.server.kill()
                 self.shop.server.start()
@@ -193,7 +225,35 @@ class Storm:
             else:
                 database.restart()
             self.shop.done[name] += 1
+        self._wait(lambda: self._has_placed(self._target))
+        self.shop.enough.touch()
         self._producers_end()
+
+    def _has_placed(self, many: int) -> bool:
+        """Whether there are so many orders; producers that have died are followed by others."""
+        for one in list(self._at_work["produce"]):
+            if one.is_gone():
+                self._at_work["produce"].remove(one)
+                self._producer(NO_END)
+        return self.shop.placed() >= many
+
+
+def played(shop: Shop, rng: random.Random, count: int, rounds: int, pace_s: float) -> Played:
+    """Play a storm, and insist that all of it happened and all is well."""
+    began = time.monotonic()
+    storm = Storm(shop, rng, count, rounds=rounds, pace_s=pace_s)
+    books = storm.run()
+    told = figures(storm, books, time.monotonic() - began)
+    insist(books.state == "valid", f"{told}\n{books.wrong}")
+    steps = Counter(f"kill {step}" for plan in PLANS.values() for step in plan * rounds)
+    hurt = steps + Counter(["kill redis", "freeze postgres", "kill postgres"])
+    fired = books.fired + storm.dropped
+    insist(fired.pop("flush") >= 2, told)
+    insist(fired == hurt, told)
+    insist(books.figures["stubs"] >= count, told)
+    insist(books.figures["stubs resent"], told)
+    insist(books.figures["rolled back stubs"], told)
+    return Played(told, storm.dropped)
 
 
 def figures(storm: Storm, books: Books, seconds: float) -> str:

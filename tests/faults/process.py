@@ -13,16 +13,25 @@ from typing import Any
 
 from tests.forkserver import Forked
 
+POLL_S, MOST_POLL_S = 0.005, 0.05
 PATIENCE_S = 60.0  # for what takes a second when nobody else is on this machine
 
 
-def wait_for(what: Callable[[], Any], why: str, within: float = PATIENCE_S) -> Any:
-    """Poll until it is true, and return it."""
-    until = time.monotonic() + within
+def wait_for(
+    what: Callable[[], Any], why: str | Callable[[], str], within: float = PATIENCE_S,
+    most_poll_s: float = MOST_POLL_S,
+) -> Any:  # fmt: skip
+    """Poll until it is true, and return it.
+
+    `why`: what is waited for, or how it stands then; `most_poll_s`: between two looks.
+    """
+    until, pause_s = time.monotonic() + within, POLL_S
     while not (found := what()):
         if time.monotonic() > until:
-            raise AssertionError(f"not within {within:g} s: {why}")
-        time.sleep(0.01)
+            told = why if isinstance(why, str) else why()
+            raise AssertionError(f"not within {within:g} s: {told}")
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, most_poll_s)
     return found
 
 
@@ -45,7 +54,7 @@ class Process:
 
     def dies(self) -> None:
         """Wait until it has killed itself."""
-        wait_for(self.is_gone, f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
+        wait_for(self.is_gone, lambda: f"{self.plan}: {self.stderr_text()}", PATIENCE_S)
         assert self.process.returncode == -signal.SIGKILL, self.stderr_text()
 
     def ends(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,19 @@ from rmq.core import ids
 from rmq.protocol import commands
 from rmq.protocol.flows import due_schedules, send as send_flow
 from rmq.protocol.flows.scheduled_message import encoded, outgoing
-from rmq.protocol.steps import Flow, Sleep
+from rmq.protocol.steps import Flow
 from tests.forkserver import Forked
 
 
 @contextlib.contextmanager
-def running(url: str, topic: str, errors: Path, mutant: str = "") -> Iterator[Forked]:
-    """The process, from the parent's side."""
-    task = json.dumps({"url": url, "topic": topic, "mutant": mutant})
+def running(
+    url: str, topic: str, errors: Path, mutant: str = "", dies_at: int = 0
+) -> Iterator[Forked]:
+    """The process, from the parent's side.
+
+    `dies_at`: a mutant kills itself between its two steps, at which of its messages.
+    """
+    task = json.dumps({"url": url, "topic": topic, "mutant": mutant, "dies_at": dies_at})
     with errors.open("ab") as file:
         process = Forked("tests.faults.scheduler_child", task, stderr=file)
     try:
@@ -60,23 +67,37 @@ def send(context: Any, definition: Any, id: Any, time_ms: int) -> Flow[None]:
     yield from send_flow.send(encoded(context, definition.codec), out, None, 30)
 
 
-def sends_and_moves_in_two_steps() -> None:
+def dies_at(number: int) -> Callable[[], None]:
+    """Return what is called between two steps: at its so many-th call the process is killed."""
+    calls = 0
+
+    def between() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return between
+
+
+def sends_and_moves_in_two_steps(between: Callable[[], None]) -> None:
     """Send under a new id, then move the schedule, as a cron daemon of a few lines would."""
 
     def serve(context: Any, definition: Any, time_ms: int, move: Any) -> Flow[None]:
         yield from send(context, definition, None, time_ms)
+        between()
         yield move
 
     in_steps(serve)
 
 
-def moves_before_it_sends() -> None:
+def moves_before_it_sends(between: Callable[[], None]) -> None:
     """Move the schedule, then send: nothing comes twice, and a kill in between loses a time."""
 
     def serve(context: Any, definition: Any, time_ms: int, move: Any) -> Flow[None]:
         moved = yield move
         if moved:
-            yield Sleep(0.005)  # so that a kill hits this moment
+            between()
             id = ids.derive_scheduled(definition.name, time_ms, 0, context.check)
             yield from send(context, definition, id, time_ms)
 
@@ -91,5 +112,5 @@ MUTANTS = {
 def main(text: str) -> None:
     task = json.loads(text)
     if task["mutant"]:
-        MUTANTS[task["mutant"]]()
+        MUTANTS[task["mutant"]](dies_at(task["dies_at"]))
     rmq.Scheduler(rmq.Client(task["url"]), topics=[task["topic"]]).run()

@@ -24,6 +24,7 @@ SLOW_S = 1.0  # so long that a copy comes back meanwhile
 Open = Callable[[str], AbstractContextManager[Bank]]
 
 pytestmark = pytest.mark.timeout(300)
+slow = pytest.mark.slow
 
 
 @pytest.fixture
@@ -38,12 +39,12 @@ def branch(server: Server, database: Database, name: str, tmp_path: Path) -> Ope
     return lambda way: opened(server, database, name, tmp_path, (way,))
 
 
-def report(books: Books, capsys: pytest.CaptureFixture[str], what: str) -> Books:
-    with capsys.disabled():
-        print(f"\nFIG control, {what}: {books}")
+def report(books: Books, what: str) -> Books:
+    print(f"FIG control, {what}: {books}")
     return books
 
 
+@slow
 @pytest.mark.parametrize(
     ("way", "mutants", "state"),
     [
@@ -53,7 +54,7 @@ def report(books: Books, capsys: pytest.CaptureFixture[str], what: str) -> Books
     ],
 )
 def test_copies_are_repeated_by_what_does_not_keep_them_apart_and_the_books_show_it(
-    branch: Open, capsys: pytest.CaptureFixture[str], way: str, mutants: list[str], state: str
+    branch: Open, way: str, mutants: list[str], state: str
 ) -> None:
     with branch(way) as bank:
         bank.send()
@@ -62,14 +63,13 @@ def test_copies_are_repeated_by_what_does_not_keep_them_apart_and_the_books_show
         bank.teller(mutants=mutants, concurrency=COPIES, slow_s=SLOW_S)
         bank.drained()
 
-        books = report(bank.books(Counter(copies=1)), capsys, f"copies, {way} {mutants}")
+        books = report(bank.books(Counter(copies=1)), f"copies, {way} {mutants}")
         assert books.state == state
         assert books.repeated == ([] if state == "valid" else [way])
 
 
-def test_a_transfer_whose_owner_died_is_lost_by_an_ack_of_what_is_in_progress(
-    branch: Open, capsys: pytest.CaptureFixture[str]
-) -> None:
+@slow
+def test_a_transfer_whose_owner_died_is_lost_by_an_ack_of_what_is_in_progress(branch: Open) -> None:
     with branch("claims") as bank:
         bank.send()
         bank.send(bank.ordered)
@@ -77,36 +77,35 @@ def test_a_transfer_whose_owner_died_is_lost_by_an_ack_of_what_is_in_progress(
         bank.teller(mutants=["acks_busy"])
         bank.drained()
 
-        books = report(bank.books(), capsys, "ack while in progress")
+        books = report(bank.books(), "ack while in progress")
         assert (books.state, books.lost) == ("invalid", ["claims"])
 
 
-def test_a_transfer_that_is_marked_before_it_is_begun_is_lost_with_its_teller(
-    branch: Open, capsys: pytest.CaptureFixture[str]
-) -> None:
+@slow
+def test_a_transfer_that_is_marked_before_it_is_begun_is_lost_with_its_teller(branch: Open) -> None:
     with branch("ledger") as bank:
         bank.send()
         bank.teller([fault("within")], mutants=["marks_first"]).dies()
         bank.teller(mutants=["marks_first"])
         bank.drained()
 
-        books = report(bank.books(), capsys, "marked before it is begun")
+        books = report(bank.books(), "marked before it is begun")
         assert (books.state, books.lost) == ("invalid", ["ledger"])
 
 
-def test_a_transfer_that_commits_apart_from_its_row_is_repeated(
-    branch: Open, capsys: pytest.CaptureFixture[str]
-) -> None:
+@slow
+def test_a_transfer_that_commits_apart_from_its_row_is_repeated(branch: Open) -> None:
     with branch("transaction") as bank:
         bank.send()
         bank.teller([fault("committed")], mutants=["commits_apart"]).dies()
         bank.teller(mutants=["commits_apart"])
         bank.drained()
 
-        books = report(bank.books(), capsys, "two transactions")
+        books = report(bank.books(), "two transactions")
         assert (books.state, books.repeated) == ("invalid", ["transaction"])
 
 
+@slow
 def test_a_run_without_a_fault_or_with_one_that_never_was_is_no_proof(branch: Open) -> None:
     with branch("claims") as bank:
         bank.send()
@@ -140,7 +139,15 @@ def test_books_that_were_tampered_with_are_invalid(
     tables.apply(engine, one._asdict(), lambda: None)
 
     def audited() -> Books:
-        return audit(engine, [one], left=0, dead=0, fired=Counter(here=1), planned=())
+        return audit(
+            engine,
+            [one],
+            left=0,
+            dead=0,
+            fired=Counter(here=1),
+            planned=Counter(),
+            dropped=Counter(),
+        )
 
     assert audited().state == "valid"
     with engine.begin() as connection:

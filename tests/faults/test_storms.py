@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from rmq.soak.proxy import between
-from tests.conftest import any_binary
 from tests.faults.load import Load
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
-LATE_S = 7.0  # a machine that is busy; who waited for its timeout of 10 s would be later
+LONG_S = 60.0  # a timeout; who waited for it would be later than PATIENCE_S
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def is_async(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
 
 
 def every(seconds: float, for_s: float, fault: Callable[[], object]) -> int:
@@ -43,97 +36,89 @@ def mode(is_async: bool) -> str:
     return "async" if is_async else "sync"
 
 
-def judge(load: Load, fired: int, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def judge(load: Load, fired: int, what: str) -> None:
     verdict = load.history.verdict(fired=fired)
-    with capsys.disabled():
-        print(f"\nFIG {what}: {verdict}; {fired} faults, longest gap {load.longest_gap:.2f} s")
+    print(f"FIG {what}: {verdict}; {fired} faults, longest gap {load.longest_gap:.2f} s")
     assert verdict.state == "valid", verdict
     assert verdict.duplicates == 0
 
 
 @pytest.mark.fault("F24")
-def test_script_flush_every_20_ms_is_not_noticed(
-    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_flush_every_20_ms_is_not_noticed(ours: Server, name: str, is_async: bool) -> None:
     with ours.raw() as raw, Load(ours.url, name, slots=2, is_async=is_async) as load:
         fired = every(0.02, 1.0, raw.script_flush)
+        load.goes_on()
         load.drain()
 
-    judge(load, fired, f"SCRIPT FLUSH every 20 ms, {mode(is_async)}", capsys)
+    judge(load, fired, f"SCRIPT FLUSH every 20 ms, {mode(is_async)}")
 
 
 @pytest.mark.fault("F25")
 def test_killed_connections_every_50_ms_are_not_noticed(
-    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
+    ours: Server, name: str, is_async: bool
 ) -> None:
     with ours.raw() as raw, Load(ours.url, name, slots=2, is_async=is_async) as load:
         words = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         fired = every(0.05, 1.0, lambda: raw.execute_command(*words))
+        load.goes_on()
         load.drain()
 
-    judge(load, fired, f"CLIENT KILL every 50 ms, {mode(is_async)}", capsys)
+    judge(load, fired, f"CLIENT KILL every 50 ms, {mode(is_async)}")
 
 
-@pytest.mark.parametrize("timeout", [10.0, 0.5])
+@pytest.mark.parametrize("timeout", [LONG_S, 0.5])
 @pytest.mark.fault("F32")
 def test_a_redis_that_stands_still_for_two_seconds_is_waited_for(
-    ours: Server, name: str, timeout: float, capsys: pytest.CaptureFixture[str]
+    ours: Server, name: str, timeout: float
 ) -> None:
     with Load(ours.url, name, timeout=timeout) as load:
-        time.sleep(0.3)
+        load.goes_on()
         ours.signal(signal.SIGSTOP)
         try:
             time.sleep(2.0)
         finally:
             ours.signal(signal.SIGCONT)
-        resumed = time.monotonic()
-        load.wait_for_progress(resumed, resumed + LATE_S)
-        recovered = time.monotonic() - resumed
-        time.sleep(0.3)
+        load.goes_on(PATIENCE_S)
         load.drain()
 
     assert load.longest_gap > 1.5
-    assert recovered < LATE_S
-    judge(load, 1, f"SIGSTOP redis 2 s, timeout {timeout:g} s", capsys)
+    judge(load, 1, f"SIGSTOP redis 2 s, timeout {timeout:g} s")
 
 
 @pytest.mark.fault("F9")
 def test_reset_connections_on_a_slow_line_are_not_noticed(
-    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
+    ours: Server, name: str, is_async: bool
 ) -> None:
     with between(ours.port) as proxy:
         proxy.delay_s = 0.01
         with Load(proxy.url, name, is_async=is_async) as load:
             every(0.3, 1.6, proxy.reset)
+            load.goes_on()
             load.drain()
 
-        judge(load, proxy.fired, f"RST every 300 ms, 10 ms delay, {mode(is_async)}", capsys)
+        judge(load, proxy.fired, f"RST every 300 ms, 10 ms delay, {mode(is_async)}")
 
 
 @pytest.mark.fault("F8")
-def test_replies_lost_at_random_double_nothing(
-    ours: Server, name: str, is_async: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_replies_lost_at_random_double_nothing(ours: Server, name: str, is_async: bool) -> None:
     with between(ours.port) as proxy, Load(proxy.url, name, is_async=is_async) as load:
         verbs = iter(["send", "prepare", "ack"] * 20)
         every(0.03, 1.0, lambda: proxy.cut(next(verbs)))
-        time.sleep(0.1)
+        load.goes_on()
         load.drain()
 
-        judge(load, proxy.fired, f"replies lost, in turn, {mode(is_async)}", capsys)
+        judge(load, proxy.fired, f"replies lost, in turn, {mode(is_async)}")
 
 
 @pytest.mark.fault("F10")
-def test_a_black_hole_ends_when_the_line_is_back(
-    ours: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_black_hole_ends_when_the_line_is_back(ours: Server, name: str) -> None:
     with between(ours.port) as proxy, Load(proxy.url, name, timeout=0.4) as load:
-        time.sleep(0.3)
+        load.goes_on()
         proxy.hole = True
         proxy.fired += 1
         time.sleep(1.2)
         proxy.hole = False
-        time.sleep(0.8)
+        load.goes_on()
         load.drain()
 
-        judge(load, proxy.fired, "black hole 1.2 s", capsys)
+        judge(load, proxy.fired, "black hole 1.2 s")

@@ -1,0 +1,202 @@
+"""All storms, small: one seed takes seconds. `seeds` plays many seeds of each.
+
+What a seed decides is in the storm's own module; the tests play longer runs of the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import rmq
+from rmq.soak.proxy import between
+from tests.conftest import any_binary
+from tests.databases import Postgres, fresh
+from tests.faults import (
+    bank_scene,
+    bank_storm,
+    hostile,
+    outbox_scene,
+    outbox_storm,
+    test_resize,
+    test_resize_workers,
+    test_schedulers,
+)
+from tests.faults.load import Load
+from tests.faults.storm import END_S, Played, insist
+from tests.forkserver import Forked
+from tests.servers import Server
+
+TRANSFERS, STUBS, PACE_S = 200, 120, 0.01
+HOSTILE_S, SOAK_MINUTES = 4.0, 0.1
+DOUBTFUL = 7  # its exit code without a control: nothing is found, and that proves little
+LINES_S, LINES_EACH_S = 1.5, 0.05
+AOF = ("--appendfsync", "always", "--auto-aof-rewrite-percentage", "0")
+
+
+class Stage:
+    """Servers and names for storms that are played one after another.
+
+    One PostgreSQL and one Redis serve all; a storm that reads the files of its Redis has its own.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def name(self) -> str:
+        """A name that no other storm has."""
+        return f"storm{next(self._numbers)}-{os.getpid()}"
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A directory for one storm."""
+        made = Path(tempfile.mkdtemp(prefix="rmq-storm-"))
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+    @cached_property
+    def postgres(self) -> Postgres:
+        """A PostgreSQL whose commits are on the disk."""
+        made = Postgres(durable=True)
+        self._stack.callback(made.stop)
+        return made
+
+    @cached_property
+    def redis(self) -> Server:
+        """A Redis that keeps what it has answered."""
+        made = Server(any_binary(), aof=True)
+        self._stack.callback(made.stop)
+        return made
+
+    @contextmanager
+    def own_redis(self, *options: str) -> Iterator[Server]:
+        """A Redis for one storm, which keeps what it has answered."""
+        made = Server(any_binary(), *options, aof=True)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def bank(stage: Stage, seed: int) -> Played:
+    """Transfers; the seed chooses the way in which each is kept once."""
+    rng = random.Random(seed)
+    way = rng.choice(sorted(bank_storm.WAYS))
+    with fresh(stage.postgres) as database, stage.folder() as folder, bank_scene.opened(
+        stage.redis, database, stage.name(), folder, (way,), bank_storm.LEASE_S,
+        bank_storm.SLOTS,
+    ) as scene:  # fmt: skip
+        return bank_storm.played(scene, rng, TRANSFERS, kills=1)
+
+
+def outbox(stage: Stage, seed: int) -> Played:
+    """Orders with messages in their transactions."""
+    with (
+        fresh(stage.postgres) as database,
+        stage.folder() as folder,
+        stage.own_redis(*AOF) as redis,
+        outbox_scene.opened(redis, database, stage.name(), folder) as shop,
+    ):
+        return outbox_storm.played(shop, random.Random(seed), STUBS, 1, PACE_S)
+
+
+def resize(stage: Stage, seed: int) -> Played:
+    """Consumers of a topic that is resized; at odd seeds Redis is killed meanwhile."""
+    with stage.folder() as folder, rmq.Client(stage.redis.url, retry_for=30) as client:
+        return test_resize.played(
+            client, stage.redis, stage.name(), folder / "log", random.Random(seed), bool(seed % 2)
+        )
+
+
+def resize_workers(stage: Stage, seed: int) -> Played:
+    """Workers of a topic that is resized; at odd seeds Redis is away for a second."""
+    with stage.folder() as folder:
+        rng, gone_s = random.Random(seed), float(seed % 2)
+        return test_resize_workers.played(stage.redis, stage.name(), folder / "log", rng, gone_s)
+
+
+def schedulers(stage: Stage, seed: int) -> Played:
+    """Schedulers of a hundred schedules."""
+    with stage.folder() as folder, rmq.Client(stage.redis.url, retry_for=30) as client:
+        return test_schedulers.played(
+            stage.redis, client, stage.name(), folder, random.Random(seed)
+        )
+
+
+def everything(stage: Stage, seed: int) -> Played:
+    """A hostile run: failovers, a line that fails, handlers that hang, workers that die."""
+    with stage.folder() as folder, hostile.pair(any_binary()) as servers:
+        found = hostile.played(servers, folder, seed, HOSTILE_S)
+        return Played(found.figures, Counter())  # so short a run has few of the faults
+
+
+def soak(stage: Stage, seed: int) -> Played:
+    """`rmq soak`, without its controls."""
+    with stage.folder() as folder:
+        words = "--history", folder / "history.jsonl", "--seed", seed, "--minutes", SOAK_MINUTES
+        process = Forked(
+            "tests.cli.command", "soak", *map(str, words), "--json", "--no-controls", "--every",
+            "1s", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        out, err = process.communicate(timeout=END_S)
+        insist(process.returncode in (0, DOUBTFUL), (process.returncode, out, err))
+        said = json.loads(out)
+        insist(not any(said["findings"].values()) and said["counts"]["acked"], said)
+        return Played(f"{said['counts']}, {len(said['faults'])} faults", Counter())
+
+
+def lines(stage: Stage, seed: int) -> Played:
+    """A producer and a consumer whose connections, replies and scripts are lost."""
+    rng = random.Random(seed)
+    server, fired = stage.redis, Counter[str]()
+    kill = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    with between(server.port) as proxy, server.raw() as raw:
+        faults: dict[str, Callable[[], object]] = {
+            "flush": raw.script_flush,
+            "kill": lambda: raw.execute_command(*kill),
+            "reset": proxy.reset,
+            "cut": lambda: proxy.cut(rng.choice(["send", "prepare", "ack"])),
+        }
+        with Load(proxy.url, stage.name(), slots=2, is_async=rng.random() < 0.5) as load:
+            until = time.monotonic() + LINES_S
+            while time.monotonic() < until or fired.total() < len(faults):
+                name = rng.choice(sorted(faults))
+                faults[name]()
+                fired[name] += 1
+                time.sleep(rng.uniform(0, 2 * LINES_EACH_S))
+            load.drain()
+    verdict = load.history.verdict(fired=fired.total())
+    insist(verdict.state == "valid" and not verdict.duplicates, (verdict, fired))
+    return Played(f"{verdict}; {dict(fired)}", Counter())
+
+
+STORMS: dict[str, Callable[[Stage, int], Played]] = {
+    "bank": bank,
+    "outbox": outbox,
+    "resize": resize,
+    "resize-workers": resize_workers,
+    "schedulers": schedulers,
+    "hostile": everything,
+    "soak": soak,
+    "lines": lines,
+}
