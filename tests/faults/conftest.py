@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import EACH, any_binary, run_on
+from tests.conftest import NEWEST, any_binary, run_on
 from tests.databases import Postgres
 from tests.servers import Server
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    run_on(EACH, metafunc)
+    run_on((NEWEST,), metafunc)
 
 
 @pytest.fixture(scope="module")

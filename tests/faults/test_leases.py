@@ -15,7 +15,7 @@ from tests.faults.child import running, wait_for_lines
 from tests.patience import asleep
 from tests.servers import Server
 
-LATE_S = 15.0  # a lease of 1 s, and whoever else is on this machine; one by default lasts longer
+LATE_S = 60.0  # a lease of 1 s, and whoever else is on this machine; one by default lasts longer
 
 
 @pytest.mark.fault("F5")
@@ -103,7 +103,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(server: Server, name: str)
             with pytest.raises(asyncio.CancelledError):
                 await task
             await topic.send(1)
-            (one,) = await consumer.receive(1, wait=1)
+            (one,) = await consumer.receive(1, wait=30)
             await one.ack()
 
     assert one.attempt == 1

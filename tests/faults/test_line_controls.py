@@ -26,7 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 DELAY_S = 0.15  # of each request and each reply
-LEASE_S = 2.0
+LEASE_S = 5.0
 
 
 @pytest.mark.fault("F24", control=True)
@@ -99,7 +99,7 @@ def on_a_slow_line(line: Proxy, name: str, folder: Path) -> Scene:
     """Let a worker handle for longer than its lease, on a slow line that is reset meanwhile."""
     server: Any = SimpleNamespace(url=line.url)
     scene = Scene(server, name, folder, "sync", lease=LEASE_S)
-    scene.send(3, do=("hold", 3 * LEASE_S))
+    scene.send(3, do=("hold", 2 * LEASE_S))
     scene.worker()
     scene.seen("deliver", 3)
     scene.worker()  # would take what is not renewed
@@ -115,6 +115,7 @@ def on_a_slow_line(line: Proxy, name: str, folder: Path) -> Scene:
 
 
 @pytest.mark.fault("F9")
+@pytest.mark.slow
 def test_heartbeats_keep_leases_on_a_slow_line_with_resets(
     ours: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

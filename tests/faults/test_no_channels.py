@@ -13,6 +13,7 @@ import pytest
 import rmq
 from rmq.transport.subscription import SubscriptionRefused
 from tests.integration.driven import connect
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 ALLOWED = ("+@all", "~rmq:*", "resetchannels")
@@ -38,7 +39,7 @@ def app(request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatc
 def sleeping(each_server: Server, name: str) -> None:
     """Wait until a consumer has noted that it sleeps."""
     with each_server.raw() as raw:
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE_S
         while int(raw.hget(f"rmq:{{{name}_0}}:slot", "waiting") or 0) == 0:
             assert time.monotonic() < until, "nobody sleeps"
             time.sleep(0.01)
@@ -58,7 +59,7 @@ def test_a_send_while_a_consumer_sleeps_is_stored_and_wakes_it_late(
 
         sent = topic.send("x")
 
-        thread.join()
+        thread.join(PATIENCE_S)
         assert sent.status == "stored"
         assert [one.body for one in got] == ["x"]
         consumer.close()
@@ -79,7 +80,7 @@ def test_a_nack_while_a_consumer_sleeps_is_reported_as_done_and_costs_one_retry(
 
         delivery.nack(delay=0)
 
-        thread.join()
+        thread.join(PATIENCE_S)
         assert delivery.is_settled
         assert [one.attempt for one in got] == [2]
         waiting.close()

@@ -13,6 +13,7 @@ import pytest
 
 import rmq
 from tests.forkserver import Forked
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 LETTERS = 1000
@@ -66,22 +67,23 @@ def run(
             runner = Forked(
                 "tests.faults.redriver", server.url, job.id, kind, str(move), str(command)
             )
-            code = runner.wait(60)
+            code = runner.wait(4 * PATIENCE_S)
             assert code == (0 if move < 0 else -signal.SIGKILL)
             if forgets:
                 client.admin.stats(other)  # what was stored is consumed before the notes go
-                until = time.monotonic() + 30
+                until = time.monotonic() + PATIENCE_S
                 while client.admin.stats(other)["due"] + client.admin.stats(other)["in_flight"]:
-                    assert time.monotonic() < until
+                    assert time.monotonic() < until, client.admin.stats(other)
+                    time.sleep(0.01)
                 with server.raw() as raw:
                     raw.delete(*(f"rmq:{{{other}_{slot}}}:arrivals" for slot in range(2)))
-        until = time.monotonic() + 30
+        until = time.monotonic() + PATIENCE_S
         while sum(seen.values()) < LETTERS and time.monotonic() < until:
             time.sleep(0.01)
     return client.admin.job(job.id), seen
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_runners_killed_between_the_steps_lose_nothing_and_move_nothing_twice(
     client: rmq.Client, server: Server, name: str, kind: str
 ) -> None:
@@ -93,6 +95,7 @@ def test_runners_killed_between_the_steps_lose_nothing_and_move_nothing_twice(
     assert (job.state, job.done, job.gone, dict(job.refused)) == ("done", LETTERS, 0, {})
 
 
+@pytest.mark.slow
 def test_without_the_notes_of_arrivals_letters_are_moved_twice(
     client: rmq.Client, server: Server, name: str
 ) -> None:

@@ -40,11 +40,11 @@ def refusal(driver: Driver, call: Callable[[], Any]) -> rmq.ScriptFailed | None:
 
 
 def test_a_redis_that_is_not_there_is_unavailable_within_retry_for() -> None:
-    with rmq.Client(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.5) as client:
+    with rmq.Client(f"redis://127.0.0.1:{free_port()}/0", retry_for=0.5, timeout=60) as client:
         started = time.monotonic()
         with pytest.raises(rmq.Unavailable, match="nothing was done"):
             client.topic("t").send(1)
-        assert time.monotonic() - started < 5  # not its timeout, which is 10 s
+        assert time.monotonic() - started < PATIENCE_S  # not its timeout
 
 
 def test_a_redis_that_comes_back_is_used_again(name: str) -> None:
@@ -155,7 +155,7 @@ def test_flushall_in_the_middle_is_reported_as_a_vanished_topic(
 @pytest.mark.parametrize("topic", ["uploading", "readonly", "misconf.busy", "NOSCRIPT"])
 def test_a_topic_may_be_called_like_an_error_of_redis(each_server: Server, topic: str) -> None:
     with (
-        rmq.Client(each_server.url, retry_for=20, prefix="words") as client,
+        rmq.Client(each_server.url, retry_for=30, prefix="words") as client,
         each_server.raw() as raw,
     ):
         held = client.topic(topic)
@@ -166,7 +166,7 @@ def test_a_topic_may_be_called_like_an_error_of_redis(each_server: Server, topic
         began = time.monotonic()
         with pytest.raises(rmq.TopicVanished, match=r"call topic\.open\(\)"):
             held.send(2)
-        assert time.monotonic() - began < 10  # at once, not after retry_for
+        assert time.monotonic() - began < 20  # at once, not after retry_for
 
 
 def test_a_vanished_topic_is_created_again_by_open_and_its_workers_go_on(
@@ -210,7 +210,7 @@ def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
 
         def wait() -> None:
             try:
-                consumer.receive(1, wait=30)
+                consumer.receive(1, wait=4 * PATIENCE_S)
             except rmq.RMQError as error:
                 told.append(error)
 
@@ -220,7 +220,7 @@ def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
         with ours.raw() as raw:
             raw.flushall()
         began = time.monotonic()
-        thread.join(20)
+        thread.join(2 * PATIENCE_S)
 
     print(f"\nFIG FLUSHALL: an idle consumer is told after {time.monotonic() - began:.2f} s")
     assert [type(error) for error in told] == [rmq.TopicVanished]

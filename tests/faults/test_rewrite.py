@@ -20,7 +20,7 @@ from tests.faults.load import Load
 from tests.faults.test_kill import drained
 from tests.servers import Server
 
-LATE_S = 15.0
+LATE_S = 60.0
 SLOW = ("--key-load-delay", "10")  # us for each command: clients meet LOADING
 
 
@@ -54,7 +54,7 @@ def test_a_redis_that_is_killed_while_it_rewrites_loses_nothing(
             finally:
                 time.sleep(0.3)
             began += 1
-        until = time.monotonic() + 10
+        until = time.monotonic() + LATE_S
         while not raw.info("persistence")["aof_rewrite_in_progress"]:
             assert time.monotonic() < until
             try:
@@ -87,7 +87,9 @@ def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(
             topic.send({"n": number})
             history.answer(number)
         raw.bgrewriteaof()
+        until = time.monotonic() + LATE_S
         while raw.info("persistence")["aof_rewrite_in_progress"]:
+            assert time.monotonic() < until, raw.info("persistence")
             time.sleep(0.01)
         own_server.kill()
         files = sorted(Path(own_server.dir).rglob("*"))
@@ -119,7 +121,8 @@ def errors_while_loading(server: Server, topic: rmq.Topic) -> list[rmq.RMQError]
     sender = threading.Thread(target=send)
     sender.start()
     server.start()  # in this thread: a server dies with the thread that has started it
-    sender.join()
+    sender.join(2 * LATE_S)
+    assert not sender.is_alive()
     return errors
 
 

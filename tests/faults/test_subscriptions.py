@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,8 @@ from rmq.soak.proxy import Proxy, between
 from rmq.transport import subscription
 from tests.conftest import any_binary
 from tests.faults.connections import drive, eventually, proxy
-from tests.patience import PATIENCE_S, asleep, quick
+from tests.integration.test_hand_over import credits_in
+from tests.patience import PATIENCE_S, asleep
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
 
@@ -72,27 +72,30 @@ def test_a_subscription_that_cannot_be_made_has_done_nothing(drive: Callable[...
 @pytest.fixture(params=["sync", "async"])
 def waiting(
     request: pytest.FixtureRequest, proxy: Proxy, ours: Server, name: str
-) -> Iterator[list[float]]:
-    """A consumer that notes when it got messages, until it gets None."""
-    got: list[float] = []
+) -> Iterator[list[Any]]:
+    """A consumer that notes bodies and attempts of what it got, until it gets None."""
+    got: list[Any] = []
 
     def work() -> None:
-        with rmq.Client(proxy.url) as client, client.topic(name).consumer() as consumer:
+        with rmq.Client(proxy.url) as client, client.topic(name).consumer(lease=600) as consumer:
             while True:
                 for one in consumer.receive(10, wait=PATIENCE_S):
                     one.ack()
                     if one.body is None:
                         return
-                    got.append(time.monotonic())
+                    got.append((one.body, one.attempt))
 
     async def work_async() -> None:
-        async with rmq.AsyncClient(proxy.url) as client, client.topic(name).consumer() as consumer:
+        async with (
+            rmq.AsyncClient(proxy.url) as client,
+            client.topic(name).consumer(lease=600) as consumer,
+        ):
             while True:
                 for one in await consumer.receive(10, wait=PATIENCE_S):
                     await one.ack()
                     if one.body is None:
                         return
-                    got.append(time.monotonic())
+                    got.append((one.body, one.attempt))
 
     target = work if request.param == "sync" else lambda: asyncio.run(work_async())
     thread = threading.Thread(target=target, daemon=True)
@@ -104,14 +107,6 @@ def waiting(
     thread.join(PATIENCE_S)
 
 
-def latency(producer: rmq.Client, name: str, got: list[float]) -> float:
-    time.sleep(0.45)  # between two looks of a second
-    before, sent = len(got), time.monotonic()
-    producer.topic(name).send("now")
-    eventually(lambda: len(got) > before)
-    return got[-1] - sent
-
-
 @pytest.fixture
 def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "PING_S", 0.3)
@@ -119,13 +114,17 @@ def quick_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_half_open_subscription_is_noticed_and_made_anew(
-    quick_pings: None, waiting: list[float], proxy: Proxy, ours: Server, name: str
+    quick_pings: None, waiting: list[Any], proxy: Proxy, ours: Server, name: str
 ) -> None:
     with rmq.Client(ours.url) as producer:
         assert proxy.unsubscribe() == 1
         asleep(ours, name, 2)  # the server still believes in the old one
 
-        assert quick(lambda: latency(producer, name, waiting), 0.2) < 0.2
+        for number in range(3):
+            eventually(lambda: credits_in(ours, name) == [1])
+            producer.topic(name).send(number)  # which hands it over to who listens
+            eventually(lambda: waiting[number:])  # noqa: B023
+        assert waiting == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
@@ -151,7 +150,7 @@ def test_a_half_open_subscription_that_nobody_asks_is_never_noticed(
 
 
 def test_a_subscription_that_answers_is_kept(
-    quick_pings: None, waiting: list[float], ours: Server, name: str
+    quick_pings: None, waiting: list[Any], ours: Server, name: str
 ) -> None:
     with ours.raw() as raw:
         pings = raw.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]

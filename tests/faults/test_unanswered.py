@@ -19,6 +19,8 @@ from tests.property.driver import Driver
 from tests.servers import Server
 
 MODES = ("at_least_once", "at_most_once")
+# The flows are those of both clients. These tests show that each of the two carries on with them.
+both_clients = pytest.mark.parametrize("driver", ["sync", "async"], indirect=True)
 
 
 class Odd:
@@ -93,12 +95,13 @@ class Scene:
         return seen
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture
 def driver(request: pytest.FixtureRequest, server: Server) -> Iterator[Driver]:
     with server.raw() as raw:
         for verb in scripts.names():
             raw.script_load(scripts.load(verb).text)
-    made = Driver(server.url, request.param == "async", retry_for=0)
+    is_async = getattr(request, "param", "sync") == "async"
+    made = Driver(server.url, is_async, retry_for=0)
     yield made
     made.close()
 
@@ -114,6 +117,7 @@ def scene(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.fault("F8")
+@both_clients
 def test_a_batch_whose_reply_did_not_come_is_handed_over_by_the_next_receive(
     scene: Scene, mode: Any, times: int
 ) -> None:
@@ -165,6 +169,7 @@ def test_a_caller_that_gives_the_number_up_loses_the_batch_from_sight(
 
 
 @pytest.mark.parametrize("count", [1, 4])
+@both_clients
 def test_at_most_once_hands_over_what_it_settled_when_the_answer_was_late(
     scene: Scene, count: int
 ) -> None:
@@ -230,6 +235,7 @@ VERBS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("between", ["nothing", "extend"])
+@both_clients
 def test_a_repeated_verb_succeeds_and_is_done_once(scene: Scene, verb: str, between: str) -> None:
     scene.send(2)
     consumer = scene.topic.consumer()
@@ -306,6 +312,7 @@ def test_receipts_acked_again_are_not_reported_as_lost(scene: Scene) -> None:
     assert len(scene.do(consumer.ack_receipts(receipts[1:]))) == 3, "told once, like any ack"
 
 
+@both_clients
 def test_the_end_of_a_with_block_is_repeated_by_the_next_call(scene: Scene) -> None:
     scene.name += "-slow"
     scene.open(retry=rmq.Levels((60,)))  # by default the first wait is drawn from 0 s
@@ -358,6 +365,7 @@ def test_an_unreadable_message_that_cannot_be_buried_yet_holds_nothing_up(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("verb", ["prepare", "ack"])
+@both_clients
 def test_a_receive_that_was_interrupted_is_made_good_by_the_next(
     scene: Scene, mode: Any, verb: str
 ) -> None:

@@ -27,6 +27,7 @@ def report(scene: Scene, capsys: pytest.CaptureFixture[str], what: str) -> None:
         print(f"\nFIG control, {what}: {scene.account()}")
 
 
+@pytest.mark.slow
 def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
     server: Server, scene: Scene, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
 
 
 @pytest.mark.fault("F9", control=True)
+@pytest.mark.slow
 def test_a_worker_that_renews_nothing_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +65,7 @@ def test_a_worker_that_renews_nothing_is_caught(
     assert scene.account().state == "invalid"
 
 
+@pytest.mark.slow
 def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +82,7 @@ def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
 
 
 @pytest.mark.fault("F4", control=True)
+@pytest.mark.slow
 def test_a_worker_that_settles_before_it_handles_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +98,7 @@ def test_a_worker_that_settles_before_it_handles_is_caught(
 
 
 @pytest.mark.fault("F6", control=True)
+@pytest.mark.slow
 def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +117,7 @@ def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
 
 
 @pytest.mark.fault("F5", control=True)
+@pytest.mark.slow
 def test_an_ack_that_ignores_the_receipt_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +138,7 @@ def test_an_ack_that_ignores_the_receipt_is_caught(
 
 
 @pytest.mark.fault("F5", control=True)
+@pytest.mark.slow
 def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +158,7 @@ def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     assert scene.account().state == "invalid"
 
 
+@pytest.mark.slow
 def test_a_heartbeat_thread_behind_the_gil_is_caught(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,11 +9,27 @@ from tests.integration.driven import connect
 from tests.integration.handling import Scene
 from tests.servers import Server
 
+# Where the clients have code of their own, each test is as if it said `@both_clients`: connections
+# and what happens to them, waiting and what wakes it, and all that a message goes through.
+DIFFERENT = {
+    "test_durability", "test_embedded_moved", "test_hand_over", "test_iterate", "test_life",
+    "test_redis_failures", "test_sentinel", "test_sentinel_tls", "test_tls", "test_with_block",
+}  # fmt: skip
 
-@pytest.fixture(params=["sync", "async"])
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kind" not in metafunc.fixturenames:
+        return
+    marks = metafunc.definition.iter_markers("parametrize")
+    is_different = metafunc.module.__name__.rpartition(".")[2] in DIFFERENT
+    if is_different and not any("kind" in mark.args[0] for mark in marks):
+        metafunc.parametrize("kind", ["sync", "async"], indirect=True)
+
+
+@pytest.fixture
 def kind(request: pytest.FixtureRequest) -> str:
-    """Which client a test drives: every test runs on both."""
-    return str(request.param)
+    """Which client a test drives: the sync one, or both in turn (see `both_clients`)."""
+    return str(getattr(request, "param", "sync"))
 
 
 @pytest.fixture

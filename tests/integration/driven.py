@@ -7,7 +7,14 @@ import inspect
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import pytest
+
 import rmq
+
+# Both clients drive the same flows, and tests/unit/client/test_pairs.py compares their methods, so
+# that a test runs on the sync one. With this mark it runs on the async one too: where the two
+# differ, and once for each method.
+both_clients = pytest.mark.parametrize("kind", ["sync", "async"], indirect=True)
 
 _WRAPPED = (
     rmq.AsyncClient, rmq.AsyncTopic, rmq.AsyncConsumer, rmq.AsyncDelivery, rmq.AsyncAdmin,
@@ -59,6 +66,18 @@ class Driven:
         return bool(self.loop.run_until_complete(self.target.__aexit__(*error)))
 
 
+class DrivenClient(Driven):
+    """An async client; leaving it ends its loop, and the thread that the loop resolved names in."""
+
+    def __exit__(self, *error: Any) -> bool:
+        try:
+            return super().__exit__(*error)
+        finally:
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+
 def _unwrap(value: Any) -> Any:
     if isinstance(value, Driven):
         return value.target
@@ -71,4 +90,4 @@ def connect(kind: str, url: str, **options: Any) -> Any:
     """A client of either kind, called alike."""
     if kind == "sync":
         return rmq.Client(url, **options)
-    return Driven(rmq.AsyncClient(url, **options), asyncio.new_event_loop())
+    return DrivenClient(rmq.AsyncClient(url, **options), asyncio.new_event_loop())

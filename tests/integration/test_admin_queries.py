@@ -12,6 +12,7 @@ import redis
 import rmq
 from rmq.protocol import commands
 from rmq.protocol.flows import query_admin
+from tests.integration.driven import both_clients
 from tests.servers import Server
 
 RUN, OTHER = "a" * 32, "b" * 32
@@ -54,6 +55,7 @@ def begin(client: rmq.Client, topic: rmq.Topic, query: str, batch: int) -> None:
 # --- queries -----------------------------------------------------------------------------------
 
 
+@both_clients
 def test_queries_are_reported_with_what_they_hold_of_each_slot(api: Any, topic: rmq.Topic) -> None:
     assert api.admin.queries(topic.name) == []
     end = topic.query(RUN, "here:1").take({}, 1200)
@@ -99,6 +101,7 @@ def test_what_a_silent_query_held_waits_again_at_once_one_retry_poorer(
     assert api.admin.release_query(topic.name, RUN) == 0
 
 
+@both_clients
 def test_a_query_that_is_run_is_refused_and_nothing_moves_unless_it_is_forced(
     api: Any, topic: rmq.Topic
 ) -> None:
@@ -177,6 +180,7 @@ def test_sinks_are_reported_with_the_batches_that_are_published_and_begun(
     assert api.admin.sinks(topic.name, "whol") == []
 
 
+@both_clients
 def test_a_sink_that_is_forgotten_publishes_its_batch_again(
     api: Any, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis
 ) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import rmq
 from tests.conftest import Clock
-from tests.integration.handling import Scene, eventually, every_kind
+from tests.integration.driven import both_clients
+from tests.integration.handling import Scene, eventually
 
 HERE = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -18,6 +19,7 @@ def numbered(message: rmq.Message) -> list[tuple[int | None, str, str]]:
     return [(each.number, each.reason, each.error) for each in message.attempts]
 
 
+@both_clients
 def test_a_message_has_every_attempt_with_time_error_and_worker(
     api: Any, name: str, clock: Clock
 ) -> None:
@@ -86,7 +88,7 @@ def test_dead_letters_of_one_cause_are_one_group_whatever_came_before(api: Any, 
     assert (group.count, group.error) == (4, "the last")
 
 
-@every_kind
+@both_clients
 def test_a_handler_s_attempts_keep_their_tracebacks(scene: Scene, api: Any, name: str) -> None:
     topic = api.topic(name, max_retries=2, retry="immediate")
 

@@ -8,6 +8,8 @@ import itertools
 import threading
 import time
 
+import pytest
+
 import rmq
 from tests.integration.audit_child import start
 from tests.integration.auditing import lose, lost, producer
@@ -39,6 +41,7 @@ def _all_of_it(client: rmq.Client, name: str, also: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name):
     kept, full = f"{name}-kept", f"{name}-full"
     client.topic(kept, slots=3, max_retries=2, retry="immediate", dead_retention=1.0).open()
@@ -51,7 +54,7 @@ def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name
 
     def look() -> None:
         with rmq.Client(server.url) as other:
-            while not stop.is_set():
+            while not stop.wait(0.02):
                 audits.extend(other.admin.audit(one, older_than=0) for one in names)
 
     watcher = threading.Thread(target=look)
@@ -100,7 +103,7 @@ def test_what_is_lost_in_such_a_run_is_reported_and_nothing_else(server, client,
     children = [start(what, server.url, 5, name) for what in ("produce", "consume")]
     with producer("sync", server) as ours:
         topic = ours.topic(name)
-        for n in range(30):
+        for n in range(12):
             id = topic.send(n, delay=60).id
             time.sleep(0.05)
             if n % 3 == 0:
@@ -114,17 +117,20 @@ def test_what_is_lost_in_such_a_run_is_reported_and_nothing_else(server, client,
 
     found = client.admin.audit(name, older_than=0)
     assert lost(found) == expected
-    assert len(expected) == 10
+    assert len(expected) == 4
 
 
 def test_at_most_once_consumers_that_live_leave_nothing_missing(server, client, name):
     client.topic(name, slots=2).open()
     making, taking = (start(what, server.url, 3, name) for what in ("produce", "pop"))
+    found = None
+    ends = time.monotonic() + PATIENCE_S
     for turn in itertools.count():
         time.sleep(0.1)
+        assert time.monotonic() < ends, found
         found = client.admin.audit(name, older_than=0)
         assert found.missing == 0
-        if turn >= 20 and found.seen > 100:
+        if turn >= 5 and found.seen > 100:
             break
     for child in (making, taking):
         child.kill()

@@ -10,7 +10,7 @@ import pytest
 import rmq
 from rmq.worker import auditor
 from tests.integration.auditing import lose, lost, producer
-from tests.integration.driven import connect
+from tests.integration.driven import both_clients, connect
 from tests.integration.working import until
 
 
@@ -21,6 +21,7 @@ def raw(server):
     client.close()
 
 
+@both_clients
 def test_worker_reports_what_is_missing(kind, server, raw, client, name, caplog):
     with producer(kind, server) as theirs:
         topic = theirs.topic(name)

@@ -11,7 +11,7 @@ import pytest
 import rmq
 from rmq.protocol import commands
 from tests.conftest import Clock
-from tests.integration.driven import connect
+from tests.integration.driven import both_clients, connect
 from tests.servers import Server
 
 NAMES = [
@@ -196,6 +196,7 @@ def test_nesting_without_end_is_refused(api: Any, name: str) -> None:
 
 
 @pytest.mark.fault("F29")
+@both_clients
 def test_a_body_over_the_limit_is_refused_and_one_at_the_limit_is_not(api: Any, name: str) -> None:
     topic = api.topic(name, max_body=1000, codec="bytes")
     assert topic.send(b"x" * 1000).status == "stored"
@@ -205,6 +206,7 @@ def test_a_body_over_the_limit_is_refused_and_one_at_the_limit_is_not(api: Any, 
         topic.send(b"x" * 1001)
 
 
+@both_clients
 def test_one_bad_message_of_many_stops_them_all_before_any_is_sent(api: Any, name: str) -> None:
     topic = api.topic(name)
     with pytest.raises(rmq.InvalidValue):
@@ -283,6 +285,7 @@ def test_an_id_of_another_topic_is_refused(api: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "extend"])
+@both_clients
 def test_a_delivery_of_another_topic_is_refused_though_its_member_is_the_same(
     api: Any, name: str, verb: str
 ) -> None:
@@ -304,6 +307,7 @@ def test_a_delivery_of_another_topic_is_refused_though_its_member_is_the_same(
     "bad",
     ["", "x", "0" * 26 + ":", "0" * 26 + ":nan", "0" * 26 + ":inf", "0" * 26 + ":16", "x" * 100],
 )
+@both_clients
 def test_a_forged_receipt_is_refused_before_any_call(api: Any, name: str, bad: str) -> None:
     with pytest.raises(rmq.InvalidReceipt):
         api.topic(name).consumer().ack_receipts([bad])
@@ -325,6 +329,7 @@ def test_a_receipt_of_another_topic_or_delivery_changes_nothing(api: Any, name: 
     d.ack()
 
 
+@both_clients
 def test_receive_checks_its_arguments(api: Any, name: str) -> None:
     consumer = api.topic(name).consumer()
     for bad in (0, 1001, -1, True, 1.5, "9"):
@@ -350,6 +355,7 @@ def test_receive_checks_its_arguments(api: Any, name: str) -> None:
         consumer.receive()
 
 
+@both_clients
 def test_an_undecodable_body_goes_to_the_dead_queue_once_with_the_reason(
     api: Any, name: str, server: Server
 ) -> None:
@@ -394,6 +400,7 @@ URLS = [
 
 
 @pytest.mark.parametrize(("url", "text"), URLS)
+@both_clients
 def test_a_url_that_cannot_work_is_refused(kind: str, url: str, text: str) -> None:
     with pytest.raises(rmq.ConfigurationError, match=text):
         connect(kind, url)

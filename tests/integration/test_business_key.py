@@ -8,6 +8,7 @@ import pytest
 
 import rmq
 from tests.integration.claims import KEY, Kept, by_key, kept, once
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_worker_outcomes import dead_of
 
@@ -36,6 +37,7 @@ def test_the_key_is_the_id_a_header_or_a_function_of_the_body(
     assert kept.states() == {expected or f"default:{sent.id.placed(0, 0)}": "consumed"}
 
 
+@both_clients
 def test_the_key_of_one_consumer_is_not_that_of_another(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -81,6 +83,7 @@ def test_a_message_without_a_usable_key_is_not_run_and_fails(
     assert kept.states() == {}
 
 
+@both_clients
 def test_a_rule_may_reject_messages_without_a_key(scene: Scene, api: Any, name: str) -> None:
     topic = api.topic(name)
     scene.handle(

@@ -18,7 +18,8 @@ __all__ = ["kept"]  # a fixture
 in_threads = pytest.mark.parametrize(
     ("kind", "handles"), [("sync", "threads"), ("async", "threads")], indirect=True
 )
-BEYOND_S = 3.0  # longer than a claim lives that nobody renews: a lease of 1 s, and 1 s
+LEASE_S = 3  # a claim is renewed every second, and lives a second longer
+BEYOND_S = 5.0  # longer than a claim lives that nobody renews
 
 
 class Slow:
@@ -34,7 +35,7 @@ class Slow:
         self.ran.append(d.attempt)
         if len(self.ran) == 1:
             self.begun.set()
-            assert self.go.wait(60)
+            assert self.go.wait(120)
             if self.error is not None:
                 raise self.error
 
@@ -46,12 +47,11 @@ def slow() -> Any:
     made.go.set()
 
 
-@in_threads
 @pytest.mark.parametrize("end", ["succeeds", "fails"])
 def test_a_run_beyond_its_limit_keeps_its_claim_until_it_ends(
     scene: Scene, api: Any, name: str, kept: Kept, slow: Slow, end: str
 ) -> None:
-    topic = api.topic(name, lease=1, retry="immediate")
+    topic = api.topic(name, lease=LEASE_S, retry="immediate")
     scene.handle(topic, slow, guards=[once()], max_runtime=0.2)
     slow.error = ValueError("no") if end == "fails" else None
     topic.send({KEY: "p"})
@@ -69,18 +69,17 @@ def test_a_run_beyond_its_limit_keeps_its_claim_until_it_ends(
     assert kept.states() == {"default:p": "consumed"}
 
 
-@in_threads
 @pytest.mark.parametrize("end", ["succeeds", "fails"])
 def test_a_run_that_outlives_its_worker_keeps_its_claim_until_it_ends(
     scene: Scene, api: Any, name: str, kept: Kept, slow: Slow, end: str
 ) -> None:
-    topic = api.topic(name, lease=1, retry="immediate")
+    topic = api.topic(name, lease=LEASE_S, retry="immediate")
     scene.handle(topic, slow, guards=[once()])
     slow.error = ValueError("no") if end == "fails" else None
     topic.send({KEY: "p"})
     worker = rmq.Worker(scene.client, heartbeat="thread")
     worker.start()
-    assert slow.begun.wait(30)
+    assert slow.begun.wait(60)
 
     assert worker.stop(0.1) is False
 
@@ -99,12 +98,12 @@ def test_a_run_that_outlives_its_worker_keeps_its_claim_until_it_ends(
 def test_a_run_whose_lease_is_lost_keeps_its_claim_until_it_ends(
     scene: Scene, api: Any, name: str, kept: Kept, slow: Slow
 ) -> None:
-    topic = api.topic(name, lease=1)
+    topic = api.topic(name, lease=LEASE_S)
     scene.handle(topic, slow, guards=[once()])
     topic.send({KEY: "p"})
 
     with scene.working() as worker:
-        assert slow.begun.wait(30)
+        assert slow.begun.wait(60)
         kept.redis.delete(f"rmq:{{{name}_0}}:prepare")  # as a Redis that has lost it
         topic.send({KEY: "p"})
         eventually(lambda: worker.counts()[name]["release"] >= 1)

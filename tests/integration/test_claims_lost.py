@@ -13,12 +13,15 @@ import rmq
 from rmq.core.claim import KEPT
 from rmq.protocol.flows import claim
 from tests.integration.claims import KEY, Kept, kept, once
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 
 __all__ = ["kept"]  # a fixture
+LEASE_S = 5  # renewed every 1.7 s: a busy machine has 3.3 s to spare
 
 
 @pytest.mark.parametrize("fails", [False, True])
+@both_clients
 def test_an_owner_that_lost_its_claim_neither_marks_nor_deletes_it_and_learns_of_it(
     scene: Scene, api: Any, name: str, kept: Kept, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -61,13 +64,14 @@ def test_a_claim_is_renewed_with_its_lease(
     scene: Scene, api: Any, name: str, kept: Kept, heartbeat: str
 ) -> None:
     ran, lives = [], []
-    topic = api.topic(name, lease=2)  # renewed every 0.7 s: a busy machine has 1.3 s to spare
+    topic = api.topic(name, lease=LEASE_S)
 
     def work(d: Any) -> Any:
         ran.append(d.id)
-        for _ in range(45):
-            yield 0.1
-            lives.append(kept.redis.pttl(kept.key("p")))
+        key = kept.key("p")
+        for _ in range(round((LEASE_S + 2) / 0.2)):
+            yield 0.2
+            lives.append(kept.redis.pttl(key))
 
     scene.handle(topic, work, guards=[once()], concurrency=2)
     topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
@@ -101,6 +105,7 @@ def test_a_claim_that_nobody_renews_is_lost(
     assert kept.states() == {}
 
 
+@both_clients
 def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -126,11 +131,12 @@ def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
     assert worker.counts()[name]["claim_lost"] == 1
 
 
+@both_clients
 def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
     go, ran = threading.Event(), []
-    topic = api.topic(name, lease=2)
+    topic = api.topic(name, lease=LEASE_S)
 
     def work(d: Any) -> Any:
         ran.append((d.body[KEY], kept.states().get(f"default:{d.body[KEY]}")))
@@ -142,7 +148,9 @@ def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
     with scene.working() as worker:
         eventually(lambda: len(kept.keys()) == 2)
         kept.redis.delete(kept.key("behind"))
-        time.sleep(1.7)  # for two renewals, which find out
+        beat = worker._running.memory.last_round()
+        # Two renewals, which find out.
+        eventually(lambda: worker._running.memory.last_round() > beat + LEASE_S * 0.7 + 0.2)
         go.set()
         eventually(lambda: api.admin.stats(name)["settled"] == 2)
         eventually(lambda: worker.counts()[name]["held"] == 0)

@@ -12,7 +12,7 @@ import redis
 
 import rmq
 from tests.integration.claims import KEY, Kept, by_key, kept
-from tests.integration.driven import Driven
+from tests.integration.driven import Driven, both_clients
 from tests.integration.handling import eventually
 from tests.servers import Server
 
@@ -43,6 +43,7 @@ def claimed(claims: rmq.Claims, d: Any, work: Callable[[bool], Any], **options: 
     d.loop.run_until_complete(run())
 
 
+@both_clients
 def test_first_keeps_what_is_to_be_done_and_settles_the_rest(
     api: Any, name: str, kept: Kept
 ) -> None:
@@ -70,6 +71,7 @@ def test_first_keeps_what_is_to_be_done_and_settles_the_rest(
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "snooze", "own"])
+@both_clients
 def test_a_claimed_delivery_is_settled_when_the_block_is_left(
     api: Any, name: str, kept: Kept, end: str
 ) -> None:
@@ -159,6 +161,7 @@ def test_who_claims_again_after_an_error_is_the_same_owner(api: Any, name: str, 
     assert kept.states() == {"default:p": "consumed"}
 
 
+@both_clients
 def test_leaving_the_consumer_gives_claims_up(api: Any, name: str, kept: Kept) -> None:
     topic, claims = api.topic(name), rmq.Claims()
     topic.send({KEY: "p"})
@@ -189,6 +192,7 @@ def test_an_abandoned_claim_ends_with_its_lease_and_the_message_runs_then(
     assert kept.states() == {"default:p": "consumed"}
 
 
+@both_clients
 def test_extending_a_delivery_holds_its_claim(api: Any, name: str, kept: Kept) -> None:
     topic = api.topic(name, lease=5)
     topic.send({KEY: "p"})
@@ -200,6 +204,7 @@ def test_extending_a_delivery_holds_its_claim(api: Any, name: str, kept: Kept) -
 
 
 @pytest.mark.parametrize("how", ["with", "ack", "many"])
+@both_clients
 def test_who_lost_its_claim_learns_of_it_when_it_acks(
     api: Any, name: str, kept: Kept, how: str
 ) -> None:

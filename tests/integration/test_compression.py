@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import rmq
 from rmq.cli import cli
+from tests.integration.driven import both_clients
 from tests.servers import Server
 from tests.unit.core.test_compression import BOMBS, HOWS, LARGE
 
@@ -52,6 +53,7 @@ def test_a_topic_opened_without_the_codec_reads_compressed_bodies(
     assert sorted(map(str, taken(reader, 3))) == sorted(map(str, [*bodies, bodies[0]]))
 
 
+@both_clients
 def test_max_body_counts_the_compressed_bytes(api: Any, name: str) -> None:
     plain = api.topic(name, max_body=2000)
     with pytest.raises(rmq.PayloadTooLarge):

@@ -11,6 +11,7 @@ import rmq
 from rmq.core.delivery import DeliveryData
 from rmq.protocol.flows import consumer as consumer_flow
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 
 
@@ -22,6 +23,7 @@ def deliveries_in_memory(name: str) -> int:
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "ack_receipts"])
+@both_clients
 def test_a_settled_delivery_can_be_freed_while_its_consumer_lives(
     api: Any, name: str, verb: str
 ) -> None:
@@ -78,6 +80,7 @@ def test_deliveries_that_nobody_settled_are_forgotten_once_their_leases_have_lon
         assert deliveries_in_memory(name) <= 25
 
 
+@both_clients
 def test_a_delivery_that_was_dropped_unsettled_is_still_handed_back(api: Any, name: str) -> None:
     topic = api.topic(name)
     topic.send_many([rmq.Outgoing(n) for n in range(300)])
@@ -104,6 +107,7 @@ def test_a_delivery_acked_by_its_receipt_is_settled(api: Any, name: str) -> None
             d.ack()
 
 
+@both_clients
 def test_a_worker_lets_go_of_deliveries_that_are_done(scene: Scene, api: Any, name: str) -> None:
     topic = api.topic(name)
     done: list[int] = []

@@ -13,6 +13,7 @@ import pytest
 import rmq
 from rmq.core.slots import slot_of
 from tests.conftest import any_binary
+from tests.integration.driven import both_clients
 from tests.servers import Server
 
 OLD, NEW = 3, 7
@@ -41,6 +42,7 @@ SENDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("how", SENDS)
+@both_clients
 def test_a_send_fails_once_and_then_goes_to_the_slots_of_the_new_topic(
     api: Any, name: str, anew: Callable[[int], rmq.Topic], how: str
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_consumer_fails_once_and_then_sees_every_slot(
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])
+@both_clients
 def test_what_was_leased_of_a_slot_that_is_no_more_is_lost(
     api: Any, name: str, anew: Callable[[int], rmq.Topic], verb: str
 ) -> None:

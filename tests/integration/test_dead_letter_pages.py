@@ -11,6 +11,7 @@ import rmq
 from rmq.core.dead_letter_filter import parse
 from rmq.errors import InvalidReceipt, InvalidValue, TopicNotFound
 from rmq.protocol.flows import dead_letter_groups, inspect
+from tests.integration.driven import both_clients
 
 
 def bury(api: Any, name: str, count: int, slots: int = 1, error: str = "Boom: {}") -> Any:
@@ -33,6 +34,7 @@ def read(api: Any, name: str, **how: Any) -> list[list[rmq.Message]]:
             return pages
 
 
+@both_clients
 def test_pages_hold_every_dead_letter_once(api: Any, name: str) -> None:
     bury(api, name, 90, slots=4)
 
@@ -82,6 +84,7 @@ def test_large_bodies_are_filtered_too(api: Any, name: str) -> None:
     assert count == 1
 
 
+@both_clients
 def test_redrive_and_purge_take_a_filter_beside_the_other_conditions(api: Any, name: str) -> None:
     bury(api, name, 10)
 
@@ -93,6 +96,7 @@ def test_redrive_and_purge_take_a_filter_beside_the_other_conditions(api: Any, n
     assert api.admin.stats(name)["dead"] == 1
 
 
+@both_clients
 def test_groups_have_a_count_an_example_and_times(api: Any, name: str) -> None:
     bury(api, name, 6, slots=2)
     bury(api, name, 3, slots=2, error="Other: '{}'")

@@ -14,7 +14,7 @@ from rmq.core import ids
 from rmq.core.slots import slot_of
 from tests.conftest import Clock
 from tests.forkserver import Forked
-from tests.integration.driven import connect
+from tests.integration.driven import both_clients, connect
 from tests.servers import Server
 
 
@@ -22,6 +22,7 @@ def statuses(topic: Any, *keys: str | bytes, **how: Any) -> list[str]:
     return [topic.send(n, dedup_key=key, **how).status for n, key in enumerate(keys)]
 
 
+@both_clients
 def test_the_second_send_of_a_key_returns_the_id_of_the_first_and_stores_nothing(
     api: Any, name: str
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_repeat_is_answered_where_the_topic_is_full(api: Any, name: str) -> No
         topic.send("x", dedup_key="another")
 
 
+@both_clients
 def test_interceptors_see_the_key_and_may_give_one(link: Any, name: str) -> None:
     class Keyed(rmq.Interceptor):
         def before_send(self, topic: str, message: rmq.Outgoing) -> None:

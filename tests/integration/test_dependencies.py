@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 import rmq
+from tests.integration.driven import both_clients
 from tests.integration.working import until
 from tests.servers import Server
 
@@ -182,6 +183,7 @@ def test_a_batch_shares_its_dependencies(link: Any, name: str, style: str) -> No
     assert seen == [3, "closed"]
 
 
+@both_clients
 def test_an_idempotent_handler_opens_nothing_for_a_duplicate(link: Any, name: str) -> None:
     client, seen = link(), []
 

@@ -9,8 +9,10 @@ import pytest
 
 import rmq
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 
 
+@both_clients
 def test_messages_of_all_slots_are_counted_by_the_first_step_by_which_they_are_due(
     api: Any, name: str, clock: Clock
 ) -> None:

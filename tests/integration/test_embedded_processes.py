@@ -138,8 +138,8 @@ def test_a_forked_child_does_not_stop_it(home: Path) -> None:
 def test_a_forked_child_does_not_keep_it(home: Path, others: Others, hook: bool) -> None:
     code = "h = Embedded.open(sys.argv[1])\n"
     code += "import ctypes\nfork = os.fork if int(sys.argv[2]) else ctypes.PyDLL(None).fork\n"
-    code += "pid = fork()\nif not pid: time.sleep(8); os._exit(0)\n"
-    code += "print(pid, flush=True); time.sleep(60)"
+    code += "pid = fork()\nif not pid: time.sleep(300); os._exit(0)\n"
+    code += "print(pid, flush=True); time.sleep(300)"
     process = others.run(code, home, int(hook))
     assert process.stdout is not None
     child = psutil.Process(int(process.stdout.readline()))

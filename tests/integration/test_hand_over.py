@@ -14,10 +14,10 @@ import pytest
 import rmq
 from rmq.protocol import scripts
 from tests.integration.driven import connect
-from tests.patience import PATIENCE_S, quick
+from tests.patience import PATIENCE_S
 from tests.servers import Server
 
-LEASE_S = 60  # nothing here waits for it
+LEASE_S = 20 * PATIENCE_S  # nothing here waits for it
 
 
 class Waiting:
@@ -25,7 +25,6 @@ class Waiting:
 
     def __init__(self, kind: str, url: str, topic: str, wait: float = PATIENCE_S, **options: Any):
         self.got: list[Any] = []  # bodies and attempts
-        self.at: list[float] = []
         self._args = (kind, url, topic, wait, options)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -39,7 +38,6 @@ class Waiting:
         ):
             while True:
                 deliveries = consumer.receive(limit, wait)
-                self.at += [time.monotonic()] * len(deliveries)
                 self.got += [(delivery.body, delivery.attempt) for delivery in deliveries]
                 if not options.get("mode"):
                     assert consumer.ack(deliveries) == []
@@ -209,7 +207,7 @@ def test_messages_that_race_the_end_of_a_wait_come_once_and_cost_no_retry(
     threads = [threading.Thread(target=consume, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
-    chance, count = random.Random(7), 150
+    chance, count = random.Random(7), 60
     for number in range(count):
         topic.send(number)
         time.sleep(chance.uniform(0, 0.03))
@@ -308,7 +306,7 @@ def test_a_cancelled_receive_gives_back_what_was_handed_over(
             rmq.AsyncClient(server.url) as one,
             one.topic(topic.name).consumer(lease=LEASE_S) as consumer,
         ):
-            for number in range(60):
+            for number in range(20):
                 task = asyncio.create_task(consumer.receive(1, wait=PATIENCE_S))
                 await asyncio.to_thread(eventually, lambda: credits_in(server, topic.name) == [1])
                 topic.send(number)
@@ -344,19 +342,14 @@ def test_a_message_for_a_connection_that_died_comes_soon_and_costs_no_retry(
         topic.open()
         consumer = Waiting(kind, own_server.url, name)
 
-        def late() -> float:
+        for number in range(2):
             eventually(lambda: credits_in(own_server, name) == [1])
-            before = len(consumer.got)
-            sent = time.monotonic()
             with raw.pipeline(transaction=True) as both:  # the consumer has no time to notice
                 both.client_pause(100, all=False)
                 both.execute()
             raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             topic.send("x")
-            eventually(lambda: len(consumer.got) > before)
-            return consumer.at[-1] - sent
-
-        assert quick(late, 1.5) < 1.5
+            eventually(lambda: len(consumer.got) > number)  # noqa: B023 - long before its lease ends
         assert {attempt for _, attempt in consumer.end(client, name)} == {1}
 
 
@@ -404,9 +397,14 @@ def test_the_script_that_withdraws_is_loaded_where_the_server_lost_it(
 ) -> None:
     with connect(kind, own_server.url) as one, own_server.raw() as raw:
         consumer = one.topic(name).consumer()
-        consumer.receive(1, wait=0.1)
+        withdraw = scripts.load("withdraw").sha
+
+        def withdrawn() -> bool:  # on a busy machine a wait is over before a credit is left
+            assert consumer.receive(1, wait=0.1) == []
+            return bool(raw.script_exists(withdraw)[0])
+
+        eventually(withdrawn)
         raw.script_flush()
         raw.script_load(scripts.load("prepare").text)  # a take that is repeated leaves no credit
-        assert consumer.receive(1, wait=0.1) == []
-        assert raw.script_exists(scripts.load("withdraw").sha) == [True]
+        eventually(withdrawn)
         consumer.close()

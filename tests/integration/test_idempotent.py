@@ -11,13 +11,14 @@ import pytest
 import rmq
 from rmq.protocol.flows import claim
 from tests.integration.claims import KEY, Kept, kept, once
-from tests.integration.handling import Scene, eventually, every_kind
+from tests.integration.driven import both_clients
+from tests.integration.handling import Scene, eventually
 from tests.integration.test_worker_outcomes import dead_of, is_idle
 
 __all__ = ["kept"]  # a fixture
 
 
-@every_kind
+@both_clients
 def test_copies_of_a_key_run_once_and_all_are_settled(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -49,7 +50,7 @@ def test_without_the_guard_the_copies_run(scene: Scene, api: Any, name: str) -> 
     assert ran == Counter(p=3)
 
 
-@every_kind
+@both_clients
 def test_a_copy_of_what_is_in_progress_is_not_acked_and_costs_no_retry(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_copy_of_what_is_in_progress_is_not_acked_and_costs_no_retry(
     assert kept.states() == {"default:p": "consumed"}
 
 
+@both_clients
 def test_a_failed_run_gives_its_claim_up(scene: Scene, api: Any, name: str, kept: Kept) -> None:
     topic = api.topic(name, max_retries=0)
 
@@ -118,6 +120,7 @@ def test_whatever_is_not_an_ack_gives_the_claim_up(
     assert kept.states() == {}
 
 
+@both_clients
 def test_an_own_ack_marks_the_key_as_done(scene: Scene, api: Any, name: str, kept: Kept) -> None:
     topic = api.topic(name)
 
@@ -132,7 +135,7 @@ def test_an_own_ack_marks_the_key_as_done(scene: Scene, api: Any, name: str, kep
     assert kept.states() == {"default:p": "consumed"}
 
 
-@every_kind
+@both_clients
 def test_a_batch_gets_one_message_of_each_key(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -151,6 +154,7 @@ def test_a_batch_gets_one_message_of_each_key(
     assert counts["duplicate"] == 15
 
 
+@both_clients
 def test_an_ordered_handler_keeps_its_order_and_skips_copies(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -166,6 +170,7 @@ def test_an_ordered_handler_keeps_its_order_and_skips_copies(
     assert ran == list(range(10))
 
 
+@both_clients
 def test_where_claims_cannot_be_taken_nothing_is_run_and_no_retry_is_spent(
     scene: Scene, api: Any, name: str, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +193,7 @@ def test_where_claims_cannot_be_taken_nothing_is_run_and_no_retry_is_spent(
     assert attempts == [1]
 
 
+@both_clients
 def test_what_a_stopping_worker_hands_back_keeps_no_claim(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -231,7 +237,7 @@ def test_hooks_run_for_the_run_and_not_for_its_copies(link: Any, handles: str, n
 # --- a check beside the claim --------------------------------------------------------------------
 
 
-@every_kind
+@both_clients
 def test_a_check_that_says_done_settles_without_running(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
@@ -255,6 +261,7 @@ def test_a_check_that_says_done_settles_without_running(
     assert kept.states() == {"default:done": "consumed", "default:open": "consumed"}
 
 
+@both_clients
 def test_a_check_that_fails_is_a_failure_and_never_an_ack(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:

@@ -15,6 +15,7 @@ import rmq
 from rmq import Outgoing
 from rmq.core.telemetry import EVENTS
 from rmq.interceptors import JsonFormatter, Logging, MessageFilter, logs
+from tests.integration.driven import both_clients
 from tests.integration.working import handle, work
 from tests.servers import Server
 
@@ -180,6 +181,7 @@ def test_what_a_handler_logs_carries_its_message_and_no_other(
     assert logs._runs.now is None
 
 
+@both_clients
 def test_a_thread_and_a_task_that_a_handler_starts_log_its_message(
     link: Any, kept: Kept, name: str
 ) -> None:

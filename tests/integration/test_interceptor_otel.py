@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import rmq
 from rmq import Outgoing
 from rmq.interceptors import OpenTelemetry
+from tests.integration.driven import both_clients
 from tests.integration.working import handle, work
 
 STYLES = ("plain", "async")
@@ -98,6 +99,7 @@ def test_the_consumers_span_is_linked_to_the_producers(
     assert {sent.status.status_code, handled.status.status_code} == {StatusCode.UNSET}
 
 
+@both_clients
 def test_with_parent_the_consumers_span_is_in_the_trace_of_the_send(
     link: Any, traces: Traces, name: str
 ) -> None:
@@ -213,6 +215,7 @@ def test_what_was_current_before_a_run_is_so_after_it(
         assert set(current) == {("before", False), ("after", False)}
 
 
+@both_clients
 def test_spans_of_a_task_that_waits_belong_to_it(link: Any, traces: Traces, name: str) -> None:
     client = link(OpenTelemetry(traces.provider))
     topic = client.topic(name)

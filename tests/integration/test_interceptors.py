@@ -11,7 +11,7 @@ import pytest
 
 import rmq
 from rmq import AsyncClient, Client, Outgoing
-from tests.integration.driven import connect
+from tests.integration.driven import both_clients, connect
 from tests.integration.working import handle, work
 from tests.servers import Server
 
@@ -151,6 +151,7 @@ def test_the_outcome_says_what_the_worker_does(link: Connect, name: str, style: 
     assert all(0 <= one.seconds < 5 for one in outcomes(seen))
 
 
+@both_clients
 def test_a_handler_that_settles_by_itself_is_reported_as_its_own(link: Connect, name: str) -> None:
     seen: list[Any] = []
     client = link(Notes(seen))
@@ -163,6 +164,7 @@ def test_a_handler_that_settles_by_itself_is_reported_as_its_own(link: Connect, 
     assert outcomes(seen)[0].verb == "own"
 
 
+@both_clients
 def test_the_hooks_see_a_send_that_fails(link: Connect, name: str) -> None:
     seen: list[Any] = []
     topic = link(Notes(seen)).topic(name, max_length=2)
@@ -179,6 +181,7 @@ def test_the_hooks_see_a_send_that_fails(link: Connect, name: str) -> None:
     ]  # fmt: skip
 
 
+@both_clients
 def test_a_hook_may_change_the_message_and_the_senders_own_stays_as_it_is(
     link: Connect, name: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import rmq
 from rmq.protocol.flows import receive
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.servers import Server
 
@@ -57,6 +58,7 @@ def test_rate_of_a_tenant_is_its_own(api: Any, name: str, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("wakes", ["ack", "send"])
+@both_clients
 def test_sleeper_is_woken_by_an_ack_and_by_another_tenant(
     api: Any, server: Server, name: str, wakes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

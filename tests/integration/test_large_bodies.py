@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.integration.driven import connect
+from tests.integration.driven import both_clients, connect
 from tests.servers import Server
 
 LARGE = "x" * 40_000
@@ -18,6 +18,7 @@ def bodies(server: Server, name: str, slot: int = 0) -> list[bytes]:
         return list(redis.hvals(f"rmq:{{{name}_{slot}}}:bodies"))
 
 
+@both_clients
 def test_a_large_body_stands_beside_its_record_and_goes_with_it(
     api: Any, name: str, server: Server
 ) -> None:
@@ -160,6 +161,7 @@ def test_at_maxmemory_a_large_body_is_refused_whole_and_drained(
         assert bodies(own_server, "orders") == []
 
 
+@both_clients
 def test_forgotten_scripts_are_loaded_again_inside_a_transaction(
     api: Any, name: str, server: Server
 ) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 import rmq
 from rmq.protocol import commands
+from rmq.protocol.flows import receive
 from tests.conftest import Clock
-from tests.patience import asleep, quick
+from tests.patience import PATIENCE_S, asleep
 from tests.servers import Server
 
 
@@ -279,21 +280,23 @@ def test_a_second_receive_at_the_same_time_is_refused(server: Server, name: str)
     import threading
 
     with rmq.Client(server.url) as client, client.topic(name).consumer() as consumer:
-        waiter = threading.Thread(target=consumer.receive, kwargs={"wait": 30})
+        waiter = threading.Thread(target=consumer.receive, kwargs={"wait": 4 * PATIENCE_S})
         waiter.start()
         asleep(server, name)
         with pytest.raises(rmq.InvalidValue, match="give each its own"):
             consumer.receive()
         client.topic(name).send("wake up")
-        waiter.join()
+        waiter.join(PATIENCE_S)
         assert consumer.receive() == []
 
 
 def test_an_idle_consumer_wakes_for_a_message(
-    api: Any, kind: str, server: Server, name: str
+    api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By the signal: nobody looks once a second for what no signal told."""
     import threading
 
+    monkeypatch.setattr(receive, "POLL_S", 10 * PATIENCE_S)
     topic = api.topic(name, slots=8)
     topic.open()
 
@@ -301,19 +304,19 @@ def test_an_idle_consumer_wakes_for_a_message(
         with rmq.Client(server.url) as other:
             other.topic(name).open()
             asleep(server, name)
-            other.topic(name).send(time.time())
+            other.topic(name).send("wake up")
 
-    def late() -> float:
-        sender = threading.Thread(target=send_soon)
-        sender.start()
-        with topic.consumer() as consumer:
-            (d,) = consumer.receive(wait=20)
-            found = time.time() - d.body
-            d.ack()
-        sender.join()
-        return found
+    sender = threading.Thread(target=send_soon)
+    sender.start()
+    began = time.monotonic()
+    with topic.consumer() as consumer:
+        (d,) = consumer.receive(wait=4 * PATIENCE_S)
+        took = time.monotonic() - began
+        d.ack()
+    sender.join(PATIENCE_S)
 
-    assert quick(late, 0.5) < 0.5, "woken by the signal, not by the look once a second"
+    assert d.body == "wake up"
+    assert took < 2 * PATIENCE_S, "it was found at the end of the wait"
 
 
 @pytest.mark.parametrize("delay", [0, 1])

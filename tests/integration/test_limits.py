@@ -11,6 +11,7 @@ import pytest
 import rmq
 from rmq.protocol.flows import receive
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_topic_change import send_each, slots_of
 from tests.servers import Server
@@ -55,6 +56,7 @@ def test_slots_keep_the_rate_of_the_topic(
 
 
 @pytest.mark.parametrize("limit", ["rate:1:1h", "concurrency:1"])
+@both_clients
 def test_limit_is_changed_while_consumers_sleep(
     api: Any, server: Server, name: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +74,7 @@ def test_limit_is_changed_while_consumers_sleep(
     assert str(api.admin.settings(name).limit) == "off"
 
 
+@both_clients
 def test_concurrency_counts_all_consumers_and_an_ack_wakes_the_sleeper(
     api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

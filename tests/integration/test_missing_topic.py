@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 import rmq
+from tests.integration.driven import both_clients
 
 
 @pytest.mark.parametrize(
     ("verb", "options"),
     [("cancel", {}), ("reschedule", {"delay": 1}), ("set_priority", {"priority": 50})],
 )
+@both_clients
 def test_a_change_of_a_message_does_not_create_its_topic(
     api: Any, name: str, verb: str, options: dict[str, int]
 ) -> None:

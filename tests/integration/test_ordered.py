@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
@@ -12,9 +11,10 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.protocol.flows import receive
 from tests.conftest import Clock
-from tests.integration.driven import connect
-from tests.patience import asleep, quick
+from tests.integration.driven import both_clients, connect
+from tests.patience import PATIENCE_S, asleep
 from tests.servers import Server
 
 
@@ -63,6 +63,7 @@ def work(rng: random.Random, account: Account, consumer: Any, got: list[Any]) ->
 
 
 @pytest.mark.parametrize("slots", [1, 4])
+@both_clients
 def test_order_outlives_failures_snoozes_lapses_and_consumers_that_come_and_go(
     api: Any, name: str, clock: Clock, slots: int
 ) -> None:
@@ -205,7 +206,14 @@ def test_options_that_cannot_work_are_refused(
         api.topic(name).consumer(**options)
 
 
-LATE_S = 10.0  # on a busy machine; who is not told waits for 20 s
+LATE_S = PATIENCE_S  # on a busy machine; who is not told waits for this
+WAIT_S = 4 * PATIENCE_S
+
+
+@pytest.fixture
+def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks once a second for what no signal told: only a signal, or a due time, wakes."""
+    monkeypatch.setattr(receive, "POLL_S", 10 * PATIENCE_S)
 
 
 class Second:
@@ -219,67 +227,57 @@ class Second:
 
     def _run(self, kind: str, url: str, name: str) -> None:
         with connect(kind, url) as client, client.topic(name).consumer(ordered=True) as consumer:
-            for d in consumer.receive(10, wait=20):
+            for d in consumer.receive(10, wait=WAIT_S):
                 self.at = time.monotonic()
                 self.got.append(d.body)
                 d.ack()
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release", "close"])
+@pytest.mark.parametrize(
+    ("verb", "slots"),
+    [("ack", 1), ("ack", 4), ("nack", 1), ("reject", 1), ("release", 4), ("close", 4)],
+)
 def test_a_second_consumer_wakes_when_a_batch_is_settled(
-    api: Any, kind: str, server: Server, name: str, slots: int, verb: str
+    api: Any, kind: str, server: Server, name: str, slots: int, verb: str, unasked: None
 ) -> None:
-    names = (f"{name}-{n}" for n in itertools.count())
+    topic = api.topic(name, slots=slots, retry="immediate", lease=10 * WAIT_S)
+    topic.send_many([rmq.Outgoing(n, slot_basis="k") for n in range(3)])
+    consumer = topic.consumer(ordered=True)
+    first, second = consumer.receive(2)
+    waiting = Second(kind, server.url, topic.name)
+    asleep(server, topic.name)
+    first.ack()
+    time.sleep(0.1)  # a send wakes nobody who waits for a batch
+    assert waiting.got == []
 
-    def late() -> float:
-        topic = api.topic(next(names), slots=slots, retry="immediate")
-        topic.send_many([rmq.Outgoing(n, slot_basis="k") for n in range(3)])
-        consumer = topic.consumer(ordered=True)
-        first, second = consumer.receive(2)
-        waiting = Second(kind, server.url, topic.name)
-        asleep(server, topic.name)
-        first.ack()
-        time.sleep(0.1)  # a send wakes nobody who waits for a batch
-        assert waiting.got == []
-
-        settled = time.monotonic()
-        if verb == "close":
-            consumer.close()
-        else:
-            getattr(second, verb)(*(["never"] if verb == "reject" else []))
-        waiting.thread.join(30)
-
-        assert waiting.got[0] == (2 if verb in ("ack", "reject") else 1)
+    settled = time.monotonic()
+    if verb == "close":
         consumer.close()
-        return waiting.at - settled
+    else:
+        getattr(second, verb)(*(["never"] if verb == "reject" else []))
+    waiting.thread.join(WAIT_S)
 
-    assert quick(late, 0.5) < 0.5
+    assert waiting.got[0] == (2 if verb in ("ack", "reject") else 1)
+    assert waiting.at - settled < LATE_S
+    consumer.close()
 
 
+@both_clients
 def test_a_second_consumer_has_the_slot_of_a_silent_one_when_its_lease_ends(
-    api: Any, kind: str, server: Server, name: str
+    api: Any, kind: str, server: Server, name: str, unasked: None
 ) -> None:
-    names = (f"{name}-{n}" for n in itertools.count())
-    lates = []
+    topic = api.topic(name, retry="immediate")
+    topic.send("a")
+    (held,) = topic.consumer(ordered=True, lease=1).receive()
+    waiting = Second(kind, server.url, topic.name)
+    waiting.thread.join(WAIT_S)
 
-    def late() -> float:
-        topic = api.topic(next(names), retry="immediate")
-        topic.send("a")
-        (held,) = topic.consumer(ordered=True, lease=1).receive()
-        waiting = Second(kind, server.url, topic.name)
-        waiting.thread.join(30)
-        assert waiting.got == ["a"]
-        ends = time.monotonic() + held.deadline.timestamp() - time.time()
-        lates.append(waiting.at - ends)
-        return lates[-1]
-
-    assert quick(late, 0.5) < 0.5
-    assert min(lates) > -0.05
+    assert waiting.got == ["a"]
+    ends = time.monotonic() + held.deadline.timestamp() - time.time()
+    assert -0.05 < waiting.at - ends < LATE_S
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-@pytest.mark.parametrize("before_s", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize(("slots", "before_s"), [(1, 0.0), (1, 0.3), (4, 0.01), (4, 0.3)])
 def test_a_receive_that_waits_can_be_interrupted_from_another_thread(
     client: rmq.Client, name: str, slots: int, before_s: float
 ) -> None:
@@ -287,7 +285,7 @@ def test_a_receive_that_waits_can_be_interrupted_from_another_thread(
     ended: list[float] = []
 
     def receive() -> None:
-        assert consumer.receive(1, wait=20) == []
+        assert consumer.receive(1, wait=WAIT_S) == []
         ended.append(time.monotonic())
 
     thread = threading.Thread(target=receive, daemon=True)
@@ -295,11 +293,11 @@ def test_a_receive_that_waits_can_be_interrupted_from_another_thread(
     time.sleep(before_s)
     asked = time.monotonic()
     consumer._interrupt()
-    thread.join(30)
+    thread.join(WAIT_S)
 
     assert ended[0] - asked < LATE_S
     client.topic(name).send("late")
-    assert consumer.receive(1, wait=20) == []
+    assert consumer.receive(1, wait=WAIT_S) == []
     assert time.monotonic() - asked < LATE_S
     consumer.close()
     assert client.topic(name).consumer().receive(1)[0].body == "late"

@@ -13,6 +13,7 @@ from rmq.errors import InvalidValue
 from rmq.protocol import commands
 from rmq.protocol.commands import QUERY_DEADLINE_S
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 
 
 def read(client: Any, topic: str, place: Any, span: Span, raw: bool = False) -> list[rmq.Message]:
@@ -32,6 +33,7 @@ def fill(client: Any, name: str, count: int) -> Any:
     return topic
 
 
+@both_clients
 def test_parts_of_a_queue_are_as_many_as_asked_and_hold_each_message_once(
     api: Any, name: str
 ) -> None:

@@ -12,6 +12,7 @@ import rmq
 from rmq.core.record import value_of
 from rmq.protocol.flows import query as query_flow
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 
 RUN = "a" * 32
 
@@ -40,6 +41,7 @@ def values(query: Any, upto: dict[int, int]) -> Iterator[bytes]:
             yield from (value_of(record) for record in block.records)
 
 
+@both_clients
 def test_a_batch_is_the_same_until_it_is_settled(query: Any, topic: Any) -> None:
     end = query.take({}, 1200)
 
@@ -58,6 +60,7 @@ def test_a_batch_is_the_same_until_it_is_settled(query: Any, topic: Any) -> None
     assert sorted(first + bodies(query, last)) == list(range(1500))
 
 
+@both_clients
 def test_another_owner_neither_takes_nor_settles(query: Any, topic: Any) -> None:
     end = query.take({}, 10)
     other = topic.query(RUN, "elsewhere")
@@ -69,6 +72,7 @@ def test_another_owner_neither_takes_nor_settles(query: Any, topic: Any) -> None
     assert query.settle(end) == (10, 0)
 
 
+@both_clients
 def test_a_batch_that_is_given_up_is_in_the_dead_queue(api: Any, query: Any, topic: Any) -> None:
     end = query.take({}, 1100)
 
@@ -83,6 +87,7 @@ def test_a_batch_that_is_given_up_is_in_the_dead_queue(api: Any, query: Any, top
     assert bodies(query, end) == []
 
 
+@both_clients
 def test_what_is_released_comes_to_consumers_as_a_retry(query: Any, topic: Any) -> None:
     end = query.take({}, 1500)
 
@@ -155,6 +160,7 @@ def test_a_query_takes_over_what_a_dead_query_held(api: Any, name: str, clock: C
     query.close()
 
 
+@both_clients
 def test_who_waits_is_woken_by_a_message(
     api: Any, client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import rmq
 from rmq.core.slots import slot_of
 from rmq.errors import InvalidValue, TopicNotFound
 from rmq.protocol.flows import redrive_to
+from tests.integration.driven import both_clients
 from tests.servers import Server
 
 
@@ -75,6 +76,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     return lambda place: at.__setitem__(0, place)
 
 
+@both_clients
 def test_a_dead_letter_keeps_all_but_its_topic_and_begins_with_all_retries(
     api: Any, name: str, other: str
 ) -> None:

@@ -12,6 +12,7 @@ from rmq.core import settings
 from rmq.core.slots import slot_of
 from rmq.protocol import commands
 from rmq.protocol.flows import claim, due_schedules, open_topic, resize
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
 from tests.servers import Server
@@ -33,6 +34,7 @@ def drain(topic: Any, ordered: bool = False) -> list[Any]:
     return bodies
 
 
+@both_clients
 def test_new_messages_of_a_basis_wait_for_the_older_ones_in_another_slot(
     api: Any, server: Server, name: str
 ) -> None:
@@ -366,6 +368,7 @@ def test_job_that_runs_goes_on_over_two_resizes(api: Any, server: Server, name: 
     assert api.admin.stats(name)["records"] == 0
 
 
+@both_clients
 def test_worker_goes_on_over_two_resizes(scene: Scene, name: str) -> None:
     topic = scene.api.topic(name, slots=2)
     topic.open()

@@ -14,6 +14,7 @@ import rmq
 from rmq.protocol.flows import due_schedules
 from rmq.worker import Scheduler, dispatch, scheduler
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 from tests.integration.working import until, work
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
@@ -46,6 +47,7 @@ def taken(api: Any, name: str) -> list[Any]:
 # --- declare -------------------------------------------------------------------------------------
 
 
+@both_clients
 def test_schedule_is_created_once_and_changed_where_it_is_defined_otherwise(api, name, at) -> None:
     topic = api.topic(name)
 
@@ -60,6 +62,7 @@ def test_schedule_is_created_once_and_changed_where_it_is_defined_otherwise(api,
     assert api.admin.schedule(name, "report").next == before.next - timedelta(hours=1)
 
 
+@both_clients
 def test_schedule_is_listed_with_all_that_was_declared(api, name, at) -> None:
     api.topic(name).every(
         "report", cron="0 6 * * mon-fri", tz=BERLIN, jitter=60, catch_up="all", catch_up_limit=7,
@@ -173,6 +176,7 @@ def test_missed_times_are_made_up_for_as_the_schedule_says(
     assert api.admin.schedule(name, "report").next == NOON + timedelta(hours=7)
 
 
+@both_clients
 def test_paused_schedule_sends_nothing_and_resumes_with_its_next_time(api, name, at) -> None:
     api.topic(name).every("report", every=3600, catch_up="all").declare()
 
@@ -189,6 +193,7 @@ def test_paused_schedule_sends_nothing_and_resumes_with_its_next_time(api, name,
     assert api.admin.schedule(name, "report").next == NOON + timedelta(hours=4)
 
 
+@both_clients
 def test_run_sends_a_message_now_and_moves_nothing(api, name, at) -> None:
     api.topic(name).every("report", every=3600, body="b", priority=900).declare()
     before = api.admin.schedule(name, "report")
@@ -203,6 +208,7 @@ def test_run_sends_a_message_now_and_moves_nothing(api, name, at) -> None:
     assert api.admin.schedule(name, "report") == before
 
 
+@both_clients
 def test_deleted_schedule_stays_deleted_until_it_is_declared_again(api, name, at) -> None:
     declared = api.topic(name).every("report", every=3600)
     service = serving(api)
@@ -219,6 +225,7 @@ def test_deleted_schedule_stays_deleted_until_it_is_declared_again(api, name, at
 
 
 @pytest.mark.parametrize("verb", ["schedule", "schedule_pause", "schedule_resume", "schedule_run"])
+@both_clients
 def test_missing_schedule_is_named(api, name, verb) -> None:
     api.topic(name).open()
 
@@ -292,6 +299,7 @@ def test_large_body_is_sent(api, name, at) -> None:
 # --- services ------------------------------------------------------------------------------------
 
 
+@both_clients
 def test_worker_sends_the_schedules_of_its_topics(api, name) -> None:
     got: list[Any] = []
     topic = api.topic(name)

@@ -10,8 +10,10 @@ import pytest
 
 import rmq
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 
 
+@both_clients
 def test_results_come_in_the_order_of_the_messages(api: Any, name: str) -> None:
     topic = api.topic(name, slots=4)
     out = [rmq.Outgoing(n, slot_basis=f"k{n % 7}") for n in range(200)]
@@ -78,6 +80,7 @@ def test_merging_collects_bodies_and_opens_anew_after_the_take(
         d.ack()
 
 
+@both_clients
 def test_cancel_reschedule_and_priority_say_what_they_found(
     api: Any, name: str, clock: Clock
 ) -> None:
@@ -136,6 +139,7 @@ def test_expired_messages_die_with_that_reason_or_drop(api: Any, name: str, cloc
     assert d.body == "a"
 
 
+@both_clients
 def test_a_full_topic_rejects_blocks_or_drops_the_lowest(api: Any, name: str) -> None:
     reject = api.topic(name, max_length=2)
     reject.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
@@ -158,6 +162,7 @@ def test_a_full_topic_rejects_blocks_or_drops_the_lowest(api: Any, name: str) ->
     assert api.admin.stats(name + "d")["dropped"] == 1
 
 
+@both_clients
 def test_an_id_that_is_kept_to_be_sent_again_is_marked_and_no_other(api: Any, name: str) -> None:
     topic = api.topic(name)
     kept = topic.new_id()

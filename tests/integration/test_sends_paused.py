@@ -11,6 +11,7 @@ import rmq
 from rmq.core import ids
 from rmq.protocol import commands
 from rmq.protocol.flows import due_schedules
+from tests.integration.driven import both_clients
 from tests.integration.test_topic_change import slots_of
 from tests.servers import Server
 
@@ -116,6 +117,7 @@ def test_change_of_settings_and_a_client_that_opens_the_topic_keep_the_pause(
         another.topic(name).send(1)
 
 
+@both_clients
 def test_send_that_waits_for_room_or_copies_is_refused_at_once(api: Any, name: str) -> None:
     topic = api.topic(name, max_length=10, overflow="block")
     topic.open()

@@ -12,6 +12,7 @@ from rmq.core import topic_context
 from rmq.core.slots import slot_of
 from rmq.protocol.flows import topic_admin
 from rmq.transport import Transport
+from tests.integration.driven import both_clients
 from tests.servers import Server
 
 
@@ -67,6 +68,7 @@ def send_each(topic: Any, count: int) -> None:
 # --- changing ----------------------------------------------------------------------------------
 
 
+@both_clients
 def test_changed_settings_are_reported_and_are_in_every_slot(
     api: Any, server: Server, name: str
 ) -> None:
@@ -85,6 +87,7 @@ def test_changed_settings_are_reported_and_are_in_every_slot(
     assert slots_of(server, name, "revision") == {b"1"}, "nothing changed"
 
 
+@both_clients
 def test_running_producer_follows(api: Any, name: str, follows: None) -> None:
     topic = api.topic(name)
     topic.send("x" * 200)
@@ -195,6 +198,7 @@ def furnish(api: Any, name: str) -> Any:
         return topic
 
 
+@both_clients
 def test_topic_goes_with_every_key_and_neighbours_stay(api: Any, server: Server, name: str) -> None:
     neighbours = [f"{name}_1", f"{name}_", f"{name}_0_1", f"{name}x", f"{name}.1"]
     for other in neighbours:
@@ -232,6 +236,7 @@ def test_topic_goes_with_every_key_and_neighbours_stay(api: Any, server: Server,
         api.admin.topic_delete(other, force=True)
 
 
+@both_clients
 def test_consumer_of_a_deleted_topic_gets_an_error(api: Any, name: str) -> None:
     topic = api.topic(name)
     topic.open()

@@ -10,6 +10,7 @@ import redis
 
 import rmq
 from rmq.core.keys import topic_key
+from tests.integration.driven import both_clients
 from tests.old_topic import write_old_topic
 from tests.servers import Server
 
@@ -97,6 +98,7 @@ def test_a_topic_of_the_earlier_format_is_deleted_and_created_anew(
     assert raw.hget(topic_key("rmq", name), "format") == b"4"
 
 
+@both_clients
 def test_a_client_that_had_the_topic_open_before_is_refused_too(
     api: Any, name: str, raw: redis.Redis
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import rmq
 from rmq.protocol.flows import receive, topic_admin
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
 from tests.servers import Server
@@ -19,6 +20,7 @@ def send(topic: Any, count: int) -> None:
     topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(count)])
 
 
+@both_clients
 def test_paused_topic_gives_nothing_and_takes_sends_until_it_is_resumed(
     api: Any, server: Server, name: str
 ) -> None:
@@ -107,6 +109,7 @@ def test_interrupted_call_is_completed_by_the_next_program_that_opens_the_topic(
     assert (after == {None}) == (verb == "topic_resume")
 
 
+@both_clients
 def test_sleeping_consumer_is_woken_by_resume(
     api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import rmq
 from rmq.errors import InvalidType, InvalidValue
+from tests.integration.driven import both_clients
 
 
 def test_a_type_is_on_the_delivery_and_on_the_message_and_is_no_header(api: Any, name: str) -> None:
@@ -26,6 +27,7 @@ def test_a_type_is_on_the_delivery_and_on_the_message_and_is_no_header(api: Any,
     )  # fmt: skip
 
 
+@both_clients
 def test_send_many_mixes_types(api: Any, name: str) -> None:
     topic = api.topic(name)
     types = [None, "a", "b", "a", None] * 8
@@ -85,6 +87,7 @@ def test_a_merge_key_does_not_begin_as_stored_ones_do(api: Any, name: str) -> No
         api.topic(name).send(1, merge_key="\0a\0k", time_range=1)
 
 
+@both_clients
 def test_dead_letters_are_redriven_and_purged_by_type(api: Any, name: str) -> None:
     topic = api.topic(name)
     topic.send_many(rmq.Outgoing(n, type=kind) for n, kind in enumerate(["a", "b", None]))

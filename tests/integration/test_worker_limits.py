@@ -10,6 +10,7 @@ import pytest
 
 import rmq
 from tests.conftest import Clock
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 
 # --- max_runtime ---------------------------------------------------------------------------------
@@ -37,6 +38,7 @@ def test_an_async_run_that_is_too_long_is_cancelled_and_retried(api: Any, name: 
     assert "max_runtime, 0.3 s" in topic.get(sent.id).failure.error
 
 
+@both_clients
 def test_a_thread_that_runs_too_long_has_failed_and_is_reported(api: Any, name: str) -> None:
     scene = Scene(api, "threads")
     lost: list[bool] = []
@@ -99,6 +101,7 @@ def test_running_too_long_is_ruled_as_any_failure_is(
     assert calls == [1]
 
 
+@both_clients
 def test_a_message_s_own_limit_comes_before_the_handler_s(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -120,6 +123,7 @@ def iter_pause(d: Any) -> Any:
 LONG_S = 1.0  # longer than a busy machine holds up a handler that does nothing
 
 
+@both_clients
 def test_a_run_that_ends_in_time_is_not_counted_twice(scene: Scene, api: Any, name: str) -> None:
     topic = api.topic(name)
     scene.handle(topic, lambda d: None, max_runtime=LONG_S, concurrency=2)
@@ -150,6 +154,7 @@ def killers(api: Any, name: str, clock: Clock, deaths: int) -> Any:
 
 
 @pytest.mark.parametrize("batch", [None, 2])
+@both_clients
 def test_behind_a_suspect_nothing_waits(
     scene: Scene, api: Any, name: str, clock: Clock, batch: int | None
 ) -> None:
@@ -177,6 +182,7 @@ def test_behind_a_suspect_nothing_waits(
     assert "killer" in running[0]
 
 
+@both_clients
 def test_beside_a_suspect_other_hands_go_on(
     scene: Scene, api: Any, name: str, clock: Clock
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually, every_kind
 
 
@@ -45,7 +46,7 @@ def test_returning_settles_the_message(scene: Scene, api: Any, name: str) -> Non
     assert is_idle(api, name)
 
 
-@every_kind
+@both_clients
 def test_raising_retries_until_the_message_is_dead_with_type_words_and_traceback(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -68,6 +69,7 @@ def test_raising_retries_until_the_message_is_dead_with_type_words_and_traceback
     assert 'raise LookupError(f"no such order: {d.body}")' in dead.failure.traceback
 
 
+@both_clients
 def test_snooze_comes_back_later_and_costs_nothing(scene: Scene, api: Any, name: str) -> None:
     seen: list[tuple[int, float]] = []
     topic = api.topic(name, max_retries=1)
@@ -89,6 +91,7 @@ def test_snooze_comes_back_later_and_costs_nothing(scene: Scene, api: Any, name:
     assert is_idle(api, name)
 
 
+@both_clients
 def test_reject_is_a_dead_letter_at_once(scene: Scene, api: Any, name: str) -> None:
     calls = []
     topic = api.topic(name)
@@ -107,6 +110,7 @@ def test_reject_is_a_dead_letter_at_once(scene: Scene, api: Any, name: str) -> N
     assert (dead.failure.reason, dead.failure.error) == ("rejected", "not ours")
 
 
+@both_clients
 def test_retry_with_a_delay_comes_back_then_and_counts(scene: Scene, api: Any, name: str) -> None:
     seen: list[tuple[int, float]] = []
     topic = api.topic(name, max_retries=1)
@@ -126,6 +130,7 @@ def test_retry_with_a_delay_comes_back_then_and_counts(scene: Scene, api: Any, n
     assert dead.failure.reason == "failed"
 
 
+@both_clients
 def test_a_rule_for_the_error_decides(scene: Scene, api: Any, name: str) -> None:
     topic = api.topic(name)
 
@@ -199,6 +204,7 @@ def test_a_message_s_own_policy_comes_before_the_handler_s(
     ],
 )
 @pytest.mark.parametrize("after", ["returns", "raises"])
+@both_clients
 def test_what_a_handler_settles_itself_the_worker_leaves_alone(
     scene: Scene, api: Any, name: str, verb: str, after: str, expected: dict[str, int]
 ) -> None:
@@ -227,6 +233,7 @@ def test_what_a_handler_settles_itself_the_worker_leaves_alone(
         assert left.deliveries == 1
 
 
+@both_clients
 def test_a_second_verb_of_the_handler_is_refused(scene: Scene, api: Any, name: str) -> None:
     found = []
     topic = api.topic(name)
@@ -247,6 +254,7 @@ def test_a_second_verb_of_the_handler_is_refused(scene: Scene, api: Any, name: s
     assert api.admin.stats(name)["settled"] == 1
 
 
+@both_clients
 def test_extend_changes_nothing_of_a_shared_lease_and_the_worker_still_acks(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -268,6 +276,7 @@ def test_extend_changes_nothing_of_a_shared_lease_and_the_worker_still_acks(
 
 
 @pytest.mark.parametrize("ending", ["end", "error", "snooze"])
+@both_clients
 def test_with_delivery_settles_once_inside_a_handler(
     kind: str, api: Any, name: str, ending: str
 ) -> None:
@@ -311,6 +320,7 @@ def test_async_with_delivery_settles_once_inside_a_handler(
     assert (stats["settled"], stats["later"]) == ((1, 0) if ending == "end" else (0, 1))
 
 
+@both_clients
 def test_a_body_that_does_not_fit_is_dead_at_once_with_the_reason(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -390,7 +400,7 @@ def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
     assert stats["in_flight"] <= 1
 
 
-@every_kind
+@both_clients
 def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
     scene: Scene, api: Any, name: str
 ) -> None:

@@ -14,7 +14,9 @@ import rmq
 from tests.integration.handling import eventually
 from tests.servers import Server, free_port
 
-LEASE_S, RUN_S = 1.0, 3.5
+LEASE_S, RUN_S = 5.0, 8.0  # renewed every 1.7 s: a busy machine has 3.3 s to spare
+# Quicker to make than RSA, a second each on a slow machine.
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 def _openssl(folder: Path, *words: str) -> None:
@@ -25,9 +27,9 @@ def certify(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
     """Make a certificate authority, and a certificate of it for both ends, with these names."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make certificates with")
-    _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out",
+    _openssl(folder, "req", "-x509", *NEW_KEY, "-keyout", "ca.key", "-out",
              "ca.crt", "-subj", "/CN=rmq test authority", "-days", "2")  # fmt: skip
-    _openssl(folder, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "end.key", "-out",
+    _openssl(folder, "req", *NEW_KEY, "-keyout", "end.key", "-out",
              "end.csr", "-subj", "/CN=localhost")  # fmt: skip
     (folder / "names").write_text(f"subjectAltName={names}")
     _openssl(folder, "x509", "-req", "-in", "end.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
@@ -37,20 +39,20 @@ def certify(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1") -> Path:
 
 def certify_strangers(folder: Path) -> None:
     """Make another authority, `strange-ca`, and its certificate as that of an end, `strange`."""
-    _openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout",
+    _openssl(folder, "req", "-x509", *NEW_KEY, "-keyout",
              "strange-ca.key", "-out", "strange-ca.crt", "-subj", "/CN=x",
              "-days", "2")  # fmt: skip
     for kind in ("crt", "key"):  # signed by itself
         shutil.copy(folder / f"strange-ca.{kind}", folder / f"strange.{kind}")
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate authority, and a certificate of it for both ends."""
-    return certify(tmp_path)
+    return certify(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tls_url(certificates: Path) -> Iterator[str]:
     """The address of a server that wants a client certificate."""
     binary, port = shutil.which("redis-server"), free_port()
@@ -83,7 +85,7 @@ def test_a_heartbeat_keeps_leases_over_tls(tls_url: str, name: str) -> None:
         assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
         with topic.consumer() as other:
             eventually(lambda: client.admin.stats(name)["delivered"] == 1)
-            assert other.receive(wait=RUN_S - 1) == []  # it would roll back what has expired
+            assert other.receive(wait=LEASE_S + 1) == []  # it would roll back what has expired
         eventually(lambda: seen)
         eventually(lambda: client.admin.stats(name)["settled"] == 1)
 

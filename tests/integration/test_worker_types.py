@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import rmq
+from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 
 
+@both_clients
 def test_each_message_reaches_the_handler_of_its_type(scene: Scene, api: Any, name: str) -> None:
     seen: list[tuple[str, int]] = []
     topic = api.topic(name, slots=2)
@@ -51,6 +53,7 @@ def test_plain_and_async_handlers_share_a_topic(client: rmq.Client, name: str) -
     assert sorted(seen) == [("async", "AsyncDelivery")] * 5 + [("plain", "Delivery")] * 5
 
 
+@both_clients
 def test_a_type_without_a_handler_waits_for_one_and_costs_no_retry(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -81,6 +84,7 @@ def test_a_type_without_a_handler_is_dead_after_its_time_and_can_be_redriven(
     assert api.admin.redrive(name, type="b").sent == 1
 
 
+@both_clients
 def test_in_order_handlers_of_types_take_turns_in_one_order(
     scene: Scene, api: Any, name: str
 ) -> None:
@@ -119,6 +123,7 @@ def test_in_order_plain_and_async_handlers_do_not_mix(client: rmq.Client, name: 
         topic.handler(type="b", ordered=True)(awaited)
 
 
+@both_clients
 def test_batches_are_of_one_handler(scene: Scene, api: Any, name: str) -> None:
     batches: list[set[str]] = []
     topic = api.topic(name)
