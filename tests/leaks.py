@@ -26,7 +26,8 @@ from tests.forkserver import Forked
 ENDS_S = 10.0  # threads and processes that were told to end have so long
 RUN = "RMQ_TEST_RUN"  # the environment of all that a run starts names it
 # Threads of libraries, which live as long as the process: execnet's, Playwright's, OpenTelemetry's.
-SHARED_THREADS = ("MainThread", "execnet", "Otel", "playwright")
+# Those of AnyIO end with the event loop of their server, which tests of a file may share.
+SHARED_THREADS = ("MainThread", "execnet", "Otel", "playwright", "AnyIO")
 
 FORK_SERVER = "tests.forkserver"  # of this process; all tests share it
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 import rmq
 from rmq.cli import cli
-from tests.cli.program import SHOP, Program, write
+from tests.cli.program import PATIENCE_S, SHOP, Program, write
 from tests.databases import Database, fresh
 from tests.forkserver import Forked
 from tests.servers import Server
@@ -74,7 +74,7 @@ class Shell:
             *args, env=(env or {}) | {"COLUMNS": "100"}, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
-        shown, until = b"", time.monotonic() + 30
+        shown, until = b"", time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if not select.select([ours], [], [], 0.1)[0]:
                 if running.poll() is not None:

@@ -157,7 +157,7 @@ def test_keys_on_a_real_terminal(shell, client, name):
 
     def wait_for(text, since=0):
         nonlocal shown
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while text not in shown[since:] and time.monotonic() < until:
             if select.select([ours], [], [], 0.1)[0]:
                 shown += os.read(ours, 65536).decode()

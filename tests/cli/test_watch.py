@@ -68,7 +68,7 @@ def test_on_a_terminal_it_is_redrawn_in_place(shell, topic):
                           stdin=theirs, stdout=theirs, stderr=theirs,
                           env={"COLUMNS": "80", "LINES": "10"})  # fmt: skip
     os.close(theirs)
-    shown, until = "", time.monotonic() + 30
+    shown, until = "", time.monotonic() + 60
     while shown.count("Ctrl-C ends") < 3 and time.monotonic() < until:
         if select.select([ours], [], [], 0.1)[0]:
             shown += os.read(ours, 65536).decode()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import rmq
+from rmq.server.http.rates import Rates
 from tests.forkserver import Forked
 from tests.server.running import CONSTANTS, PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis, die_with_parent
@@ -39,6 +40,17 @@ def api(server: Redis, prefix: str) -> Iterator[Ask]:
     with serving(server.url, prefix) as running:
         base = running.url + "/api/v1"
         yield lambda path, *args, **options: ask(base + path, *args, **options)
+
+
+@pytest.fixture
+def no_refill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers for whose rates no time passes: a slow machine would be given more requests."""
+    begin = Rates.__init__
+
+    def stopped(self: Rates, rate: float, burst: int) -> None:
+        begin(self, rate, burst, lambda: 0.0)
+
+    monkeypatch.setattr(Rates, "__init__", stopped)
 
 
 class Command:

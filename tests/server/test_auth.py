@@ -321,6 +321,7 @@ def test_headers_of_the_proxy_are_believed_from_its_addresses_alone(
 # --- rates ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_too_many_requests_are_told_to_wait(server: Redis, prefix: str) -> None:
     with serving(server.url, prefix, rate=1) as running:
         found = [ask(running.url + "/metrics") for _ in range(5)]

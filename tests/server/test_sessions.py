@@ -166,6 +166,7 @@ def test_a_form_of_another_site_signs_nobody_in(url: str, client: rmq.Client) ->
         assert ask(url + "/console/signin", "POST", token, headers).status == 403
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_signing_in_is_tried_five_times_at_once(url: str) -> None:
     tries = [ask(url + "/console/signin", "POST", b"no", OWN) for _ in range(7)]
 

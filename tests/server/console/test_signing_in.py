@@ -59,6 +59,7 @@ def test_a_wrong_token_signs_nobody_in(scene: Scene, token: str) -> None:
     assert given == "" or len(given) < 10 or given not in shown.text
 
 
+@pytest.mark.usefixtures("no_refill")
 def test_an_address_that_tries_too_often_has_to_wait(scene: Scene) -> None:
     statuses = [scene.sign_in(f"rmq_{n:08x}_" + "0" * 64).status for n in range(8)]
 
