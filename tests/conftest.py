@@ -17,7 +17,7 @@ import pytest
 
 import rmq
 from rmq.protocol import commands
-from tests import leaks
+from tests import forkserver, leaks
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
 
@@ -123,6 +123,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the run: nothing of it goes on, no file of it stays."""
     if _run_dir is None:
         return
+    forkserver.close()
     left = leaks.end_processes()
     shutil.rmtree(_run_dir, ignore_errors=True)
     if left:

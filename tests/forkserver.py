@@ -160,6 +160,14 @@ def _server() -> tuple[subprocess.Popen[bytes], str]:
     return server, path
 
 
+def close() -> None:
+    """End the server of this process, if it has one."""
+    if _server.cache_info().currsize:
+        server, _ = _server()
+        server.communicate()
+        _server.cache_clear()
+
+
 # --- in the server -------------------------------------------------------------------------------
 
 
