@@ -11,6 +11,8 @@ from typing import Any
 
 import redis
 
+from bench.machine import REPLY_S
+
 SEND = """
 local n = #ARGV / 3
 local scores, bodies = {}, {}
@@ -48,7 +50,7 @@ class Baseline:
     name = "baseline"
 
     def __init__(self, url: str, key: str) -> None:
-        self.redis = redis.Redis.from_url(url)
+        self.redis = redis.Redis.from_url(url, socket_timeout=REPLY_S)
         self.send_sha, self.take_sha, self.ack_sha = map(self.redis.script_load, (SEND, TAKE, ACK))
         stem = f"yard:{{{key}}}:".encode()
         self.store, self.prepare, self.bodies = stem + b"store", stem + b"prepare", stem + b"bodies"

@@ -16,6 +16,7 @@ from typing import Any
 import redis
 
 import rmq
+from bench.machine import REPLY_S
 
 END = b"end".ljust(100)
 GROUP = "bench"
@@ -72,7 +73,7 @@ def async_consumer(url: str, key: str, pipe: Connection) -> None:
 
 def stream_consumer(url: str, key: str, pipe: Connection) -> None:
     samples: list[Sample] = []
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(url, socket_timeout=REPLY_S) as client:
         client.xgroup_create(key, GROUP, mkstream=True)
         pipe.send("ready")
         over = False

@@ -19,7 +19,7 @@ import redis
 from bench.cost.lives import Bare, Life
 from bench.cost.spending import Meter
 from bench.figures import K
-from bench.machine import placed, settle
+from bench.machine import REPLY_S, placed, settle
 from bench.measurement import Measurement
 from bench.memory import used_memory
 from bench.report import Bar, bar
@@ -187,7 +187,7 @@ class Keys(Bare):
 
     def __init__(self, url: str, point: Point) -> None:
         self.k, self.calls, self.count = K, point.calls, K * point.calls
-        self.redis = redis.Redis.from_url(url)
+        self.redis = redis.Redis.from_url(url, socket_timeout=REPLY_S)
         self.message = b"x" * point.body
         self.sent = self.taken = 0
         for _ in range(BEFORE // K):

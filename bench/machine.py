@@ -15,6 +15,8 @@ import redis
 
 from tests.servers import Server, engines
 
+REPLY_S = 60.0  # how long a plain client waits; redis-py's 5 s are too few on a busy machine
+
 
 @contextlib.contextmanager
 def server(engine: str | None = None) -> Iterator[Server]:

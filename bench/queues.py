@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import redis
 
 import rmq
+from bench.machine import REPLY_S
 
 JSON_BODY = {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], "total": 1234.5,
              "paid": True, "note": None}  # fmt: skip
@@ -85,7 +86,7 @@ class Stream:
     GROUP = "workers"
 
     def __init__(self, url: str, key: str) -> None:
-        self.redis = redis.Redis.from_url(url)
+        self.redis = redis.Redis.from_url(url, socket_timeout=REPLY_S)
         self.key = f"stream:{key}"
         self.redis.xgroup_create(self.key, self.GROUP, mkstream=True)
 

@@ -82,7 +82,7 @@ def main() -> None:
         trial.name: trial
         for trial in open_trials(asked["url"], selection, asked["quick"], asked["prefix"])
     }
-    with redis.Redis.from_url(asked["url"]) as raw:
+    with redis.Redis.from_url(asked["url"], socket_timeout=60) as raw:
         kinds = {name: (trial.life.kind, trial.k) for name, trial in trials.items()}
         opened = {"trials": kinds, "rmq": str(Path(rmq.__file__).parent)}
         print(json.dumps(opened), flush=True)

@@ -13,6 +13,7 @@ import rmq
 from bench.baseline import Baseline
 from bench.core import BACKLOG, BODY
 from bench.cost.spending import Meter
+from bench.machine import REPLY_S
 from bench.queues import JSON_BODY
 from rmq import Outgoing
 from rmq.protocol.flows import audit_report
@@ -354,7 +355,7 @@ class Stream(Bare):
 
     def __init__(self, url: str, name: str, k: int, calls: int) -> None:
         self.k, self.calls, self.count = k, calls, k * calls
-        self.redis = redis.Redis.from_url(url)
+        self.redis = redis.Redis.from_url(url, socket_timeout=REPLY_S)
         self.key = name
         self.redis.xgroup_create(self.key, self.GROUP, mkstream=True)
 

@@ -90,7 +90,7 @@ def served(home: Path, redis: Redis, cwd: Path) -> tuple[str, str]:
             stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent,
         )  # fmt: skip
     try:
-        page = until(lambda: process.poll() is not None or read("/console"), "the console")
+        page = until(lambda: process.poll() is not None or read("/console"), "the console", 240)
         assert isinstance(page, str), (cwd / "server.log").read_text()
         (style,) = re.findall(r'href="(/console/static/[^"]+\.css)"', page)
         return page, read(style) or ""
