@@ -161,9 +161,11 @@ class Proxy:
     async def _pass(self, number: int) -> None:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
-        while self.hole or number <= self._stranded or number in self._deaf:  # noqa: ASYNC110
-            # Another thread fills it in.
+        while self.hole:  # noqa: ASYNC110 - another thread fills it in
             await asyncio.sleep(0.01)
+        if number <= self._stranded or number in self._deaf:
+            # For good. Hundreds that looked again and again would hold up all the others.
+            await asyncio.Event().wait()
 
     async def _requests(
         self,

@@ -41,7 +41,6 @@ import redis
 import rmq
 from rmq.soak.proxy import Proxy
 from tests.conftest import any_binary
-from tests.faults import hostile_pull
 from tests.faults.hostile_pull import Pull
 from tests.faults.process import wait_for
 from tests.faults.storm import Played, Watch, insist
@@ -173,9 +172,14 @@ class Hostile:
             lambda: (self.fired.total(), self._sent()),
         )
         self._over.set()
-        for thread in threads:
-            thread.join(4 * hostile_pull.DRAIN_S)
-            insist(not thread.is_alive(), f"it did not come to its end: {thread.name}")
+        self._watch.wait(
+            lambda: not any(thread.is_alive() for thread in threads),
+            lambda: (
+                [thread.name for thread in threads if thread.is_alive()], self._sent(),
+                [(len(one.history.answered), len(one.history.settled)) for one in self.pulls],
+            ),
+            lambda: insist(not self.errors, self.errors),
+        )  # fmt: skip
         insist(not self.errors, self.errors)
 
     def _sent(self) -> int:

@@ -63,13 +63,15 @@ class Faults:
         self._book = book
         self._lock = threading.Lock()
 
-    def reach(self, step: str, stubs: Sequence[str]) -> None:
-        """A step is reached, with these in hand."""
+    def reach(self, step: str, stubs: Sequence[str], beside: Sequence[str] = ()) -> None:
+        """A step is reached, with these in hand. `beside`: what other threads have in hand."""
         if step != self._step:
             return
         with self._lock:  # nobody else goes on
             self._left -= 1
             if self._left <= 0 or self._hurry:
+                if beside:
+                    self._book.write("uncounted", stubs=list(beside), sure=False)
                 self._book.write("fault", name=f"kill {step}", stubs=list(stubs))
                 os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(MOMENT_S)
@@ -133,6 +135,21 @@ class Recorder(rmq.Interceptor):
     def __init__(self, book: Book) -> None:
         self.book = book
         self._here = threading.local()
+        self._in_hand: dict[str, list[str]] = {}  # by the name of a thread
+
+    def takes(self, stubs: Sequence[str]) -> None:
+        """This thread begins to send these."""
+        self.sent.clear()
+        self._in_hand[threading.current_thread().name] = list(stubs)
+
+    def is_done(self) -> None:
+        """What this thread has sent is counted, or given up."""
+        self.takes(())
+
+    def beside(self) -> list[str]:
+        """What the other threads send and count just now; they die with this process."""
+        mine = threading.current_thread().name
+        return [one for name, some in self._in_hand.items() if name != mine for one in some]
 
     @property
     def sent(self) -> list[str]:
@@ -153,12 +170,14 @@ def watch(faults: Faults, recorder: Recorder) -> None:
     """Have sends, their counts, and where messages were found told."""
     send, mark, ask = Dispatcher.send, relay_queries.mark, LossDetector._ask
 
-    def sends(self: Dispatcher, *what: Any) -> Any:
-        recorder.sent.clear()
-        return send(self, *what)
+    def sends(self: Dispatcher, these: Any, *what: Any) -> Any:
+        recorder.takes([one.id for one in these])
+        return send(self, these, *what)
 
     def marks(*what: Any) -> int:
-        faults.reach(f"{threading.current_thread().name} unmarked", recorder.sent)
+        faults.reach(
+            f"{threading.current_thread().name} unmarked", recorder.sent, recorder.beside()
+        )
         return mark(*what)
 
     def asks(self: LossDetector, topic: str, these: Any) -> Any:
@@ -184,7 +203,7 @@ def _accounted(work: Any, recorder: Recorder) -> Any:
             recorder.book.write("uncounted", stubs=list(recorder.sent), sure=sure)
             raise
         finally:
-            recorder.sent.clear()
+            recorder.is_done()
 
     return accounted
 

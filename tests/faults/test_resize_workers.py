@@ -21,7 +21,7 @@ import rmq
 from tests.faults.ordered_worker import Account, account
 from tests.faults.process import wait_for
 from tests.faults.storm import END_S, Played, Watch, insist, seeded
-from tests.faults.test_resize import FIRST, JOIN_S, Producer, resize
+from tests.faults.test_resize import FIRST, JOIN_S, Producer, records, resize
 from tests.forkserver import Forked
 from tests.servers import Server
 
@@ -135,11 +135,13 @@ def run(
                     server.start()
                 is_back.set()
             kills = 1 if gone_s else KILLS
-            while changer.is_alive() or producer.is_alive() or client.admin.stats(name)["records"]:
+            while (changer.is_alive() or producer.is_alive(), left := records(client, name)) != (
+                False, 0,
+            ):  # fmt: skip
                 insist(not failures, failures)
                 watch.look(
                     changer.is_alive(), len(producer.ids), len(group.killed), log.stat().st_size,
-                    client.admin.stats(name)["records"],
+                    left,
                 )  # fmt: skip
                 if time.monotonic() > kill_at and len(group.killed) < kills:
                     killed = len(group.killed)
