@@ -420,7 +420,7 @@ class Outage(NamedTuple):
 
 def without_a_node(name: str) -> Outage:
     """Kill a master and its replica, send to all slots, start the master, and receive all."""
-    cluster = Cluster(any_binary(), "--appendonly", "yes")
+    cluster = Cluster(any_binary(), "--appendonly", "yes", is_calm=True)
     try:
         with rmq.Client(cluster.url, retry_for=0.3) as client:
             topic = client.topic(name, slots=SLOTS)

@@ -42,6 +42,7 @@ __all__ = [
 
 KEY_PAUSE_S = 0.03  # between two keys of a slot that moves
 PACE_S = 0.01  # between two sends
+JUST_S = 5.0  # "just before", on a busy machine, where a replica may be behind
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def test_the_master_that_has_the_credits_is_killed_and_nothing_is_lost(
     assert stream.errors == []
     assert set(stream.sent) <= stream.numbers(), "lost"
     first = {run.number: run.began for run in reversed(stream.runs)}
-    unexplained = [run for run in stream.doubles() if not -1 < killed_at - first[run.number] < 1]
+    unexplained = [run for run in stream.doubles() if abs(killed_at - first[run.number]) > JUST_S]
     assert unexplained == []
     assert max(Counter(run.number for run in stream.runs).values()) <= 2
 
@@ -223,9 +224,9 @@ def test_the_master_that_has_the_credits_is_killed_and_nothing_is_lost(
 @pytest.mark.fault("F15")
 @pytest.mark.parametrize("kind", OF_EACH_CLIENT)
 def test_a_planned_failover_costs_nothing_and_the_new_master_hands_over(
-    own_cluster: Cluster, name: str, kind: str, handed: list[int]
+    calm_cluster: Cluster, name: str, kind: str, handed: list[int]
 ) -> None:
-    cluster = own_cluster
+    cluster = calm_cluster
     stream = Stream(cluster.url, name, kind)
     try:
         more(handed)
@@ -289,24 +290,24 @@ def test_control_a_script_that_does_not_count_hands_over_to_nobody(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_message_for_a_connection_that_died_comes_soon_and_costs_no_retry(
-    own_cluster: Cluster, name: str, kind: str
+    calm_cluster: Cluster, name: str, kind: str
 ) -> None:
-    server: Any = ClusterAsServer(own_cluster)
+    server: Any = ClusterAsServer(calm_cluster)
     got: list[tuple[Any, int]] = []
 
     def consume() -> None:
-        with connect(kind, own_cluster.url) as one, one.topic(name).consumer() as consumer:
+        with connect(kind, calm_cluster.url) as one, one.topic(name).consumer() as consumer:
             while not got or got[-1][0] != "end":
                 deliveries = consumer.receive(1, wait=1)
                 got.extend((d.body, d.attempt) for d in deliveries)
                 consumer.ack(deliveries)
 
-    with rmq.Client(own_cluster.url) as client:
+    with rmq.Client(calm_cluster.url) as client:
         topic = client.topic(name)
         topic.open()
         thread = threading.Thread(target=consume)
         thread.start()
-        master = own_cluster.master_of(SlotKeys("rmq", name, 0).slot)
+        master = calm_cluster.master_of(SlotKeys("rmq", name, 0).slot)
         for number in range(5):
             eventually(lambda: credits_in(server, name) == [1])
             master.raw().execute_command("CLIENT", "KILL", "TYPE", "pubsub")
