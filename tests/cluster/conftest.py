@@ -32,6 +32,14 @@ def own_cluster() -> Iterator[Cluster]:
     made.stop()
 
 
+@pytest.fixture
+def calm_cluster() -> Iterator[Cluster]:
+    """A cluster for one test, in which a replica takes over when the test tells it to."""
+    made = Cluster(any_binary(), is_calm=True)
+    yield made
+    made.stop()
+
+
 class Raw(redis.RedisCluster):
     """A plain client of a cluster that knows the subscribers of all nodes."""
 

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -21,7 +21,6 @@ import rmq
 from rmq.core.keys import SlotKeys
 from rmq.core.slots import slot_of
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
-from tests.conftest import any_binary
 
 SLOTS = 12
 PAUSE_S = 0.05  # between two sends to each slot
@@ -215,14 +214,6 @@ class Producer:
         assert not self._thread.is_alive(), "a producer does not end"
 
 
-@pytest.fixture
-def obedient_cluster() -> Iterator[Cluster]:
-    """A cluster in which a replica takes over when it is told to."""
-    made = Cluster(any_binary(), is_calm=True)
-    yield made
-    made.stop()
-
-
 def begin(
     client: rmq.Client, chosen: dict[str, tuple[str, set[int]]]
 ) -> dict[str, tuple[Producer, Producer]]:
@@ -242,9 +233,9 @@ def begin(
 
 @pytest.mark.fault("F15")
 def test_a_consumer_goes_on_with_the_slots_of_other_masters(
-    obedient_cluster: Cluster, name: str
+    calm_cluster: Cluster, name: str
 ) -> None:
-    cluster = obedient_cluster
+    cluster = calm_cluster
     victim, chosen = names(cluster, name)
     receivers = {kind: KINDS[kind](cluster.url, topic) for kind, (topic, _) in chosen.items()}
     others = {kind: set(range(SLOTS)) - dead for kind, (_, dead) in chosen.items()}

@@ -17,7 +17,7 @@ from rmq.protocol.flows import hand_over, receive
 from rmq.transport.cluster_slots import hash_slot
 from rmq.transport.subscription import SubscriptionRefused
 from tests.cluster.conftest import ClusterAsServer
-from tests.clusters import Cluster, is_master, until
+from tests.clusters import PATIENCE_S, Cluster, is_master, until
 from tests.conftest import EACH, OLDEST
 from tests.faults.test_hand_over import (
     listening,
@@ -30,7 +30,6 @@ from tests.faults.test_hand_over import (
 from tests.integration.driven import connect
 from tests.integration.test_hand_over import credits_in, eventually
 from tests.lua.crediting import break_script
-from tests.patience import PATIENCE_S
 from tests.servers import engines
 
 __all__ = [
@@ -43,6 +42,7 @@ __all__ = [
 
 KEY_PAUSE_S = 0.03  # between two keys of a slot that moves
 PACE_S = 0.01  # between two sends
+JUST_S = 5.0  # "just before", on a busy machine, where a replica may be behind
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ class Stream:
         self.client = rmq.Client(url)
         self.topic = self.client.topic(name, retry="immediate")
         # Messages of later, so that the slot has several keys at all times.
-        self.topic.send_many([rmq.Outgoing(-n, delay=3600, dedup_key=str(n)) for n in range(9)])
+        self.topic.send_many([rmq.Outgoing(-n, delay=36_000, dedup_key=str(n)) for n in range(9)])
         self.sent: list[int] = []
         self.runs: list[Run] = []
         self.errors: list[BaseException] = []
@@ -112,7 +112,7 @@ class Stream:
             time.sleep(PACE_S)
 
     def _consume(self, kind: str) -> None:
-        with connect(kind, self.url) as one, one.topic(self.name).consumer(lease=30) as consumer:
+        with connect(kind, self.url) as one, one.topic(self.name).consumer(lease=300) as consumer:
             while not self._is_over.is_set():
                 deliveries = consumer.receive(1, wait=0.5)
                 for d in deliveries:
@@ -128,19 +128,20 @@ class Stream:
                 self.runs.append(Run(body, d.attempt, time.monotonic()))
 
             with rmq.Worker(one, heartbeat="thread"):
-                self._is_over.wait(120)
+                self._is_over.wait(4 * PATIENCE_S)
 
     def stop(self) -> None:
         """Send no more; end when all that was sent has come, or it is too late."""
         self._is_sent.set()
-        self._threads[0].join(60)
+        self._threads[0].join(PATIENCE_S)
         end = time.monotonic() + PATIENCE_S
         while set(self.sent) - self.numbers() and time.monotonic() < end:
             time.sleep(0.05)
         time.sleep(0.5)  # what comes twice would come now
         self._is_over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
+        assert not any(thread.is_alive() for thread in self._threads)
 
     def numbers(self) -> set[int]:
         return {run.number for run in self.runs}
@@ -159,7 +160,7 @@ class Stream:
 def more(handed: list[int], count: int = 10) -> None:
     """Wait until so many more hand-overs have come."""
     before = len(handed)
-    until(lambda: len(handed) >= before + count, PATIENCE_S)
+    until(lambda: len(handed) >= before + count, text=f"{count} hand-overs")
 
 
 def other_master(cluster: Cluster, name: str) -> Any:
@@ -190,8 +191,13 @@ def test_a_slot_with_credits_moves_under_load_and_each_message_comes_once(
     stream.client.close()
 
 
+# The clients differ in how they listen, which a slot that moves shows as well; a failover of each
+# takes a cluster of its own.
+OF_EACH_CLIENT = ["sync", *(pytest.param(k, marks=pytest.mark.slow) for k in ("async", "worker"))]
+
+
 @pytest.mark.fault("F15")
-@pytest.mark.parametrize("kind", ["sync", "async", "worker"])
+@pytest.mark.parametrize("kind", OF_EACH_CLIENT)
 def test_the_master_that_has_the_credits_is_killed_and_nothing_is_lost(
     own_cluster: Cluster, name: str, kind: str, handed: list[int]
 ) -> None:
@@ -210,17 +216,17 @@ def test_the_master_that_has_the_credits_is_killed_and_nothing_is_lost(
     assert stream.errors == []
     assert set(stream.sent) <= stream.numbers(), "lost"
     first = {run.number: run.began for run in reversed(stream.runs)}
-    unexplained = [run for run in stream.doubles() if not -1 < killed_at - first[run.number] < 1]
+    unexplained = [run for run in stream.doubles() if abs(killed_at - first[run.number]) > JUST_S]
     assert unexplained == []
     assert max(Counter(run.number for run in stream.runs).values()) <= 2
 
 
 @pytest.mark.fault("F15")
-@pytest.mark.parametrize("kind", ["sync", "async", "worker"])
+@pytest.mark.parametrize("kind", OF_EACH_CLIENT)
 def test_a_planned_failover_costs_nothing_and_the_new_master_hands_over(
-    own_cluster: Cluster, name: str, kind: str, handed: list[int]
+    calm_cluster: Cluster, name: str, kind: str, handed: list[int]
 ) -> None:
-    cluster = own_cluster
+    cluster = calm_cluster
     stream = Stream(cluster.url, name, kind)
     try:
         more(handed)
@@ -284,24 +290,24 @@ def test_control_a_script_that_does_not_count_hands_over_to_nobody(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_message_for_a_connection_that_died_comes_soon_and_costs_no_retry(
-    own_cluster: Cluster, name: str, kind: str
+    calm_cluster: Cluster, name: str, kind: str
 ) -> None:
-    server: Any = ClusterAsServer(own_cluster)
+    server: Any = ClusterAsServer(calm_cluster)
     got: list[tuple[Any, int]] = []
 
     def consume() -> None:
-        with connect(kind, own_cluster.url) as one, one.topic(name).consumer() as consumer:
+        with connect(kind, calm_cluster.url) as one, one.topic(name).consumer() as consumer:
             while not got or got[-1][0] != "end":
                 deliveries = consumer.receive(1, wait=1)
                 got.extend((d.body, d.attempt) for d in deliveries)
                 consumer.ack(deliveries)
 
-    with rmq.Client(own_cluster.url) as client:
+    with rmq.Client(calm_cluster.url) as client:
         topic = client.topic(name)
         topic.open()
         thread = threading.Thread(target=consume)
         thread.start()
-        master = own_cluster.master_of(SlotKeys("rmq", name, 0).slot)
+        master = calm_cluster.master_of(SlotKeys("rmq", name, 0).slot)
         for number in range(5):
             eventually(lambda: credits_in(server, name) == [1])
             master.raw().execute_command("CLIENT", "KILL", "TYPE", "pubsub")

@@ -12,6 +12,7 @@ from tests.clusters import Cluster
 from tests.faults.test_resize_workers import KILLS, run
 
 
+@pytest.mark.slow  # on one server: tests/faults/test_resize_workers.py
 def test_killed_workers_and_resizers_lose_nothing_and_keep_the_order_of_each_key(
     cluster: Cluster, server: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

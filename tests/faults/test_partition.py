@@ -88,8 +88,12 @@ class Pair:
             assert raw.wait(1, int(PATIENCE_S * 1000)) == 1
 
 
-def play(network: Network, name: str, durability: Any) -> tuple[History, list[list[str]]]:
+def play(network: Network, name: str, whole: Any, cut: Any) -> tuple[History, list[list[str]]]:
     """Send while the link is whole, cut, whole and cut again; then promote the replica.
+
+    Args:
+        whole: the durability of sends while the link is whole.
+        cut: of those while it is cut.
 
     Returns:
         What was confirmed and received, and how the sends of each phase ended.
@@ -97,7 +101,10 @@ def play(network: Network, name: str, durability: Any) -> tuple[History, list[li
     history, phases = History(), []
     with ExitStack() as stack:
         pair = Pair(network, stack)
-        with network.inside("left"), rmq.Client(pair.master.url, retry_for=1) as client:
+        with (
+            network.inside("left"),
+            rmq.Client(pair.master.url, timeout=2 * PATIENCE_S, retry_for=1) as client,
+        ):
             topic = client.topic(name)
             topic.open()
             for phase in range(4):
@@ -108,7 +115,7 @@ def play(network: Network, name: str, durability: Any) -> tuple[History, list[li
                     pair.catch_up()
                 phases.append(
                     [
-                        send(topic, history, phase * COUNT + number, durability)
+                        send(topic, history, phase * COUNT + number, cut if phase % 2 else whole)
                         for number in range(COUNT)
                     ]
                 )
@@ -137,7 +144,9 @@ def send(topic: rmq.Topic, history: History, number: int, durability: Any) -> st
 def test_what_was_confirmed_as_replicated_survives_a_partition(
     network: Network, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history, phases = play(network, name, rmq.Replicated(1, CONFIRM_S))
+    history, phases = play(
+        network, name, rmq.Replicated(1, PATIENCE_S), rmq.Replicated(1, CONFIRM_S)
+    )
 
     verdict = history.verdict(fired=network.cuts)
     with capsys.disabled():
@@ -151,7 +160,7 @@ def test_what_was_confirmed_as_replicated_survives_a_partition(
 def test_what_was_confirmed_in_memory_is_lost_by_a_partition(
     network: Network, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history, _ = play(network, name, "memory")
+    history, _ = play(network, name, "memory", "memory")
 
     verdict = history.verdict(fired=network.cuts)
     with capsys.disabled():

@@ -13,6 +13,7 @@ from rmq.soak.proxy import Proxy, between
 from tests.conftest import any_binary
 from tests.faults.checker import History
 from tests.faults.test_kill import drained
+from tests.patience import PATIENCE_S
 from tests.servers import Server, following
 
 COUNT = 20
@@ -47,21 +48,24 @@ def pair() -> Iterator[Pair]:
         yield Pair(master, replica, line)
 
 
-def play(pair: Pair, name: str, durability: Any) -> tuple[History, int]:
-    """Send before and after the replica is cut off, and drain it once it has taken over."""
+def play(pair: Pair, name: str, before: Any, after: Any) -> tuple[History, int]:
+    """Send before and after the replica is cut off, and drain it once it has taken over.
+
+    `before`, `after`: the durability of the sends.
+    """
     history, refused = History(), 0
-    with rmq.Client(pair.master.url, retry_for=1) as client:
+    with rmq.Client(pair.master.url, timeout=2 * PATIENCE_S, retry_for=1) as client:
         topic = client.topic(name)
         topic.open()
         for number in range(2 * COUNT):
             if number == COUNT:
                 with pair.master.raw() as raw:
                     raw.set(f"{name}:mark", 1)  # WAIT counts for what its connection has written
-                    assert raw.wait(1, 10_000) == 1
+                    assert raw.wait(1, int(PATIENCE_S * 1000)) == 1
                 pair.cut_off()
             history.attempt(number)
             try:
-                topic.send({"n": number}, durability=durability)
+                topic.send({"n": number}, durability=before if number < COUNT else after)
             except rmq.NotDurable:
                 refused += 1
             else:
@@ -75,7 +79,7 @@ def play(pair: Pair, name: str, durability: Any) -> tuple[History, int]:
 def test_what_was_confirmed_as_replicated_survives_a_stale_replica(
     pair: Pair, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history, refused = play(pair, name, rmq.Replicated(1, 0.1))
+    history, refused = play(pair, name, rmq.Replicated(1, PATIENCE_S), rmq.Replicated(1, 0.1))
 
     verdict = history.verdict(fired=pair.line.fired)
     with capsys.disabled():
@@ -88,7 +92,7 @@ def test_what_was_confirmed_as_replicated_survives_a_stale_replica(
 def test_what_was_confirmed_in_memory_is_lost_by_a_stale_replica(
     pair: Pair, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    history, refused = play(pair, name, "memory")
+    history, refused = play(pair, name, "memory", "memory")
 
     verdict = history.verdict(fired=pair.line.fired)
     with capsys.disabled():

@@ -15,6 +15,7 @@ import rmq
 from rmq.soak.proxy import Proxy, between
 from tests.conftest import any_binary
 from tests.faults.worker_scene import KINDS, Scene, stages, wait_for
+from tests.patience import PATIENCE_S
 from tests.servers import Server, following
 
 
@@ -24,6 +25,12 @@ class Pair:
     def __init__(self, master: Server, replica: Server, proxy: Proxy) -> None:
         self.master, self.replica, self.proxy = master, replica, proxy
         self.url = proxy.url
+
+    def catch_up(self) -> None:
+        """Wait until the replica has all so far."""
+        with self.master.raw() as raw:
+            raw.set("marker", 1)  # WAIT is about the writes of its connection
+            assert raw.wait(1, int(PATIENCE_S * 1000)) == 1
 
     def detach(self) -> None:
         """Let the replica follow no more, as one that the network has cut off."""
@@ -53,7 +60,7 @@ def pair() -> Iterator[Pair]:
 
 def scenes_of(pair: Pair, name: str, tmp_path: Path, **options: Any) -> Any:
     server: Any = SimpleNamespace(url=pair.url)
-    return stages(server, name, tmp_path, KINDS, lease=4, **options)
+    return stages(server, name, tmp_path, KINDS, lease=10, **options)
 
 
 @pytest.mark.fault("F12")
@@ -62,12 +69,12 @@ def test_a_failover_loses_nothing_that_the_replica_has(
 ) -> None:
     with scenes_of(pair, name, tmp_path, durability=rmq.Replicated(1, 5)) as scenes:
         for scene in scenes:
-            scene.send(2, do=("hold", 8))
+            scene.send(2, do=("hold", 12))
             scene.send(30, do=("hold", 0.02))
             scene.worker(concurrency=4)
         for scene in scenes:
             scene.seen("deliver", 1, n=0)
-        time.sleep(1)  # so that the replica has what the workers hold
+        pair.catch_up()  # with what the workers hold
         pair.fail_over(scenes)
         promoted = time.monotonic_ns()
         for scene in scenes:
@@ -94,7 +101,7 @@ def test_a_replica_that_missed_messages_is_seen_to_lose_them(
             scene.worker()
         for scene in scenes:
             scene.seen("done", n=0)
-        time.sleep(0.5)
+        pair.catch_up()
         pair.detach()
         for scene in scenes:
             scene.send(5, delay=3600)

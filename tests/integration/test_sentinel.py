@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,9 @@ from rmq.protocol.scripts import Script
 from rmq.transport.master_finder import AsyncMasterFinder, MasterFinder
 from rmq.worker.script_connection import ScriptConnection
 from tests.conftest import any_binary
+from tests.forkserver import Forked
 from tests.integration.driven import connect
+from tests.patience import PATIENCE_S
 from tests.sentinels import SERVICE, Sentinels
 from tests.servers import Server, free_port
 
@@ -208,8 +209,11 @@ def test_the_doctor_examines_the_master_and_counts_its_replicas(
 
 def test_the_command_line_takes_the_url_and_hides_its_passwords(url: str) -> None:
     def ping(url: str) -> subprocess.CompletedProcess[str]:
-        words = [sys.executable, "-m", "rmq", "ping", "--url", url]
-        return subprocess.run(words, capture_output=True, text=True)
+        words = ("ping", "--url", url)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        running = Forked("tests.cli.command", *words, **pipes)
+        out, errors = running.communicate(timeout=2 * PATIENCE_S)
+        return subprocess.CompletedProcess(words, running.wait(), out, errors)
 
     well, wrong = ping(url), ping(url.replace(SERVICE, "nobody"))
 

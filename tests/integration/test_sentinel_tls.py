@@ -82,6 +82,7 @@ def test_clients_and_the_heartbeat_use_tls_to_sentinels_and_master(url: Url, nam
         plain.topic(name).send("x")
 
 
+@pytest.mark.slow  # of a server: test_tls.py
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_refused_with_an_error_that_says_so(
     url: Url, kind: str, name: str, wrong: str
