@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import itertools
 import os
 import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +40,13 @@ _DRIVERS = {
 # Without it PyMySQL reads all certificates that the machine trusts at each connect, for 24 ms.
 _OPTIONS = {"mysql+pymysql": "?ssl_disabled=true"}
 _counter = itertools.count()
+
+# The engine whose dialect has asked its server for version and schema: engines of later tests share
+# the dialect, and the statements it has compiled. On MariaDB the schema is that of one database.
+_SHARED = ("postgresql", "sqlite")
+_OF_POOLS = {"connect_args", "max_overflow", "pool_pre_ping", "pool_size", "pool_timeout"}
+_OF_POOLS.add("poolclass")  # options that are nothing to a dialect
+_first: dict[type[sa.Dialect], sa.Engine] = {}
 
 
 def binary(name: str, package: str) -> str:
@@ -75,6 +84,7 @@ class DatabaseServer:
     """
 
     dialect = ""
+    _die_with_parent: ClassVar[Callable[[], None]] = staticmethod(die_with_parent)
     template: ClassVar[str] = ""  # what `_install` made for the first of this process
 
     def __init__(self, durable: bool = False) -> None:
@@ -140,7 +150,7 @@ class DatabaseServer:
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 self._command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                preexec_fn=die_with_parent, **self._as,
+                preexec_fn=self._die_with_parent, **self._as,
             )  # fmt: skip
         until = time.monotonic() + START_S
         probe = sa.create_engine(self.url(), poolclass=sa.NullPool)
@@ -192,7 +202,11 @@ class DatabaseServer:
             self._engine.dispose()
         if self.process is not None and self.process.poll() is None:
             self.kill()
+        self._forget()
         shutil.rmtree(self.dir, ignore_errors=True)
+
+    def _forget(self) -> None:
+        """Remove what a killed server leaves outside of its directory."""
 
     def execute(self, statement: str) -> None:
         """Run a statement outside of any transaction."""
@@ -210,6 +224,31 @@ class Postgres(DatabaseServer):
     dialect = "postgresql"
     main = "postgres"
 
+    def __init__(self, durable: bool = False) -> None:
+        self._inside: dict[str, sa.Engine] = {}  # by database: one connection, which empties it
+        super().__init__(durable)
+
+    def stop(self) -> None:
+        for engine in self._inside.values():
+            engine.dispose()
+        super().stop()
+
+    def _forget(self) -> None:
+        """Remove the System V segment by which it notes that its directory is in use."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            ctypes.CDLL(None).shmctl(int(self.segment()), 0, None)  # 0: IPC_RMID
+
+    def segment(self) -> str:
+        """The number of its System V segment."""
+        told = Path(self.dir, "data", "postmaster.pid").read_text().splitlines()
+        return told[6].split()[1]
+
+    @staticmethod
+    def _die_with_parent() -> None:
+        """At once, and with its shared memory, which SIGKILL would leave."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
+
     def _install(self) -> None:
         password = Path(self.dir, "password")
         password.write_text(PASSWORD)
@@ -221,14 +260,17 @@ class Postgres(DatabaseServer):
 
     def empty(self, database: str) -> bool:
         """Quicker than a new one, which copies a thousand files."""
-        self.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            f"WHERE datname = '{database}' AND pid <> pg_backend_pid()"
-        )
-        engine = sa.create_engine(self.url(database=database), poolclass=sa.NullPool)
-        with engine.begin() as connection:
-            connection.exec_driver_sql("DROP SCHEMA public CASCADE")
-            connection.exec_driver_sql("CREATE SCHEMA public")
+        if database not in self._inside:
+            self._inside[database] = sa.create_engine(
+                self.url(database=database), isolation_level="AUTOCOMMIT", pool_pre_ping=True,
+                pool_size=1,
+            )  # fmt: skip
+        with self._inside[database].connect() as connection:
+            connection.exec_driver_sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         return True
 
     def _command(self) -> list[str]:
@@ -240,6 +282,7 @@ class Postgres(DatabaseServer):
             "max_connections": 100,
             "fsync": "on" if self.durable else "off",
             "autovacuum": "on" if self.durable else "off",
+            "dynamic_shared_memory_type": "mmap",  # in its directory, which is removed
         }
         told = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         return [binary("postgres", "postgresql"), "-D", f"{self.dir}/data", *told]
@@ -296,6 +339,7 @@ class Database:
         self.server = server
         self._place = place
         self._engines: list[sa.Engine] = []
+        self._new: list[sa.Engine] = []  # those that may be the first
 
     def url(self, driver: str = "sync") -> str:
         """A URL for SQLAlchemy. `driver`: "sync" or "async"."""
@@ -307,16 +351,34 @@ class Database:
         """An engine that is disposed of when the test ends."""
         made = sa.create_engine(self.url(), **options)
         self._engines.append(made)
+        self._share(made, options)
         return made
 
     def async_engine(self, **options: Any) -> AsyncEngine:
         """As `engine`. It keeps no connection, because each belongs to the loop that made it."""
         options.setdefault("poolclass", sa.NullPool)
-        return create_async_engine(self.url("async"), **options)
+        made = create_async_engine(self.url("async"), **options)
+        self._share(made.sync_engine, options)
+        return made
+
+    def _share(self, engine: sa.Engine, options: dict[str, Any]) -> None:
+        """Let an engine of usual options have the dialect of the first one that connected."""
+        if self.dialect not in _SHARED or not options.keys() <= _OF_POOLS:
+            return
+        known = _first.get(type(engine.dialect))
+        if known is None:
+            self._new.append(engine)
+            return
+        engine.dialect.initialize = lambda connection: None  # type: ignore[method-assign]
+        engine.dialect = known.dialect
+        engine._compiled_cache = known._compiled_cache
 
     def close(self) -> None:
         for one in self._engines:
             one.dispose()
+        for one in self._new:
+            if getattr(one.dialect, "server_version_info", None) is not None:
+                _first.setdefault(type(one.dialect), one)
 
 
 def impatience(database: Database) -> dict[str, Any]:

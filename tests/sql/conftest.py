@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.databases import Database
 from tests.sql.ledgers import Books
+
+# What `make test` tries of drivers and databases: each once. The other pairs are left to CI.
+HERE = Path(__file__).parent
+PAIRS = {("async", "postgresql"), ("plain", "sqlite"), ("sync", "sqlite")}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most pairs of a way to call handlers and a database to CI."""
+    for item in (one for one in items if HERE in one.path.parents):
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        way = params.get("books", params.get("scene"))
+        if (
+            way in ("plain", "sync", "async")
+            and "database" in params
+            and (way, params["database"]) not in PAIRS
+        ):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=["plain", "async"])

@@ -143,7 +143,8 @@ def test_async_consumer_and_async_producer_confirm_alike(
     id = scene.sent()
     seen: list[Any] = []
 
-    there = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/theirs.sqlite")
+    place = f"sqlite+aiosqlite:///{tmp_path}/theirs.sqlite"
+    there = create_async_engine(place, poolclass=sa.NullPool)  # a connection has a thread
     client = rmq.AsyncClient(server.url)  # of the worker's loop, which ends with it
     topic, back = client.topic(scene.name), client.topic(scene.back.name)
 

@@ -107,6 +107,7 @@ def test_keys_that_differ_in_any_byte_are_different(engine):
         ) == set(DIFFERENT)
 
 
+@pytest.mark.slow
 def test_ordinary_text_of_mariadb_would_take_different_keys_for_equal(mariadb):
     # What ExactText is for: if this fails, the test above proves nothing.
     with sa.create_engine(mariadb.url()).connect() as connection:

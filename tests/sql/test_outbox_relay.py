@@ -16,6 +16,7 @@ from tests.databases import impatience
 from tests.sql.stubs import drain, fill, prepared, rows, states
 
 
+@pytest.mark.slow
 def test_ten_thousand_messages_are_sent_once_each_and_in_order(database, client, name):
     engine, outbox = prepared(database), Outbox()
     for start in range(0, 10_000, 1000):
