@@ -13,7 +13,7 @@ from tests.forkserver import Forked
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
-KEYS, EACH, SLOTS, PROCESSES, VICTIMS = 80, 10, 16, 4, 2
+KEYS, EACH, SLOTS, PROCESSES, VICTIMS = 200, 10, 16, 4, 2
 
 
 def run(

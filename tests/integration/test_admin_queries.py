@@ -157,6 +157,7 @@ def test_what_cannot_name_a_query_or_a_topic_is_refused(api: Any, topic: rmq.Top
 # --- sinks -------------------------------------------------------------------------------------
 
 
+@both_clients
 def test_sinks_are_reported_with_the_batches_that_are_published_and_begun(
     api: Any, client: rmq.Client, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

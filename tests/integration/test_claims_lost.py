@@ -14,7 +14,7 @@ from rmq.core.claim import KEPT
 from rmq.protocol.flows import claim
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene, eventually, threads_left
 
 __all__ = ["kept"]  # a fixture
 LEASE_S = 5  # renewed every 1.7 s: a busy machine has 3.3 s to spare
@@ -127,6 +127,7 @@ def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
         go.set()
         eventually(lambda: worker.counts()[name]["lost"] == 1)
         eventually(lambda: worker.counts()[name]["claim_lost"])
+    eventually(lambda: not threads_left())
 
     assert worker.counts()[name]["claim_lost"] == 1
 

@@ -174,6 +174,8 @@ def test_a_message_wakes_one_of_many_consumers(
     for one in consumers:
         topic.send("end")
         eventually(lambda: sum(("end", 1) in one.got for one in consumers) > consumers.index(one))
+    for one in consumers:
+        one.thread.join(PATIENCE_S)
     assert sorted(len(one.got) for one in consumers) == [1, 1, 2]
 
 

@@ -101,6 +101,7 @@ def test_what_is_released_comes_to_consumers_as_a_retry(query: Any, topic: Any) 
         assert {one.attempt for one in again} == {2}
 
 
+@both_clients
 def test_a_retried_message_tells_its_attempt(api: Any, name: str) -> None:
     topic = api.topic(name, retry="immediate")
     topic.send("x")
@@ -113,6 +114,7 @@ def test_a_retried_message_tells_its_attempt(api: Any, name: str) -> None:
     assert block.attempts == [2]
 
 
+@both_clients
 def test_runs_that_begin_a_batch_are_counted_and_the_next_batch_begins_anew(
     api: Any, name: str
 ) -> None:
@@ -128,6 +130,7 @@ def test_runs_that_begin_a_batch_are_counted_and_the_next_batch_begins_anew(
     assert topic.query("b" * 32, "here").begun("0,9", "one") == 1
 
 
+@both_clients
 def test_a_query_takes_back_what_a_dead_consumer_had(api: Any, name: str, clock: Clock) -> None:
     topic = api.topic(name, lease=1, retry="immediate")
     topic.send("x")
@@ -144,6 +147,7 @@ def test_a_query_takes_back_what_a_dead_consumer_had(api: Any, name: str, clock:
     query.close()
 
 
+@both_clients
 def test_a_query_takes_over_what_a_dead_query_held(api: Any, name: str, clock: Clock) -> None:
     topic = api.topic(name, retry="immediate")
     topic.send("x")

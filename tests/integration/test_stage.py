@@ -167,6 +167,7 @@ def test_full_topic_takes_bodies_by_the_share_of_a_slot(api: Any, name: str) -> 
     assert sorted(found + bodies(topic)) == list(range(100))
 
 
+@both_clients
 def test_stages_of_attempts_that_do_not_count_are_never_seen(topic: Any, raw: redis.Redis) -> None:
     winner, loser = stage(topic, range(100)), stage(topic, range(100))
 
