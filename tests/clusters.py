@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import random
-import socket
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,48 +16,13 @@ MASTERS = 3
 NODE_TIMEOUT_MS = 1000  # until a master that does not answer is taken for dead
 CALM_TIMEOUT_MS = 600_000  # of a cluster in which no master may be taken for dead
 HASH_SLOTS = 16_384
-BUS = 10_000  # a node's bus has the port of its clients and this
-# Both ports are below those that Linux gives to outgoing connections: one of these may have a port
-# just when a node that was killed wants it again.
-PORTS = range(11_000, 22_000)
 PATIENCE_S = 120.0  # for six processes to agree, on a busy machine
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def _reserve() -> tuple[int, socket.socket]:
-    """Find a port that is free, as its bus port is, for as long as the socket is open.
-
-    Linux has names of sockets that are no files and go with their process; elsewhere tests of
-    several processes may choose the same port.
-    """
-    while True:
-        port = random.SystemRandom().choice(PORTS)
-        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            if sys.platform == "linux":
-                lock.bind(f"\0rmq-test-port-{port}")
-            if _is_free(port) and _is_free(port + BUS):
-                return port, lock
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-        lock.close()
 
 
 class Node(Server):
     """A node of a cluster."""
 
     def __init__(self, binary: str, *options: str) -> None:
-        port, self._reserved = _reserve()
         self._control: redis.Redis | None = None
         super().__init__(
             binary,
@@ -70,7 +31,6 @@ class Node(Server):
             "--cluster-node-timeout", str(NODE_TIMEOUT_MS),
             "--cluster-require-full-coverage", "no",
             *options,
-            port=port,
         )  # fmt: skip
 
     def call(self, *words: Any) -> Any:
@@ -90,7 +50,6 @@ class Node(Server):
     def stop(self) -> None:
         self._forget()
         super().stop()
-        self._reserved.close()
 
     def _forget(self) -> None:
         if self._control is not None:

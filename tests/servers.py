@@ -32,6 +32,7 @@ OLDEST_SUPPORTED = "redis-6.2"
 PORTS = (10_000, 20_000)
 BUS = 10_000  # a cluster node's bus has the port of its clients and this
 _locks: list[socket.socket] = []
+_choice = random.SystemRandom()  # a test may seed the other one
 
 
 def _version(binary: str) -> tuple[str, tuple[int, ...]]:
@@ -84,13 +85,14 @@ def free_port() -> int:
     this process lives.
     """
     for _ in range(1000):
-        port = random.randrange(*PORTS)
+        port = _choice.randrange(*PORTS)
         lock = socket.socket(socket.AF_UNIX)
         try:
             if sys.platform == "linux":
                 lock.bind(f"\0rmq-test-port-{port}")
             for number in (port, port + BUS):
                 with socket.socket() as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     probe.bind(("127.0.0.1", number))
         except OSError:
             lock.close()
