@@ -27,9 +27,11 @@ ENDS_S = 10.0  # threads and processes that were told to end have so long
 RUN = "RMQ_TEST_RUN"  # the environment of all that a run starts names it
 # Threads of libraries, which live as long as the process: execnet's, Playwright's, OpenTelemetry's.
 # Those of AnyIO end with the event loop of their server, which tests of a file may share.
-SHARED_THREADS = ("MainThread", "execnet", "Otel", "playwright", "AnyIO")
+SHARED_THREADS = ("MainThread", "execnet", "Otel", "playwright", "AnyIO", "rmq-fakeredis")
 
-FORK_SERVER = "tests.forkserver"  # of this process; all tests share it
+CONNECTION = "process_request_thread"  # of fakeredis' server, which all tests of a process share
+# One for a process of tests: the fork server, and the server of rmq.testing.
+SHARED_PROCESSES = ("tests.forkserver", "rmq-testing-")
 
 Process = subprocess.Popen[Any] | Forked
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
@@ -55,6 +57,10 @@ def _command(process: Process) -> str:
     return str(process.args)
 
 
+def _is_shared(command: str) -> bool:
+    return any(word in command for word in SHARED_PROCESSES)
+
+
 class Leaks:
     """Compares what is alive after a test with what it may leave: `_shared`."""
 
@@ -64,13 +70,15 @@ class Leaks:
 
     def _own_processes(self) -> list[Process]:
         known = [one for one in list(_processes) if _command(one) not in self._commands]
-        return [one for one in known if FORK_SERVER not in _command(one) and one.poll() is None]
+        return [one for one in known if not _is_shared(_command(one)) and one.poll() is None]
 
     def _own_threads(self) -> list[threading.Thread]:
         return [
             one
             for one in threading.enumerate()
-            if one not in self._threads and not one.name.startswith(SHARED_THREADS)
+            if one not in self._threads
+            and not one.name.startswith(SHARED_THREADS)
+            and CONNECTION not in one.name
         ]
 
     def share(self) -> None:

@@ -145,6 +145,7 @@ class Screen:
         self._shown = self._began
         self._wall: defaultdict[str, float] = defaultdict(float)
         self._cpu: defaultdict[str, float] = defaultdict(float)
+        self._file_cpu: defaultdict[str, float] = defaultdict(float)
         self._cases: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
         self._failed: dict[str, str] = {}
@@ -178,7 +179,9 @@ class Screen:
         self._wall[report.nodeid] += report.duration
         if report.when == "setup":
             self._cases[folder] += 1
-        self._cpu[folder] += dict(report.user_properties).get("cpu_s", 0.0)
+        used = dict(report.user_properties).get("cpu_s", 0.0)
+        self._cpu[folder] += used
+        self._file_cpu[report.nodeid.partition("::")[0]] += used
         if report.skipped and isinstance(report.longrepr, tuple):
             self._skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         if report.failed:
@@ -220,12 +223,18 @@ class Screen:
         side_by_side.add_row(self._folders(), self._slowest())
         console.print(side_by_side)
         console.print(self._untried())
+        self._keep_figures()
         for test, seed in self._failed.items():
             before = f"RMQ_TEST_SEED={seed} " if seed else ""
             console.print(
                 f"FAILED, again: {before}.venv/bin/python -m pytest {shlex.quote(test)}",
                 markup=False, soft_wrap=True,
             )  # fmt: skip
+
+    def _keep_figures(self) -> None:
+        """Write down the CPU seconds of files, the largest first."""
+        rows = [f"{seconds:.1f}\t{file}\n" for file, seconds in _largest(self._file_cpu)]
+        (ROOT / OUTPUT / "cpu.tsv").write_text("".join(rows))
 
     def _folders(self) -> Table:
         table = _table("folder", "cases", "CPU s")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,7 @@ from rmq.protocol import commands, scripts
 from rmq.protocol.functions import function_name, library_text
 from rmq.protocol.steps import Command
 from tests.lua import failures
+from tests.lua.reading import READ_KEYS, pairwise, sha1
 
 MEMBER = 13  # bytes; spelled apart from lua/lib/member.lua
 GONE = None  # what `changes` says of something that was there before
@@ -38,23 +37,6 @@ as_scripts_alone = pytest.mark.skipif(
 )
 
 State = dict[str, Any]
-
-# Every key that begins as ARGV[1] says: name, type, content. One call in place of two for each key.
-READ_KEYS = """
-local content = {
-  hash = function(name) return redis.call('HGETALL', name) end,
-  zset = function(name) return redis.call('ZRANGE', name, 0, -1, 'WITHSCORES') end,
-  set = function(name) return redis.call('SMEMBERS', name) end,
-  list = function(name) return redis.call('LRANGE', name, 0, -1) end,
-  string = function(name) return redis.call('GET', name) end,
-}
-local found = {}
-for _, name in ipairs(redis.call('KEYS', ARGV[1] .. '*')) do
-  local kind = redis.call('TYPE', name).ok
-  found[#found + 1] = {name, kind, content[kind](name)}
-end
-return found
-"""
 
 
 class Lease(NamedTuple):
@@ -146,17 +128,6 @@ def case(*values: Any) -> Iterator[None]:
     except BaseException as error:
         error.add_note(f"case: {', '.join(map(repr, values))}")
         raise
-
-
-@functools.cache
-def sha1(text: str) -> str:
-    """The name of a script."""
-    return hashlib.sha1(text.encode()).hexdigest()
-
-
-def pairwise(flat_pairs: list[Any]) -> Iterator[tuple[Any, Any]]:
-    """The pairs of a flat list."""
-    return zip(flat_pairs[::2], flat_pairs[1::2], strict=True)
 
 
 def _answers(slot: dict[bytes, bytes]) -> dict[str, bytes]:
@@ -289,7 +260,6 @@ class Box:
 
     def _with_ids(self, name: str, value: Any, keys: SlotKeys) -> Any:
         """The value of a key with ids for members."""
-
         if isinstance(value, bytes | None):
             return value  # of another type, for a test
 

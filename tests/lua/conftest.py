@@ -15,8 +15,8 @@ import redis
 
 from tests.conftest import NEWEST, Clock, any_binary, run_on
 from tests.lua.box import Box
-from tests.lua.calls import Furnished, furnish
 from tests.lua.crediting import Sleeper, can_shard
+from tests.lua.furnished import Furnished, furnish
 from tests.servers import Server
 
 

@@ -7,7 +7,8 @@ import redis
 
 from rmq.core import record
 from rmq.protocol import commands
-from tests.lua.calls import CALLS, furnish
+from tests.lua.calls import CALLS
+from tests.lua.furnished import furnish
 from tests.lua.numbers import P, Q, begin, merged, numbered, open_of, told
 
 REST = [(1, None)]

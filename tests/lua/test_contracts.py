@@ -11,7 +11,8 @@ import redis
 from rmq.core import keys
 from rmq.protocol import commands, scripts
 from tests.lua.box import Box, case
-from tests.lua.calls import CALLS, furnish, place_of
+from tests.lua.calls import CALLS, place_of
+from tests.lua.furnished import furnish
 
 NAMES = scripts.names()
 LUA = Path(str(scripts.directory()))

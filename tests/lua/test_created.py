@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.lua.calls import CALLS, furnish
+from tests.lua.calls import CALLS
+from tests.lua.furnished import furnish
 
 # What routes messages to slots, or takes them from there, by what a client has read of the topic.
 ROUTED = ("merge", "next_ready", "prepare", "publish", "query_take", "redrive_send", "send")

@@ -8,7 +8,8 @@ import redis
 from rmq.core import keys
 from rmq.protocol import commands
 from tests.lua.box import Box
-from tests.lua.calls import CALLS, RUN, furnish, place_of
+from tests.lua.calls import CALLS, place_of
+from tests.lua.furnished import RUN, furnish
 
 
 def take(box, limit=10, lease_ms=30_000):

@@ -9,7 +9,7 @@ from rmq.core.ids import member_of
 from rmq.protocol import commands
 from rmq.protocol.commands import slot_delete
 from tests.lua.box import GONE, Box, ordered, reference, stored
-from tests.lua.calls import QUERY
+from tests.lua.furnished import QUERY
 
 BODY = b"a large body"
 

@@ -13,7 +13,8 @@ from rmq.protocol import commands
 from rmq.protocol.functions import REFUSED_AT_MAXMEMORY
 from rmq.protocol.steps import Command
 from tests.lua.box import Box, as_scripts_alone
-from tests.lua.calls import CALLS, CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, furnish
+from tests.lua.calls import CALLS
+from tests.lua.furnished import CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, furnish
 
 
 @pytest.fixture

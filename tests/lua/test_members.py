@@ -8,7 +8,8 @@ import redis
 
 from rmq.protocol import commands
 from tests.lua.box import MEMBER
-from tests.lua.calls import CALLS, RUN, furnish
+from tests.lua.calls import CALLS
+from tests.lua.furnished import RUN, furnish
 from tests.lua.query import ME, take
 
 ZSETS = ("store", "prepare", "dead")

@@ -10,7 +10,8 @@ import redis
 
 from rmq.protocol import commands, scripts
 from tests.lua.box import Box
-from tests.lua.calls import CALLS, furnish
+from tests.lua.calls import CALLS
+from tests.lua.furnished import furnish
 
 USERS = {"no channels": ("+@all", "resetchannels"), "no command": ("+@all", "-publish", "&*")}
 SLEEPS_UNTIL = 9_999_999_999_999

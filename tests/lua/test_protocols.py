@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.lua.box import Box
-from tests.lua.calls import CALLS, furnish
+from tests.lua.calls import CALLS
+from tests.lua.furnished import furnish
 
 
 def plain(reply):

@@ -9,7 +9,8 @@ from rmq.core import keys
 from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.lua.box import case
-from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, furnish, place_of
+from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of
+from tests.lua.furnished import furnish
 
 PLACES = {
     "audit_report": "slot audit",

@@ -13,7 +13,7 @@ from rmq.protocol import commands, scripts
 from rmq.protocol.commands import PublishReply
 from rmq.protocol.steps import Command
 from tests.lua.box import Box
-from tests.lua.calls import STAGE, furnish
+from tests.lua.furnished import STAGE, furnish
 
 Build = Callable[[ReplaySession], Command[Any]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.protocol.commands import SlotDeleteReply, slot_delete
-from tests.lua.calls import furnish
+from tests.lua.furnished import furnish
 
 # Admin.topic_delete finds these. Schedules are among them: a deletion that is undone keeps them.
 BY_NAME = ("query:", "querylog:", "stage:", "replay:", "claim:", "schedules", "schedule_times")
