@@ -27,6 +27,7 @@ def program() -> Iterator[Any]:
     sys.modules["many_types"] = module  # where annotations of its handlers are looked up
     spec.loader.exec_module(module)
     yield module
+    module.client.close()
     del sys.modules["many_types"]
 
 
