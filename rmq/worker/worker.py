@@ -95,6 +95,8 @@ class Worker:
             RecyclingLimits(max_messages, max_memory, timeout_kill),
         )
         self._running: RunningWorker | None = None
+        self._stop_lock = threading.RLock()  # of whoever stops it: `run`, and other threads
+        self._finished = True
         self._scope = ProcessScope((), ())
         self._stopping = threading.Event()
         self._signals = StopSignals()
@@ -138,6 +140,7 @@ class Worker:
         if self._running is not None:
             raise InvalidValue("worker: it is running; stop it before it is started again")
         self._stopping.clear()
+        self._finished = True
         transport, loop_thread = as_blocking(self._client._transport), None
         self._scope = ProcessScope(
             self._client._handlers.lifespans, [each.dependencies for each in self.handlers]
@@ -178,23 +181,25 @@ class Worker:
     def stop(self, grace: Duration | None = None) -> bool:
         """Stop fetching, wait for running handlers up to `grace`, release the rest.
 
-        It takes no longer than `grace` and 2 s, even during an outage of Redis.
+        It takes no longer than `grace` and 2 s, even during an outage of Redis. Any thread may call
+        it, also while `run` goes on; if another is stopping the worker, it waits for that one.
 
         Returns:
             Whether every run that had begun has ended, and is settled in Redis.
         """
-        running = self._running
-        if running is None:
-            return True
         seconds = self._options.grace_s
         if grace is not None:
             seconds = duration_ms(grace, "grace", zero=True) / 1000
-        self._stopping.set()
-        finished = running.stop(seconds)
-        self._disconnect(running.transport)
-        self._counts = running.engine.counts()
-        self._running = None
-        return finished
+        if self._running is not None:
+            self._stopping.set()
+        with self._stop_lock:
+            running = self._running
+            if running is not None:
+                self._finished = running.stop(seconds)
+                self._disconnect(running.transport)
+                self._counts = running.engine.counts()
+                self._running = None
+            return self._finished
 
     def ask_to_stop(self) -> None:
         """Ask `run` to end, with its grace time. A second call changes nothing."""

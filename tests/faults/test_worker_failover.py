@@ -107,7 +107,7 @@ def test_a_replica_that_missed_messages_is_seen_to_lose_them(
             scene.send(5, delay=3600)
         pair.fail_over(scenes)
         for scene in scenes:
-            wait_for(lambda scene=scene: not scene.held(), "the stale replica has none of them")
+            wait_for(lambda scene=scene: not scene.held(), scene.how_it_stands)
             found = scene.account()
             with capsys.disabled():
                 print(f"\nFIG control, stale replica, {scene.kind}: {found}")

@@ -186,9 +186,13 @@ class Scene:
         stats = self.client.admin.stats(self.topic.name)
         return sum(stats[name] for name in WAITING)
 
+    def how_it_stands(self) -> str:
+        """Tell what waits and what has happened."""
+        return f"{self.kind}: {self.client.admin.stats(self.topic.name)}, {self._status()}"
+
     def drained(self, within: float = PATIENCE_S) -> None:
         """Wait until nothing is left to do."""
-        wait_for(lambda: not self.held(), f"a drain: {self.held()} left, {self._status()}", within)
+        wait_for(lambda: not self.held(), self.how_it_stands, within)
 
     def dead(self) -> list[int]:
         """The numbers of the dead letters."""

@@ -19,6 +19,7 @@ import pytest
 import rmq
 from rmq.worker import heartbeat_process
 from rmq.worker.heartbeat_process import HeartbeatProcess, HeartbeatThread
+from rmq.worker.running_worker import RunningWorker
 from tests.integration.handling import WITHIN_S, eventually, threads_left
 from tests.servers import Server
 
@@ -215,3 +216,46 @@ def test_a_program_ends_with_the_code_of_run_although_a_thread_of_its_handler_go
 
     assert process.returncode == 4
     assert re.search("ended although threads of yours still run", errors)
+
+
+# --- two threads stop it --------------------------------------------------------------------------
+
+
+def test_a_worker_that_two_threads_stop_is_stopped_once(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, stopping = threading.Event(), threading.Event(), threading.Semaphore(0)
+    stops: list[bool] = []
+    stop = RunningWorker.stop
+
+    def counted(self: RunningWorker, grace_s: float) -> bool:
+        stopping.release()
+        return stop(self, grace_s)
+
+    def work(body: Any) -> None:
+        begun.set()
+        go.wait(60)
+
+    monkeypatch.setattr(RunningWorker, "stop", counted)
+    with rmq.Client(server.url) as client:
+        topic = client.topic(name)
+        topic.handler()(work)
+        topic.send(1)
+        worker = rmq.Worker(client, grace=60)
+        running = threading.Thread(target=worker.run)
+        other = threading.Thread(target=lambda: stops.append(worker.stop()))
+        running.start()
+        assert begun.wait(60)
+        other.start()
+        assert stopping.acquire(timeout=60)
+
+        worker.ask_to_stop()  # `run` wants to stop it, too
+        again = stopping.acquire(timeout=1)
+        go.set()
+        running.join(60)
+        other.join(60)
+
+        assert not running.is_alive()
+        assert (stops, again) == ([True], False)
+        assert not stopping.acquire(blocking=False)
+        assert client.admin.stats(name)["settled"] == 1
