@@ -23,7 +23,7 @@ import pytest
 
 from tests.forkserver import Forked
 
-ENDS_S = 10.0  # threads and processes that were told to end have so long
+ENDS_S = 30.0  # threads and processes that were told to end, or idle for 10 s, have so long
 RUN = "RMQ_TEST_RUN"  # the environment of all that a run starts names it
 # Threads of libraries, which live as long as the process: execnet's, Playwright's, OpenTelemetry's.
 # Those of AnyIO end with the event loop of their server, which tests of a file may share.

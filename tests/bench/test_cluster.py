@@ -11,6 +11,7 @@ import pytest
 from bench import __main__ as bench
 
 
+@pytest.mark.slow
 def test_a_small_run_measures_a_cluster_and_a_server_in_each_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

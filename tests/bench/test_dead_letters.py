@@ -10,6 +10,7 @@ import rmq
 from bench import dead_letters, machine
 
 
+@pytest.mark.slow
 def test_a_small_run_prints_every_figure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

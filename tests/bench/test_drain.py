@@ -13,6 +13,7 @@ from bench.drain import KINDS, TARGET, _drain, drain
 from bench.queues import DeletingStream, Rmq, Stream
 
 
+@pytest.mark.slow
 def test_a_small_run_measures_both_streams_in_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

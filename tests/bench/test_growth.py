@@ -53,6 +53,7 @@ def test_slots_and_bodies_grow_while_all_else_stands_still() -> None:
     assert max(one.depth * one.body for one in points()) <= 125 << 20
 
 
+@pytest.mark.slow
 def test_a_small_run_measures_every_point_beside_plain_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

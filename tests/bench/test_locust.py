@@ -136,6 +136,7 @@ def test_a_run_on_a_private_server_loses_nothing_and_writes_csv_and_html(
     assert not list(run.temporary.glob("rmq-load-*"))
 
 
+@pytest.mark.slow
 def test_producers_alone_leave_everything_to_the_drain(locust: Callable[..., Locust]) -> None:
     words = ("-t", "1s", "--rate", "0", "--batch", "50", "--drain-s", "200")
     run = locust("-u", "2", "-r", "2", *words, "Producer")

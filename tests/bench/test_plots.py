@@ -60,6 +60,7 @@ def _draw(file: Path, into: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("_matplotlib")
+@pytest.mark.slow
 def test_the_command_draws_every_point_of_every_series_and_the_same_file_twice(
     tmp_path: Path,
 ) -> None:

@@ -42,6 +42,7 @@ def gone(server: DiskServer) -> bool:
     return server.process.poll() is not None and not Path(server.dir).exists()
 
 
+@pytest.mark.slow
 def test_a_small_run_fills_both_tables_and_loses_nothing(
     made: list[DiskServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

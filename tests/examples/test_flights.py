@@ -57,6 +57,7 @@ def test_a_day_of_flights_loses_nothing_and_says_so(first_day: tuple[Path, Any])
     assert report["delivered"] == 842 + 51 + refreshes + report["retried"]
 
 
+@pytest.mark.slow
 def test_a_second_day_starts_clean_tells_how_it_goes_and_ends_with_one_dead_letter_again(
     first_day: tuple[Path, Any],
 ) -> None:

@@ -91,6 +91,7 @@ def test_expired_messages_take_no_token(make_box):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_keys_beyond_a_hundred_thousand_buckets_wait(make_box):
     box = rated(make_box, 1)
     until = box.clock.now_ms + 500

@@ -16,6 +16,8 @@ from rmq import ledger, outbox
 from tests.integration.handling import eventually
 from tests.servers import Server
 
+pytestmark = pytest.mark.slow  # `make test` reads the README alone
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text()
 REDIS, DATABASE = "redis://localhost:6379/0", "sqlite:///shop.db"

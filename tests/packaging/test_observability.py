@@ -14,6 +14,8 @@ from rmq.core.telemetry import EVENTS, METRICS, SERVER_METRICS
 from tests.examples.running import run_forked
 from tests.servers import Server
 
+pytestmark = pytest.mark.slow  # `make test` reads the README alone
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 PROGRAMS = [

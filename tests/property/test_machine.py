@@ -70,7 +70,7 @@ def explore(run: type[Machine], first: int, wanted: tuple[str, ...]) -> list[str
     ("slots", "is_async"),
     [
         pytest.param(1, False, id="1-sync"),
-        pytest.param(3, True, id="3-async"),
+        pytest.param(3, True, id="3-async", marks=pytest.mark.slow),
         pytest.param(1, True, id="1-async", marks=pytest.mark.slow),
         pytest.param(3, False, id="3-sync", marks=pytest.mark.slow),
     ],

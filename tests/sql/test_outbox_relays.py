@@ -230,6 +230,7 @@ def test_a_relay_killed_between_send_and_mark_loses_and_repeats_nothing(
     assert client.admin.stats(name)["accepted"] == 200
 
 
+@pytest.mark.slow
 def test_relays_that_are_killed_again_and_again_lose_and_repeat_nothing(
     database, server, client, name
 ):

@@ -94,6 +94,7 @@ def test_messages_that_waited_when_redis_was_flushed_all_come_back_once_and_are_
     assert scene.client.admin.stats(scene.name)["later"] == 50
 
 
+@pytest.mark.slow
 def test_flushed_again_and_again_each_comes_back_as_often_as_counted_until_it_is_exhausted(
     database: Database, own_server: Server, name: str
 ) -> None:
