@@ -101,6 +101,7 @@ def test_memory_is_compared_and_a_row_without_a_counterpart_is_not() -> None:
     assert comparison.dearer() == ["memory"]
 
 
+@pytest.mark.slow
 def test_a_small_run_measures_every_column_of_every_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,6 +176,7 @@ def test_one_run_fills_every_table_of_the_pages_with_its_machine_date_and_rounds
     assert before == {page: (checkout / page).read_text() for page in before}
 
 
+@pytest.mark.slow
 def test_tables_of_parts_that_were_not_measured_stay_and_are_named(checkout: Path) -> None:
     readme = (checkout / pages.README).read_text()
 
@@ -187,6 +188,7 @@ def test_tables_of_parts_that_were_not_measured_stay_and_are_named(checkout: Pat
     assert (checkout / pages.README).read_text() != readme
 
 
+@pytest.mark.slow
 def test_a_part_that_lacks_a_figure_changes_nothing(checkout: Path) -> None:
     before = {page: (checkout / page).read_text() for page in (pages.CAPACITY, pages.README)}
 

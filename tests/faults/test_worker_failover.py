@@ -64,6 +64,7 @@ def scenes_of(pair: Pair, name: str, tmp_path: Path, **options: Any) -> Any:
 
 
 @pytest.mark.fault("F12")
+@pytest.mark.slow
 def test_a_failover_loses_nothing_that_the_replica_has(
     pair: Pair, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_failover_loses_nothing_that_the_replica_has(
 
 
 @pytest.mark.fault("F12", control=True)
+@pytest.mark.slow
 def test_a_replica_that_missed_messages_is_seen_to_lose_them(
     pair: Pair, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,13 @@ def test_each_key_has_a_bucket_which_is_written_until_it_is_full(make_box):
     assert box.state()["rates"] == {b"a": now + 1500}, "the bucket of b is full"
 
 
-@pytest.mark.parametrize(("count", "per"), [(3, 1.0), (7, 1.0), (100, 7.0), (997, 1), (1, 0.003)])
+LONG = [(7, 1.0), (100, 7.0), (997, 1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "per"),
+    [(3, 1.0), (1, 0.003), *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+)
 def test_rate_is_never_exceeded_and_lags_less_than_a_thousandth(make_box, count, per):
     box = rated(make_box, count, per, burst=5)
     for _ in range(2):

@@ -81,6 +81,7 @@ def test_a_full_ms_goes_on_in_the_next_one(box, batch):
     assert taken == given
 
 
+@pytest.mark.slow
 def test_one_hundred_thousand_of_one_moment_are_due_within_98_ms_and_in_order(box):
     due = box.clock.now_ms + 5000
     given = falling(box, 100_000)

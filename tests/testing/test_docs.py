@@ -30,6 +30,7 @@ def test_examples_of_the_guide_run(tmp_path: Path, backend: str) -> None:
     assert f"{tests.count('def test_')} passed" in ran.stdout
 
 
+@pytest.mark.slow
 def test_plugin_brings_a_fixture_also_to_parallel_runs(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["rmq.testing.plugin"]\n')
     (tmp_path / "test_it.py").write_text(
