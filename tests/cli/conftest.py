@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pty
@@ -94,6 +95,11 @@ class Shell:
         return running.wait(90), shown.decode()
 
 
+# Click 8.2 and later always keeps it apart.
+HAS_OPTION = "mix_stderr" in inspect.signature(CliRunner).parameters
+OWN_STDERR: dict[str, Any] = {"mix_stderr": False} if HAS_OPTION else {}
+
+
 @pytest.fixture
 def shell(server: Server) -> Shell:
     return Shell(server)
@@ -107,7 +113,7 @@ def run(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
         monkeypatch.delenv(name, raising=False)
 
     def invoke(*args: object, stdin: str | bytes = "", **env: str) -> Result:
-        return CliRunner().invoke(cli, [str(arg) for arg in args], input=stdin, env=env)
+        return CliRunner(**OWN_STDERR).invoke(cli, [str(arg) for arg in args], input=stdin, env=env)
 
     return invoke
 

@@ -125,7 +125,7 @@ def test_what_happens_to_a_stub_while_it_is_sent_stands(
 def test_a_mark_tells_where_the_message_went_and_when(database, client, name):
     engine, outbox = prepared(database), Outbox()
     client.topic(name, slots=4).open()
-    made = fill(engine, outbox, name, range(20))
+    made = fill(engine, outbox, name, range(80))  # no slot is without one
     before = time.time() * 1000
 
     Relay(outbox, engine, client).run_once()
