@@ -67,7 +67,7 @@ run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a priv
 # Tests wait for leases and servers half of their time: three for each core. tests/conftest.py orders the files.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell n=$(CORES); echo $$((n < 2 ? 4 : n < 5 ? 3 * n : 16)))
-PYTEST := $(BIN)/python -m pytest -p tests.screen -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -p tests.screen -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(OPTIONS)
 
 quick: $(VENV)/tests.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
 	@RMQ_TEST_ENGINE=newest $(PYTEST) -m "not slow" tests/unit tests/lua
