@@ -143,7 +143,8 @@ def caught(
         storm = Storm(server, client, name, tmp_path)
         watch = Watch(storm.status)
         with ExitStack() as stack:
-            first = storm.begin(stack, mutant, dies_at=BETWEEN)
+            # Not at the first time of a schedule: `judge` counts from the first that was sent.
+            first = storm.begin(stack, mutant, dies_at=SCHEDULES + BETWEEN)
             wait_for(lambda: first.poll() is not None, "it dies between its two steps")
             assert first.returncode == -signal.SIGKILL, storm.status()
             storm.begin(stack, mutant)
