@@ -33,6 +33,8 @@ CONNECTION = "process_request_thread"  # of fakeredis' server, which all tests o
 # One for a process of tests: the fork server, and the server of rmq.testing.
 SHARED_PROCESSES = ("tests.forkserver", "rmq-testing-")
 
+EXEMPT = "tests/spark/"  # a session of Spark begins and ends threads and processes as it likes
+
 Process = subprocess.Popen[Any] | Forked
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
 
@@ -104,8 +106,10 @@ class Leaks:
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self) -> Iterator[None]:
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         yield
+        if item.nodeid.startswith(EXEMPT):
+            return
         until = time.monotonic() + ENDS_S
         while (left := [*self._own_processes(), *self._own_threads()]) and time.monotonic() < until:
             time.sleep(0.005)
@@ -125,16 +129,26 @@ def _named(left: list[Any]) -> str:
 
 
 def end_processes() -> list[str]:
-    """Kill what this run has left running, of any depth; return the commands."""
+    """Wait until nothing of this run goes on, of any depth; kill what does, and return it."""
+    until = time.monotonic() + ENDS_S
+    while (found := _of_this_run()) and time.monotonic() < until:
+        time.sleep(0.1)
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return [f"{pid} {command}" for pid, command in found.items()]
+
+
+def _of_this_run() -> dict[int, str]:
+    """Return the commands of all processes that this run has started and that still live."""
     asked = f"{RUN}={os.environ[RUN]}".encode()
-    found = []
+    found = {}
     for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             if int(place.name) != os.getpid() and asked in (place / "environ").read_bytes():
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
                 if command:  # a zombie has none
-                    found.append(f"{place.name} {command}")
-                    os.kill(int(place.name), signal.SIGKILL)
+                    found[int(place.name)] = command
     return found
 
 
