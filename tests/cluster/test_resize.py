@@ -9,20 +9,22 @@ import pytest
 
 import rmq
 from tests.clusters import Cluster
+from tests.faults.storm import seeded
 from tests.faults.test_resize_workers import KILLS, run
 
 
 @pytest.mark.slow  # on one server: tests/faults/test_resize_workers.py
 def test_killed_workers_and_resizers_lose_nothing_and_keep_the_order_of_each_key(
-    cluster: Cluster, server: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, server: Any, name: str, tmp_path: Path
 ) -> None:
-    found, killed = run(server, name, tmp_path / "log")
+    seed, rng = seeded()
 
-    with capsys.disabled():
-        print(f"\nresize on a cluster: {found}; {killed} workers, 4 resizers killed")
-    assert killed == KILLS
-    assert not found.lost
-    assert not found.violations
+    found, killed = run(server, name, tmp_path / "log", rng)
+
+    told = f"RMQ_TEST_SEED={seed}: {found}; {killed} workers killed"
+    assert killed == KILLS, told
+    assert not found.lost, told
+    assert not found.violations, told
     assert found.again == found.excused
     owners = {cluster.master_of(f"rmq:{{{name}_{slot}}}:slot").port for slot in range(16)}
     assert len(owners) == 3
