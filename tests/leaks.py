@@ -140,14 +140,17 @@ def end_processes() -> list[str]:
 
 
 def _of_this_run() -> dict[int, str]:
-    """Return the commands of all processes that this run has started and that still live."""
+    """Return the commands of all processes that this run has started and that still live.
+
+    The JVM of PySpark and its daemon end a moment after the process that they serve.
+    """
     asked = f"{RUN}={os.environ[RUN]}".encode()
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if int(place.name) != os.getpid() and asked in (place / "environ").read_bytes():
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                if command:  # a zombie has none
+                if command and "spark" not in command:  # a zombie has none
                     found[int(place.name)] = command
     return found
 
