@@ -35,6 +35,8 @@ SHARED_PROCESSES = ("tests.forkserver", "rmq-testing-")
 
 EXEMPT = "tests/spark/"  # a session of Spark begins and ends threads and processes as it likes
 
+SPARK = ("org.apache.spark", "pyspark.daemon")
+
 Process = subprocess.Popen[Any] | Forked
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
 
@@ -64,7 +66,7 @@ def _is_shared(command: str) -> bool:
 
 
 class Leaks:
-    """Compares what is alive after a test with what it may leave: `_shared`."""
+    """Compares what is alive after a test with what it may leave."""
 
     def __init__(self) -> None:
         self._commands: set[str] = set()
@@ -84,7 +86,7 @@ class Leaks:
         ]
 
     def share(self) -> None:
-        """What is alive now may stay."""
+        """Let stay what is alive now."""
         self._commands.update(map(_command, self._own_processes()))
         self._threads.update(self._own_threads())
 
@@ -150,7 +152,7 @@ def _of_this_run() -> dict[int, str]:
         with contextlib.suppress(OSError):
             if int(place.name) != os.getpid() and asked in (place / "environ").read_bytes():
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                if command and "spark" not in command:  # a zombie has none
+                if command and not any(word in command for word in SPARK):  # a zombie has none
                     found[int(place.name)] = command
     return found
 
