@@ -64,10 +64,10 @@ $(VENV)/tests.stamp: $(VENV)/dev.stamp
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
 	@$(BIN)/python examples/flights.py
 
-# Tests wait for leases and servers half of their time: three for each core. tests/conftest.py orders the files.
+# Tests wait for leases and servers half of their time: four for each core. tests/conftest.py orders the files.
 CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-WORKERS := $(shell n=$(CORES); echo $$((n < 2 ? 4 : n < 5 ? 3 * n : 16)))
-PYTEST := $(BIN)/python -m pytest -p tests.screen -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(OPTIONS)
+PROCESSES := $(shell n=$(CORES); echo $$((n < 5 ? 4 * n : 16)))
+PYTEST := $(BIN)/python -m pytest -p tests.parallel -p tests.screen --processes $(PROCESSES) $(OPTIONS)
 
 quick: $(VENV)/tests.stamp ## the tests of the scripts, and those that need no server, on the newest engine (a minute)
 	@RMQ_TEST_ENGINE=newest $(PYTEST) -m "not slow" tests/unit tests/lua
@@ -106,7 +106,7 @@ SEEDS := 20
 spark: $(VENV)/spark.stamp ## the Spark connector: types, and tests on a real Spark; brings Java where it may
 	@.ci/java
 	@$(MAKE) --no-print-directory -j2 spark-types $(VENV)/spark.jsa
-	@CI=true $(BIN)/python -m pytest -n 2 --dist loadfile tests/spark
+	@CI=true $(BIN)/python -m pytest -p tests.parallel --processes 2 tests/spark
 
 .PHONY: spark-types
 spark-types: $(VENV)/spark.stamp

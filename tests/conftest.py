@@ -17,7 +17,7 @@ import pytest
 
 import rmq
 from rmq.protocol import commands
-from tests import forkserver, leaks
+from tests import forkserver, leaks, parallel
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
 
@@ -119,13 +119,19 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; a file keeps its order (wants --no-loadscope-reorder)."""
+    """Long files first; a file keeps its order."""
 
     def place(item: pytest.Item) -> int:
         file = item.nodeid.removeprefix("tests/")
         return next((n for n, stem in enumerate(FIRST) if file.startswith(stem)), len(FIRST))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("processes", 0):  # which share it
+        with (parallel.OUTPUT / "forkserver.txt").open("w") as output:
+            forkserver.start(output)
 
 
 @pytest.hookimpl(trylast=True)

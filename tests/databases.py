@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import pwd
@@ -85,7 +86,6 @@ class DatabaseServer:
 
     dialect = ""
     _die_with_parent: ClassVar[Callable[[], None]] = staticmethod(die_with_parent)
-    template: ClassVar[str] = ""  # what `_install` made for the first of this process
 
     def __init__(self, durable: bool = False) -> None:
         self.durable = durable
@@ -108,15 +108,16 @@ class DatabaseServer:
             raise
 
     def _copy(self) -> None:
-        """Have a data directory: installing one takes seconds, and each is as the first was."""
-        mine = type(self)
-        if not mine.template:
-            self._install()
-            mine.template = tempfile.mkdtemp(prefix=f"rmq-{self.dialect}-template-")
-            atexit.register(shutil.rmtree, mine.template, ignore_errors=True)
-            subprocess.run(["cp", "-a", f"{self.dir}/.", mine.template], check=True)
-        else:
-            subprocess.run(["cp", "-a", f"{mine.template}/.", self.dir], check=True)
+        """Have a data directory: installing takes seconds, and once is enough for all of a run."""
+        template = Path(tempfile.gettempdir(), f"rmq-{self.dialect}-template")
+        with Path(f"{template}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if template.exists():
+                subprocess.run(["cp", "-a", f"{template}/.", self.dir], check=True)
+            else:
+                self._install()
+                subprocess.run(["cp", "-a", self.dir, f"{template}.new"], check=True)
+                os.rename(f"{template}.new", template)
 
     def _install(self) -> None:
         raise NotImplementedError

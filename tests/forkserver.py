@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import json
@@ -38,6 +37,7 @@ START_S = 60.0
 _LENGTH = 8
 _LOCK = threading.Lock()
 File = IO[Any] | int
+_running: tuple[subprocess.Popen[bytes], str] | None = None
 
 
 class Forked:
@@ -48,6 +48,8 @@ class Forked:
         env: variables, but for those that an interpreter reads when it starts, as PYTHONPATH.
         text: whether our ends of pipes are of text.
     """
+
+    cpu_s = 0.0  # of all that have ended, and that this process has waited for
 
     def __init__(
         self, module: str, *words: str, stdin: File = subprocess.DEVNULL,
@@ -62,7 +64,7 @@ class Forked:
         self._lock = threading.Lock()
         self._told = socket.socket(socket.AF_UNIX)
         with _LOCK:
-            self._told.connect(_server()[1])
+            self._told.connect(start())
         with contextlib.ExitStack() as theirs:
             self.stdin, read = _open(stdin, "w" + kind, theirs)
             self.stdout, write = _open(stdout, "r" + kind, theirs)
@@ -73,10 +75,10 @@ class Forked:
             length = len(data).to_bytes(_LENGTH, "big")
             socket.send_fds(self._told, [length], [read, write, errors])
             self._told.sendall(data)
-            self.pid = self._number(START_S)
+            (self.pid,) = self._numbers(START_S)
 
-    def _number(self, seconds: float | None) -> int:
-        """Read the next that the server says: the pid, then the exit code."""
+    def _numbers(self, seconds: float | None) -> list[int]:
+        """Read the next that the server says: the pid, then the exit code and its CPU's ms."""
         self._told.settimeout(seconds)
         said = b""
         try:
@@ -86,14 +88,15 @@ class Forked:
                 said += byte
         except (BlockingIOError, TimeoutError):
             raise subprocess.TimeoutExpired("forked", seconds or 0) from None
-        return int(said)
+        return [int(number) for number in said.split()]
 
     def poll(self) -> int | None:
         with self._lock:  # threads may wait for one process, as they may with a Popen
             if self.returncode is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.returncode = self._number(0)
+                    self.returncode, cpu_ms = self._numbers(0)
                     self._told.close()
+                    Forked.cpu_s += cpu_ms / 1000
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -145,27 +148,34 @@ def _open(file: File, mode: str, theirs: contextlib.ExitStack) -> tuple[IO[Any] 
     return None, file if isinstance(file, int) else file.fileno()
 
 
-@functools.cache
-def _server() -> tuple[subprocess.Popen[bytes], str]:
-    """Start the server of this process; it, and where it listens."""
-    path = str(Path(tempfile.mkdtemp(prefix="rmq-fork-"), "socket"))
-    # Its stdin is a pipe that closes with this process. It may outlive the thread that starts it.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.forkserver", path], cwd=ROOT, stdin=subprocess.PIPE
-    )
-    until = time.monotonic() + START_S
-    while not os.path.exists(path):
-        assert time.monotonic() < until, "the fork server does not start"
-        time.sleep(0.005)
-    return server, path
+def start(output: File | None = None) -> str:
+    """Start the server of this process and of its forks, once; return where it listens.
+
+    Args:
+        output: for what it may print.
+    """
+    global _running
+    if _running is None:
+        path = str(Path(tempfile.mkdtemp(prefix="rmq-fork-"), "socket"))
+        # Its stdin closes with this process. It may outlive the thread that starts it.
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forkserver", path], cwd=ROOT, stdin=subprocess.PIPE,
+            stdout=output, stderr=output,
+        )  # fmt: skip
+        until = time.monotonic() + START_S
+        while not os.path.exists(path):
+            assert time.monotonic() < until, "the fork server does not start"
+            time.sleep(0.005)
+        _running = server, path
+    return _running[1]
 
 
 def close() -> None:
     """End the server of this process, if it has one."""
-    if _server.cache_info().currsize:
-        server, _ = _server()
-        server.communicate()
-        _server.cache_clear()
+    global _running
+    if _running is not None:
+        _running[0].communicate()
+        _running = None
 
 
 # --- in the server -------------------------------------------------------------------------------
@@ -190,10 +200,11 @@ def _warm(module: str) -> None:
 
 def _reap(running: dict[int, socket.socket]) -> None:
     for pid in list(running):
-        found, status = os.waitpid(pid, os.WNOHANG)
+        found, status, used = os.wait4(pid, os.WNOHANG)
         if found:
+            cpu_ms = round(1000 * (used.ru_utime + used.ru_stime))
             with running.pop(pid) as connection, contextlib.suppress(OSError):
-                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                connection.sendall(b"%d %d\n" % (os.waitstatus_to_exitcode(status), cpu_ms))
 
 
 def _serve(path: str) -> dict[str, Any]:

@@ -24,8 +24,10 @@ import rich.box
 from rich.console import Console
 from rich.table import Table
 
+from tests.forkserver import Forked
+from tests.parallel import OUTPUT
+
 ROOT = Path.cwd()  # a test may go elsewhere
-OUTPUT = Path(".rmq/tests")  # what tests that failed have printed, and each worker's own output
 TAIL = 12  # lines of it on the screen
 SLOWEST = 20
 EACH_S = 20.0  # between lines of progress where there is no terminal
@@ -41,7 +43,7 @@ ELSEWHERE = {
 }
 
 
-# --- in each worker: the CPU of tests ------------------------------------------------------------
+# --- in each process: the CPU of tests -----------------------------------------------------------
 
 
 def _descendants_s() -> float:
@@ -66,36 +68,18 @@ def _descendants_s() -> float:
 
 
 def _own_s() -> float:
-    """Return CPU seconds of this process and of the children it has waited for."""
+    """Return CPU seconds of this process, and of children and forks that it has waited for."""
     waited = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + waited.ru_utime + waited.ru_stime
-
-
-def _keep_output(config: pytest.Config, name: str) -> None:
-    """Send to a file what a worker prints past its tests, and processes that tests share."""
-    capture: Any = config.pluginmanager.get_plugin("capturemanager")
-    capture.stop_global_capturing()
-    with (ROOT / OUTPUT / f"{name}.txt").open("wb") as file:
-        for number in (1, 2):
-            os.dup2(file.fileno(), number)
-    capture.start_global_capturing()
-    capture.suspend_global_capture()
+    return time.process_time() + waited.ru_utime + waited.ru_stime + Forked.cpu_s
 
 
 class Meter:
     """Measures tests: each one's own CPU, and with the last of a file what its servers used."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._output: dict[str, Any] = getattr(config, "workeroutput", {})
+    def __init__(self) -> None:
         self._last_of_file = False
-        self._own = 0.0
+        self._own = _own_s()
         self._below = 0.0
-
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        self._output["deselected"] = self._output.get("deselected", 0) + len(items)
-
-    def pytest_collection_finish(self) -> None:
-        self._own = self._output["collection_s"] = _own_s()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(
@@ -166,13 +150,12 @@ class Screen:
             return "skipped", "", ""
         return ("failed" if report.when == "call" else "error"), "", ""
 
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        self._total = len(ids)
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self._deselected += len(items)
 
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
-        output = getattr(node, "workeroutput", {})
-        self._cpu["collection"] += output.get("collection_s", 0.0)
-        self._deselected = max(self._deselected, int(output.get("deselected", 0)))
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._total = len(session.items)
+        self._cpu["collection"] = _own_s()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         folder = _folder(report.nodeid)
@@ -288,17 +271,17 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
+def pytest_fork_begins(config: pytest.Config) -> None:
+    config.pluginmanager.unregister(name="screen")
+    config.pluginmanager.register(Meter(), "meter")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.option.reportchars = ""
     config.option.tbstyle = "short"
-    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if not worker:
-        shutil.rmtree(ROOT / OUTPUT, ignore_errors=True)
-        (ROOT / OUTPUT).mkdir(parents=True)
-    else:
-        _keep_output(config, worker["workerid"])
-    if worker or not config.getoption("numprocesses", None):
-        config.pluginmanager.register(Meter(config), "meter")
-    if not worker:
-        config.pluginmanager.register(Screen(config), "screen")
+    shutil.rmtree(ROOT / OUTPUT, ignore_errors=True)
+    (ROOT / OUTPUT).mkdir(parents=True)
+    if not config.option.processes:
+        config.pluginmanager.register(Meter(), "meter")
+    config.pluginmanager.register(Screen(config), "screen")

@@ -110,8 +110,17 @@ class Sync(Receiver):
 class Patient(Sync):
     """The control: its takes are repeated until the dead master's slots are served."""
 
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url, name)
+        self.waits = threading.Event()
+
     def tune(self, client: rmq.Client) -> None:
-        client._transport._cluster_calls._fail_fast = lambda *_: False  # type: ignore[attr-defined]
+        def wait_instead(tasks: list[Any], _: object) -> bool:
+            if any(task.error is not None and task.fails_fast for task in tasks):
+                self.waits.set()
+            return False
+
+        client._transport._cluster_calls._fail_fast = wait_instead  # type: ignore[attr-defined]
 
 
 class Async(Receiver):
@@ -239,6 +248,8 @@ def test_a_consumer_goes_on_with_the_slots_of_other_masters(
     victim, chosen = names(cluster, name)
     receivers = {kind: KINDS[kind](cluster.url, topic) for kind, (topic, _) in chosen.items()}
     others = {kind: set(range(SLOTS)) - dead for kind, (_, dead) in chosen.items()}
+    control = receivers["control"]
+    assert isinstance(control, Patient)
 
     def wait_for_more(slots: dict[str, set[int]], kinds: list[str], text: str) -> None:
         start = {kind: receivers[kind].count(slots[kind]) for kind in kinds}
@@ -262,6 +273,7 @@ def test_a_consumer_goes_on_with_the_slots_of_other_masters(
             try:
                 # Twice: by the first, each has asked for the dead master's slots.
                 wait_for_more(others, living_kinds, "in the outage")
+                until(control.waits.is_set, text="the control waits for the dead master")
                 before = receivers["control"].count(others["control"])
                 wait_for_more(others, living_kinds, "in the outage")
                 blocked = receivers["control"].count(others["control"]) - before

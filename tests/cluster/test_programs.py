@@ -146,6 +146,7 @@ def test_a_url_of_a_server_that_is_no_cluster_is_refused(tmp_path: Path) -> None
         server.stop()
 
 
+@pytest.mark.slow
 def test_functions_are_loaded_on_all_masters_and_called_without_a_script(
     own_cluster: Cluster, name: str
 ) -> None:

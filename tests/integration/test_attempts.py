@@ -12,7 +12,10 @@ from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 
-HERE = f"{socket.gethostname()}:{os.getpid()}"
+
+def here() -> str:
+    """The worker that RMQ names: this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def numbered(message: rmq.Message) -> list[tuple[int | None, str, str]]:
@@ -43,7 +46,7 @@ def test_a_message_has_every_attempt_with_time_error_and_worker(
         (4, "rejected", "given up"), (3, "failed", ""),
         (2, "lease ran out", ""), (1, "failed", "KeyError: 'a'"),
     ]  # fmt: skip
-    assert [each.worker for each in found.attempts] == [HERE, HERE, "", HERE]
+    assert [each.worker for each in found.attempts] == [here(), here(), "", here()]
     times = [each.at for each in found.attempts]
     assert times == sorted(times, reverse=True)
     assert times[0] == found.died
@@ -104,4 +107,4 @@ def test_a_handler_s_attempts_keep_their_tracebacks(scene: Scene, api: Any, name
     for each in dead.attempts:
         assert 'raise LookupError(f"no order {d.attempt}")' in each.traceback
         assert each.traceback.endswith(f"LookupError: no order {each.number}\n")
-        assert each.worker == HERE
+        assert each.worker == here()

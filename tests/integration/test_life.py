@@ -11,6 +11,7 @@ import pytest
 import rmq
 from rmq.protocol import commands
 from rmq.protocol.flows import receive
+from rmq.transport.connector import DRIVER
 from tests.conftest import Clock
 from tests.patience import PATIENCE_S, asleep
 from tests.servers import Server
@@ -30,6 +31,17 @@ def test_a_message_is_sent_received_and_settled(api: Any, name: str) -> None:
     stats = api.admin.stats(name)
     assert (stats["settled"], stats["in_flight"], stats["records"]) == (1, 0, 0)
     assert orders.get(sent.id) is None
+
+
+def test_connections_say_to_redis_that_they_are_of_rmq(api: Any, name: str, server: Server) -> None:
+    if not DRIVER:
+        pytest.skip("this redis-py cannot say which library uses it")
+    api.topic(name).send("work")
+
+    with server.raw() as raw:
+        known = {one.get("lib-name") for one in raw.client_list()}
+
+    assert f"redis-py(rmq_v{rmq.__version__})" in known
 
 
 def test_an_exception_nacks_with_its_traceback_and_goes_on(api: Any, name: str, kind: str) -> None:

@@ -49,6 +49,7 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
     refused(full, CALLS["redrive_send"](full))
 
 
+@pytest.mark.slow
 def test_the_functions_without_the_flag_are_the_scripts_that_are_stopped(tight):
     stopped = set()
     for script in sorted(CALLS):

@@ -102,6 +102,7 @@ def checkout(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # two dozen processes one after another
 def test_the_readme_installs_the_checkout_and_does_what_it_shows(
     env: dict[str, str], checkout: Path, tmp_path: Path, own_server: Server

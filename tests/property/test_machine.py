@@ -104,7 +104,8 @@ def test_rmq_keeps_its_promises_whatever_is_done_to_it(
 @pytest.mark.parametrize(
     ("use", "slots", "is_async"),
     [
-        ("ordered", 1, True),
+        ("ordered", 1, False),
+        pytest.param("ordered", 1, True, marks=pytest.mark.slow),
         pytest.param("ordered", 3, False, marks=pytest.mark.slow),
         pytest.param("mixed", 2, False, marks=pytest.mark.slow),
     ],

@@ -8,8 +8,7 @@ import signal
 from tests.databases import Postgres
 
 
-def main(template: str) -> None:
-    Postgres.template = template
+def main() -> None:
     server = Postgres()
     assert server.process is not None
     print(server.process.pid, server.segment(), server.dir, flush=True)

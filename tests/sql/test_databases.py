@@ -72,8 +72,8 @@ def test_a_postgresql_that_was_ended_leaves_no_shared_memory_and_no_directory(en
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_postgresql_whose_tests_were_killed_ends_and_leaves_no_shared_memory(postgres):
-    child = Forked("tests.sql.postgres_child", postgres.template, stdout=PIPE)
+def test_a_postgresql_whose_tests_were_killed_ends_and_leaves_no_shared_memory():
+    child = Forked("tests.sql.postgres_child", stdout=PIPE)
     pid, segment, place = child.stdout.readline().split()
     assert child.wait(60) == -9
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
-import subprocess, threading, time
+import os, subprocess, threading, time
 import pytest
 
 over = threading.Event()
@@ -42,12 +42,26 @@ def test_that_is_slow():
     pass
 """
 
+ENDS = """
+import os
+
+def test_that_ends_its_process():
+    os._exit(3)
+
+def test_after_it():
+    pass
+"""
+
 
 def test_a_run_names_what_is_left_alive_and_what_was_not_tried(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_others.py").write_text(ENDS)
     (tmp_path / "conftest.py").write_text("import tests.leaks\ntests.leaks.ENDS_S = 0.2\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
-    plugins = ["-p", "tests.leaks", "-p", "tests.screen", "-p", "no:cacheprovider", "-n", "1"]
+    plugins = [
+        *("-p", "tests.leaks", "-p", "tests.parallel", "-p", "tests.screen"),
+        *("-p", "no:cacheprovider", "--processes", "2"),
+    ]
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }
@@ -58,10 +72,11 @@ def test_a_run_names_what_is_left_alive_and_what_was_not_tried(tmp_path: Path) -
     )  # fmt: skip
 
     assert done.returncode == 1, done.stderr
-    assert "1 failed, 3 passed, 1 skipped, 2 errors" in done.stdout
+    assert "2 failed, 4 passed, 1 skipped, 1 deselected, 2 errors" in done.stdout
     for part in (
         "of it is alive: process ['sleep', '601']",
         "of it is alive: thread 'left behind'",
+        "the process of this test ended, exit code 3",
         "FAILED, again: RMQ_TEST_SEED=17 .venv/bin/python -m pytest test_some.py::test_that_fails",
         "88 lines before: .rmq/tests/test_some.py-test_that_fails",
     ):

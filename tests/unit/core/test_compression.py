@@ -52,7 +52,7 @@ def peak() -> Iterator[list[int]]:
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("inner", ["json", "msgpack"])
-@hypothesis.settings(max_examples=50)
+@hypothesis.settings(max_examples=20)
 @given(body=st.recursive(st.none() | st.text() | st.integers(-(2**60), 2**60), st.lists))
 def test_a_body_comes_back_whatever_it_is(how: Any, inner: str, body: object) -> None:
     for above in (0, 20):

@@ -309,7 +309,9 @@ def test_two_years_of_missed_minutes_cost_no_more_than_what_is_sent(
         assert [step.time_ms for step in plan] == ([*times[-sent:]] if sent else [None])
 
 
-@pytest.mark.parametrize("tz", ["Europe/Berlin", "America/New_York"])
+@pytest.mark.parametrize(
+    "tz", ["Europe/Berlin", pytest.param("America/New_York", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("cron", ["30 2 * * *", "0,30 1-3 * * *", "15 */2 * * sun", "*/20 * * * *"])
 @pytest.mark.parametrize(("catch_up", "limit"), [("skip", 1), ("last", 1), ("all", 9)])
 def test_plan_of_a_backlog_is_that_of_all_its_times(tz, cron, catch_up, limit) -> None:
