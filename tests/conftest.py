@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -76,6 +78,7 @@ def _leave_the_shell() -> None:
             del os.environ[variable]
     for variable in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(variable, None)
+    os.environ["TERM"] = "xterm-256color"  # rich draws no bars on a "dumb" one
     for variable in ("no_proxy", "NO_PROXY"):
         here = os.environ.get(variable, "")
         os.environ[variable] = ",".join(filter(None, (here, "127.0.0.1", "localhost", "::1")))
@@ -102,6 +105,7 @@ def _begin_run() -> Path | None:
 
 _leave_the_shell()
 _run_dir = _begin_run()
+_draw = os.environ.pop("RMQ_TEST_DRAW", "1 0")  # not for a pytest that a test starts
 OLDEST, NEWEST = _engines()
 EACH = tuple(dict.fromkeys((OLDEST, NEWEST)))
 
@@ -118,7 +122,7 @@ def pytest_report_header() -> str:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first; a file keeps its order."""
 
     def place(item: pytest.Item) -> int:
@@ -126,6 +130,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, stem in enumerate(FIRST) if file.startswith(stem)), len(FIRST))
 
     items.sort(key=place)
+    files = _drawn({item.path for item in items})
+    if left := [item for item in items if item.path not in files]:
+        items[:] = [item for item in items if item.path in files]
+        config.hook.pytest_deselected(items=left)
+
+
+def _drawn(files: set[Path]) -> set[Path]:
+    """Return the files whose tests run.
+
+    RMQ_TEST_DRAW="4 17" draws one of 4 files by the seed 17; without it all are drawn.
+    """
+    each, seed = map(int, _draw.split())
+    dice, places = random.Random(seed), sorted(files)
+    return set(dice.sample(places, math.ceil(len(places) / each)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
