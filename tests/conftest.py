@@ -139,7 +139,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _drawn(files: set[Path]) -> set[Path]:
     """Return the files whose tests run.
 
-    RMQ_TEST_DRAW="4 17" draws one of 4 files by the seed 17; without it all are drawn.
+    RMQ_TEST_DRAW="6 17" draws one of 6 files by the seed 17; without it all are drawn.
     """
     each, seed = map(int, _draw.split())
     dice, places = random.Random(seed), sorted(files)
