@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -182,7 +183,7 @@ def test_the_script_of_each_shell(run, shell_name):
 def test_a_real_bash_completes_a_topic(shell, topic, name, tmp_path):
     program = tmp_path / "rmq"
     patient = f"from rmq.cli import main, names; names.ANSWER_S = {PATIENCE_S}; main()"
-    program.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{patient}' \"$@\"\n")
+    program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{patient}' \"$@\"\n")
     program.chmod(0o755)
     typed = f"rmq peek {topic.name[:-1]}"
     script = f"""eval "$(rmq completion bash)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class Disk:
 
     def __init__(self, folder: Path, *options: str, aof: bool) -> None:
         start = folder / "server"
-        start.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec {any_binary()} \"$@\"\n")
+        start.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec {shlex.quote(any_binary())} \"$@\"\n")
         start.chmod(0o700)
         self.server = Server(str(start), *options, aof=aof)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import time
@@ -33,7 +34,8 @@ class Machine:
         )
         start = folder / "server"
         start.write_text(
-            f'#!/bin/sh\nLD_PRELOAD={library} RMQ_LOSE_LOG={self.log} exec {any_binary()} "$@"\n'
+            f"#!/bin/sh\nLD_PRELOAD={library} RMQ_LOSE_LOG={self.log} "
+            f'exec {shlex.quote(any_binary())} "$@"\n'
         )
         start.chmod(0o700)
         self.server = Server(
