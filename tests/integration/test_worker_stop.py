@@ -225,6 +225,7 @@ def test_a_worker_that_two_threads_stop_is_stopped_once(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, begun, stopping = threading.Event(), threading.Event(), threading.Semaphore(0)
+    started = threading.Event()
     stops: list[bool] = []
     stop = RunningWorker.stop
 
@@ -242,10 +243,11 @@ def test_a_worker_that_two_threads_stop_is_stopped_once(
         topic.handler()(work)
         topic.send(1)
         worker = rmq.Worker(client, grace=60)
-        running = threading.Thread(target=worker.run)
+        running = threading.Thread(target=lambda: worker.run(started.set))
         other = threading.Thread(target=lambda: stops.append(worker.stop()))
         running.start()
         assert begun.wait(60)
+        assert started.wait(60)  # a stop before that finds no worker to stop
         other.start()
         assert stopping.acquire(timeout=60)
 
