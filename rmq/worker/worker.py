@@ -95,7 +95,7 @@ class Worker:
             RecyclingLimits(max_messages, max_memory, timeout_kill),
         )
         self._running: RunningWorker | None = None
-        self._stop_lock = threading.RLock()  # of whoever stops it: `run`, and other threads
+        self._lock = threading.RLock()  # of whoever starts or stops it: `run`, and other threads
         self._finished = True
         self._scope = ProcessScope((), ())
         self._stopping = threading.Event()
@@ -139,7 +139,11 @@ class Worker:
         """
         if self._running is not None:
             raise InvalidValue("worker: it is running; stop it before it is started again")
-        self._stopping.clear()
+        with self._lock:
+            self._stopping.clear()
+            self._start(loop)
+
+    def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._finished = True
         transport, loop_thread = as_blocking(self._client._transport), None
         self._scope = ProcessScope(
@@ -182,7 +186,8 @@ class Worker:
         """Stop fetching, wait for running handlers up to `grace`, release the rest.
 
         It takes no longer than `grace` and 2 s, even during an outage of Redis. Any thread may call
-        it, also while `run` goes on; if another is stopping the worker, it waits for that one.
+        it, also while `run` goes on; if another is starting or stopping the worker, it waits for
+        that one.
 
         Returns:
             Whether every run that had begun has ended, and is settled in Redis.
@@ -190,9 +195,8 @@ class Worker:
         seconds = self._options.grace_s
         if grace is not None:
             seconds = duration_ms(grace, "grace", zero=True) / 1000
-        if self._running is not None:
-            self._stopping.set()
-        with self._stop_lock:
+        self._stopping.set()  # a start that is under way looks at it
+        with self._lock:
             running = self._running
             if running is not None:
                 self._finished = running.stop(seconds)
@@ -228,7 +232,9 @@ class Worker:
                 log.error("nothing was received: %s", error, exc_info=error.__cause__)
                 return leave_with(LIFESPAN_FAILED)
             running = self._running
-            if running is None:  # a signal arrived before anything had begun
+            if running is None:  # a signal, or another thread's stop, was quicker
+                if not self._finished:
+                    return leave_with(HANDED_BACK)
                 return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
             log.info("working on %s", ", ".join(of_topic.context.name for of_topic in self._topics))
             if started is not None:

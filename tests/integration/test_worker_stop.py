@@ -221,11 +221,48 @@ def test_a_program_ends_with_the_code_of_run_although_a_thread_of_its_handler_go
 # --- two threads stop it --------------------------------------------------------------------------
 
 
+def test_a_stop_by_a_handler_that_runs_before_the_start_has_ended_is_obeyed(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old code found no worker to stop, answered at once, and went on."""
+    stops: list[bool] = []
+    stopped = threading.Event()
+    begin = RunningWorker.begin
+
+    def slowly(self: RunningWorker) -> None:
+        begin(self)
+        assert asked.wait(60)
+
+    asked = threading.Event()
+
+    class Seen(threading.Event):
+        def set(self) -> None:
+            super().set()
+            asked.set()
+
+    def stop() -> None:
+        stops.append(worker.stop())
+        stopped.set()
+
+    monkeypatch.setattr(RunningWorker, "begin", slowly)
+    with rmq.Client(server.url) as client:
+        topic = client.topic(name)
+        topic.handler()(lambda body: threading.Thread(target=stop).start())
+        topic.send(1)
+        worker = rmq.Worker(client, grace=60)
+        worker._stopping = Seen()
+        code = worker.run()
+
+        assert stopped.wait(60)
+        assert (stops, code) == ([True], 0)
+        assert worker.health().problems == ["it is not running"]
+        assert client.admin.stats(name)["settled"] == 1
+
+
 def test_a_worker_that_two_threads_stop_is_stopped_once(
     server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, begun, stopping = threading.Event(), threading.Event(), threading.Semaphore(0)
-    started = threading.Event()
     stops: list[bool] = []
     stop = RunningWorker.stop
 
@@ -243,11 +280,10 @@ def test_a_worker_that_two_threads_stop_is_stopped_once(
         topic.handler()(work)
         topic.send(1)
         worker = rmq.Worker(client, grace=60)
-        running = threading.Thread(target=lambda: worker.run(started.set))
+        running = threading.Thread(target=worker.run)
         other = threading.Thread(target=lambda: stops.append(worker.stop()))
         running.start()
         assert begun.wait(60)
-        assert started.wait(60)  # a stop before that finds no worker to stop
         other.start()
         assert stopping.acquire(timeout=60)
 
