@@ -55,11 +55,28 @@ class Message:
         return any(one.op == "ack" and one.receipt not in refused for one in self.settling)
 
 
+def in_turn(deliveries: Iterable[Event]) -> list[Event]:
+    """Return deliveries in the order in which Redis gave them out.
+
+    They stand in the order in which they were seen, and a process that is stopped after Redis has
+    answered it sees its delivery late. Of calls that went on at the same time, the attempt tells.
+    """
+    turns: list[Event] = []
+    for one in deliveries:
+        place = len(turns)
+        while place and turns[place - 1].attempt > one.attempt and one.since:
+            if one.since > turns[place - 1].t:
+                break
+            place -= 1
+        turns.insert(place, one)
+    return turns
+
+
 def repeated(message: Message) -> tuple[Counter[str], list[str]]:
     """Return the causes of the deliveries beyond the first, and what is wrong with them."""
     causes: Counter[str] = Counter()
     wrong = []
-    for before, again in pairwise(message.deliveries):
+    for before, again in pairwise(in_turn(message.deliveries)):
         told = [
             one.type for one in message.settling
             if one.op != "ack" and one.receipt == before.receipt and one.t <= again.t
@@ -81,8 +98,9 @@ def repeated(message: Message) -> tuple[Counter[str], list[str]]:
 def overlaps(message: Message) -> list[str]:
     """Return the deliveries that began inside the lease of another one that nobody had settled."""
     wrong = []
-    for place, again in enumerate(message.deliveries):
-        for before in message.deliveries[:place]:
+    turns = in_turn(message.deliveries)
+    for place, again in enumerate(turns):
+        for before in turns[:place]:
             settled = any(
                 one.receipt == before.receipt and one.t <= again.t for one in message.settling
             )

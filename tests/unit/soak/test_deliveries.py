@@ -37,6 +37,23 @@ def test_deliveries_overlap_until_the_first_is_settled_or_its_lease_ends():
     assert not deliveries.overlaps(message(Story().send(1).deliver(1).wait(LEASE).deliver(1, 2)))
 
 
+def test_a_delivery_that_was_seen_late_is_judged_in_its_turn():
+    """Its process was stopped after Redis had answered; another took it when the lease was over."""
+    story = Story().send(1).wait(LEASE).deliver(1, 2)
+    story.deliver(1, 1, since=1, until=START_MS + LEASE)
+
+    assert deliveries.repeated(message(story)) == ({"lease expired": 1}, [])
+    assert not deliveries.overlaps(message(story))
+
+
+def test_a_lower_attempt_of_a_call_that_began_later_stays_wrong():
+    story = Story().send(1).wait(LEASE).deliver(1, 2)
+    story.deliver(1, 1, since=story.events[-1].t + 1)
+
+    assert deliveries.repeated(message(story))[0] == {"unexplained": 1}
+    assert deliveries.overlaps(message(story))
+
+
 def test_the_same_delivery_twice_is_no_overlap():
     assert not deliveries.overlaps(message(Story().send(1).deliver(1).deliver(1)))
 
