@@ -152,15 +152,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             forkserver.start(output)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the run: nothing of it goes on, no file of it stays."""
+def end_run() -> list[str]:
+    """End the run: nothing of it goes on, no file of it stays. Return what had to be ended."""
     if _run_dir is None:
-        return
+        return []
     forkserver.close()
     left = leaks.end_processes()
     shutil.rmtree(_run_dir, ignore_errors=True)
-    if left:
+    return left
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if left := end_run():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print("\nThe tests are over, and these processes of them were running:", *left, sep="\n")
 

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,9 +78,12 @@ def serve() -> None:
     """Play what is asked on stdin, a storm and a seed a line; answer each with a line of JSON."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what storms print is for nobody
+    from tests.conftest import end_run
     from tests.faults.storms import STORMS, Stage
 
-    with Stage() as stage:
+    with ExitStack() as stack:
+        stack.callback(end_run)  # last of all
+        stage = stack.enter_context(Stage())
         for line in sys.stdin:
             storm, seed = line.split()
             began = time.monotonic()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections import Counter
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import leaks
 from tests.faults import seeds
 from tests.faults.bank_child import Faults
 from tests.faults.bank_scene import fault
@@ -41,6 +46,23 @@ def test_a_storm_that_stands_still_fails_with_its_state_and_counters() -> None:
 
     with pytest.raises(AssertionError, match=r"stands still for 30 s.*\(7, 8\), its state"):
         storm.looks(3, 7, 8)
+
+
+def test_where_a_storm_is_is_asked_only_when_it_has_failed() -> None:
+    """To ask a topic that is being resized raises."""
+    asked: list[float] = []
+    storm = Storm()
+
+    def state() -> str:
+        asked.append(storm.now_s)
+        raise LookupError("its topic is gone")
+
+    storm.watch = Watch(state, lambda: 0.0, lambda: storm.now_s)
+    storm.looks(STILL_S - 1, 7)
+    assert not asked
+
+    with pytest.raises(AssertionError, match=r"stands still.*LookupError\('its topic is gone'\)"):
+        storm.looks(3, 7)
 
 
 def test_a_counter_that_moves_begins_the_time_anew() -> None:
@@ -146,6 +168,20 @@ def test_seeds_are_played_storm_by_storm_and_their_table_is_told(
     told = capsys.readouterr()
     assert "2 kill taken" in told.out
     assert told.err == ""  # no progress in a pipe
+
+
+def test_a_process_that_plays_leaves_no_file() -> None:
+    environ = {k: v for k, v in os.environ.items() if k != leaks.RUN}  # a run of its own
+    words = [sys.executable, "-m", "tests.faults.seeds", "--storm", "lines", "--seeds", "1"]
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # as the path of a socket has to be
+        done = subprocess.run(
+            words, cwd=seeds.ROOT, env=environ | {"TMPDIR": short}, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+        left = list(Path(short).iterdir())
+
+    assert done.returncode == 0, done
+    assert left == []
 
 
 def test_a_seed_that_fails_is_told_with_the_line_that_repeats_it(
