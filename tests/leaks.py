@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.forkserver import Forked
@@ -36,6 +37,8 @@ SHARED_PROCESSES = ("tests.forkserver", "rmq-testing-")
 EXEMPT = "tests/spark/"  # a session of Spark begins and ends threads and processes as it likes
 
 SPARK = ("org.apache.spark", "pyspark.daemon")
+
+HEARTBEAT = "rmq.worker.heartbeat"
 
 Process = subprocess.Popen[Any] | Forked
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()
@@ -131,7 +134,17 @@ def _named(left: list[Any]) -> str:
 
 
 def end_processes() -> list[str]:
-    """Wait until nothing of this run goes on, of any depth; kill what does, and return it."""
+    """Wait until nothing of this run goes on, of any depth; kill what does, and return it.
+
+    A heartbeat outlives a worker that was killed, until its leases have ended: a server that the
+    test has stopped will not answer it.
+    """
+    begun = _of_this_run()
+    for pid in [pid for pid, command in begun.items() if HEARTBEAT in command]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one = psutil.Process(pid)
+            if one.ppid() not in begun:
+                one.kill()
     until = time.monotonic() + ENDS_S
     while (found := _of_this_run()) and time.monotonic() < until:
         time.sleep(0.1)

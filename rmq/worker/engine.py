@@ -25,6 +25,7 @@ from rmq.worker.fetcher import Fetcher
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_queue import HandlerQueue
 from rmq.worker.lease_tracker import LeaseTracker, WorkerMemory
+from rmq.worker.poison_messages import PoisonSuspects
 from rmq.worker.run_scope import Values
 from rmq.worker.settler_thread import SettlerThread
 from rmq.worker.topic_feed import TopicFeed
@@ -81,6 +82,7 @@ class Engine:
             for number, of_topic in enumerate(topics)
         ]  # fmt: skip
         self.fetcher = Fetcher(transport, self.feeds)
+        suspects = PoisonSuspects()
         for number, feed in enumerate(self.feeds):
             for handler in feed.handlers:
                 feed.queues[handler] = HandlerQueue(
@@ -88,7 +90,7 @@ class Engine:
                     heartbeat if handler.is_async else None,
                     self.settler_threads[number % threads], feed.error_state,
                     self.fetcher.on_settled(feed), self._stopping.is_set, feed.runner_for,
-                    values,
+                    values, suspects,
                 )  # fmt: skip
         self.queues = [queue for feed in self.feeds for queue in feed.queues.values()]
 

@@ -124,13 +124,16 @@ class HandlerConsumer:
             self.tracker.add_claims(deliveries, lambda name: claim.claim_slot(name, slots))
 
     def with_expired_leases(self, deliveries: Iterable[DeliveryData]) -> set[DeliveryData]:
-        """Return the deliveries whose last delivery ended with an expired lease; in one call."""
+        """Return the deliveries whose last delivery ended with an expired lease; in one call.
+
+        All of them while Redis cannot tell: a message that kills would run beside the others.
+        """
         mine = list(deliveries)
         calls = [commands.get(delivery._origin.keys, delivery._id) for delivery in mine]
         try:
             messages = self.transport.run(pipeline(calls))
         except RMQError:
-            return set()  # unknown; the messages must not wait
+            return set(mine)
         return {
             delivery
             for delivery, message in zip(mine, messages, strict=True)

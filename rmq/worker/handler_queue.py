@@ -19,6 +19,7 @@ from rmq.worker.executors import Executor
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.handler_runs import HandlerRuns
 from rmq.worker.lane import Lane
+from rmq.worker.poison_messages import PoisonSuspects
 from rmq.worker.prefetch import IN_ORDER
 from rmq.worker.reports import ErrorState
 from rmq.worker.run_scope import Values
@@ -46,6 +47,7 @@ class HandlerQueue:
         is_stopping: whether the worker is stopping.
         runner_for: finds the runner of a delivery of the topic.
         values: of the dependencies and lifespans of this process.
+        suspects: of this process.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class HandlerQueue:
         is_stopping: Callable[[], bool],
         runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
         values: Values | None = None,
+        suspects: PoisonSuspects | None = None,
     ) -> None:
         self.handler = handler
         self.consumer = consumer
@@ -75,10 +78,14 @@ class HandlerQueue:
             handler, consumer, self._disposition_of_overrun, detached_claims, settler_thread,
             error_state, on_settled,
         )  # fmt: skip
-        self.runs = HandlerRuns(handler, consumer, runner, self.settler, is_stopping, runner_for)
+        self.suspects = suspects or PoisonSuspects()
+        self.runs = HandlerRuns(
+            handler, consumer, runner, self.settler, is_stopping, runner_for, self.suspects
+        )
         self._runner_for = runner_for
         self._partial_batch: list[DeliveryData] = []  # waits for more messages
         self._partial_since = 0.0
+        self._last_suspect: DeliveryData | None = None  # waits until nothing else runs
         self._ordered_begun = 0  # runs of an ordered handler
         self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
 
@@ -120,6 +127,8 @@ class HandlerQueue:
     def room(self) -> int:
         """Return how many to receive now; 0 while it is better to wait for more room."""
         handler = self.handler
+        if self.suspects.is_held_back():
+            return 0
         if handler.ordered:
             running = self._ordered_begun - self.runs.ordered_ended
             return IN_ORDER if running < handler.concurrency and self.lag() <= BLOCKED_S else 0
@@ -139,7 +148,7 @@ class HandlerQueue:
         if self.lag() > BLOCKED_S:
             return 0
         limit = self.runs.times.held_limit(hung)
-        if not self.runs.suspects.running:
+        if not self.suspects.running:
             return limit
         return 0 if self.handler.batch else min(limit, self.handler.concurrency - hung)
 
@@ -147,13 +156,20 @@ class HandlerQueue:
 
     def put(self, deliveries: list[DeliveryData], suspects: set[DeliveryData]) -> None:
         """Hand received deliveries to the executor; suspects alone, and as many as may run."""
+        if self.suspects.is_held_back():
+            wait = Disposition("release", self.suspects.wait_s())
+            if self.handler.ordered:
+                self.settler.put(Halt((deliveries[0], wait), list(deliveries[1:])))
+            else:
+                self.runs.release(deliveries, wait)
+            return
         if self.handler.ordered:
             run = self._until_suspect(deliveries, suspects) if suspects else deliveries
             if run:
                 self._ordered_begun += 1
                 self.lane.put([run])
             return
-        if suspects or self.runs.suspects.running:
+        if suspects or self.suspects.running:
             deliveries = self._start_suspects(deliveries, suspects)
         if self.handler.batch:
             self._fill_batches(deliveries)
@@ -173,11 +189,21 @@ class HandlerQueue:
         free = self.handler.concurrency - len(self.runs.times.running)
         begun: list[DeliveryData] = []
         for delivery in suspected:
-            if len(begun) < free and self.runs.suspects.begin(delivery, delivery.attempt):
-                begun.append(delivery)
+            is_last = self._is_last(delivery)
+            if len(begun) >= free or not self.suspects.begin(
+                delivery, delivery.attempt, is_last=is_last
+            ):
+                self.runs.release(delivery, Disposition("release", self.suspects.wait_s()))
+            elif is_last:
+                self._last_suspect = delivery
             else:
-                self.runs.release(delivery, Disposition("release", self.runs.suspects.wait_s()))
-        if not self.runs.suspects.running:
+                begun.append(delivery)
+        if self._last_suspect is not None:
+            self.runs.release([*self._partial_batch, *others])
+            self._partial_batch = []
+            self.begin_last_suspect()
+            return []
+        if not self.suspects.running:
             return others
         free = max(0, free - len(begun))
         self.runs.release([*self._partial_batch, *others[free:]])
@@ -203,13 +229,34 @@ class HandlerQueue:
             self.settler.put(Halt(None, list(run[place:])))
             return run[:place]
         first = run[0]
-        if self.runs.suspects.begin(first, first.attempt):
+        is_last = self._is_last(first)
+        if self.suspects.begin(first, first.attempt, is_last=is_last):
             self.settler.put(Halt(None, list(run[1:])))
+            if is_last:
+                self._last_suspect = first
+                self.begin_last_suspect()
+                return []
             self.settler.flush(FLUSH_MOST_S)
             return [first]
-        wait = Disposition("release", self.runs.suspects.wait_s())
+        wait = Disposition("release", self.suspects.wait_s())
         self.settler.put(Halt((first, wait), list(run[1:])))
         return []
+
+    def _is_last(self, delivery: DeliveryData) -> bool:
+        return delivery.attempt > self.handler.context.settings.max_retries
+
+    def begin_last_suspect(self) -> None:
+        """Begin the suspect without a retry left once nothing else runs in this process."""
+        delivery = self._last_suspect
+        if delivery is None or not self.suspects.is_quiet():
+            return
+        self._last_suspect = None
+        self._release_waiting_work()
+        self.settler.flush(FLUSH_MOST_S)
+        self.suspects.begin_alone(delivery)
+        if self.handler.ordered:
+            self._ordered_begun += 1
+        self.lane.put([[delivery] if self.handler.ordered or self.handler.batch else delivery])
 
     def linger_until(self) -> float:
         """Return until when a batch that is not full waits for more; infinity: there is none."""
@@ -259,6 +306,9 @@ class HandlerQueue:
         self._release_waiting_work()
         self.runs.release(self._partial_batch)
         self._partial_batch = []
+        if self._last_suspect is not None:
+            self.runs.release(self._last_suspect)
+            self._last_suspect = None
 
     def keep_claims(self) -> None:
         """Keep the claims of runs that go on although the worker ends."""

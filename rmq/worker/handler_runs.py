@@ -42,6 +42,7 @@ class HandlerRuns:
         is_stopping: whether the worker is stopping.
         runner_for: finds the runner of a delivery; in order, deliveries of all handlers of a topic
             run here.
+        suspects: of this process.
     """
 
     def __init__(
@@ -52,15 +53,17 @@ class HandlerRuns:
         settler: Settler,
         is_stopping: Callable[[], bool],
         runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
+        suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
         self.consumer = consumer
         self.runner = runner
         self.settler = settler
-        self.suspects = PoisonSuspects()
+        self.suspects = suspects
         self.times = RunTimes(
             handler.concurrency, max(1, handler.batch), handler.prefetch, handler.is_prefetch_chosen
         )
+        suspects.watch(self.times)
         self.ordered_ended = 0  # how many ordered runs have ended
         self._lock = threading.Lock()  # of that number
         self._is_stopping = is_stopping
@@ -88,6 +91,9 @@ class HandlerRuns:
             return False
         if delivery._claim is not None and self.consumer.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # the next delivery claims the key again
+            return False
+        if self.suspects.is_held_back(delivery):
+            self._report(delivery, RELEASE)
             return False
         return True
 
@@ -152,7 +158,7 @@ class HandlerRuns:
         """Yield each delivery of an ordered run that is to be run; take its disposition."""
         try:
             for place, delivery in enumerate(run):
-                if self._is_stopping():
+                if self._is_stopping() or self.suspects.is_held_back(delivery):
                     self.settler.put(Halt(None, run[place:]))
                     break
                 if not self._may_run(delivery):

@@ -173,11 +173,50 @@ class Heartbeat:
         replies = self.connection.evaluate(calls) if calls else []
         return [(*page, reply) for page, reply in zip(pages, replies)]  # noqa: B905
 
-    def release_not_begun(self) -> None:
-        """Release the deliveries that have not begun: they lose no retry and wait for no lease."""
+    def release_until_expired(self, pause_s: float = RETRY_S) -> None:
+        """Release the deliveries that have not begun, once Redis answers, or until it is too late.
+
+        After a lease has ended its deliveries are rolled back, and have lost a retry.
+        """
+        until = self._leases_until()
+        while not self._is_released():
+            if time.monotonic() >= until:
+                return
+            time.sleep(pause_s)
+
+    def _leases_until(self) -> float:
+        """Return when the last lease that holds something ends, by the monotonic clock."""
+        memory = self.memory
+        return max(
+            (
+                memory.safe_until(place, number)
+                for index in range(len(self._topics))
+                for place, number, held in memory.leases(index)
+                if held
+            ),
+            default=0.0,
+        )
+
+    def _is_released(self) -> bool:
+        try:
+            return self.release_not_begun()
+        except OSError as error:
+            self._warn(f"messages wait until their leases end, or Redis answers: {error}")
+            return False
+
+    def release_not_begun(self) -> bool:
+        """Release the deliveries that have not begun: they lose no retry and wait for no lease.
+
+        Returns:
+            Whether all were released; what was may be released again.
+
+        Raises:
+            OSError: Redis cannot be reached.
+        """
         memory = self.memory
         if memory.words[2]:
-            return  # which have begun is not known
+            return True  # which have begun is not known
+        is_released = True
         self._evaluate_claims("unclaim", [claim for claim in memory.claims() if not claim[5]])
         begun = memory.begun()
         for index, topic in enumerate(self._topics):
@@ -189,7 +228,9 @@ class Heartbeat:
                 while released == PAGE:
                     (released,) = self.connection.evaluate([("lease_release", keys, args)])
                 if isinstance(released, RedisError):
+                    is_released = False
                     self._warn(f"messages wait until their lease ends: {released}")
+        return is_released
 
     def _warn(self, text: str) -> None:
         if time.monotonic() - self._reported >= REPORT_S:
@@ -260,7 +301,4 @@ def main(fd: int) -> None:
     if end == "died":
         connection.close()
         connection.options["timeout"] = min(RELEASE_S, connection.options["timeout"])
-        try:
-            heartbeat.release_not_begun()
-        except OSError as error:
-            _say(f"messages wait until their leases end: {error}")
+        heartbeat.release_until_expired()

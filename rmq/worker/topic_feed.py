@@ -145,6 +145,7 @@ class TopicFeed:
             RMQError: Redis cannot be reached, or refused.
         """
         for queue in self.queues.values():
+            queue.begin_last_suspect()
             queue.end_linger()
         room = self.room()
         self.is_full = not room
@@ -201,7 +202,8 @@ class TopicFeed:
         try:
             if not self._suspect_below:
                 retries = self.context.settings.max_retries
-                self._suspect_below = retries - FROM_DELIVERY + 2
+                first = min(FROM_DELIVERY, max(2, retries + 1))  # the first delivery is none
+                self._suspect_below = retries - first + 2
             old = [one for one in deliveries if one._score % 1000 < self._suspect_below]
             suspects = self.consumer.with_expired_leases(old) if old else set()
             queue.put(deliveries, suspects)

@@ -174,6 +174,26 @@ def test_what_a_dead_worker_had_not_begun_is_released(scene: Scene) -> None:
     ]
 
 
+def test_a_release_is_tried_until_redis_answers(scene: Scene) -> None:
+    place = scene.lease(0, 7, 41, held=5)
+    scene.memory.shared.set_safe(place, 41, time.monotonic() + 600)
+    scene.answers.replies = [RedisError("LOADING"), 0]
+
+    scene.heartbeat.release_until_expired(pause_s=0)
+
+    assert [verb for verb, *_ in scene.answers.calls] == ["lease_release"] * 2
+
+
+def test_a_release_is_given_up_when_the_leases_have_ended(scene: Scene) -> None:
+    place = scene.lease(0, 7, 41, held=5)
+    scene.memory.shared.set_safe(place, 41, scene.memory.shared.times[3])
+    scene.answers.replies = [RedisError("LOADING"), 0]
+
+    scene.heartbeat.release_until_expired(pause_s=0)
+
+    assert len(scene.answers.calls) == 1
+
+
 def test_nothing_is_released_if_it_is_not_known_what_had_begun(scene: Scene) -> None:
     scene.lease(0, 7, 41, held=5)
     scene.memory.shared.words[2] = 1

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rmq.worker import poison_messages as module
+from rmq.worker import poison_messages as module, prefetch
 from rmq.worker.poison_messages import (
     ALONE_S,
     FROM_DELIVERY,
@@ -14,6 +14,7 @@ from rmq.worker.poison_messages import (
     WAIT_MOST_S,
     PoisonSuspects,
 )
+from rmq.worker.prefetch import RunTimes
 from tests.unit.monotonic import Clock
 
 
@@ -80,6 +81,66 @@ def test_the_wait_grows_with_what_runs(clock: Clock) -> None:
     assert suspects.wait_s() == 1.5
     clock.now += 100
     assert suspects.wait_s() == WAIT_MOST_S
+
+
+def test_one_without_a_retry_left_runs_beside_no_other_suspect(clock: Clock) -> None:
+    suspects = PoisonSuspects()
+    harmless(suspects, 1000)
+    assert suspects.begin("a", 3)
+    assert not suspects.begin("last", 4, is_last=True)
+    suspects.end("a")
+
+    assert suspects.begin("last", 4, is_last=True)
+    assert not suspects.begin("b", 3)
+    assert suspects.is_held_back("fresh")
+    assert not suspects.is_held_back("last")
+    suspects.end("last")
+    assert not suspects.is_held_back("fresh")
+    assert suspects.begin("b", 3)
+
+
+def test_the_second_delivery_is_the_last_with_one_retry(clock: Clock) -> None:
+    suspects = PoisonSuspects()
+
+    assert suspects.begin("a", 2, is_last=True)
+    assert not suspects.begin("b", 2, is_last=True)
+
+
+def test_one_without_a_retry_left_waits_for_what_runs_but_not_for_what_has_run_for_long(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "time", clock)
+    suspects, here, there = PoisonSuspects(), RunTimes(4, 1, 8, True), RunTimes(4, 1, 8, True)
+    suspects.watch(here)
+    suspects.watch(there)
+    there.begin("hangs")
+    clock.now += ALONE_S
+    here.begin("fresh")
+    assert suspects.begin("last", 4, is_last=True)
+    assert not suspects.is_quiet()
+
+    here.end("fresh")
+    assert suspects.is_quiet()
+
+
+def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that follow on each other, as those of a slot in order, would keep it for ever."""
+    monkeypatch.setattr(prefetch, "time", clock)
+    suspects, times = PoisonSuspects(), RunTimes(4, 1, 8, True)
+    suspects.watch(times)
+    assert suspects.begin("last", 4, is_last=True)
+    clock.now += ALONE_S - 1
+    times.begin("fresh")
+    assert not suspects.is_quiet()
+    clock.now += 1
+    assert suspects.is_quiet()
+
+    suspects.begin_alone("last")
+    assert suspects.is_held_back("fresh")
+    clock.now += ALONE_S
+    assert not suspects.is_held_back("fresh")
 
 
 @pytest.mark.parametrize("seed", range(20))

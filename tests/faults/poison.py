@@ -1,0 +1,48 @@
+"""A worker process whose messages may kill it: `python -m tests.faults.poison <task>`.
+
+The task is JSON: url, topics, concurrency, and a mutant, by which it is broken. A message is
+[number, what]: "exit" ends the process after a moment, "hold" works for longer than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+
+import rmq
+from rmq.core.delivery import DeliveryData
+from rmq.worker import engine
+from rmq.worker.handler_consumer import HandlerConsumer
+
+DIES_S, HOLDS_S = 0.2, 0.6
+
+_found = HandlerConsumer.with_expired_leases
+
+
+def _from_the_third(self: HandlerConsumer, deliveries: Iterable[DeliveryData]) -> set[DeliveryData]:
+    return _found(self, [one for one in deliveries if one.attempt >= 3])
+
+
+def _break(mutant: str) -> None:
+    if mutant == "apart":  # each handler knows of its own suspects only
+        engine.PoisonSuspects = lambda: None  # type: ignore[assignment, misc]
+    elif mutant == "from the third":  # a message with one retry is never a suspect
+        HandlerConsumer.with_expired_leases = _from_the_third  # type: ignore[method-assign]
+
+
+def main(text: str) -> int:
+    task = json.loads(text)
+    _break(task["mutant"])
+    client = rmq.Client(task["url"])
+
+    def handle(body: list) -> None:  # type: ignore[type-arg]
+        if body[1] == "exit":
+            time.sleep(DIES_S)
+            os._exit(9)
+        time.sleep(HOLDS_S)
+
+    for name in task["topics"]:
+        client.topic(name).handler(concurrency=task["concurrency"], prefetch=8)(handle)
+    return rmq.Worker(client).run()
