@@ -6,6 +6,7 @@ import contextlib
 import select
 import socket
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -180,3 +181,73 @@ def test_where_one_address_has_all_its_connections_the_oldest_that_waits_gives_w
         assert slow[0].recv(100).startswith(b"HTTP/1.1 408 ")
         slow[4].sendall(b"Connection: close\r\n\r\n")
         until(lambda: slow[4].recv(100).startswith(b"HTTP/1.1 200 "), "the newest is answered")
+
+
+TOKEN = "0123456789abcdef" * 4
+AS_STREAM = b"Host: localhost\r\nAccept: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize("request_line", ["GET /console/signin", "GET /console", "GET /console/x"])
+def test_who_has_not_signed_in_holds_no_connection_with_a_stream(
+    server: Redis, prefix: str, request_line: str
+) -> None:
+    limits = {"connections_max": 5, "connections_per_address": 5}
+    with (
+        serving(server.url, prefix, token=TOKEN, **limits) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(5):
+            connection = stack.enter_context(connect(running.url))
+            connection.sendall(f"{request_line} HTTP/1.1\r\n".encode() + AS_STREAM)
+            head = connection.recv(65536).partition(b"\r\n\r\n")[0]
+            assert b"text/event-stream" not in head
+
+        found = ask(running.url + "/console/signin")
+        probe = ask(running.url + "/livez")
+
+    assert (found.status, probe.status) == (200, 200)
+
+
+def test_a_head_of_a_live_page_is_no_stream(url: str) -> None:
+    head = b"HEAD /console HTTP/1.1\r\nConnection: close\r\n" + AS_STREAM
+
+    assert b"text/event-stream" not in answer(url, head)
+
+
+def test_a_client_that_reads_no_answer_gives_way(server: Redis, prefix: str) -> None:
+    with (
+        serving(server.url, prefix, rate=100_000, connections_per_address=3) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        config: Any = running._listener._server.config
+        connections = config.http.args[0]._all
+        style = b"GET /console/static/x/console.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for _ in range(3):
+            deaf = stack.enter_context(socket.socket())
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.settimeout(PATIENCE_S)
+            deaf.connect((urlsplit(running.url).hostname, urlsplit(running.url).port))
+            deaf.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(3000):
+                    deaf.send(style)
+        until(lambda: [each.flow.write_paused for each in connections] == [True] * 3, "no room")
+
+        assert ask(running.url + "/livez").status == 200
+
+
+def test_what_is_one_too_many_is_not_blamed_on_redis(server: Redis, prefix: str) -> None:
+    with (
+        serving(server.url, prefix, connections_per_address=2) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(2):  # of somebody who may
+            connection = stack.enter_context(connect(running.url))
+            connection.sendall(b"GET /console HTTP/1.1\r\n" + AS_STREAM)
+            assert b"text/event-stream" in connection.recv(65536)
+
+        refused = ask(running.url + "/livez")
+
+    assert refused.status == 503
+    assert refused.body["type"] == "urn:rmq:error:too-many-connections"
+    assert "Redis" not in refused.body["title"] + refused.body["detail"]

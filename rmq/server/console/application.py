@@ -118,7 +118,9 @@ class Console:
                 return self._to_sign_in(request, ask)
             if page.method == "POST":
                 return await self._act(page, request, ask)
-            if "text/event-stream" in request.headers.get("Accept", ""):
+            # A stream holds its connection, so it is for those who are let in, and has a body.
+            is_live = page.role is not None and request.method == "GET"
+            if is_live and "text/event-stream" in request.headers.get("Accept", ""):
                 if not self._streams:
                     return Response("live pages are fetched here", 406, {"Vary": "Accept"})
                 return self._stream(page, request, ask)

@@ -26,7 +26,7 @@ LINGER_S = 1.0  # what a refused client still sends is read and thrown away for 
 _H11Protocol: Any = optional_imports.load(
     "uvicorn.protocols.http.h11_impl", "server", "rmq server"
 ).H11Protocol
-_KINDS = {400: "invalid", 408: "too-slow", 431: "head-too-large", 503: "unavailable"}
+_KINDS = {400: "invalid", 408: "too-slow", 431: "head-too-large", 503: "too-many-connections"}
 
 
 class Connections:
@@ -99,8 +99,8 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether nothing goes on until its client sends more."""
-        return self._body_left > 0 or not self._is_answering
+        """Whether nothing goes on until its client sends more, or reads what was answered."""
+        return self._body_left > 0 or not self._is_answering or self.flow.write_paused
 
     @property
     def _is_answering(self) -> bool:
@@ -186,4 +186,5 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self.cycle.message_event.set()
         # A client that is still sending would lose the answer if the connection was reset.
         self.transport.write_eof()
-        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+        # `close` would wait for a client that reads nothing.
+        self._timer = self.loop.call_later(LINGER_S, self.transport.abort)

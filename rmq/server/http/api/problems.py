@@ -49,6 +49,7 @@ KINDS = {
     "head-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The server failed"),
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
+    "too-many-connections": Kind(503, "The server has too many connections", is_passing=True),
     "timeout": Kind(504, "It could not be read in time", is_passing=True),
     "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),
 }
