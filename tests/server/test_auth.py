@@ -304,6 +304,26 @@ def test_the_proxy_names_users_and_their_roles(server: Redis, prefix: str) -> No
         assert status(Authorization=f"Bearer {STATIC}") == 200
 
 
+@pytest.mark.parametrize("name", ["X-User", "X-Groups"])
+def test_a_header_of_the_proxy_that_comes_twice_is_refused(
+    server: Redis, prefix: str, name: str
+) -> None:
+    with serving(server.url, prefix, **PROXY) as running:
+        at = urlsplit(running.url)
+        connection = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE_S)
+        connection.putrequest("GET", TOPICS)
+        for given, value in (("X-User", "anna"), ("X-Groups", "viewer")):
+            connection.putheader(given, value)
+        connection.putheader(name.lower(), "admin")  # of the client
+        connection.endheaders()
+
+        refused = connection.getresponse()
+
+        assert refused.status == 403
+        assert name in refused.read().decode()
+        connection.close()
+
+
 def test_headers_of_the_proxy_are_believed_from_its_addresses_alone(
     server: Redis, prefix: str
 ) -> None:

@@ -172,6 +172,11 @@ class Authentication:
         name = named[0].decode("latin-1").strip()
         if len(named) > 1 or not can_be_name(name):
             raise Refused(f"{self.proxy.user_header}: it must name one user")
+        if len(roles) > 1:  # one of them may be of the client, behind a proxy that adds its own
+            raise Refused(
+                f"{self.proxy.role_header}: it came more than once; see that the proxy "
+                "replaces what clients send"
+            )
         if not self.proxy.role_header:
             return Principal(name, Role.VIEWER, False, "proxy")
         words = {word.strip() for each in roles for word in each.decode("latin-1").split(",")}
