@@ -12,7 +12,7 @@ import rmq
 from rmq.server import Server
 from tests.server.console import corpus
 from tests.server.console.conftest import PAGES, Filled
-from tests.server.console.fetching import csrf_of, fetch
+from tests.server.console.fetching import chosen_in, csrf_of, fetch
 from tests.server.running import PATIENCE_S, dead, until
 
 
@@ -185,21 +185,33 @@ def test_letters_are_redriven_to_the_topic_that_was_chosen(
     url = console.url + "/console/topics/orders/dead-letters/redrive"
     back = fetch(f"{url}?ids={id}").text
     assert '<option value="refunds">' in back
-    assert "--to" not in back
+    assert "--to refunds" not in back
 
     page = fetch(f"{url}?ids={id}&to=refunds").text
-    done = fetch(url, {"csrf": csrf_of(page), "ids": id, "to": "refunds"})
+    done = fetch(url, chosen_in(back, "redrive", "to", "refunds"))
 
     assert f"rmq dlq redrive orders --id {id} --to refunds</code>" in page
-    assert "1 letter of the topic orders to refunds" in page
-    assert page.count(f'<input type="hidden" name="ids" value="{id}">') == 2
-    assert '<input type="hidden" name="to" value="refunds">' in page
+    assert '<option value="refunds" selected>' in page
     job = done.headers["Location"].rpartition("/")[2]
     assert until(lambda: client.admin.job(job).state == "done", "the job")
     assert client.admin.job(job).to == "refunds"
     assert (client.admin.stats("orders")["dead"], client.admin.stats("refunds")["accepted"]) == (
         1, 1,
     )  # fmt: skip
+
+
+def test_the_last_choice_of_a_topic_is_the_one_that_counts(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("refunds").open()
+    (id,) = dead(client, 1)
+    url = console.url + "/console/topics/orders/dead-letters/redrive"
+    page = fetch(f"{url}?ids={id}&to=refunds").text
+
+    done = fetch(url, chosen_in(page, "redrive", "to", ""))
+
+    job = done.headers["Location"].rpartition("/")[2]
+    assert client.admin.job(job).to is None
 
 
 def test_a_redrive_to_what_is_no_other_topic_is_refused(

@@ -144,7 +144,7 @@ async def ask_act(ask: Ask) -> View | Redirect:
             "count": found.count, "is_all": found.is_all,
             "sample": ask.shown([views.message_of(message) for message in found.sample]),
             "moment": moment, "keeps": KEEPS, "to": to, "others": others[:TOPICS_MAX],
-            "is_listed": len(others) <= TOPICS_MAX, "at": at,
+            "is_listed": len(others) <= TOPICS_MAX,
             "command": _command(ask.topic, verb, ids, chosen, to),
         },
         f"{ask.topic}: {verb}",
