@@ -174,6 +174,18 @@ def test_signing_in_is_tried_five_times_at_once(url: str) -> None:
     assert 1 <= int(tries[-1].headers["Retry-After"]) <= 10
 
 
+@pytest.mark.usefixtures("no_refill")
+def test_a_session_is_let_in_whatever_others_send_from_its_address(
+    url: str, client: rmq.Client
+) -> None:
+    mine = cookie(signed_in(url, client.admin.token_create("anna").text))
+    for wrong in ({"Authorization": "Bearer wrong"}, {"Cookie": "rmq_session=wrong"}):
+        statuses = {look(url, wrong).status for _ in range(guard.FAILURES + 1)}
+        assert 429 in statuses
+
+    assert look(url, mine).status == 200
+
+
 def test_a_session_and_a_stream_end_with_their_token(url: str, client: rmq.Client) -> None:
     assert tokens.KEPT_S + guard.STREAM_CHECK_S <= 5
     token = client.admin.token_create("anna").text

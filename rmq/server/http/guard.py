@@ -136,8 +136,8 @@ class Guard:
         """Return who asks; raise why nobody does whose request is looked at."""
         has_token = b"authorization" in headers
         has_session = sessions.id_of(scope, headers.get(b"cookie", [])) is not None
-        if has_session and not has_token and (wait_s := self._failures.wait_s(address)):
-            raise problems.too_many(wait_s)  # an unknown session costs a question to Redis
+        # Whoever has a right is let in first: others may have failed from the same address. An
+        # unknown session costs a question to Redis, which is less than the request costs here.
         try:
             found = await self._authentication.principal(scope, headers)
         except Refused as refused:

@@ -37,10 +37,6 @@ class Rates:
         self._put(key, tokens - 1)
         return 0.0
 
-    def wait_s(self, key: str) -> float:
-        """Return after how many seconds there is a token; 0.0: there is one."""
-        return max(0.0, (1 - self._tokens(key)) / self.rate)
-
     def _tokens(self, key: str) -> float:
         tokens, at = self._buckets.get(key, (float(self.burst), self._clock()))
         return min(self.burst, tokens + (self._clock() - at) * self.rate)

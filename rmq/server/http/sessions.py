@@ -35,7 +35,7 @@ WHOLE_S = 7 * 86_400
 KEPT_S = 3.0  # how long what was read of a session is used
 KEPT_MAX = 1000
 TOUCHED_S = 600.0  # how often the end of a session that is used is moved
-ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # to sign in, of one address
+ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # to sign in with a wrong token, of one address
 
 
 class _Kept(NamedTuple):
@@ -68,14 +68,15 @@ class Sessions:
         """Begin a session with a token; return the text of its cookie, for Set-Cookie.
 
         Raises:
-            ApiError: nobody has such a token, or the address has tried too often.
+            ApiError: nobody has such a token; or that, and the address has tried too often.
             RMQError: Redis does not tell.
         """
         from rmq.server.http.api import problems
 
-        if wait_s := self._attempts.take(scope[ADDRESS]):
-            raise problems.too_many(wait_s)
         principal = await self._tokens.principal(token.strip())
+        # A right token passes: others may have tried wrong ones from the same address.
+        if principal is None and (wait_s := self._attempts.take(scope[ADDRESS])):
+            raise problems.too_many(wait_s)
         if principal is None:
             raise problems.ApiError(
                 "unauthorized", "there is no such token, or it has expired", "token"

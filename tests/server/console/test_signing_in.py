@@ -65,6 +65,7 @@ def test_an_address_that_tries_too_often_has_to_wait(scene: Scene) -> None:
 
     assert statuses[:3] == [401] * 3
     assert statuses[-1] == 429
+    assert scene.sign_in(scene.tokens["viewer"]).status == 303  # of somebody else at that address
 
 
 @pytest.mark.parametrize(
