@@ -257,6 +257,9 @@ class StorageError(RMQError):
 class Unavailable(StorageError):
     """Redis cannot be reached or refuses to work now; the call did not take effect."""
 
+    # Whether Redis answers, and refuses all writes: its disk is full, or a snapshot failed.
+    _refuses_writes: bool = False
+
 
 class OutcomeUnknown(StorageError):
     """The call may have taken effect: its reply never came.

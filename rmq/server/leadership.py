@@ -13,7 +13,7 @@ import socket
 import time
 from contextlib import suppress
 
-from rmq.errors import RMQError
+from rmq.errors import RMQError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.steps import Flow
 from rmq.transport import Transport
@@ -41,6 +41,7 @@ class Leadership:
         server: the id of this server: host, process and 4 random bytes.
         leader: the id of the server that leads, as last seen.
         answered_at: when Redis last ran the script, by the monotonic clock; None: not yet.
+        refuses_writes: whether Redis answered instead that it cannot write to its disk.
     """
 
     name = "leadership"
@@ -51,6 +52,7 @@ class Leadership:
         self.server = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.leader = ""
         self.answered_at: float | None = None
+        self.refuses_writes = False
         self._transport = transport
         self._prefix = prefix
         self._until = 0.0  # by the monotonic clock
@@ -62,8 +64,12 @@ class Leadership:
     def run_once(self) -> int:
         """Renew or take the leadership."""
         asked_at = time.monotonic()
-        reply = self._transport.run(_renew(self._prefix, self.server))
-        self.answered_at = time.monotonic()
+        try:
+            reply = self._transport.run(_renew(self._prefix, self.server))
+        except RMQError as error:
+            self.refuses_writes = isinstance(error, Unavailable) and error._refuses_writes
+            raise
+        self.answered_at, self.refuses_writes = time.monotonic(), False
         if reply.leads and not self.leads():
             log.info("this server leads: %s", self.server)
         elif reply.leader != self.leader and not reply.leads:

@@ -147,6 +147,8 @@ class Server:
 
     def problems(self) -> list[str]:
         """Return why the server is of no use at the moment."""
+        if self.leadership.refuses_writes:
+            return ["Redis refuses all writes: it cannot write to its disk; make room there"]
         answered_at = self.leadership.answered_at
         if answered_at is None:
             return ["Redis has not run a script yet"]

@@ -136,6 +136,8 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             f"{script}: this server has no functions, which need Redis 7.0 or later, or Valkey. "
             "Leave calls=functions out of the URL"
         )
+    if code == "MISCONF":
+        return refusal_of_writes(script, "Redis", text)
     if kind_of(error) is Kind.AGAIN:
         return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")
     where = keys[0] if keys else "the server"
@@ -143,6 +145,23 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         f"{script} on {where}: Redis refused: {text[:300]}. Check the URL's database "
         "and options, and the server's log"
     )
+
+
+def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
+    """Return the RMQ error for MISCONF: the server answers, and takes no writes.
+
+    Args:
+        name: the command.
+        server: the one that refuses.
+        text: of its reply, which says what could not be written.
+    """
+    refused = Unavailable(
+        f"{name}: {server} refuses all writes, because it cannot write to its own disk "
+        f"({text.removeprefix('MISCONF ')[:200]}); nothing was done. Make room on the disk of "
+        "Redis, then it goes on by itself; rmq doctor and the log of Redis tell more"
+    )
+    refused._refuses_writes = True
+    return refused
 
 
 def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:

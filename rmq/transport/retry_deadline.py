@@ -8,7 +8,7 @@ import time
 from rmq.errors import OutcomeUnknown, StorageError, Unavailable
 from rmq.transport import tls_errors
 from rmq.transport.pool import ConnectionsBusy, StaleConnection
-from rmq.transport.redis_errors import Kind, kind_of
+from rmq.transport.redis_errors import Kind, code_of, kind_of, refusal_of_writes
 from rmq.transport.url import Address, redact
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.02, 1.0
@@ -71,6 +71,8 @@ class RetryDeadline:
             )
         if isinstance(error, ConnectionsBusy):
             return Unavailable(f"{self._name}: {text}; nothing was done")
+        if code_of(error) == "MISCONF":
+            return refusal_of_writes(self._name, server, text)
         fix = None
         if self._address.is_tls:
             fix = tls_errors.advice(str(error), "ssl_certfile=" in self._address.url)

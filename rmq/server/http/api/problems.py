@@ -49,6 +49,7 @@ KINDS = {
     "head-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The server failed"),
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
+    "writes-refused": Kind(503, "Redis refuses all writes", is_passing=True),
     "too-many-connections": Kind(503, "The server has too many connections", is_passing=True),
     "timeout": Kind(504, "It could not be read in time", is_passing=True),
     "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),
@@ -132,6 +133,13 @@ def of_exception(error: Exception, request_id: str, is_read: bool = False) -> Ap
             return ApiError("invalid", f"the body is no JSON: {error}")
         case errors.InvalidFilter():
             return ApiError("invalid", str(error), "filter", error.position)
+        case errors.Unavailable() if error._refuses_writes:
+            log.warning("request %s: %s", request_id, error)
+            return ApiError(
+                "writes-refused",
+                "Redis answers, and cannot write to its own disk; make room there, or see its log. "
+                "Nothing was done; repeat the request then",
+            )
         case errors.Unavailable():
             log.info("request %s: %s", request_id, error)
             return ApiError("unavailable", "nothing was done; repeat the request")
