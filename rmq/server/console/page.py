@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from rmq.core.ids import MessageId
 from rmq.core.validation import parse_duration
 from rmq.errors import InvalidValue
 from rmq.server.http.api.operation import At
@@ -106,9 +107,10 @@ class Ask:
         """The topic in the path."""
         return self.path["topic"]
 
-    def url(self, *parts: str, **query: Any) -> str:
+    def url(self, *parts: str | MessageId, **query: Any) -> str:
         """Return the address of a page; parts of the query that are None or empty are left out."""
-        path = self.root + BASE + "".join("/" + quote(part, safe="") for part in parts)
+        # As text: `quote` takes the bytes of a MessageId as they are.
+        path = self.root + BASE + "".join("/" + quote(str(part), safe="") for part in parts)
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
         return path + ("?" + urlencode(given) if given else "")
 
