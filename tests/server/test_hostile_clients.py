@@ -251,3 +251,22 @@ def test_what_is_one_too_many_is_not_blamed_on_redis(server: Redis, prefix: str)
     assert refused.status == 503
     assert refused.body["type"] == "urn:rmq:error:too-many-connections"
     assert "Redis" not in refused.body["title"] + refused.body["detail"]
+
+
+def test_a_stop_ends_streams_and_logs_no_error(
+    server: Redis, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.ExitStack() as stack:
+        with serving(server.url, prefix) as running:
+            streams = [stack.enter_context(connect(running.url)) for _ in range(3)]
+            for connection in streams:
+                connection.sendall(b"GET /console HTTP/1.1\r\n" + AS_STREAM)
+                assert b"text/event-stream" in connection.recv(65536)
+
+        for connection in streams:
+            with contextlib.suppress(ConnectionResetError):
+                while connection.recv(65536):
+                    pass
+
+    errors = [each for each in caplog.records if each.levelname in ("ERROR", "CRITICAL")]
+    assert [each.getMessage() for each in errors] == []

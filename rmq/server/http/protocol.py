@@ -118,6 +118,12 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         super().on_response_complete()
         self._pass_on()
 
+    def shutdown(self) -> None:
+        """Finish the answer, and close; a stream has no end to wait for, and is closed at once."""
+        super().shutdown()
+        if self._is_answering and self.cycle.response_started and _asks_for_stream(self.scope):
+            self.transport.close()
+
     def _pass_on(self) -> None:
         """Give uvicorn whole heads, and of bodies what has come."""
         while self._buffer and not self._is_refused and not self.transport.is_closing():
@@ -188,3 +194,9 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self.transport.write_eof()
         # `close` would wait for a client that reads nothing.
         self._timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+
+def _asks_for_stream(scope: Any) -> bool:
+    return any(
+        name == b"accept" and b"text/event-stream" in value for name, value in scope["headers"]
+    )
