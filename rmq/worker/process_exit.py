@@ -19,20 +19,20 @@ def leave_with(code: int) -> int:
     """Return an exit code, and have the process end although handlers still run in threads.
 
     Python waits at its exit for the threads of `asyncio.to_thread` and of other pools, which may
-    never return. Only the private `threading._register_atexit` is called before that wait.
+    never return. Only the private `threading._register_atexit` is called before that wait. Since
+    Python 3.12 no thread can be started from there, so one waits for it.
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
-        register(_leave_later, code)
+        exiting = threading.Event()
+        register(exiting.set)
+        threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
     return code
 
 
-def _leave_later(code: int) -> None:
+def _leave(exiting: threading.Event, code: int) -> None:
     """End this process some seconds after its main thread, whatever still runs."""
-    threading.Thread(target=_leave, args=(code,), name="rmq-leave", daemon=True).start()
-
-
-def _leave(code: int) -> None:
+    exiting.wait()
     time.sleep(LEAVE_AFTER_S)
     main = threading.main_thread()
     names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]

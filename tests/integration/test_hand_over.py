@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.core.slots import slot_of
 from rmq.protocol import scripts
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S
@@ -221,6 +222,35 @@ def test_messages_that_race_the_end_of_a_wait_come_once_and_cost_no_retry(
     assert sorted(got) == [(number, 1) for number in range(count)]
     assert credits_in(server, name, slots) == [0] * slots
     assert client.admin.stats(name)["in_flight"] == 0
+
+
+def test_no_more_are_received_than_asked_for_though_each_slot_hands_over_one(
+    kind: str, server: Server, client: rmq.Client, name: str
+) -> None:
+    topic, rounds = client.topic(name, slots=3), 10
+    topic.open()
+    bases: dict[int, str] = {}
+    for n in range(100):
+        bases.setdefault(slot_of(str(n), 3), str(n))
+    got: list[Any] = []
+    with connect(kind, server.url) as one, one.topic(name).consumer(lease=LEASE_S) as consumer:
+        for _ in range(rounds):
+            calls: list[Any] = []
+            thread = threading.Thread(
+                target=lambda calls=calls: calls.append(consumer.receive(1, wait=PATIENCE_S))
+            )
+            thread.start()
+            eventually(lambda: credits_in(server, name, 3) == [1, 1, 1])
+            topic.send_many([rmq.Outgoing(slot, slot_basis=bases[slot]) for slot in range(3)])
+            thread.join(PATIENCE_S)
+            [deliveries] = calls
+            while deliveries:
+                assert len(deliveries) == 1
+                got += [(delivery.body, delivery.attempt) for delivery in deliveries]
+                assert consumer.ack(deliveries) == []
+                deliveries = consumer.receive(1)
+
+    assert sorted(got) == sorted((slot, 1) for slot in range(3) for _ in range(rounds))
 
 
 def test_a_batch_is_handed_over_as_far_as_the_credit_goes(

@@ -52,7 +52,7 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
     state.until = time.monotonic() + wait_s
     batches: list[SlotBatch] = []
     try:
-        batches = yield from _receive(state, limit, wait_s > 0)
+        batches = _within(state, limit, (yield from _receive(state, limit, wait_s > 0)))
         if state.unanswered is None and state.may_hold_messages():
             try:
                 yield from _collect(state, limit, batches)
@@ -135,13 +135,23 @@ def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[
     """
     if state.credits.standing:
         room = limit - sum(len(batch.ids) for _, batch in batches)
-        for keys, batch in (yield from hand_over.withdraw(state)):
-            if len(batch.ids) <= room:
-                batches.append((keys, batch))
-                room -= len(batch.ids)
-            else:
-                state.undelivered.append((keys, batch))
+        batches += _within(state, room, (yield from hand_over.withdraw(state)))
     yield from hand_back(state)
+
+
+def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
+    """Return the first batches with up to `limit` messages; the rest is to be released.
+
+    Several slots may have handed over a message each by the time that a consumer wakes up.
+    """
+    room, kept = limit, []
+    for keys, batch in batches:
+        if len(batch.ids) <= room:
+            kept.append((keys, batch))
+            room -= len(batch.ids)
+        else:
+            state.undelivered.append((keys, batch))
+    return kept
 
 
 def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
