@@ -10,8 +10,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp since the resize; another stamp is an error
 ARGV[3]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
 ARGV[4]   limit                1 to 1000, about so many records a page
-Returns   {cursor of the next page, 0 at the end; how many such messages the page has}. Those that are not due yet and dead
-          letters do not count: nothing waits for them
+Returns   {cursor of the next page, 0 at the end; how many such messages the page has; the number of the slot's newest
+          delivery}. Messages that are not due yet and dead letters do not count: nothing waits for them
 Cost      O(limit), at most about 16 MiB of records
 Atomic    Reads only. A caller that asks for a page until it has none, and then goes on to the next, has seen at the end that
           none is left: a record that is there from the first page to the last is on one of them (one HSCAN). That holds on
@@ -23,7 +23,7 @@ Atomic    Reads only. A caller that asks for a page until it has none, and then 
 --- @include "lib/score_ranges"
 local store, prepare = KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
-local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'upto')
+local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'upto', 'delivered')
 if s[1] ~= ARGV[2] then
   fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
 end
@@ -33,7 +33,7 @@ redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
 redis.call('HLEN', KEYS[4])
 if not s[3] then
-  return { '0', 0 } -- a slot that this resize has created
+  return { '0', 0, tonumber(s[4] or 0) } -- a slot that this resize has created
 end
 local upto = tonumber(s[3])
 local page, before = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', limit), 0
@@ -47,4 +47,4 @@ for i = 1, #page[2], 2 do
     end
   end
 end
-return { write_cursor(page[1], server), before }
+return { write_cursor(page[1], server), before, tonumber(s[4] or 0) }

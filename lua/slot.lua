@@ -9,8 +9,8 @@ ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
-ARGV[6..] pairs of setting, value; `paused`, `paused_send`, `limit` and `resizes` are left out where there
-          is none
+ARGV[6..] pairs of setting, value; `paused`, `paused_send`, `limit`, `resizes` and `delivered_from` are left out where
+          there is none
 Returns   1 set up or changed, 0 had these settings or later ones, -1 belongs to a topic with another stamp
 Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
@@ -18,6 +18,9 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
           an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
           A slot whose stamp is at most `resizes` older is of the same topic with another number of slots: it gets the new
           stamp, and notes in `upto` the last message of before; its messages stay, and its consumers are woken.
+          Its next delivery gets a larger number than `delivered_from`, so that fences grow for a basis that comes from
+          another slot. The numbers go on in steps of 2048, by which receipts know them, and `skipped` counts those that
+          no delivery has.
           The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
           buckets. A second run changes nothing.
 ]]
@@ -28,15 +31,18 @@ local slot = KEYS[1]
 local now = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
 local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit',
-  'accepted')
+  'accepted', 'delivered', 'skipped')
 local holds = redis.call('HLEN', KEYS[2]) > 0
 redis.call('ZCARD', KEYS[3])
-local given, paused, limit, resizes = { unpack(ARGV, 6) }, false, false, 0
+local given, paused, limit, resizes, delivered_from = { unpack(ARGV, 6) }, false, false, 0, 0
 for i = 1, #given, 2 do
   if given[i] == 'resizes' then
     resizes = whole_number(given[i + 1], 1, 1000, 'resizes')
+  elseif given[i] == 'delivered_from' then
+    delivered_from = whole_number(given[i + 1], 1, 9e15, 'delivered_from')
   end
 end
+local delivered, skipped = tonumber(s[9] or 0), tonumber(s[10] or 0)
 local older_by = s[1] and (tonumber(ARGV[2]) or 0) - (tonumber(s[1]) or 0)
 local resized = older_by and older_by >= 1 and older_by <= resizes
 if s[1] and s[1] ~= ARGV[2] and not resized then
@@ -44,6 +50,7 @@ if s[1] and s[1] ~= ARGV[2] and not resized then
     return -1
   end
   redis.call('DEL', slot, KEYS[3])
+  delivered, skipped = 0, 0
 elseif s[1] then
   if tonumber(s[2] or 0) >= revision and not resized then
     return 0
@@ -71,6 +78,11 @@ elseif s[1] then
 end
 if resized then
   given[#given + 1], given[#given + 2] = 'upto', s[8] or 0
+end
+if delivered < delivered_from then
+  local jump = math.ceil((delivered_from - delivered) / 2048) * 2048
+  given[#given + 1], given[#given + 2] = 'delivered', string.format('%.0f', delivered + jump)
+  given[#given + 1], given[#given + 2] = 'skipped', string.format('%.0f', skipped + jump)
 end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]

@@ -50,7 +50,7 @@ local past = string.format('%.0f', now + 1)
 local past_ms = string.format('%.0f', now)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
-  'paused', 'limit', 'chunk', 'paused_send', 'lateness')
+  'paused', 'limit', 'chunk', 'paused_send', 'lateness', 'skipped')
 if not s[1] then
   fail('GONE', slot)
 end
@@ -90,6 +90,7 @@ end
 for i = 2, 14 do
   reply[#reply + 1] = tonumber(s[i] or 0)
 end
+reply[18] = reply[18] - tonumber(s[20] or 0) -- numbers that no delivery has: see slot.lua
 reply[#reply + 1] = now
 reply[#reply + 1] = s[19] or ''
 return reply

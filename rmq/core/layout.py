@@ -44,12 +44,15 @@ class Layout:
             stubs of the outbox keep the slots that they have by this number.
         most: the largest number of slots that it has had. All of them are read.
         resizing: the resize that goes on.
+        delivered_from: the slots in use number their deliveries from here on: the largest number
+            in slots whose messages were awaited; 0: none were.
     """
 
     resizes: int
     first: int
     most: int
     resizing: Resizing | None = None
+    delivered_from: int = 0
 
     def is_held(self, slot: int, slots: int) -> bool:
         """Return whether a slot gives nothing yet, since another one holds older messages.
@@ -69,6 +72,7 @@ class Layout:
         return {
             "layout": f"{self.resizes} {self.first} {self.most}",
             "resizing": self.resizing.to_redis() if self.resizing else "",
+            "delivered_from": str(self.delivered_from or ""),
         }
 
 
@@ -83,4 +87,4 @@ def from_redis(stored: Mapping[str, str]) -> Layout | None:
         resizing = Resizing(
             int(since), int(before), tuple(int(slot) for slot in pending.split(",") if slot)
         )
-    return Layout(resizes, first, most, resizing)
+    return Layout(resizes, first, most, resizing, int(stored.get("delivered_from", 0)))

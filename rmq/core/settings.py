@@ -240,6 +240,9 @@ class Settings:
             "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
             "limit": self.limit.of_slot(index, self.slots),
             "resizes": str(layout.resizes) if layout else "",
+            "delivered_from": str(layout.delivered_from or "")
+            if layout and index < self.slots
+            else "",
         }
         return {name: value for name, value in optional.items() if value} | {
             "max_retries": str(self.max_retries),

@@ -11,6 +11,7 @@ import rmq
 from tests.clusters import Cluster
 from tests.faults.storm import seeded
 from tests.faults.test_resize_workers import KILLS, run
+from tests.integration.test_resize import check_fences_grow
 
 
 @pytest.mark.slow  # on one server: tests/faults/test_resize_workers.py
@@ -57,3 +58,12 @@ def test_messages_keep_their_ids_and_can_be_redriven_after_two_resizes(
             again += [delivery.id for delivery in batch]
             consumer.ack(batch)
     assert sorted(map(str, again)) == sorted(str(result.id) for result in sent)
+
+
+def test_fence_of_a_basis_grows_where_its_slots_are_on_several_masters(
+    cluster: Cluster, api: Any, name: str
+) -> None:
+    check_fences_grow(api, name, ordered=True)
+
+    owners = {cluster.master_of(f"rmq:{{{name}_{slot}}}:slot").port for slot in range(8)}
+    assert len(owners) > 1

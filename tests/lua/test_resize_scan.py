@@ -16,7 +16,7 @@ def scan(box, limit=100):
     before = box.state()
     cursor, found = b"0", 0
     while True:
-        cursor, more = box.run(commands.resize_scan(keys, cursor, limit))
+        cursor, more, _ = box.run(commands.resize_scan(keys, cursor, limit))
         found += more
         if cursor == b"0":
             assert box.state() == before
@@ -87,6 +87,16 @@ def test_numbers_are_compared_over_their_end(box):
     box.send(2)
 
     assert scan(box) == 3
+
+
+def test_it_tells_the_number_of_the_newest_delivery(box):
+    assert box.run(commands.resize_scan(box.keys, b"0", 10)).delivered == 0
+    box.send(3)
+    box.take(2)
+
+    assert box.run(commands.resize_scan(box.keys, b"0", 10)).delivered == 2
+    mark(box, 3)
+    assert box.run(commands.resize_scan(box.keys, b"0", 10)) == (b"0", 3, 2)
 
 
 def test_slot_that_the_resize_created_awaits_nothing(box):

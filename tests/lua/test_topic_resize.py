@@ -11,6 +11,7 @@ from rmq.core.layout import Layout, Resizing
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.steps import Command
+from tests.lua.box import GONE
 
 VALUES = {"slots": "4", "layout": "1 1 4", "resizing": "17 1 0"}
 
@@ -64,11 +65,13 @@ def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box):
 # --- the slots after it --------------------------------------------------------------------------
 
 
-def give(box, resizes=1, held=False, revision=1):
+def give(box, resizes=1, held=False, revision=1, delivered_from=0):
     """Give the slot its stamp after so many resizes."""
     resizing = Resizing(17, 1, (1,)) if held else None
     settings = dataclasses.replace(
-        box.settings, slots=2, layout=Layout(resizes, box.settings.slots, 2, resizing)
+        box.settings,
+        slots=2,
+        layout=Layout(resizes, box.settings.slots, 2, resizing, delivered_from),
     )
     stamp = str(int(box.created) + resizes).encode()
     return commands.slot(box.handle, box.keys, stamp, settings.for_slot(), revision)
@@ -152,3 +155,65 @@ def test_take_that_is_repeated_after_the_resize_gets_its_first_answer(box):
 
     assert (again.ids, again.deadline_s) == (first.ids, first.deadline_s)
     assert box.state() == before
+
+
+# --- delivery numbers ----------------------------------------------------------------------------
+
+
+def test_slot_that_opens_goes_on_from_the_largest_number_of_the_slots_that_it_awaited(box):
+    box.run(give(box, held=True))
+    before = box.state()
+
+    assert box.run(give(box, revision=2, delivered_from=5000)) == 1
+
+    assert box.changed(before) == {
+        ("slot", "delivered"): "6144", ("slot", "skipped"): "6144",
+        ("slot", "delivered_from"): "5000", ("slot", "revision"): "2",
+        ("slot", "paused"): GONE,
+    }  # fmt: skip
+    after = box.state()
+    assert box.twice(lambda: give(box, revision=2, delivered_from=5000)) == 0
+    assert box.state() == after
+
+
+def test_slot_that_is_created_later_goes_on_from_there_too(box):
+    box.redis.delete(box.keys.slot)
+
+    assert box.run(give(box, delivered_from=2048)) == 1
+
+    slot = box.state()["slot"]
+    assert (slot["delivered"], slot["skipped"]) == ("2048", "2048")
+
+
+def test_slot_whose_numbers_are_larger_keeps_them(box):
+    box.one()
+    box.take_one()
+    box.run(give(box, held=True))
+    before = box.state()
+
+    assert box.run(give(box, revision=2, delivered_from=1)) == 1
+
+    assert box.changed(before) == {
+        ("slot", "delivered_from"): "1", ("slot", "revision"): "2", ("slot", "paused"): GONE,
+    }  # fmt: skip
+
+
+def test_numbers_that_no_delivery_has_are_not_counted(box):
+    box.one()
+    box.take_one()
+    box.run(give(box, delivered_from=5000))
+
+    assert box.run(commands.stats(box.keys))["delivered"] == 1
+
+
+@pytest.mark.parametrize("options", [{"priority": 900}, {"due": 1}])
+def test_deliveries_in_flight_keep_receipts_and_places_when_the_numbers_go_on(box, options):
+    ids = [box.one(**options) for _ in range(4)]
+    box.clock.advance(1)
+    leases = box.take(4, ordered=True)
+    box.run(give(box, delivered_from=5001))
+
+    assert box.ack(leases[0]) == "1"
+    box.nack(*leases[:0:-1])
+
+    assert (box.order() if "due" in options else box.order()[::-1]) == ids[1:]

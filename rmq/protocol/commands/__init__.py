@@ -148,6 +148,7 @@ from rmq.protocol.commands.stage import (
     stage_push as stage_push,
 )
 from rmq.protocol.commands.topic import (
+    ResizeScanReply as ResizeScanReply,
     SlotDeleteReply as SlotDeleteReply,
     TopicReply as TopicReply,
     resize_scan as resize_scan,

@@ -103,13 +103,21 @@ def topic_resize(
     )
 
 
-def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[tuple[bytes, int]]:
-    """Look at a page of a slot: the next cursor, and how many messages of before it has."""
+class ResizeScanReply(NamedTuple):
+    """The reply to resize_scan."""
+
+    cursor: bytes  # of the next page; 0 at the end
+    before: int  # how many messages of before the page has
+    delivered: int  # the number of the slot's newest delivery
+
+
+def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
+    """Look at a page of a slot for messages of before."""
     return Command(
         scripts.load("resize_scan"),
         (keys.slot, keys.store, keys.prepare, keys.records),
         [clock.now_us, keys.created, cursor, limit],
-        lambda reply: (reply[0], reply[1]),
+        lambda reply: ResizeScanReply(*reply),
     )
 
 

@@ -184,7 +184,9 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
             raise InvalidValue(f"slots: somebody else is resizing topic {context.name!r} just now")
         before, known = settings.slots, settings.layout or Layout(0, settings.slots, settings.slots)
         resizing = Resizing(since_ms, before, _awaited(before, slots))
-        layout = Layout(known.resizes + 1, known.first, max(known.most, slots), resizing)
+        layout = replace(
+            known, resizes=known.resizes + 1, most=max(known.most, slots), resizing=resizing
+        )
         replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
         fields = {"format": str(RESIZED_FORMAT), "slots": str(slots)} | layout.to_redis()
         if (yield from _change(context, fields)):
@@ -250,7 +252,7 @@ def _await_messages(
         rounds = None if rounds is None else rounds - 1
         if progress:
             progress(total - len(cursors), total)
-        gone, came_on = [], False
+        gone, delivered, came_on = [], 0, False
         for page in _pages(cursors):
             try:
                 replies = yield from pipeline(
@@ -260,13 +262,14 @@ def _await_messages(
                 if error.is_stamp and not (yield from _goes_on(context, since_ms)):
                     return 0
                 raise
-            for slot, (cursor, before) in zip(page, replies, strict=True):
-                if not before:
-                    came_on, cursors[slot] = True, cursor
-                    if cursor == b"0":
+            for slot, reply in zip(page, replies, strict=True):
+                if not reply.before:
+                    came_on, cursors[slot] = True, reply.cursor
+                    if reply.cursor == b"0":
                         gone.append(slot)
+                        delivered = max(delivered, reply.delivered)
         if gone:
-            yield from _note_gone(context, since_ms, gone)
+            yield from _note_gone(context, since_ms, gone, delivered)
             resizing = _resizing(context)
             if resizing is None or resizing.since_ms != since_ms:
                 cursors.clear()
@@ -298,9 +301,9 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
         while cursor != b"0":
             if not pages:
                 return True
-            cursor, before = yield commands.resize_scan(context.slots[slot], cursor or b"0", PAGE)
-            pages -= 1
-            if before:
+            page = yield commands.resize_scan(context.slots[slot], cursor or b"0", PAGE)
+            cursor, pages = page.cursor, pages - 1
+            if page.before:
                 return True
     return False
 
@@ -317,14 +320,24 @@ def _resizing(context: TopicContext) -> Resizing | None:
     return layout.resizing if layout else None
 
 
-def _note_gone(context: TopicContext, since_ms: int, gone: Collection[int]) -> Flow[None]:
-    """Note slots without messages of before in the topic's hash, and open those that wait."""
+def _note_gone(
+    context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
+) -> Flow[None]:
+    """Note slots without messages of before in the topic's hash, and open those that wait.
+
+    `delivered`: the largest number of a delivery in these slots. It is noted in the same step, so
+    whoever opens a slot that waited gives it larger numbers: fences go on to grow for each basis.
+    """
     while True:
         layout, resizing = context.settings.layout, _resizing(context)
         if layout is None or resizing is None or resizing.since_ms != since_ms:
             return  # somebody else has finished it
         left = tuple(slot for slot in resizing.pending if slot not in gone)
-        changed = replace(layout, resizing=replace(resizing, pending=left) if left else None)
+        changed = replace(
+            layout,
+            resizing=replace(resizing, pending=left) if left else None,
+            delivered_from=max(layout.delivered_from, delivered),
+        )
         if (yield from _change(context, changed.to_redis())):
             break
     yield from open_topic.give_slots(context)
