@@ -1,5 +1,5 @@
 --[[
-restore: put dead letters from the trash back into the DeadQueue, with their time of death.
+restore: put dead letters from the trash back into the DeadQueue, with their time of death unless they would soon be dropped.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
@@ -10,7 +10,9 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3..] members, at most 1000, 13 bytes each
 Returns   a letter for each: 1 restored, 0 not in the trash
 Cost      O(n log L)
-Atomic    A letter is in the trash or in the DeadQueue. Works while Redis is at maxmemory. Sent twice with one number, it gives
+Atomic    Where the topic drops dead letters after a time, a letter that has less than a day of it left, or of all of it, if
+          that is shorter, gets so much: its time of death becomes later. So the next `tidy` does not drop what was restored.
+          A letter is in the trash or in the DeadQueue. Works while Redis is at maxmemory. Sent twice with one number, it gives
           the first answer.
 ]]
 --- @include "lib/check"
@@ -23,7 +25,8 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-if not redis.call('HGET', slot, 'created') then
+local s = redis.call('HMGET', slot, 'created', 'dead_retention_ms')
+if not s[1] then
   fail('GONE', slot)
 end
 if #ARGV < 3 or #ARGV > 1002 then
@@ -31,6 +34,8 @@ if #ARGV < 3 or #ARGV > 1002 then
 end
 redis.call('ZCARD', dead)
 redis.call('HLEN', deaths)
+local DAY_MS, retention = 86400000, tonumber(s[2] or 0)
+local earliest = retention > 0 and now - retention + math.min(retention, DAY_MS) or 0
 local letters, ids, add, seen = {}, {}, {}, {}
 for i = 3, #ARGV do
   local id = ARGV[i]
@@ -39,7 +44,8 @@ for i = 3, #ARGV do
     letter = '1'
     seen[id] = true
     ids[#ids + 1] = id
-    add[#add + 1], add[#add + 2] = redis.call('HGET', deaths, id) or now, id
+    local died = tonumber(redis.call('HGET', deaths, id) or now)
+    add[#add + 1], add[#add + 2] = string.format('%.0f', math.max(died, earliest)), id
   end
   letters[#letters + 1] = letter
 end

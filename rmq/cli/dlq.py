@@ -336,7 +336,8 @@ def purge_dead(
 def restore(topic: str, dry_run: bool, **filters: Any) -> int | None:
     """Put dead letters of TOPIC back from the trash, with the time at which they died.
 
-    All of them, or those that match every filter.
+    All of them, or those that match every filter. In a topic with --dead-retention they stay for
+    another 24 hours at least, or for that time if it is shorter.
     """
     common = common_options()
     given_filters = conditions_given(filters)

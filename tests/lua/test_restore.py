@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.protocol import commands
+from tests.lua.box import GONE
 from tests.lua.test_trash import bury, trash
 
 
@@ -49,6 +50,45 @@ def test_what_was_restored_can_be_redriven(box):
 
     assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "1"
     assert box.take_one().id == id
+
+
+DAY_S = 86_400
+
+
+def tidy(box):
+    return box.run(commands.tidy(box.keys, 100))
+
+
+@pytest.mark.parametrize("retention_s", [3600, DAY_S, 30 * DAY_S])
+def test_a_letter_past_the_retention_is_kept_for_a_day_or_the_retention(make_box, retention_s):
+    box = make_box(dead_retention_ms=retention_s * 1000)
+    (id,) = bury(box)
+    trash(box, id, keep_ms=60 * DAY_S * 1000)
+    box.clock.advance(retention_s + 1)
+    before, stays_s = box.state(), min(retention_s, DAY_S)
+
+    assert restore(box, id) == "1"
+
+    died = box.clock.now_ms - (retention_s - stays_s) * 1000
+    assert box.score(id, "dead") == died
+    assert box.changed(before) == {("dead", id): died, ("trash", id): GONE, ("deaths", id): GONE}
+    assert tidy(box) == 0
+    box.clock.advance(stays_s - 1)
+    assert tidy(box) == 0
+    box.clock.advance(1)
+    assert tidy(box) == 1
+
+
+def test_a_letter_with_a_day_of_its_retention_left_keeps_its_time_of_death(make_box):
+    box = make_box(dead_retention_ms=2 * DAY_S * 1000)
+    (id,) = bury(box)
+    died = box.score(id, "dead")
+    trash(box, id, keep_ms=60 * DAY_S * 1000)
+    box.clock.advance(DAY_S)
+
+    assert restore(box, id) == "1"
+
+    assert box.score(id, "dead") == died
 
 
 @pytest.mark.parametrize("count", [0, 1001])

@@ -104,7 +104,9 @@ class DeadLetterAdmin(AdminPart):
     ) -> int:
         """Put dead letters back from the trash, with their time of death; return how many.
 
-        The filters are those of `redrive`.
+        The filters are those of `redrive`. In a topic with a `dead_retention`, each letter stays
+        for another 24 hours at least, or for the retention if that is shorter: one that has less
+        time left gets a later time of death.
 
         Guarantee:
             A letter is in the trash or in the DeadQueue. Stopped half-way, run it again.
