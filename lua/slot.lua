@@ -4,6 +4,8 @@ slot: give one slot the settings of its topic, which its scripts read. A slot th
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  member -> record
 KEYS[3]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
+KEYS[4]   settled even   set   members settled in even turns of the dedup window
+KEYS[5]   settled odd    set   the same for odd turns
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
@@ -21,11 +23,13 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
           Its next delivery gets a larger number than `delivered_from`, so that fences grow for a basis that comes from
           another slot. The numbers go on in steps of 2048, by which receipts know them, and `skipped` counts those that
           no delivery has.
+          Another dedup window begins with the ids that the former one still remembers; those it had forgotten are removed.
           The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
           buckets. A second run changes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/settled"
 --- @include "lib/wake"
 local slot = KEYS[1]
 local now = clock(ARGV[1])
@@ -34,6 +38,8 @@ local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 
   'accepted', 'delivered', 'skipped')
 local holds = redis.call('HLEN', KEYS[2]) > 0
 redis.call('ZCARD', KEYS[3])
+redis.call('SCARD', KEYS[4])
+redis.call('SCARD', KEYS[5])
 local given, paused, limit, resizes, delivered_from = { unpack(ARGV, 6) }, false, false, 0, 0
 for i = 1, #given, 2 do
   if given[i] == 'resizes' then
@@ -52,6 +58,7 @@ if s[1] and s[1] ~= ARGV[2] and not resized then
   redis.call('DEL', slot, KEYS[3])
   delivered, skipped = 0, 0
 elseif s[1] then
+  local forgotten
   if tonumber(s[2] or 0) >= revision and not resized then
     return 0
   end
@@ -60,6 +67,7 @@ elseif s[1] then
     if given[i] == 'chunk' and holds then
       given[i + 1] = math.min(value, tonumber(s[3]))
     elseif given[i] == 'dedup_ms' and s[5] and value > 0 and value ~= tonumber(s[4]) then
+      forgotten = forgotten_sets(KEYS[4], KEYS[5], tonumber(s[4]), tonumber(s[5]), now)
       -- Turns are counted in windows. The set that is filled now stays the one that is filled.
       local turn = math.floor(now / value)
       given[#given + 1] = 'settled_turn'
@@ -74,6 +82,9 @@ elseif s[1] then
   redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'held', limit ~= s[7] and 'bucket' or 'limit')
   if limit ~= s[7] then
     redis.call('UNLINK', KEYS[3])
+  end
+  if forgotten then
+    redis.call('UNLINK', unpack(forgotten))
   end
 end
 if resized then

@@ -22,6 +22,7 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/clock"
 --- @include "lib/dead_letters"
 --- @include "lib/replay"
+--- @include "lib/settled"
 --- @include "lib/trash"
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
@@ -41,11 +42,9 @@ redis.call('ZCARD', KEYS[9])
 redis.call('HLEN', KEYS[10])
 local window, last_turn = tonumber(s[3]), tonumber(s[4])
 if last_turn then
-  local passed = window > 0 and math.floor(now / window) - last_turn or 2
-  if passed >= 2 then
-    redis.call('UNLINK', even, odd)
-  elseif passed == 1 then
-    redis.call('UNLINK', last_turn % 2 == 1 and even or odd)
+  local forgotten = forgotten_sets(even, odd, window, last_turn, now)
+  if forgotten then
+    redis.call('UNLINK', unpack(forgotten))
   end
 end
 sweep_sessions(slot, now, 100)

@@ -34,6 +34,16 @@ local function turn_of(window, now, last_turn)
   return math.max(turn, last_turn or 0)
 end
 
+-- The sets whose ids are all past the window; nil where there are none.
+local function forgotten_sets(even, odd, window, last_turn, now)
+  local passed = window > 0 and math.floor(now / window) - last_turn or 2
+  if passed >= 2 then
+    return { even, odd }
+  elseif passed == 1 then
+    return { last_turn % 2 == 1 and even or odd }
+  end
+end
+
 -- For each of the ids given[from..to], 1 where it was settled inside the window; nil where no id was.
 local function find_settled(even, odd, window, last_turn, now, given, from, to)
   local turn = turn_of(window, now, last_turn)

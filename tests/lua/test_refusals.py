@@ -71,7 +71,7 @@ PLACES = {
     "set_priority": "slot store prepare records dead",
     "sink_begin": "sink",
     "sink_end": "sink",
-    "slot": "slot records rates",
+    "slot": "slot records rates settled0 settled1",
     "slot_delete": (
         "slot store prepare records dead failures merge audit settled0 settled1 queries bodies "
         "leases rates trash deaths arrivals"

@@ -100,6 +100,45 @@ def test_ids_are_remembered_over_a_change_of_the_dedup_window(box, window_s):
     assert box.run(box.send_command(settled)).letters == ""
 
 
+@pytest.mark.parametrize("window_s", [59, 61, 3600, 86_400, 172_801])
+def test_changed_dedup_window_remembers_nothing_that_was_forgotten(box, window_s):
+    settled = [box.one(kept=True) for _ in range(2)]
+    box.ack(*box.take(2))
+    box.clock.advance(172_800)
+    assert box.state()["settled0" if "settled0" in box.state() else "settled1"]
+
+    assert box.run(command(box, box.created, 1, dedup_window_ms=window_s * 1000)) == 1
+
+    assert not {"settled0", "settled1"} & set(box.state())
+    assert box.run(box.send_command(settled)).letters == ""
+
+
+def test_changed_dedup_window_keeps_the_newer_ids_alone_where_only_they_are_remembered(box):
+    box.clock.advance(60 - box.clock.now_ms / 1000 % 60)  # a turn of the window begins
+    old = box.one(kept=True)
+    box.ack(box.take_one())
+    box.clock.advance(60)
+    young = box.one(kept=True)
+    box.ack(box.take_one())
+    box.clock.advance(60)
+
+    assert box.run(command(box, box.created, 1, dedup_window_ms=3_600_000)) == 1
+
+    assert box.run(box.send_command([young])).letters == "d"
+    assert box.run(box.send_command([old])).letters == ""
+
+
+def test_dedup_window_that_was_off_remembers_nothing_of_before(box):
+    settled = box.one(kept=True)
+    box.ack(box.take_one())
+    box.run(command(box, box.created, 1, dedup_window_ms=0))
+
+    assert box.run(command(box, box.created, 2, dedup_window_ms=86_400_000)) == 1
+
+    assert not {"settled0", "settled1"} & set(box.state())
+    assert box.run(box.send_command([settled])).letters == ""
+
+
 def test_empty_slot_of_an_older_topic_is_begun_anew(box):
     box.one()
     box.ack(box.take_one())

@@ -131,7 +131,7 @@ def slot(
     """Write the settings of a topic to a slot, unless it has those of this revision."""
     return Command(
         scripts.load("slot"),
-        (keys.slot, keys.records, keys.rates),
+        (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
         [clock.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
         int,
     )
