@@ -24,6 +24,7 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/replay"
 --- @include "lib/settled"
 --- @include "lib/trash"
+--- @include "lib/writes"
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, 1000, 'limit')
@@ -41,6 +42,7 @@ redis.call('HLEN', KEYS[8])
 redis.call('ZCARD', KEYS[9])
 redis.call('HLEN', KEYS[10])
 local window, last_turn = tonumber(s[3]), tonumber(s[4])
+allow_oom(dead) -- the sweep of a slot with many sessions may begin with a field that is added
 if last_turn then
   local forgotten = forgotten_sets(even, odd, window, last_turn, now)
   if forgotten then

@@ -49,13 +49,22 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
     refused(full, CALLS["redrive_send"](full))
 
 
+def add_sessions(box: Box) -> None:
+    """Add so many sessions in use that a sweep of them does not come to their end."""
+    seen = f"1:{box.clock.now_ms // 1000:010d}:1"
+    box.redis.hset(box.keys.slot, mapping={f"@in-use-{n}": seen for n in range(300)})
+
+
 @pytest.mark.slow
-def test_the_functions_without_the_flag_are_the_scripts_that_are_stopped(tight):
+@pytest.mark.parametrize("sessions", [False, True])
+def test_the_functions_without_the_flag_are_the_scripts_that_are_stopped(tight, sessions):
     stopped = set()
     for script in sorted(CALLS):
         box = Box(tight.redis, f"{tight.handle.name}-{script}", tight.clock)
         command = CALLS[script](furnish(box))
         tight.redis.script_load(command.script.text)
+        if sessions:
+            add_sessions(box)
         tight.redis.config_set("maxmemory", 1)
         try:
             box.run(command)
@@ -156,6 +165,26 @@ def test_asking_an_idle_slot_works_and_notes_who_waits(full):
         box.ack(*lease)
     assert box.run(commands.next_ready([box.keys], True))[0] > 0
     assert box.counter("waiting") > box.clock.now_ms
+
+
+@pytest.mark.fault("F18")
+def test_a_slot_with_many_sessions_is_tidied(tight):
+    ids = tight.send(3)
+    tight.reject(*tight.take(3))
+    tight.run(commands.trash(tight.keys, tight.session(), ids, 1000))
+    add_sessions(tight)
+    tight.run(commands.tidy(tight.keys))
+    tight.clock.advance(1)
+    swept = tight.redis.hget(tight.keys.slot, "swept")
+    tight.redis.config_set("maxmemory", 1)
+
+    assert tight.run(commands.tidy(tight.keys)) == 3
+
+    state = tight.state()
+    assert "trash" not in state
+    assert "records" not in state
+    assert tight.redis.hget(tight.keys.slot, "swept") != swept
+    assert tight.run(commands.tidy(tight.keys)) == 0
 
 
 def test_looking_works(full):
