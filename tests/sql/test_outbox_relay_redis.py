@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
+from rmq.core.slots import slot_of
 from rmq.outbox import Outbox, Relay, Resender
 from rmq.sql.outbox import relay as relay_module, relay_queries as sql
 from rmq.sql.outbox.tables import stubs
@@ -34,6 +35,95 @@ def test_a_full_topic_waits_and_the_others_go_on(database, client, name, monkeyp
     found += drain(full)
     until(lambda: relay.run_once())
     assert found + drain(full) == list(range(7))
+
+
+@pytest.mark.parametrize("overflow", ["reject", "block"])
+def test_a_slot_without_room_for_a_whole_turn_takes_what_fits_in_order(
+    database, client, name, overflow
+):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, max_length=20, overflow=overflow)
+    topic.open()
+    relay = Relay(outbox, engine, client)
+    fill(engine, outbox, name, range(70), slot_basis="one")
+
+    turns, found = [], []
+    for _ in range(4):
+        relay._skipped.clear()
+        turns.append(relay.run_once())
+        found += drain(topic)
+
+    assert turns == [20, 20, 20, 10]
+    assert found == list(range(70))
+
+
+def test_a_busy_basis_that_fills_its_slot_lets_the_other_slots_of_its_turn_go_on(
+    database, client, name
+):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, slots=4, max_length=80)
+    topic.open()
+    fill(engine, outbox, name, range(60), slot_basis="busy")
+    for number in range(100, 130):
+        fill(engine, outbox, name, [number], slot_basis=f"customer:{number}")
+    busy_slot = slot_of("busy", 4)
+    others = [n for n in range(100, 130) if slot_of(f"customer:{n}", 4) != busy_slot]
+
+    assert Relay(outbox, engine, client).run_once() == 20 + len(others)
+
+    found = drain(topic)
+    assert sorted(n for n in found if n >= 100) == others
+    assert [n for n in found if n < 100] == list(range(20))
+
+
+def test_a_slot_that_is_nearly_full_takes_the_few_that_it_has_room_for(database, client, name):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, max_length=50)
+    for number in range(47):
+        topic.send(number)
+    fill(engine, outbox, name, range(100, 200))
+
+    assert Relay(outbox, engine, client).run_once() == 3
+
+    assert drain(topic)[47:] == [100, 101, 102]
+
+
+def test_a_full_slot_takes_what_fits_where_messages_are_less_durable_than_asked(
+    database, client, name
+):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, max_length=10, durability=rmq.Replicated(1, 0.05))
+    topic.open()  # and there is no replica
+    fill(engine, outbox, name, range(30))
+
+    found = []
+    relay = Relay(outbox, engine, client)
+    for _ in range(30):  # of a slow topic a turn may take fewer than fit
+        relay._skipped.clear()
+        relay.run_once()
+        found += drain(topic)
+
+    assert found == list(range(30))
+
+
+def test_a_topic_that_takes_some_of_each_turn_is_not_skipped_for_longer_and_longer(
+    database, client, name
+):
+    engine, outbox = prepared(database), Outbox()
+    topic = client.topic(name, max_length=2)
+    topic.open()
+    relay = Relay(outbox, engine, client)
+    fill(engine, outbox, name, range(20))
+    pauses = []
+
+    for has_room in (True, True, False, False, True):
+        relay._skipped = {topic: skip._replace(until=0.0) for topic, skip in relay._skipped.items()}
+        assert bool(relay.run_once()) == has_room
+        pauses.append(relay._skipped[name].pause)
+        if len(pauses) in (1, 4):
+            drain(topic)
+
+    assert pauses == [0.25, 0.25, 0.5, 1.0, 0.25]
 
 
 def test_what_is_less_durable_than_asked_is_watched_or_sent_again(database, client, name):

@@ -173,6 +173,21 @@ def test_full_topic_holds_its_stubs_and_counts_nothing(scene: Lossy) -> None:
     assert row.resend_at > row.now
 
 
+def test_full_topic_takes_of_the_lost_ones_what_it_has_room_for(scene: Lossy) -> None:
+    full = scene.client.topic(scene.name + "-full", max_length=30)
+    full.open()
+    with scene.engine.begin() as connection:
+        ids = [str(scene.outbox.send(connection, full.name, n)) for n in range(70)]
+    for offset, id in enumerate(ids, 1):
+        scene.change(id, sends=1, slot=0, offset=offset)
+    scene.age_all()
+
+    assert scene.round() == Round(sent=30, held=40)
+
+    assert drain(full) == list(range(30))
+    assert [scene.row(id).sends for id in ids] == [2] * 30 + [1] * 40
+
+
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from rmq.client.client import Client
+from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing, SendResult
 from rmq.core.settings import NAMES
 from rmq.core.topic_context import TopicContext
@@ -44,10 +45,12 @@ class Refused(NamedTuple):
     Attributes:
         error: the reason.
         is_permanent: whether it is the stub's own fault, so that no send of it can succeed.
+        is_slot_full: whether its slot has no room for all stubs of the call.
     """
 
     error: Exception
     is_permanent: bool
+    is_slot_full: bool = False
 
 
 Outcome = SendResult | Refused
@@ -180,22 +183,68 @@ class Dispatcher:
         return first + self._send_halving(context, pairs[middle:])
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
+        """Send; to a slot without room for all of its stubs, send the first ones that have room.
+
+        Redis stores all messages that a call has for a slot, or none of them. Without this, a slot
+        with room for 100 would refuse 500 stubs for ever, even an empty one.
+        """
+        outcomes = self._call_once(context, pairs)
+        refused: dict[int, list[int]] = {}  # by slot: the indexes of its stubs, in order
+        for index in _refused_as_full(outcomes, range(len(pairs))):
+            id = pairs[index][1].id
+            assert isinstance(id, MessageId)  # the stub's, with the slot that it goes to
+            refused.setdefault(id.slot, []).append(index)
+        # No slot has room for so many. Each pass tries half of the number: the next stubs of a slot
+        # that stored the last ones, fewer of one that did not. That is a binary search in each.
+        size = max(map(len, refused.values()), default=1)
+        while refused and size > 1:
+            size = (size + 1) // 2
+            tried = [index for indexes in refused.values() for index in indexes[:size]]
+            again = self._call_once(context, [pairs[index] for index in tried])
+            for index, outcome in zip(tried, again, strict=True):
+                outcomes[index] = outcome
+            if any(isinstance(o, Refused) and not o.is_slot_full for o in again):
+                break  # what follows them in their slots must not overtake
+            is_slow = any(_is_not_durable(outcome) for outcome in outcomes)
+            if is_slow and len(_refused_as_full(outcomes, tried)) < len(tried):
+                break  # each pass waits for replicas, and rows are locked meanwhile
+            refused = {
+                slot: left
+                for slot, indexes in refused.items()
+                if (left := _refused_as_full(outcomes, indexes))
+            }
+        return outcomes
+
+    def _call_once(
+        self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
+    ) -> list[Outcome]:
         messages = [message for _, message in pairs]
         # It does not wait for room in the topic, because rows are locked meanwhile.
         flow = send_flow.send_many(context, messages, None, 0.0)
         try:
             return list(self._client._transport.run(flow))
         except (QueueFull, TopicPaused) as error:  # the stubs wait, and are sent again
-            return _outcomes(error.results, error, [True] * len(pairs))
+            # Without results it is Redis that is full, and fewer messages have no room either.
+            is_slot = isinstance(error, QueueFull) and bool(error.results)
+            return _outcomes(error.results, error, [True] * len(pairs), is_slot)
         except NotDurable as error:
             # A stub that a consumer confirms is watched until then. The others are sent again,
             # under the same id, until they are as durable as the topic demands.
             log.warning("outbox: topic %r: %s", context.name, error)
-            return _outcomes(error.results, error, [stub.confirm for stub, _ in pairs])
+            return _outcomes(error.results, error, [stub.confirm for stub, _ in pairs], True)
         except (*OWN_FAULT, TopicVanished, Unavailable, OutcomeUnknown):
             raise
         except Exception as error:
             return [Refused(error, False)] * len(pairs)
+
+
+def _is_not_durable(outcome: Outcome) -> bool:
+    return isinstance(outcome, Refused) and isinstance(outcome.error, NotDurable)
+
+
+def _refused_as_full(outcomes: Sequence[Outcome], indexes: Iterable[int]) -> list[int]:
+    """Return those of the indexes whose messages a full slot has refused."""
+    return [i for i in indexes if isinstance(o := outcomes[i], Refused) and o.is_slot_full]
 
 
 def _temporary_refusal(outcomes: Iterable[Outcome]) -> Refused | None:
@@ -207,11 +256,19 @@ def _temporary_refusal(outcomes: Iterable[Outcome]) -> Refused | None:
 
 
 def _outcomes(
-    results: Sequence[SendResult | None], error: Exception, counts: Sequence[bool]
+    results: Sequence[SendResult | None],
+    error: Exception,
+    counts: Sequence[bool],
+    is_slot_full: bool,
 ) -> list[Outcome]:
-    """Return the results that exist and count; a refusal in place of the others."""
+    """Return the results that exist and count; a refusal in place of the others.
+
+    `is_slot_full`: no result means that the slot was full.
+    """
     all_results = list(results) or [None] * len(counts)
     return [
-        result if result is not None and does_count else Refused(error, False)
+        result
+        if result is not None and does_count
+        else Refused(error, False, is_slot_full and result is None)
         for result, does_count in zip(all_results, counts, strict=True)
     ]

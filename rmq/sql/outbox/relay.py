@@ -195,8 +195,10 @@ class Relay:
     def _skip_refusing_topics(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
         """Log refusals, and skip topics that refused temporarily."""
         errors: dict[str, Exception] = {}
+        sent: set[str] = set()  # topics that took some
         for stub, outcome in zip(taken, outcomes, strict=True):
             if not isinstance(outcome, Refused):
+                sent.add(stub.topic)
                 continue
             if outcome.is_permanent:
                 log.error(
@@ -210,12 +212,12 @@ class Relay:
             if error is None:
                 self._skipped.pop(topic, None)
                 continue
-            skip = self._skipped.get(topic)
+            skip = None if topic in sent else self._skipped.get(topic)
             pause = SKIP_MIN_S if skip is None else min(skip.pause * 2, SKIP_MAX_S)
             self._skipped[topic] = _Skip(time.monotonic() + pause, pause)
             log.warning(
-                "outbox: topic %r takes nothing just now, again in %.1f s: %s",
-                topic, pause, one_line(error),
+                "outbox: topic %r takes %s just now, again in %.1f s: %s",
+                topic, "no more" if topic in sent else "nothing", pause, one_line(error),
             )  # fmt: skip
 
 
