@@ -244,9 +244,29 @@ def test_a_lost_message_is_logged(scene: Lossy, caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, "rmq.outbox"):
         scene.round()
 
-    assert f"1 messages of topic {scene.name} were lost" in caplog.text
+    assert (
+        f"1 messages of topic {scene.name} were not confirmed, and are in no queue" in caplog.text
+    )
+    assert "they were lost, or their handler has no @outbox.confirms" in caplog.text
     assert id in caplog.text
     assert "4111" not in caplog.text
+
+
+def test_a_message_that_was_handled_and_not_confirmed_is_logged_as_that(
+    database: Database, server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Lossy(database, server, name, dedup_window=600)
+    id = scene.sent()
+    assert drain(scene.topic) == ["x"]
+
+    with caplog.at_level(logging.WARNING, "rmq.outbox"):
+        assert scene.round() == Round(sent=1)
+
+    assert f"1 messages of topic {scene.name} were not confirmed, and were settled" in caplog.text
+    assert "does their handler have @outbox.confirms(engine)?" in caplog.text
+    assert id in caplog.text
+    assert "were lost" not in caplog.text
+    scene.close()
 
 
 @pytest.mark.parametrize(

@@ -320,19 +320,32 @@ _WANTED: dict[type, str] = {
 }
 
 
+# Redis forgets a settled message after the topic's dedup_window. Then it cannot tell one that was
+# lost from one that was handled and not confirmed.
+_LOST = (
+    "are in no queue: they were lost, or their handler has no @outbox.confirms(engine); they are "
+    "sent again"
+)
+_SETTLED = (
+    "were settled, so they are not stored again: does their handler have @outbox.confirms(engine)?"
+)
+
+
 def _log_outcomes(sent: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
-    """Log the stubs that were lost, a line for each topic."""
+    """Log the stubs that were sent again, a line for each topic and reason."""
     pairs = list(zip(sent, outcomes, strict=True))
-    resent = [stub for stub, outcome in pairs if isinstance(outcome, SendResult)]
-    for topic in sorted({stub.topic for stub in resent}):
-        of_topic = [stub for stub in resent if stub.topic == topic]
+    by_reason: dict[tuple[str, bool], list[Stub]] = {}
+    for stub, outcome in pairs:
+        if isinstance(outcome, SendResult):
+            by_reason.setdefault((stub.topic, outcome.status == "duplicate"), []).append(stub)
+    for (topic, is_settled), stubs_sent in sorted(by_reason.items()):
         log.warning(
-            "outbox: %d messages of topic %s were lost and are sent again, stub %s among them",
-            len(of_topic), topic, of_topic[0].id,
+            "outbox: %d messages of topic %s were not confirmed, and %s; stub %s among them",
+            len(stubs_sent), topic, _SETTLED if is_settled else _LOST, stubs_sent[0].id,
         )  # fmt: skip
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refused)]
     if refused:
         log.warning(
-            "outbox: %d messages were lost and cannot be sent again now: %s",
+            "outbox: %d messages were not confirmed and cannot be sent again now: %s",
             len(refused), refused[0].error,
         )  # fmt: skip
