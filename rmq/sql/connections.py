@@ -5,13 +5,17 @@ An action takes an `Engine` in plain code, an `AsyncEngine` in async code: `rmq.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from rmq.errors import ConfigurationError, InvalidType
+from rmq.sql.database import MYSQL
 
 AnyEngine = sa.Engine | AsyncEngine
 
@@ -133,6 +137,78 @@ def read_committed(engine: sa.Engine) -> sa.Engine:
     if engine.dialect.name == "sqlite":
         return engine
     return engine.execution_options(isolation_level="READ COMMITTED")
+
+
+def with_idle_limit(engine: sa.Engine, limit_s: float) -> sa.Engine:
+    """Return the engine with a limit for the time that its transactions may be idle.
+
+    If a process freezes in a transaction, or is cut off from the database, the database would keep
+    its row locks for hours. At the limit it rolls the transaction back and ends the connection.
+    Only transactions of the returned engine are limited, though it shares the pool of the given
+    one. SQLite has no row locks.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine
+    limited = engine.execution_options()
+
+    def begin(connection: sa.Connection) -> None:
+        if connection.dialect.name in MYSQL:
+            name = _idle_variable(connection.dialect)
+            connection.exec_driver_sql(f"SET @rmq_idle_limit = @@SESSION.{name}")
+        _set_idle_limit(connection, limit_s)
+
+    sa.event.listen(limited, "begin", begin)
+    if engine.dialect.name in MYSQL:
+        sa.event.listen(limited, "commit", _restore_idle_limit)
+        sa.event.listen(limited, "rollback", _restore_idle_limit)
+    return limited
+
+
+class IdleLimit:
+    """The limit of one transaction of an engine of `with_idle_limit`, which calls Redis.
+
+    Args:
+        connection: in that transaction.
+        limit_s: the limit of the engine.
+    """
+
+    def __init__(self, connection: sa.Connection, limit_s: float) -> None:
+        self._connection = connection
+        self._limit_s = limit_s
+        self._last = time.monotonic()
+
+    def before_call(self, wait_s: float) -> None:
+        """Begin the time anew; it is longer by `wait_s`, for which the call may wait."""
+        if wait_s or time.monotonic() - self._last > 1.0:
+            if self._connection.dialect.name != "sqlite":
+                _set_idle_limit(self._connection, self._limit_s + wait_s)
+            self._last = time.monotonic()
+
+
+def _set_idle_limit(connection: sa.Connection, limit_s: float) -> None:
+    if connection.dialect.name in MYSQL:
+        name = _idle_variable(connection.dialect)
+        connection.exec_driver_sql(f"SET SESSION {name} = {math.ceil(limit_s)}")
+    else:  # until the end of the transaction
+        milliseconds = math.ceil(limit_s * 1000)
+        connection.exec_driver_sql(
+            f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}"
+        )
+
+
+def _restore_idle_limit(connection: sa.Connection) -> None:
+    """Give a connection of MySQL or MariaDB back as it was: they have no limit of a transaction."""
+    with suppress(Exception):  # the connection has ended, and its settings with it
+        cursor = connection.connection.cursor()
+        cursor.execute(f"SET SESSION {_idle_variable(connection.dialect)} = @rmq_idle_limit")
+        cursor.close()
+
+
+def _idle_variable(dialect: sa.Dialect) -> str:
+    version = dialect.server_version_info or (0,)
+    is_mariadb = getattr(dialect, "is_mariadb", False) and version >= (10, 3)
+    # MySQL has none for transactions; wait_timeout counts in them too.
+    return "idle_transaction_timeout" if is_mariadb else "wait_timeout"
 
 
 def with_own_pool(engine: AnyEngine) -> AnyEngine:

@@ -12,9 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.outbox import Outbox, Relay
-from rmq.sql.outbox import relay_queries as sql
+from rmq.outbox import Outbox, Relay, Resender, Round
+from rmq.sql.outbox import dispatch, relay_queries as sql
+from rmq.sql.outbox.tables import stubs
 from tests.forkserver import Forked
+from tests.integration.working import until
 from tests.sql.stubs import drain, prepared, rows
 
 
@@ -157,6 +159,100 @@ def test_producers_write_while_a_relay_holds_its_locks(sharing, client, name):
 _TIMEOUT = {
     "postgresql": "SET LOCAL lock_timeout = '2s'",
     "mariadb": "SET SESSION innodb_lock_wait_timeout = 2",
+}
+
+
+# --- limits of idle transactions ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Relay, Resender])
+def test_what_a_frozen_process_has_locked_is_free_after_the_limit(
+    sharing, server, name, monkeypatch, kind
+):
+    engine, outbox = prepared(sharing), Outbox()
+    fill(engine, outbox, name, [("a", 1)])
+    if kind is Resender:
+        with engine.begin() as connection:
+            connection.execute(sa.update(stubs).values(sends=1, slot=0, offset=1, resend_at=0))
+    frozen, thaw, errors = threading.Event(), threading.Event(), []
+    with rmq.Client(server.url, retry_for=0) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "IDLE_S", 1.0)
+            freezing = kind(outbox, sharing.engine(), client)
+        send = freezing._dispatcher.send
+
+        def freeze(*args):
+            frozen.set()
+            assert thaw.wait(120)
+            return send(*args)
+
+        def run():
+            while not frozen.is_set():  # a busy machine may be over the limit before
+                try:
+                    freezing.run_once()
+                except sa.exc.SQLAlchemyError as error:
+                    errors.append(error)
+
+        freezing._dispatcher.send = freeze
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            assert frozen.wait(60)
+            until(lambda: kind(outbox, engine, client).run_once() in (1, Round(sent=1)))
+        finally:
+            thaw.set()
+            thread.join(60)
+
+        assert errors  # its transaction was rolled back; it has marked nothing
+        assert [row.sends for row in rows(engine)] == [1 if kind is Relay else 2]
+        assert drain(client.topic(name)) == [["a", 1]]
+
+
+def test_a_call_that_waits_for_replicas_longer_than_the_limit_is_marked(
+    sharing, server, name, monkeypatch
+):
+    engine, outbox = prepared(sharing), Outbox()
+    monkeypatch.setattr(dispatch, "IDLE_S", 1.0)
+    with rmq.Client(server.url, retry_for=0) as client:
+        client.topic(name, durability=rmq.Replicated(1, 3.0)).open()  # and there is no replica
+        relay = Relay(outbox, engine, client)
+        monkeypatch.setattr(dispatch, "IDLE_S", 60.0)  # of the call, on a busy machine
+        fill(engine, outbox, name, [("a", 1)])
+
+        def sends():
+            with contextlib.suppress(sa.exc.SQLAlchemyError):  # a busy machine
+                return relay.run_once()
+
+        until(sends)
+
+
+def test_the_limit_is_gone_from_the_connection_when_a_turn_is_over(sharing, client, name):
+    prepared(sharing)
+    engine, outbox = sharing.engine(pool_size=1, max_overflow=0), Outbox()
+    fill(engine, outbox, name, [("a", 1)])
+    question = sa.text(_IDLE[sharing.dialect])
+    relay = Relay(outbox, engine, client)
+    limits = []
+    send = relay._dispatcher.send
+
+    def ask(stubs, now, connection):
+        limits.append(connection.execute(question).scalar())
+        return send(stubs, now, connection)
+
+    relay._dispatcher.send = ask
+    with engine.connect() as connection:
+        before = connection.execute(question).scalar()
+    assert relay.run_once() == 1
+    with engine.connect() as connection:
+        after = connection.execute(question).scalar()
+
+    assert before == after
+    assert limits == ["12s" if sharing.dialect == "postgresql" else 12]  # 2 of it the client's
+
+
+_IDLE = {
+    "postgresql": "SELECT current_setting('idle_in_transaction_session_timeout')",
+    "mariadb": "SELECT @@SESSION.idle_transaction_timeout",
 }
 
 

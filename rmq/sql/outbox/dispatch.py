@@ -13,11 +13,14 @@ from itertools import groupby
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import sqlalchemy as sa
+
 from rmq.client.client import Client
 from rmq.core.ids import MessageId
 from rmq.core.message import Outgoing, SendResult
 from rmq.core.settings import NAMES
 from rmq.core.topic_context import TopicContext
+from rmq.core.validation import duration_ms
 from rmq.errors import (
     EncodeError,
     InvalidType,
@@ -32,10 +35,12 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.protocol.flows import open_topic, send as send_flow
+from rmq.sql.connections import IdleLimit
 from rmq.sql.outbox.stub import Encoded, Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
 
+IDLE_S = 10.0  # how long a transaction may be idle besides the time that a call may take
 OWN_FAULT = (InvalidValue, InvalidType, PayloadTooLarge, EncodeError)
 
 
@@ -65,13 +70,22 @@ class Dispatcher:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._contexts = _CONTEXTS.setdefault(client, {})
+        self._limit: IdleLimit | None = None
 
-    def send(self, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
+    @property
+    def idle_limit_s(self) -> float:
+        """How long the transaction of a send may be idle: longer than a call tries Redis."""
+        return IDLE_S + self._client._retry_s
+
+    def send(
+        self, stubs: Sequence[Stub], now_ms: int, connection: sa.Connection | None = None
+    ) -> list[Outcome]:
         """Send stubs, those of one topic in their order; return an outcome for each.
 
         Args:
             stubs: each of them once.
             now_ms: by the database's clock.
+            connection: in the transaction that has locked the stubs, if one has.
 
         Guarantee:
             After a stub that was refused temporarily, no other stub of its slot is sent.
@@ -79,6 +93,7 @@ class Dispatcher:
         Raises:
             Unavailable, OutcomeUnknown: Redis is away; some may have been sent.
         """
+        self._limit = None if connection is None else IdleLimit(connection, self.idle_limit_s)
         by_topic: dict[str, list[int]] = {}
         for index, stub in enumerate(stubs):
             by_topic.setdefault(stub.topic, []).append(index)
@@ -219,6 +234,10 @@ class Dispatcher:
         self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]
     ) -> list[Outcome]:
         messages = [message for _, message in pairs]
+        if self._limit is not None:
+            durability = context.settings.durability
+            wait_ms = 0 if durability is None else duration_ms(durability.timeout, "timeout")
+            self._limit.before_call(wait_ms / 1000)
         # It does not wait for room in the topic, because rows are locked meanwhile.
         flow = send_flow.send_many(context, messages, None, 0.0)
         try:

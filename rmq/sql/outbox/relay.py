@@ -25,7 +25,7 @@ from rmq.core.message import SendResult
 from rmq.core.settings import BATCH_MAX
 from rmq.core.validation import check_int
 from rmq.errors import ConfigurationError, InvalidType, StorageError
-from rmq.sql.connections import read_committed
+from rmq.sql.connections import read_committed, with_idle_limit
 from rmq.sql.db_errors import one_line, require_table
 from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused
@@ -75,7 +75,7 @@ class Relay:
         self._batch = check_int(batch, "batch", 1, BATCH_MAX)
         self._dispatcher = Dispatcher(client)
         self._skipped: dict[str, _Skip] = {}
-        self._engine = read_committed(engine)
+        self._engine = with_idle_limit(read_committed(engine), self._dispatcher.idle_limit_s)
 
     def run_once(self) -> int:
         """Send one batch.
@@ -138,7 +138,7 @@ class Relay:
             if connection.dialect.name != "sqlite":
                 with connection.begin():
                     taken, locked, now = self._take(connection)
-                    outcomes = self._dispatcher.send(taken, now) if taken else []
+                    outcomes = self._dispatcher.send(taken, now, connection) if taken else []
                     done = self._record(connection, taken, outcomes, now)
             else:  # its one lock would block producers while Redis is called
                 with connection.begin():

@@ -24,7 +24,7 @@ from rmq.errors import (
     StorageError,
     Unavailable,
 )
-from rmq.sql.connections import read_committed
+from rmq.sql.connections import read_committed, with_idle_limit
 from rmq.sql.db_errors import is_conflict, one_line, require_table
 from rmq.sql.outbox import relay_queries, resend_queries
 from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused
@@ -118,9 +118,9 @@ class Resender:
                 f"notify: {type(notify).__name__}; give a function of an rmq.outbox.Exhausted"
             )
         self._outbox = outbox
-        self._engine = read_committed(engine)
         self._batch = check_int(batch, "batch", 1, 1000)
         self._dispatcher = Dispatcher(client)
+        self._engine = with_idle_limit(read_committed(engine), self._dispatcher.idle_limit_s)
         self._detector = LossDetector(client, self._dispatcher, self._engine)
         self._notifier = Notifier(self._engine, notify or log_error, self._batch)
         self._has_opened_topics = False
@@ -252,7 +252,7 @@ class Resender:
             with self._engine.begin() as connection:
                 still_lost = resend_queries.lock(connection, chunk)
                 full, now = resend_queries.with_bodies(connection, still_lost)
-                outcomes = self._dispatcher.send(full, now)
+                outcomes = self._dispatcher.send(full, now, connection)
                 counts = self._record(connection, full, outcomes, lost, now)
                 return still_lost, full, outcomes, counts
         # SQLite's one lock would block all writers while Redis is called. Stubs are put off
