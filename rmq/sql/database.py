@@ -59,6 +59,25 @@ def _now_sqlite(element: now_ms, compiler: Any, **_: Any) -> str:
     return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
 
 
+class now_ms_once(now_ms):
+    """The same time, evaluated once in a statement, so that it can be compared by an index.
+
+    PostgreSQL evaluates `now_ms` for each row, because its clock moves on, and reads all rows.
+    """
+
+    inherit_cache = True
+
+
+@compiles(now_ms_once)
+def _now_once(element: now_ms_once, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(now_ms(), **options))
+
+
+@compiles(now_ms_once, "postgresql")
+def _now_once_postgresql(element: now_ms_once, compiler: Any, **options: Any) -> str:
+    return f"(SELECT {compiler.process(now_ms(), **options)})"
+
+
 def _unsupported(dialect: str) -> ConfigurationError:
     return ConfigurationError(
         f"database: {dialect} is not supported; use PostgreSQL, MySQL, MariaDB or SQLite"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import rmq
-from rmq.outbox import Round
+from rmq.outbox import Round, metadata
+from rmq.sql.outbox import resend_queries
 from tests.databases import Database
 from tests.servers import Server
 from tests.sql.lossy import HOUR, MINUTE, Lossy
@@ -271,3 +274,24 @@ def test_what_is_put_off_waits_longer_the_more_often_it_was_sent(scene: Lossy) -
         waits.append(round((row.resend_at - row.now) / MINUTE))
 
     assert waits == [1, 2, 4, 60, 60]
+
+
+@pytest.mark.parametrize("read", [resend_queries.due, resend_queries.unreported])
+def test_postgresql_finds_due_stubs_by_the_time_in_their_index(
+    database: Database, read: Any
+) -> None:
+    if database.dialect != "postgresql":
+        pytest.skip("the clocks of the others are constant in a statement")
+    engine = database.engine()
+    metadata.create_all(engine)
+    asked: list[tuple[str, Any]] = []
+    with engine.begin() as connection:
+        sa.event.listen(
+            connection, "before_cursor_execute", lambda *told: asked.append((told[2], told[3]))
+        )
+        read(connection, *(10, 1000)[: 2 if read is resend_queries.due else 1])
+        statement, parameters = asked[0]
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        plan = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars().all()
+
+    assert any("Index Cond" in line and "resend_at <=" in line for line in plan), plan

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.sql.database import now_ms
+from rmq.sql.database import now_ms, now_ms_once
 from rmq.sql.outbox.relay_queries import TAKE_BYTES, locks
 from rmq.sql.outbox.stub import COLUMNS, Stub
 from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, NEVER_MS, UNCONFIRMED, logs, stubs
@@ -54,13 +54,15 @@ def topics(connection: sa.Connection) -> list[tuple[str, int]]:
 
 def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
     """Return stubs that are due to be sent again and have no recent log row; lock nothing."""
-    logged = sa.exists().where(logs.c.id == stubs.c.id, logs.c.received > now_ms() - log_for_ms)
+    logged = sa.exists().where(
+        logs.c.id == stubs.c.id, logs.c.received > now_ms_once() - log_for_ms
+    )
     query = (
         sa.select(*(stubs.c[name] for name in DueStub._fields))
         .where(
             stubs.c.status == UNCONFIRMED,
             stubs.c.sends > 0,
-            stubs.c.resend_at <= now_ms(),
+            stubs.c.resend_at <= now_ms_once(),
             ~logged,
         )
         .order_by(
@@ -170,7 +172,7 @@ def unreported(connection: sa.Connection, most: int) -> list[sa.Row[Any]]:
         .where(
             stubs.c.status == EXHAUSTED,
             stubs.c.notified.is_(None),
-            stubs.c.resend_at <= now_ms(),
+            stubs.c.resend_at <= now_ms_once(),
         )
         .order_by(stubs.c.resend_at)
         .limit(most)
