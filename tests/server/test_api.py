@@ -399,7 +399,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused(api: Ask, client: rmq.Clien
         if sent.status == 201:
             assert api(f"/topics/orders/messages/{sent.body['id']}").status == 200
     deep: Any = []
-    for _ in range(5_000):
+    for _ in range(100_000):  # Python 3.13 writes 5 000
         deep = [deep]
     assert views.body_of({"k": deep}).kind == "text"
 
