@@ -7,10 +7,9 @@ minute, and so does each call that reads a topic's figures or dead letters.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 
 from rmq.core.topic_context import TopicContext
-from rmq.errors import AccessDenied, StorageError
+from rmq.errors import AccessDenied, QueueFull, StorageError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.steps import Flow, pipeline
 
@@ -40,9 +39,14 @@ def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
 
 
 def tidy_if_allowed(context: TopicContext) -> Flow[None]:
-    """Tidy a topic, unless this user may only read."""
-    with suppress(AccessDenied):
+    """Tidy a topic, unless this user may only read, or Redis has no room to write."""
+    try:
         yield from tidy(context)
+    except (AccessDenied, QueueFull):
+        pass
+    except Unavailable as error:
+        if not error._refuses_writes:
+            raise
 
 
 def try_tidy(context: TopicContext) -> Flow[None]:
