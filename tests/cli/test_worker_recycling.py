@@ -90,6 +90,7 @@ def test_after_max_messages_a_process_is_replaced_and_each_message_is_handled_on
     orders.send_many([rmq.Outgoing(n) for n in range(count)])
     until(lambda: len(ended(program)) >= count, lambda: program.out + program.err)
     until(lambda: settled(orders) == count)
+    until(lambda: "was recycled" in program.err)  # one has reached its limit, and may look late
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0

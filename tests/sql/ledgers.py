@@ -242,6 +242,6 @@ class Ran:
             self._then()
 
 
-def outlive_hold() -> None:
+def outlive_hold(hold_s: float = 1.0) -> None:
     """Wait for longer than a claim that is not renewed lives."""
-    time.sleep(1.6)  # a hold of 1 s, and the rest of a third of it
+    time.sleep(1.6 * hold_s)  # the hold, and the rest of a third of it
