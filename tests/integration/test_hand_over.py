@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.slots import slot_of
 from rmq.protocol import scripts
 from tests.integration.driven import connect
+from tests.integration.test_resize import basis_of
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
@@ -229,9 +229,6 @@ def test_no_more_are_received_than_asked_for_though_each_slot_hands_over_one(
 ) -> None:
     topic, rounds = client.topic(name, slots=3), 10
     topic.open()
-    bases: dict[int, str] = {}
-    for n in range(100):
-        bases.setdefault(slot_of(str(n), 3), str(n))
     got: list[Any] = []
     with connect(kind, server.url) as one, one.topic(name).consumer(lease=LEASE_S) as consumer:
         for _ in range(rounds):
@@ -241,7 +238,7 @@ def test_no_more_are_received_than_asked_for_though_each_slot_hands_over_one(
             )
             thread.start()
             eventually(lambda: credits_in(server, name, 3) == [1, 1, 1])
-            topic.send_many([rmq.Outgoing(slot, slot_basis=bases[slot]) for slot in range(3)])
+            topic.send_many([rmq.Outgoing(slot, slot_basis=basis_of(slot, 3)) for slot in range(3)])
             thread.join(PATIENCE_S)
             [deliveries] = calls
             while deliveries:
