@@ -15,10 +15,6 @@ FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
 LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
 
 
-_exiting = threading.Event()
-_codes: list[int] = []  # of the workers of this process that have ended
-
-
 def leave_with(code: int) -> int:
     """Return an exit code, and have the process end although handlers still run in threads.
 
@@ -28,16 +24,15 @@ def leave_with(code: int) -> int:
     """
     register = getattr(threading, "_register_atexit", None)
     if register is not None and threading.current_thread() is threading.main_thread():
-        if not _codes:
-            register(_exiting.set)
-            threading.Thread(target=_leave, name="rmq-leave", daemon=True).start()
-        _codes.append(code)
+        exiting = threading.Event()
+        register(exiting.set)
+        threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
     return code
 
 
-def _leave() -> None:
+def _leave(exiting: threading.Event, code: int) -> None:
     """End this process some seconds after its main thread, whatever still runs."""
-    _exiting.wait()
+    exiting.wait()
     time.sleep(LEAVE_AFTER_S)
     main = threading.main_thread()
     names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
@@ -45,4 +40,4 @@ def _leave() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(_codes[-1])
+    os._exit(code)
