@@ -62,8 +62,8 @@ class HandlerQueue:
         on_settled: Callable[[], None],
         is_stopping: Callable[[], bool],
         runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
-        values: Values | None = None,
-        suspects: PoisonSuspects | None = None,
+        values: Values | None,
+        suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
         self.consumer = consumer
@@ -78,7 +78,7 @@ class HandlerQueue:
             handler, consumer, self._disposition_of_overrun, detached_claims, settler_thread,
             error_state, on_settled,
         )  # fmt: skip
-        self.suspects = suspects or PoisonSuspects()
+        self.suspects = suspects
         self.runs = HandlerRuns(
             handler, consumer, runner, self.settler, is_stopping, runner_for, self.suspects
         )
@@ -156,12 +156,9 @@ class HandlerQueue:
 
     def put(self, deliveries: list[DeliveryData], suspects: set[DeliveryData]) -> None:
         """Hand received deliveries to the executor; suspects alone, and as many as may run."""
+        self.begin_last_suspect()  # if it has waited for a minute, others may be taken already
         if self.suspects.is_held_back():
-            wait = Disposition("release", self.suspects.wait_s())
-            if self.handler.ordered:
-                self.settler.put(Halt((deliveries[0], wait), list(deliveries[1:])))
-            else:
-                self.runs.release(deliveries, wait)
+            self._put_off(deliveries)
             return
         if self.handler.ordered:
             run = self._until_suspect(deliveries, suspects) if suspects else deliveries
@@ -193,7 +190,7 @@ class HandlerQueue:
             if len(begun) >= free or not self.suspects.begin(
                 delivery, delivery.attempt, is_last=is_last
             ):
-                self.runs.release(delivery, Disposition("release", self.suspects.wait_s()))
+                self._put_off([delivery])
             elif is_last:
                 self._last_suspect = delivery
             else:
@@ -238,9 +235,16 @@ class HandlerQueue:
                 return []
             self.settler.flush(FLUSH_MOST_S)
             return [first]
-        wait = Disposition("release", self.suspects.wait_s())
-        self.settler.put(Halt((first, wait), list(run[1:])))
+        self._put_off(run)
         return []
+
+    def _put_off(self, deliveries: list[DeliveryData]) -> None:
+        """Release deliveries until a suspect has ended; in order, the first holds up the others."""
+        wait = Disposition("release", self.suspects.wait_s())
+        if self.handler.ordered:
+            self.settler.put(Halt((deliveries[0], wait), list(deliveries[1:])))
+        else:
+            self.runs.release(deliveries, wait)
 
     def _is_last(self, delivery: DeliveryData) -> bool:
         return delivery.attempt > self.handler.context.settings.max_retries

@@ -10,11 +10,14 @@ import json
 import os
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import rmq
 from rmq.core.delivery import DeliveryData
 from rmq.worker import engine
 from rmq.worker.handler_consumer import HandlerConsumer
+from rmq.worker.handler_queue import HandlerQueue
+from rmq.worker.poison_messages import PoisonSuspects
 
 DIES_S, HOLDS_S = 0.2, 0.6
 
@@ -25,9 +28,13 @@ def _from_the_third(self: HandlerConsumer, deliveries: Iterable[DeliveryData]) -
     return _found(self, [one for one in deliveries if one.attempt >= 3])
 
 
+def _apart(*arguments: Any) -> HandlerQueue:
+    return HandlerQueue(*arguments[:-1], PoisonSuspects())
+
+
 def _break(mutant: str) -> None:
     if mutant == "apart":  # each handler knows of its own suspects only
-        engine.PoisonSuspects = lambda: None  # type: ignore[assignment, misc]
+        engine.HandlerQueue = _apart  # type: ignore[assignment, misc]
     elif mutant == "from the third":  # a message with one retry is never a suspect
         HandlerConsumer.with_expired_leases = _from_the_third  # type: ignore[method-assign]
 
