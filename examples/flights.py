@@ -194,7 +194,7 @@ class Day:
             topic.open()
             while True:
                 self.client.admin.purge(topic.name, "store")
-                self.client.admin.purge(topic.name, "dead")
+                self.client.admin.purge(topic.name, "dead", keep=0)
                 if not self.client.admin.stats(topic.name)["in_flight"]:
                     break
                 time.sleep(0.2)  # a killed run's leases, LEASE_S at the most

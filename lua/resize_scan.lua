@@ -2,7 +2,7 @@
 resize_scan: does a page of a slot's records have messages from before the topic was resized, which newer ones in other
 slots must not overtake? Changes nothing.
 
-KEYS[1]   slot           hash  settings and counters of the slot; `upto`: the last message of before
+KEYS[1]   slot           hash  settings and counters of the slot; `upto`: the last message from before the resize
 KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  member -> receipt
 KEYS[4]   records        hash  member -> record
@@ -39,7 +39,7 @@ local upto = tonumber(s[3])
 local page, before = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', limit), 0
 for i = 1, #page[2], 2 do
   local id, record = page[2][i], page[2][i + 1]
-  -- Records have the low 32 bits of the number; it is of before if it is at most 2^31 back from `upto`.
+  -- Records have the low 32 bits of the number; it is older than the resize if it is at most 2^31 back from `upto`.
   if #record >= 8 and (upto - struct.unpack('>I4', record, 5)) % 4294967296 < 2147483648 then
     local score = redis.call('ZSCORE', store, id)
     if score and (tonumber(score) < TIMED_MIN or tonumber(score) < now + 1) or redis.call('ZSCORE', prepare, id) then

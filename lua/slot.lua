@@ -19,7 +19,7 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
           slot that holds some keeps the smaller `chunk`, since they may be larger than the topic takes now. A slot of
           an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
           A slot whose stamp is at most `resizes` older is of the same topic with another number of slots: it gets the new
-          stamp, and notes in `upto` the last message of before; its messages stay, and its consumers are woken.
+          stamp, and notes in `upto` its last message; its messages stay, and its consumers are woken.
           Its next delivery gets a larger number than `delivered_from`, so that fences grow for a basis that comes from
           another slot. The numbers go on in steps of 2048, by which receipts know them, and `skipped` counts those that
           no delivery has.

@@ -2,7 +2,7 @@
 Cursors of passes over the records of a slot.
 
 A cursor is 0 at first and at the end; else it is that of HSCAN, and the server's run id behind a point. Another server has the
-records in another order, and so has this one after a restart: with a cursor of before, the pass begins anew.
+records in another order, and so has this one after a restart: with a cursor from before that, the pass begins anew.
 ]]
 --- @include "lib/check"
 

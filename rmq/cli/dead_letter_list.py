@@ -26,7 +26,7 @@ def read_pages(
     client: rmq.Client,
     topic: str,
     wanted: DeadLetterFilter | None,
-    after: str | None = None,
+    cursor: str | None = None,
     size: int = LIMIT_MAX,
     *,
     raw: bool = False,
@@ -37,22 +37,22 @@ def read_pages(
         client: reads them.
         topic: its name.
         wanted: the filter.
-        after: the cursor behind which they begin.
+        cursor: the one behind which they begin.
         size: the number of dead letters of one read.
         raw: their bodies are the records.
     """
     while True:
         page = client.admin.dead_letters(
-            topic, filter=wanted, after=after, limit=max(1, min(size, LIMIT_MAX)), raw=raw
+            topic, filter=wanted, cursor=cursor, limit=max(1, min(size, LIMIT_MAX)), raw=raw
         )
         yield page.messages
         if page.cursor is None:
             return
-        after = page.cursor
+        cursor = page.cursor
 
 
 def fields(message: rmq.Message) -> dict[str, Any]:
-    """Return a dead letter for JSON, with what `--after` and a filter can use."""
+    """Return a dead letter for JSON, with what `--cursor` and a filter can use."""
     return {
         **output.message_fields(message),
         "fingerprint": fingerprint(message.failure) or None,

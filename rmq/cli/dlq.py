@@ -31,6 +31,7 @@ from rmq.cli.inspect import detail, find_message
 from rmq.cli.job import started, work
 from rmq.cli.param_types import DURATION, MESSAGE_ID
 from rmq.core.dead_letter_filter import DeadLetterFilter
+from rmq.core.queues import TRASH_KEEP_S
 from rmq.protocol.flows.dead_letter_pages import LIMIT_MAX, cursor_of
 
 
@@ -52,13 +53,13 @@ def dlq() -> None:
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="The largest number to list."
 )
-@click.option("--after", metavar="CURSOR", help="Go on after this place, as ls prints it.")
+@click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended, as it told.")
 def list_dead(
     topic: str,
     filter_text: str | None,
     filter_option: str | None,
     limit: int,
-    after: str | None,
+    cursor: str | None,
     **filters: Any,
 ) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
@@ -75,16 +76,16 @@ def list_dead(
     narrowed = bool(given_filters) or wanted is not None
     with common.client() as client:
         total = client.admin.stats(topic)["dead"]
-        matching = _matching_dead_letters(client, topic, wanted, given_filters, after, limit)
+        matching = _matching_dead_letters(client, topic, wanted, given_filters, cursor, limit)
         shown, last = dead_letter_list.show(matching)
-    if narrowed and last is None and after is None:
+    if narrowed and last is None and cursor is None:
         raise NotFound(f"topic {topic!r} has no such dead letter (of {output.number(total)})")
     if last is None:
-        common.note(f"{topic}: no dead letters" if after is None else f"{topic}: no more")
-    elif shown == limit and (narrowed or after is not None or total > shown):
+        common.note(f"{topic}: no dead letters" if cursor is None else f"{topic}: no more")
+    elif shown == limit and (narrowed or cursor is not None or total > shown):
         such = "the first" if narrowed else f"of {output.number(total)}, the first"
-        such = "the next" if after is not None else such
-        common.note(f"{such} {output.number(shown)}; more: --after {cursor_of(last)}")
+        such = "the next" if cursor is not None else such
+        common.note(f"{such} {output.number(shown)}; more: --cursor {cursor_of(last)}")
 
 
 def _matching_dead_letters(
@@ -92,7 +93,7 @@ def _matching_dead_letters(
     topic: str,
     wanted: DeadLetterFilter | None,
     given_filters: dict[str, Any],
-    after: str | None,
+    cursor: str | None,
     limit: int,
 ) -> Iterator[list[rmq.Message]]:
     """Yield dead letters that match, at most `limit`, in pages as they are read."""
@@ -101,13 +102,13 @@ def _matching_dead_letters(
         now_ms = int(time.time() * 1000)
         for message_id in given_filters["ids"][:limit]:
             message = client.admin.get(topic, message_id)
-            if message is None or message.place != "dead" or not fits(message):
+            if message is None or message.queue != "dead" or not fits(message):
                 continue
             if wanted is None or wanted.matches(message, now_ms):
                 yield [message]
         return
     size = LIMIT_MAX if given_filters else limit
-    pages = dead_letter_list.read_pages(client, topic, wanted, after, size)
+    pages = dead_letter_list.read_pages(client, topic, wanted, cursor, size)
     for page in pages:
         matching = list(filter(fits, page))[:limit]
         yield matching
@@ -146,8 +147,8 @@ def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
 def show_dead(topic: str, id: rmq.MessageId) -> None:
     """Show the dead letter ID of TOPIC in full, with every attempt, error and traceback."""
     message = find_message(topic, id)
-    if message.place != "dead":
-        raise NotFound(f"{id} is not dead, it is in {message.place}; see rmq get {topic} {id}")
+    if message.queue != "dead":
+        raise NotFound(f"{id} is not dead, it is in {message.queue}; see rmq get {topic} {id}")
     if common_options().json:
         fields = dead_letter_list.fields(message)
         output.document(fields | {"attempts": output.attempt_fields(message)})
@@ -283,8 +284,8 @@ def _refused_text(job: rmq.Job) -> str:
 @click.option(
     "--keep",
     type=DURATION,
-    default="24h",
-    show_default=True,
+    default=TRASH_KEEP_S,
+    show_default="24h",
     help="How long they can be restored; 0: not at all.",
 )
 @yes_option

@@ -23,7 +23,7 @@ from rmq.protocol.flows.peek_pages import LIMIT_MAX, PeekPage
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
 PATIENCE_S = 0.3  # a table waits so long for the rows that decide on its widths
-Place = Literal["store", "prepare", "dead"]
+Queue = Literal["store", "prepare", "dead"]
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
 INDENT = 2  # of a block
@@ -48,10 +48,10 @@ def _error(message: rmq.Message) -> str:
 
 def _row(m: rmq.Message) -> list[str]:
     """Return the cells of a message, without its type."""
-    if m.place == "dead":
+    if m.queue == "dead":
         reason = m.failure.reason if m.failure else "-"
         return [str(m.id), age(m.died), reason, str(m.deliveries), _error(m), _body(m)]
-    if m.place == "prepare":
+    if m.queue == "prepare":
         until = HELD if m.held_by_query else output.clock(m.deadline)
         return [str(m.id), str(m.slot), until, str(m.deliveries), _body(m)]
     priority = "-" if m.priority is None else str(m.priority)
@@ -65,7 +65,7 @@ _COLUMNS = {
 }
 
 
-def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
+def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:
     """Print messages of one queue as a table, page by page as they are read.
 
     The pages that were read by PATIENCE_S decide which columns there are, and how wide.
@@ -78,7 +78,7 @@ def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
             break
     if not first:
         return
-    messages, columns = chain(first, chain.from_iterable(left)), _COLUMNS[place]
+    messages, columns = chain(first, chain.from_iterable(left)), _COLUMNS[queue]
     if any(m.type for m in first):
         typed = [ID, Column("TYPE"), *columns[1:]]
         rows = ([str(m.id), m.type or "-", *_row(m)[1:]] for m in messages)
@@ -91,14 +91,14 @@ def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
     cls=Command,
     examples=(
         "rmq peek orders --limit 5",
-        "rmq peek orders --place in-flight --json | jq .id",
-        "rmq peek orders --limit 100 --after CURSOR",
+        "rmq peek orders --queue in-flight --json | jq .id",
+        "rmq peek orders --limit 100 --cursor CURSOR",
     ),
     watch=True,
 )
 @click.argument("topic")
 @click.option(
-    "--place",
+    "--queue",
     type=QUEUE,
     default="store",
     show_default=True,
@@ -110,67 +110,65 @@ def tabulate(pages: Iterable[Sequence[rmq.Message]], place: str) -> None:
 )
 @click.option("--slot", type=int, help="Only this slot.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
-@click.option(
-    "--after", metavar="CURSOR", help="Go on after this one, as the page before named it."
-)
+@click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended, as it told.")
 def peek(
     topic: str,
-    place: Place,
+    queue: Queue,
     limit: int,
     slot: int | None,
     of_type: str | None,
-    after: str | None,
+    cursor: str | None,
 ) -> None:
     """Show messages of TOPIC without receiving them.
 
     Waiting messages are listed in the order in which their slot would deliver them; order is
     promised inside a slot, not across slots. With --json: NDJSON, with whole bodies and the
-    cursor for --after, null at the end.
+    cursor for --cursor, null at the end.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
     with common.client() as client:
-        page = read_pages(client, topic, place, limit, slot=slot, after=after, of_type=of_type)
+        page = read_pages(client, topic, queue, limit, slot=slot, cursor=cursor, of_type=of_type)
         messages = page.messages
-        if place == "store" and not common.json:
+        if queue == "store" and not common.json:
             figures = client.admin.stats(topic)
             if figures["held"]:
                 common.note(f"{topic}: {held_text(figures)}")
     if common.json:
         output.lines(output.message_fields(m) | {"cursor": page.cursor} for m in messages)
     elif messages:
-        tabulate([messages], place)
+        tabulate([messages], queue)
     else:
         such = "" if of_type is None else f" of type {of_type}"
-        more = "" if after is None else " more"
-        common.note(f"{topic}: nothing{more}{such} is {QUEUES[place]}")
+        more = "" if cursor is None else " more"
+        common.note(f"{topic}: nothing{more}{such} is {QUEUES[queue]}")
     if page.cursor is not None:
-        such = "the first" if after is None else "the next"
-        common.note(f"{such} {output.number(len(messages))}; more: --after {page.cursor}")
+        such = "the first" if cursor is None else "the next"
+        common.note(f"{such} {output.number(len(messages))}; more: --cursor {page.cursor}")
 
 
 def read_pages(
     client: rmq.Client,
     topic: str,
-    place: Place,
+    queue: Queue,
     limit: int,
     *,
     slot: int | None = None,
-    after: str | None = None,
+    cursor: str | None = None,
     of_type: str | None = None,
 ) -> PeekPage:
     """Return up to `limit` messages of a queue, however far they stand behind the cursor."""
     messages: list[rmq.Message] = []
     while True:
         page = client.admin.peek_page(
-            topic, place, slot=slot, after=after, type=of_type,
+            topic, queue, slot=slot, cursor=cursor, type=of_type,
             limit=min(LIMIT_MAX, limit - len(messages)),
         )  # fmt: skip
         messages += page.messages
         if page.cursor is None or len(messages) == limit:
             return PeekPage(sorted(messages, key=lambda message: message.slot), page.cursor)
-        after = page.cursor
+        cursor = page.cursor
 
 
 @click.command(cls=Command, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
@@ -203,8 +201,8 @@ def detail(message: rmq.Message, as_json: bool) -> None:
     pairs: list[tuple[str, str]] = [
         ("id", str(message.id)),
         (
-            "place",
-            message.place + ("" if message.place == "dead" else f" ({QUEUES[message.place]})"),
+            "queue",
+            message.queue + ("" if message.queue == "dead" else f" ({QUEUES[message.queue]})"),
         ),
         ("slot", str(message.slot)),
         ("offset", str(message.offset)),

@@ -19,7 +19,7 @@ RECEIVE = 100
 
 
 @click.command(
-    cls=Command, examples=("rmq tail orders --json | jq .body", "rmq tail orders --after 1503")
+    cls=Command, examples=("rmq tail orders --json | jq .body", "rmq tail orders --cursor 1503")
 )
 @click.argument("topic")
 @click.option(
@@ -28,14 +28,14 @@ RECEIVE = 100
 @click.option("--limit", type=int, metavar="N", help="Stop after N messages.")
 @click.option("--consume", is_flag=True, help="Receive and ack them: they leave the topic.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
-@click.option("--after", metavar="CURSOR", help="Begin where an earlier tail ended.")
+@click.option("--cursor", metavar="CURSOR", help="Begin where an earlier tail ended.")
 def tail(
     topic: str,
     interval: float,
     limit: int | None,
     consume: bool,
     of_type: str | None,
-    after: str | None,
+    cursor: str | None,
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
@@ -43,7 +43,7 @@ def tail(
     messages and those in flight, and shows the ones that are new. Where more wait, one that is
     not among the last of its priority may come later. It does not show a message that was
     received and settled meanwhile, or one that merged into another; at the end it says how many
-    it missed, and the cursor for --after.
+    it missed, and the cursor for --cursor.
 
     With --consume it is a consumer: it shows messages and acks them; nobody else receives them.
 
@@ -53,13 +53,13 @@ def tail(
         raise click.UsageError("--limit: give 1 or more")
     if consume and of_type is not None:
         raise click.UsageError("--type: --consume receives messages of all types; give one of them")
-    if consume and after is not None:
-        raise click.UsageError("--after: --consume receives what waits; give one of them")
+    if consume and cursor is not None:
+        raise click.UsageError("--cursor: --consume receives what waits; give one of them")
     with common_options().client() as client:
         if consume:
             _consume(client, topic, limit)
         else:
-            _follow(client, topic, interval, limit, of_type, after)
+            _follow(client, topic, interval, limit, of_type, cursor)
 
 
 def _follow(
@@ -68,15 +68,15 @@ def _follow(
     interval: float,
     limit: int | None,
     of_type: str | None,
-    after: str | None,
+    cursor: str | None,
 ) -> None:
     common = common_options()
-    new = Tail(client.admin._context(topic), after)
+    new = Tail(client.admin._context(topic), cursor)
     run = client._transport.run
     run(new.begin())
     shown, warned = 0, False
     common.note(f"{topic}: waiting for new messages; Ctrl-C ends")
-    pause = 0.0 if after is not None else interval
+    pause = 0.0 if cursor is not None else interval
     try:
         while True:
             time.sleep(pause)
@@ -101,7 +101,7 @@ def _follow(
         if new.missed:
             common.note(f"{output.plural(new.missed, 'message')} could not be shown")
         if shown:
-            common.note(f"go on: --after {new.cursor}")
+            common.note(f"go on: --cursor {new.cursor}")
 
 
 def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:

@@ -127,7 +127,7 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
     failure = message.failure
     return {
         "id": str(message.id),
-        "place": message.place,
+        "queue": message.queue,
         "slot": message.slot,
         "offset": message.offset,
         **body_fields(message.body),

@@ -28,7 +28,7 @@ _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_m
     examples=(
         "rmq topic ls",
         "rmq topic ls 'shop.*' --sort waiting --limit 10",
-        "rmq topic ls --limit 100 --after shop.orders",
+        "rmq topic ls --limit 100 --cursor shop.orders",
     ),
 )
 @click.argument("pattern", default="*")
@@ -37,17 +37,17 @@ _ORDERS: dict[str, str] = {"waiting": "waiting", "dead": "dead", "late": "late_m
     help="By name, or the topics with most waiting, dead or latest messages first.",
 )  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), help="At most so many topics.")
-@click.option("--after", metavar="NAME", help="Only topics after this one, by name.")
-def list_topics(pattern: str, sort: str, limit: int | None, after: str | None) -> None:
+@click.option("--cursor", metavar="NAME", help="Only topics after this one, by name.")
+def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) -> None:
     """List topics with the number of their messages; PATTERN is a name with * and ?."""
-    if after is not None and sort != "name":
-        raise click.UsageError("--after goes by name; leave --sort out")
+    if cursor is not None and sort != "name":
+        raise click.UsageError("--cursor goes by name; leave --sort out")
     common = common_options()
     with common.client() as client:
         names = [
             name
             for name in client.admin.topics()
-            if fnmatchcase(name, pattern) and (after is None or name > after)
+            if fnmatchcase(name, pattern) and (cursor is None or name > cursor)
         ]
         page = names if limit is None or sort != "name" else names[:limit]
         rows = overview(client, page)
@@ -61,7 +61,7 @@ def list_topics(pattern: str, sort: str, limit: int | None, after: str | None) -
         common.note("no topics yet; create one: rmq topic create NAME")
         return
     if limit is not None and limit < len(names):
-        go_on = f"; go on: --after {rows[-1]['topic']}" if sort == "name" else ""
+        go_on = f"; go on: --cursor {rows[-1]['topic']}" if sort == "name" else ""
         common.note(f"{len(rows)} of {len(names)} topics{go_on}")
     columns = [Column("TOPIC", cut=True), Column("SLOTS", right=True)] + [
         Column(title, right=True) for title in ("WAITING", "LATER", "IN-FLIGHT", "DEAD")

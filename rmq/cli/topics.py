@@ -238,7 +238,7 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
 @click.argument("name")
 @click.argument("slots", type=int)
 @click.option("--dry-run", is_flag=True, help="Only check, and count; change nothing.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for the messages of before.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the older messages.")
 def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
     """Change the number of slots of topic NAME while it is in use.
 
@@ -253,12 +253,12 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
         done = client.admin.topic_resize(name, slots, dry_run=dry_run, wait=False)
         if done.pending and not (dry_run or no_wait):
             click.echo(
-                f"{name}: messages of before are left in {output.plural(done.pending, 'slot')}; if "
+                f"{name}: older messages are left in {output.plural(done.pending, 'slot')}; if "
                 "this command is interrupted, a server (rmq server) finishes the resize, or the "
                 "same command",
                 err=True,
             )
-            with progress("waiting for messages of before") as on_progress:
+            with progress("waiting for older messages") as on_progress:
                 ended = client.admin.topic_resize(name, slots, progress=on_progress)
             done = done._replace(pending=ended.pending)
     if common.json:
@@ -274,7 +274,7 @@ def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
         )
     elif done.pending:
         click.echo(
-            f"{name}: {done.before} -> {done.after} slots; messages of before are left in "
+            f"{name}: {done.before} -> {done.after} slots; older messages are left in "
             f"{output.plural(done.pending, 'slot')}; a server (rmq server) finishes it, or run it "
             "again"
         )
@@ -295,7 +295,7 @@ def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
     pending = output.plural(len(resizing.pending), "slot")
     return (
         f"from {resizing.before} slots since {output.clock(moment(resizing.since_ms))}; "
-        f"messages of before may be left in {pending}; a server finishes it, or: "
+        f"older messages may be left in {pending}; a server finishes it, or: "
         f"rmq topic resize {name} {slots}"
     )
 

@@ -147,12 +147,12 @@ class AuditLine(NamedTuple):
     text: str
 
     def pack(self) -> str:
-        """Return it as it stands in Redis."""
+        """Return the line as it stands in Redis."""
         return json.dumps(list(self), separators=(",", ":"))
 
     @classmethod
     def unpack(cls, text: bytes) -> AuditLine:
-        """Read it."""
+        """Read a line as it stands in Redis."""
         return cls(*json.loads(text))
 
 

@@ -22,7 +22,7 @@ class Resizing:
     Attributes:
         since_ms: when it began.
         before: the number of slots before.
-        pending: slots of before that may hold messages of before.
+        pending: former slots that may hold older messages.
     """
 
     since_ms: int

@@ -204,7 +204,7 @@ class Message:
 
     Attributes:
         id: its id.
-        place: "store" (waiting), "prepare" (in flight) or "dead".
+        queue: "store" (waiting), "prepare" (in flight) or "dead".
         slot: the index of its slot.
         offset: its acceptance number in the slot.
         body: decoded; the raw bytes where they cannot be decoded (see `unreadable`).
@@ -225,7 +225,7 @@ class Message:
     """
 
     id: MessageId
-    place: QueueName
+    queue: QueueName
     slot: int
     offset: int
     body: Any
@@ -255,7 +255,7 @@ class Message:
     @property
     def held_by_query(self) -> bool:
         """Whether a query, such as Spark's, has it in flight; then the lease is the query's."""
-        return self.place == "prepare" and self.score >= HELD_MIN
+        return self.queue == "prepare" and self.score >= HELD_MIN
 
 
 def moment(epoch_ms: int) -> datetime:

@@ -101,7 +101,7 @@ def make_draft(
         draft.slot = draft.id.slot
     elif out.id is not None:
         draft.id = context.check_id(out.id)
-        is_resized = settings.layout is not None  # the id may be of before
+        is_resized = settings.layout is not None  # the id may be from before a resize
         if draft.slot not in (-1, draft.id.slot) and not is_resized:
             raise InvalidValue(
                 f"id: {draft.id} is of slot {draft.id.slot}, slot_basis {draft.basis!r} of slot "

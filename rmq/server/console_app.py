@@ -136,7 +136,7 @@ class ConsoleApp:
         return open_client(self._redis, self._prefix)
 
     async def _find(self, scope: Scope) -> Principal | None:
-        """Return who asks, as the host says."""
+        """Return the principal that the host application names."""
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import HTTPConnection
 
@@ -198,7 +198,7 @@ class _Running:
         self._task.cancel()
 
     async def close(self) -> None:
-        """Close."""
+        """End the task, and wait until it has ended."""
         self.cancel()
         await asyncio.wait((self._task,))
 

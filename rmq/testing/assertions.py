@@ -76,7 +76,7 @@ def describe(message: Message, now: datetime) -> str:
     if message.priority is not None:
         words.append(f"priority {message.priority}")
     wait = due_in(message, now).total_seconds()
-    if wait and message.place == "store":
+    if wait and message.queue == "store":
         words.append(f"due in {wait:g} s")
     if message.merge_key is not None:
         words.append(f"merge key {message.merge_key!r}")
@@ -104,8 +104,8 @@ def list_topic(admin: Admin, topic: str, now: datetime) -> list[str]:
     places: dict[str, QueueName] = {"waiting": "store", "in flight": "prepare", "dead": "dead"}
     lines = [
         line
-        for title, place in places.items()
-        for line in list_messages(title, admin.peek(topic, PEEK_MAX, place), now)
+        for title, queue in places.items()
+        for line in list_messages(title, admin.peek(topic, PEEK_MAX, queue), now)
     ]
     done = admin.stats(topic)["settled"]
     return [f"topic {topic!r} ({done} settled):", *(lines or ["  it is empty"])]

@@ -339,7 +339,7 @@ class Broker:
         self._open()
         for each_topic in [topic] if topic is not None else self._topics():
             places: tuple[QueueName, ...] = ("store", "prepare", "dead")
-            count = sum(len(self._peek(each_topic, place)) for place in places)
+            count = sum(len(self._peek(each_topic, queue)) for queue in places)
             if count:
                 self._fail(each_topic, f"expected nothing, found {count}")
 
@@ -349,13 +349,13 @@ class Broker:
             drained += assertions.list_topic(admin, _name(topic), self._time())
         raise AssertionError("\n".join(drained if len(drained) > 1 else [*drained, "  nothing"]))
 
-    def _peek(self, topic: AnyTopic, place: QueueName) -> list[Message]:
+    def _peek(self, topic: AnyTopic, queue: QueueName) -> list[Message]:
         self._open()
         self._scheduled.send_due()
         return [
             message
             for admin in self._admins(topic)
-            for message in admin.peek(_name(topic), assertions.PEEK_MAX, place)
+            for message in admin.peek(_name(topic), assertions.PEEK_MAX, queue)
         ]
 
     def _time(self) -> datetime:

@@ -70,7 +70,7 @@ class FakeServer:
         return f"redis://127.0.0.1:{self._server.server_address[1]}/{database}?protocol=2"
 
     def stop(self) -> None:
-        """Stop it."""
+        """Stop the server, and wait until its thread has ended."""
         self._server.rmq_down = True
         self._server.shutdown()
         self._server.server_close()

@@ -248,7 +248,7 @@ class AsyncTransport:
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: a subscription of before is made anew."""
+        """Grows when connections have died: an older subscription is made anew."""
         return self._current_pool().epoch
 
     @property

@@ -40,7 +40,7 @@ class AsyncClusterTransport(AsyncTransport):
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: a subscription of before is made anew."""
+        """Grows when connections have died: an older subscription is made anew."""
         return self._current_pools().epoch
 
     @property

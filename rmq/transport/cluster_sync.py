@@ -53,7 +53,7 @@ class ClusterTransport(Transport):
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: a subscription of before is made anew."""
+        """Grows when connections have died: an older subscription is made anew."""
         return self._current_pools().epoch
 
     @property

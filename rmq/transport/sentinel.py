@@ -56,7 +56,7 @@ class MasterConnection(redis.Connection):
         self._finder = finder
 
     def connect(self) -> None:
-        """Connect."""
+        """Connect to the master that the sentinels name, and check its role."""
         self.host, self.port = self._finder.locate()
         super().connect()  # type: ignore[no-untyped-call]
         self.send_packed_command((_ROLE,), check_health=False)  # type: ignore[no-untyped-call]
@@ -75,7 +75,7 @@ class AsyncMasterConnection(aredis.Connection):
         self._finder = finder
 
     async def connect(self) -> None:
-        """Connect."""
+        """Connect to the master that the sentinels name, and check its role."""
         self.host, self.port = await self._finder.locate()
         await super().connect()  # type: ignore[no-untyped-call]
         await self.send_packed_command((_ROLE,), check_health=False)

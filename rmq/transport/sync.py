@@ -99,7 +99,7 @@ class Doorbell:
         return self._connections[next(iter(ready))].read_response(disconnect_on_error=False)
 
     def close(self) -> None:
-        """Close it."""
+        """Close both ends of the pair; the connections stay open."""
         self._outside.close()
         self._inside.close()
 
@@ -293,7 +293,7 @@ class Transport:
 
     @property
     def epoch(self) -> int:
-        """Grows when connections have died: a subscription of before is made anew."""
+        """Grows when connections have died: an older subscription is made anew."""
         return self._current_pool().epoch
 
     @property

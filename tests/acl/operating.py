@@ -37,7 +37,7 @@ def looks(s: Scene) -> None:
         assert len(admin.stats_by_slot(s.name)) == 1
         assert sum(count.messages for count in admin.due_counts(s.name)) == 0
         for place in ("store", "prepare", "dead"):
-            assert admin.peek(s.name, 9, place=place)
+            assert admin.peek(s.name, 9, queue=place)
         spans = admin.spans(s.name, "store", 0, 2)
         assert sum(len(admin.page(s.name, "store", span).messages) for span in spans) == 2
         assert admin.get(s.name, ids[0])

@@ -189,4 +189,4 @@ def locates(s: Scene) -> None:
     id = s.topic().send(1).id
     topic = inner_of(s.api.topic(s.name))
     s.run(open_topic.open(topic._context))
-    assert s.run(locate.locate(topic._context, lambda context: [id]))[0].place == "store"
+    assert s.run(locate.locate(topic._context, lambda context: [id]))[0].queue == "store"

@@ -51,7 +51,7 @@ def test_commands_options_and_words(complete):
     assert complete("to") == ["topic", "top", "token"]
     assert complete("topic", "pa") == ["pause"]
     assert complete("topic", "ls", "--wa") == ["--watch"]
-    assert complete("peek", "orders", "--place", "in") == ["in-flight"]
+    assert complete("peek", "orders", "--queue", "in") == ["in-flight"]
     assert complete("topic", "ls", "-o", "nd") == ["ndjson"]
 
 

@@ -62,16 +62,16 @@ def test_ls_goes_on_after_a_cursor(run, topic):
     ids = bury(topic, 7)
 
     first = run("dlq", "ls", topic.name, "--limit", 3)
-    (cursor,) = re.findall(r"more: --after (\S+)", first.stderr)
-    second = run("dlq", "ls", topic.name, "--limit", 3, "--after", cursor, "--json")
+    (cursor,) = re.findall(r"more: --cursor (\S+)", first.stderr)
+    second = run("dlq", "ls", topic.name, "--limit", 3, "--cursor", cursor, "--json")
     rows = lines(second.stdout)
-    third = run("dlq", "ls", topic.name, "--after", rows[-1]["cursor"], "--json")
-    end = run("dlq", "ls", topic.name, "--after", lines(third.stdout)[-1]["cursor"])
+    third = run("dlq", "ls", topic.name, "--cursor", rows[-1]["cursor"], "--json")
+    end = run("dlq", "ls", topic.name, "--cursor", lines(third.stdout)[-1]["cursor"])
 
     assert [row["id"] for row in rows] == ids[3:6]
     assert [row["id"] for row in lines(third.stdout)] == ids[6:]
     assert (end.exit_code, end.stdout) == (0, "")
-    assert run("dlq", "ls", topic.name, "--after", "tomorrow").exit_code == 2
+    assert run("dlq", "ls", topic.name, "--cursor", "tomorrow").exit_code == 2
 
 
 def test_ls_and_groups_fit_80_columns_and_show_the_error(run, topic, monkeypatch):

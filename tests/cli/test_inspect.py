@@ -28,16 +28,16 @@ def test_peek_shows_what_waits_in_order_and_takes_nothing(shell, topic):
     assert lines[0].split() == ["ID", "SLOT", "PRIORITY", "DUE", "TRIES", "BODY"]
     assert [one.split()[0] for one in lines[1:]] == [str(high.id), str(low.id), str(later.id)]
     assert shell("peek", topic.name, "--json").stdout.count("\n") == 3
-    assert topic.get(low.id).place == "store"
+    assert topic.get(low.id).queue == "store"
 
 
 @pytest.mark.parametrize("queue", ["waiting", "in flight", "in-flight", "dead"])
 def test_peek_accepts_the_everyday_name_of_a_queue(run, topic, queue):
-    assert run("peek", topic.name, "--place", queue).exit_code == 0
+    assert run("peek", topic.name, "--queue", queue).exit_code == 0
 
 
 def test_peek_of_an_unknown_queue_names_those_there_are(run, topic):
-    done = run("peek", topic.name, "--place", "flight")
+    done = run("peek", topic.name, "--queue", "flight")
 
     assert (done.exit_code, "store (or waiting)" in done.stderr) == (2, True)
 
@@ -48,8 +48,8 @@ def test_peek_of_other_queues(run, topic):
     consumer = topic.consumer()
     consumer.receive(1)
 
-    held = run("peek", topic.name, "--place", "prepare")
-    dead = run("peek", topic.name, "--place", "dead", "--json")
+    held = run("peek", topic.name, "--queue", "prepare")
+    dead = run("peek", topic.name, "--queue", "dead", "--json")
     consumer.close()
 
     assert "LEASED-UNTIL" in held.stdout
@@ -61,8 +61,8 @@ def test_messages_of_a_query_are_shown_as_held(run, topic):
     sent = topic.send("taken by a query")
     topic.query("a" * 32, "here").take({})
 
-    shown = run("peek", topic.name, "--place", "prepare").stdout
-    fields = ndjson(run("peek", topic.name, "--place", "prepare", "--json").stdout)[0]
+    shown = run("peek", topic.name, "--queue", "prepare").stdout
+    fields = ndjson(run("peek", topic.name, "--queue", "prepare", "--json").stdout)[0]
 
     assert "held by a query" in shown
     assert "2096" not in shown
@@ -194,11 +194,11 @@ def test_peek_goes_on_after_a_cursor_to_the_end(run, topic):
     topic.send_many([rmq.Outgoing(n) for n in range(25)])
 
     first = run("peek", topic.name)
-    (after,) = re.findall(r"^the first 10; more: --after (\S+)$", first.stderr, re.MULTILINE)
-    second = run("peek", topic.name, "--after", after, "--json")
+    (after,) = re.findall(r"^the first 10; more: --cursor (\S+)$", first.stderr, re.MULTILINE)
+    second = run("peek", topic.name, "--cursor", after, "--json")
     cursors = {one["cursor"] for one in ndjson(second.stdout)}
-    third = run("peek", topic.name, "--after", *cursors, "--json")
-    bad = run("peek", topic.name, "--after", "x")
+    third = run("peek", topic.name, "--cursor", *cursors, "--json")
+    bad = run("peek", topic.name, "--cursor", "x")
 
     assert len(first.stdout.splitlines()) == 11
     assert [one["body"] for one in ndjson(second.stdout)] == list(range(10, 20))
@@ -214,17 +214,17 @@ class TestTail:
     def test_it_goes_on_where_another_ended(self, run, topic):
         topic.send_many([rmq.Outgoing(n) for n in range(7)])
 
-        first = run("tail", topic.name, "--after", 2, "--limit", 3, "--json")
-        shown = run("tail", topic.name, "--after", 2, "--limit", 3)
-        (after,) = re.findall(r"^go on: --after (\S+)$", shown.stderr, re.MULTILINE)
-        second = run("tail", topic.name, "--after", after, "--limit", 2, "--json")
-        bad = run("tail", topic.name, "--after", "1.2", "--limit", 1)
+        first = run("tail", topic.name, "--cursor", 2, "--limit", 3, "--json")
+        shown = run("tail", topic.name, "--cursor", 2, "--limit", 3)
+        (after,) = re.findall(r"^go on: --cursor (\S+)$", shown.stderr, re.MULTILINE)
+        second = run("tail", topic.name, "--cursor", after, "--limit", 2, "--json")
+        bad = run("tail", topic.name, "--cursor", "1.2", "--limit", 1)
 
         assert [one["body"] for one in ndjson(first.stdout)] == [2, 3, 4]
         assert ndjson(first.stdout)[-1]["cursor"] == after
         assert [one["body"] for one in ndjson(second.stdout)] == [5, 6]
         assert (bad.exit_code, "is not a cursor" in bad.stderr) == (2, True)
-        assert run("tail", topic.name, "--after", "1", "--consume").exit_code == 2
+        assert run("tail", topic.name, "--cursor", "1", "--consume").exit_code == 2
 
     def test_it_shows_new_messages_and_takes_none(self, shell, topic):
         topic.send("old")

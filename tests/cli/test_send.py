@@ -19,7 +19,7 @@ def test_send_prints_the_id_and_get_finds_it(shell, topic):
     assert (sent.returncode, "stored in slot 0" in sent.stderr) == (0, True)
     message = json.loads(found.stdout)
     assert message["body"] == {"id": 7, "é": "日本"}
-    assert (message["priority"], message["place"], message["deliveries"]) == (900, "store", 0)
+    assert (message["priority"], message["queue"], message["deliveries"]) == (900, "store", 0)
 
 
 def test_every_option_reaches_the_message(run, topic):

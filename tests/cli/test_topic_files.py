@@ -93,11 +93,11 @@ def test_ls_filters_sorts_and_goes_on_after_a_name(run, client, name):
     assert names() == ["0", "1", "2"]
     assert names("--sort", "waiting") == ["1", "2", "0"]
     assert names("--sort", "dead", "--limit", "2") == ["0", "2"]
-    assert names("--limit", "1", "--after", f"{name}.0") == ["1"]
-    assert f"1 of 3 topics; go on: --after {name}.0" in (
+    assert names("--limit", "1", "--cursor", f"{name}.0") == ["1"]
+    assert f"1 of 3 topics; go on: --cursor {name}.0" in (
         run("topic", "ls", f"{name}.*", "--limit", "1").stderr
     )
-    assert run("topic", "ls", "--sort", "dead", "--after", "a").exit_code == 2
+    assert run("topic", "ls", "--sort", "dead", "--cursor", "a").exit_code == 2
 
 
 def test_ls_of_many_topics_takes_few_round_trips(run, server, name, monkeypatch):

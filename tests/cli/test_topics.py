@@ -333,7 +333,7 @@ def test_resize_says_what_it_does_and_show_says_that_it_goes_on(run, client, nam
     assert client.admin.settings(name).slots == 2
     begun = run("topic", "resize", name, "4", "--no-wait").stdout
     assert begun == (
-        f"{name}: 2 -> 4 slots; messages of before are left in 2 slots; a server (rmq server) "
+        f"{name}: 2 -> 4 slots; older messages are left in 2 slots; a server (rmq server) "
         "finishes it, or run it again\n"
     )
     shown = run("topic", "show", name).stdout

@@ -182,7 +182,7 @@ def watch(faults: Faults, recorder: Recorder) -> None:
 
     def asks(self: LossDetector, topic: str, these: Any) -> Any:
         found = ask(self, topic, these)
-        places = ["?" if one is None else one.place for one in found]
+        places = ["?" if one is None else one.queue for one in found]
         at = dict(zip([due.id for due in these], places, strict=True))
         recorder.book.write("looked", at=at)
         return found

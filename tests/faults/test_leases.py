@@ -56,7 +56,7 @@ def test_every_verb_of_a_lost_lease_says_so(
     with pytest.raises(rmq.LeaseLost):
         stale.reject("x") if verb == "reject" else getattr(stale, verb)()
 
-    assert topic.get(mine.id).place == "prepare"
+    assert topic.get(mine.id).queue == "prepare"
     mine.ack()
 
 

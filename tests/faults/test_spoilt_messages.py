@@ -31,7 +31,7 @@ def test_an_undecodable_body_is_kept_as_a_dead_letter(
 
     got = [*consumer.receive(1), *consumer.receive(1)]
 
-    (kept,) = client.admin.peek(name, place="dead")
+    (kept,) = client.admin.peek(name, queue="dead")
     reason = kept.failure.reason if kept.failure else ""
     print(f"\nFIG 1 of 2 bodies spoilt, {mode}: 1 dead letter ({reason}), {len(got)} delivered")
     assert [one.id for one in got] == [good.id]

@@ -41,7 +41,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
         found = scene.judge("SIGSTOP worker", capsys, f"recovery {took:.2f} s, lease {LEASE_S:g} s")
         assert not done_by_other
         assert still_held is not None
-        assert still_held.place == "prepare"
+        assert still_held.queue == "prepare"
         assert scene.events("lost", pid=zombie.pid, n=held)
         begun = {e["n"] for e in scene.events("deliver", pid=zombie.pid, attempt=1)}
         assert begun == {held}

@@ -137,7 +137,7 @@ def test_a_message_without_a_retry_left_is_a_dead_letter_then(
 
     assert api.admin.release_query(name, RUN) == 1
 
-    (letter,) = api.admin.peek(name, place="dead")
+    (letter,) = api.admin.peek(name, queue="dead")
     assert letter.failure.reason == "lease ran out"
 
 

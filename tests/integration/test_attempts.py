@@ -52,7 +52,7 @@ def test_a_message_has_every_attempt_with_time_error_and_worker(
     assert times[0] == found.died
     assert abs(times[-1].timestamp() * 1000 - first) < 1000
     assert times[1] - times[-1] > timedelta(seconds=2)
-    (peeked,) = api.admin.peek(name, place="dead")
+    (peeked,) = api.admin.peek(name, queue="dead")
     (paged,) = api.admin.dead_letters(name).messages
     assert peeked.attempts == paged.attempts == found.attempts
 
@@ -101,7 +101,7 @@ def test_a_handler_s_attempts_keep_their_tracebacks(scene: Scene, api: Any, name
     scene.handle(topic, work)
     topic.send(7)
     with scene.working():
-        (dead,) = eventually(lambda: api.admin.peek(name, place="dead"))
+        (dead,) = eventually(lambda: api.admin.peek(name, queue="dead"))
 
     assert numbered(dead) == [(n, "failed", f"LookupError: no order {n}") for n in (3, 2, 1)]
     for each in dead.attempts:

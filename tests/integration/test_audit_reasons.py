@@ -76,7 +76,7 @@ def purged_dead(client: Any, topic: Any, other: Any) -> None:
     with other.consumer() as consumer:
         for one in consumer.receive(5):
             one.reject("why")
-    assert client.admin.purge(topic.name, "dead", error="why") == 5
+    assert client.admin.purge(topic.name, "dead", error="why", keep=0) == 5
 
 
 def expired(client: Any, topic: Any, other: Any) -> None:

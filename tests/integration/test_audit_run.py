@@ -77,7 +77,7 @@ def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name
             for one in names:
                 client.admin.redrive(one, reason="rejected" if turn % 2 else None)
                 if turn % 3:
-                    client.admin.purge(one, "store" if turn % 3 == 1 else "dead")
+                    client.admin.purge(one, "store" if turn % 3 == 1 else "dead", keep=0)
         until(lambda: _all_of_it(client, kept, "dead_dropped"), PATIENCE_S)
         until(lambda: _all_of_it(client, full, "dropped expired"), PATIENCE_S)
     finally:

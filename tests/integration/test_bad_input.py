@@ -378,7 +378,7 @@ def test_an_undecodable_body_goes_to_the_dead_queue_once_with_the_reason(
         assert consumer.receive(10) == []
         consumer.ack(batch)
 
-    dead = api.admin.peek(name, place="dead")
+    dead = api.admin.peek(name, queue="dead")
     assert {m.failure.reason for m in dead} == {"undecodable"}
     assert {m.deliveries for m in dead} == {1}
     errors = " ".join(m.failure.error for m in dead)

@@ -56,7 +56,7 @@ def test_without_the_codec_the_message_is_a_dead_letter(server: Server, name: st
         codec.BY_NUMBER.pop(5)
 
         assert client.topic(name).consumer().receive() == []
-        (dead,) = client.admin.peek(name, place="dead")
+        (dead,) = client.admin.peek(name, queue="dead")
         assert dead.failure is not None
         assert "codec number 5 is unknown" in dead.failure.error
 

@@ -27,7 +27,7 @@ def bury(api: Any, name: str, count: int, slots: int = 1, error: str = "Boom: {}
 def read(api: Any, name: str, **how: Any) -> list[list[rmq.Message]]:
     pages, after = [], None
     while True:
-        page = api.admin.dead_letters(name, after=after, **how)
+        page = api.admin.dead_letters(name, cursor=after, **how)
         pages.append(page.messages)
         after = page.cursor
         if after is None:
@@ -54,7 +54,7 @@ def test_pages_go_on_where_dead_letters_were_taken_away(api: Any, name: str) -> 
 
     first = api.admin.dead_letters(name, limit=10)
     api.admin.redrive(name, ids=[one.id for one in first.messages[5:]])
-    rest = api.admin.dead_letters(name, after=first.cursor, limit=100)
+    rest = api.admin.dead_letters(name, cursor=first.cursor, limit=100)
 
     assert first.cursor is not None
     seen = {one.id for one in first.messages} | {one.id for one in rest.messages}
@@ -178,7 +178,7 @@ def test_a_cursor_that_no_page_gave_is_refused(api: Any, name: str, after: str) 
     bury(api, name, 1)
 
     with pytest.raises((InvalidValue, InvalidReceipt)):
-        api.admin.dead_letters(name, after=after)
+        api.admin.dead_letters(name, cursor=after)
 
 
 def test_a_topic_that_does_not_exist_has_no_pages_and_no_groups(api: Any, name: str) -> None:

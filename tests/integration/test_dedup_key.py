@@ -104,7 +104,7 @@ def test_what_was_purged_or_redriven_is_known_or_not_as_any_message_is(api: Any,
         assert statuses(topic, "k") == ["duplicate"]
         (d,) = consumer.receive()
         d.reject("why")
-        assert api.admin.purge(name, "dead") == 1
+        assert api.admin.purge(name, "dead", keep=0) == 1
         assert statuses(topic, "k") == ["stored"]
 
 

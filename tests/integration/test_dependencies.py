@@ -94,7 +94,7 @@ def test_an_interceptor_answers_instead_of_the_handler(
     assert ("handler", "skip") not in seen
     assert settled(client, name) == 2
     if not batch:
-        (dead,) = client.admin.peek(name, place="dead")
+        (dead,) = client.admin.peek(name, queue="dead")
         assert dead.failure.error == "refused by the interceptor"
 
 

@@ -184,7 +184,7 @@ def test_resize_that_nobody_finishes_is_named(
     assert (begun.severity, begun.mend) == ("note", "rmq server")
 
     monkeypatch.setattr(topics, "UNATTENDED_MS", 0)
-    assert "waits for messages of before" in one(client, "resizes").evidence
+    assert "waits for older messages" in one(client, "resizes").evidence
     with redis.raw() as raw:
         raw.set(leader_key("rmq"), "host:7:00")
         (served,) = seen(client, "resizes")

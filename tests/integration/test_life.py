@@ -53,7 +53,7 @@ def test_an_exception_nacks_with_its_traceback_and_goes_on(api: Any, name: str, 
         with pytest.raises(ZeroDivisionError), d:
             1 / 0  # noqa: B018
 
-    (dead,) = api.admin.peek(name, place="dead")
+    (dead,) = api.admin.peek(name, queue="dead")
     assert dead.failure is not None
     assert dead.failure.reason == "failed"
     assert dead.failure.error == "ZeroDivisionError: division by zero"
@@ -155,7 +155,7 @@ def test_snooze_and_reject_are_instructions(api: Any, name: str, clock: Clock) -
     with d:
         raise rmq.Reject("not for us")
 
-    (dead,) = api.admin.peek(name, place="dead")
+    (dead,) = api.admin.peek(name, queue="dead")
     assert dead.failure is not None
     assert (dead.failure.reason, dead.failure.error) == ("rejected", "not for us")
 
@@ -171,7 +171,7 @@ def test_a_rejection_that_cannot_be_shown_is_carried_out(api: Any, name: str) ->
     with consumer.receive()[0]:
         raise Unshowable
 
-    (dead,) = api.admin.peek(name, place="dead")
+    (dead,) = api.admin.peek(name, queue="dead")
     assert dead.failure.error == "<str() of this Unshowable raised KeyError>"
 
 
@@ -221,9 +221,27 @@ def test_redrive_by_filter_with_dry_run_and_purge(api: Any, name: str) -> None:
     assert progress[-1] == (10, 10)
     assert sorted(m.body for m in api.admin.peek(name, 20)) == list(range(1, 20, 2))
     assert api.admin.purge(name, "dead", reason="fail", dry_run=True) == 10
-    assert api.admin.purge(name, "dead") == 10
+    assert api.admin.purge(name, "dead", keep=0) == 10
     assert api.admin.purge(name, "store") == 10
     assert api.admin.stats(name)["records"] == 0
+
+
+def test_a_purge_that_is_told_nothing_of_time_can_be_undone_for_a_day(
+    api: Any, name: str, clock: Clock
+) -> None:
+    topic = api.topic(name, max_retries=0)
+    topic.send_many([rmq.Outgoing(n) for n in (1, 2)])
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(2), "why")
+    topic.send("waiting")
+
+    assert (api.admin.purge(name, "dead"), api.admin.purge(name, "store")) == (2, 1)
+
+    clock.advance(86_390)
+    assert [m.body for m in api.admin.peek(name, queue="trash")] == [1, 2]
+    clock.advance(20)
+    api.admin.stats(name)  # drops what is past its time
+    assert api.admin.peek(name, queue="trash") == []
 
 
 def test_peek_shows_the_order_of_taking(api: Any, name: str, clock: Clock) -> None:

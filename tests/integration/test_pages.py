@@ -124,7 +124,7 @@ def test_pages_of_dead_letters_begin_at_a_score_and_walk_over_no_earlier_page(
         return peek(*args, **how)
 
     monkeypatch.setattr(commands, "peek", noted)
-    found = client.admin.peek(name, limit=1500, place="dead")
+    found = client.admin.peek(name, limit=1500, queue="dead")
     redriven = client.admin.redrive(name, reason="rejected")
 
     assert sorted(one.body["n"] for one in found) == list(range(1500))
@@ -155,7 +155,7 @@ def test_admin_takes_the_words_for_queues_as_well_as_their_names(api: Any, name:
 
     def ids(place: Any) -> list[rmq.MessageId]:
         (span,) = api.admin.spans(name, place, 0)
-        listed = [message.id for message in api.admin.peek(name, place=place)]
+        listed = [message.id for message in api.admin.peek(name, queue=place)]
         assert [message.id for message in read(api, name, place, span)] == listed
         return listed
 
@@ -164,5 +164,5 @@ def test_admin_takes_the_words_for_queues_as_well_as_their_names(api: Any, name:
     assert ids("dead") == [dead.id]
     assert api.admin.purge(name, "waiting") == 1
     with pytest.raises(InvalidValue, match=r"prepare .or in-flight."):
-        api.admin.peek(name, place="settled")
+        api.admin.peek(name, queue="settled")
     consumer.close()

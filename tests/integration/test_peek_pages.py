@@ -22,7 +22,7 @@ from tests.servers import Server
 def pages(api: Any, name: str, limit: int, **options: Any) -> Iterator[list[Any]]:
     after = None
     while True:
-        page = api.admin.peek_page(name, after=after, limit=limit, **options)
+        page = api.admin.peek_page(name, cursor=after, limit=limit, **options)
         yield page.messages
         if page.cursor is None:
             return
@@ -83,7 +83,7 @@ def test_messages_that_go_between_two_pages_move_no_other(api: Any, name: str) -
     with topic.consumer() as consumer:
         consumer.ack(consumer.receive(15))
 
-    second = api.admin.peek_page(name, after=first.cursor, limit=10)
+    second = api.admin.peek_page(name, cursor=first.cursor, limit=10)
 
     assert [message.body for message in first.messages] == list(range(10))
     assert [message.body for message in second.messages] == list(range(15, 25))
@@ -102,10 +102,10 @@ def test_several_slots_give_in_turn_and_each_message_once(
                 if place == "dead":
                     consumer.reject(taken, "why")
 
-        found = bodies(api, name, limit, place=place)
+        found = bodies(api, name, limit, queue=place)
 
     if place != "prepare":  # the consumer has handed these back
-        assert sorted(bodies(api, name, 13, place=place)) == list(range(70))
+        assert sorted(bodies(api, name, 13, queue=place)) == list(range(70))
     assert sorted(found) == list(range(70))
 
 
@@ -159,10 +159,10 @@ def test_a_cursor_of_another_queue_or_none_is_refused(api: Any, name: str) -> No
     there = write_cursor("store", Position(1, 7, {7: Place(20.0, bytes(13))}))
 
     for bad in ("", "x", "é", cursor + "A", cursor[:-3], "MQ", there):
-        with pytest.raises(InvalidValue, match="after"):
-            api.admin.peek_page(name, after=bad)
-    with pytest.raises(InvalidValue, match="after"):
-        api.admin.peek_page(name, "dead", after=cursor)
+        with pytest.raises(InvalidValue, match="cursor"):
+            api.admin.peek_page(name, cursor=bad)
+    with pytest.raises(InvalidValue, match="cursor"):
+        api.admin.peek_page(name, "dead", cursor=cursor)
     with pytest.raises(InvalidValue, match="limit"):
         api.admin.peek_page(name, limit=1001)
 
@@ -286,7 +286,7 @@ def test_a_tail_goes_on_where_another_ended(client: rmq.Client, name: str) -> No
     assert sorted(shown + second.look()) == list(range(10, 20))
     assert sorted(Followed(client, name, "0.0.0").look()) == list(range(20))
     for bad in ("", "1", "1.2", "1.2.x", "1.2.3.4", "-1.0.0"):
-        with pytest.raises(InvalidValue, match="after"):
+        with pytest.raises(InvalidValue, match="cursor"):
             Followed(client, name, bad)
 
 

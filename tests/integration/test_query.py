@@ -81,7 +81,7 @@ def test_a_batch_that_is_given_up_is_in_the_dead_queue(api: Any, query: Any, top
 
     stats = api.admin.stats(topic.name)
     assert (stats["dead"], stats["in_flight"], stats["settled"]) == (1100, 0, 0)
-    letter = api.admin.peek(topic.name, place="dead", limit=1)[0]
+    letter = api.admin.peek(topic.name, queue="dead", limit=1)[0]
     assert letter.failure is not None
     assert letter.failure.error == "it breaks every time"
     assert bodies(query, end) == []

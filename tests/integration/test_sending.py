@@ -130,7 +130,7 @@ def test_expired_messages_die_with_that_reason_or_drop(api: Any, name: str, cloc
     assert kept.consumer().receive() == []
     assert dropped.consumer().receive() == []
 
-    (dead,) = api.admin.peek(name, place="dead")
+    (dead,) = api.admin.peek(name, queue="dead")
     assert dead.failure is not None
     assert dead.failure.reason == "expired"
     assert api.admin.stats(name + "d")["expired"] == 1

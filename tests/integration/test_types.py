@@ -99,7 +99,7 @@ def test_dead_letters_are_redriven_and_purged_by_type(api: Any, name: str) -> No
 
     assert (redriven.matched, redriven.sent, purged) == (1, 1, 1)
     assert [message.type for message in api.admin.peek(name)] == ["a"]
-    assert [message.type for message in api.admin.peek(name, place="dead")] == [None]
+    assert [message.type for message in api.admin.peek(name, queue="dead")] == [None]
     with pytest.raises(InvalidValue, match="type: "):
         api.admin.redrive(name, type="a b")
 

@@ -86,7 +86,7 @@ def test_a_batch_that_raises_fails_what_it_had_not_settled(
     with scene.working():
         eventually(lambda: api.admin.stats(name)["dead"] == 3)
 
-    dead = api.admin.peek(name, place="dead")
+    dead = api.admin.peek(name, queue="dead")
     assert sorted(one.body for one in dead) == [2, 3, 4]
     assert {one.failure.error for one in dead} == {"ValueError: the third"}
     assert api.admin.stats(name)["in_flight"] == 0

@@ -109,7 +109,7 @@ def test_an_async_run_that_swallows_the_end_of_its_time_has_failed(seen: Any, na
     work(client, lambda: watch.outcomes)
 
     assert [one.verb for one in watch.outcomes] == ["nack"]
-    (dead,) = client.admin.peek(name, place="dead")
+    (dead,) = client.admin.peek(name, queue="dead")
     assert "max_runtime" in dead.failure.error
 
 
@@ -130,5 +130,5 @@ def test_a_hook_that_cancels_costs_a_retry_and_does_not_go_on_for_ever(
         topic.send(1)
         work(client, lambda: client.admin.stats(name)["dead"])
 
-        (dead,) = client.admin.peek(name, place="dead")
+        (dead,) = client.admin.peek(name, queue="dead")
         assert dead.deliveries == 3

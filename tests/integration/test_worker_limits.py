@@ -58,7 +58,7 @@ def test_a_thread_that_runs_too_long_has_failed_and_is_reported(api: Any, name: 
     topic.send(2)
     with scene.working() as worker:
         eventually(lambda: len(lost) == 2)
-        (dead,) = eventually(lambda: api.admin.peek(name, place="dead"))
+        (dead,) = eventually(lambda: api.admin.peek(name, queue="dead"))
         time.sleep(0.3)  # would the second begin in a thread of its own?
         assert len(lost) == 2  # the thread keeps its place until it returns
         go.set()
@@ -111,7 +111,7 @@ def test_a_message_s_own_limit_comes_before_the_handler_s(
     topic.send("patient")
     with scene.working():
         eventually(lambda: api.admin.stats(name)["settled"] == 1)
-        (dead,) = eventually(lambda: api.admin.peek(name, place="dead"))
+        (dead,) = eventually(lambda: api.admin.peek(name, queue="dead"))
 
     assert dead.body == "quick"
 

@@ -16,7 +16,7 @@ from tests.integration.handling import Scene, eventually, every_kind
 
 def dead_of(api: Any, name: str, count: int = 1) -> list[rmq.Message]:
     return eventually(
-        lambda: found if len(found := api.admin.peek(name, place="dead")) >= count else None
+        lambda: found if len(found := api.admin.peek(name, queue="dead")) >= count else None
     )
 
 
@@ -431,6 +431,6 @@ def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
     with scene.working() as worker:
         eventually(lambda: api.admin.stats(name)["dead"] == 1)
 
-    (letter,) = api.admin.peek(name, place="dead")
+    (letter,) = api.admin.peek(name, queue="dead")
     assert "returned a generator, so none of its code has run" in letter.failure.error
     assert (ran, worker.counts()[name]["ack"]) == ([], 0)

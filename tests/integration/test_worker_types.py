@@ -79,7 +79,7 @@ def test_a_type_without_a_handler_is_dead_after_its_time_and_can_be_redriven(
     with scene.working():
         eventually(lambda: api.admin.stats(name)["dead"] == 1)
 
-    (letter,) = api.admin.peek(name, place="dead")
+    (letter,) = api.admin.peek(name, queue="dead")
     assert "no handler for messages of type 'b'" in letter.failure.error
     assert api.admin.redrive(name, type="b").sent == 1
 

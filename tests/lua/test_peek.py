@@ -11,10 +11,10 @@ from tests.lua.box import ordered, stored
 from tests.lua.failures import former_failure
 
 
-def peek(box, place="store", **options):
+def peek(box, queue="store", **options):
     """Run peek twice, and return its reply; check that no key changes."""
     before = box.state()
-    found = box.twice(lambda: commands.peek(box.keys, place, **options))
+    found = box.twice(lambda: commands.peek(box.keys, queue, **options))
     assert box.state() == before
     return found
 

@@ -10,7 +10,7 @@ from rmq.protocol import commands
 
 
 def scan(box, limit=100):
-    """Read all pages; how many messages of before are left."""
+    """Read all pages; how many older messages are left."""
     stamp = box.redis.hget(box.keys.slot, "created")
     keys = SlotKeys(box.handle.prefix, box.handle.name, box.keys.index, stamp)
     before = box.state()

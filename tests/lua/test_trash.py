@@ -34,7 +34,7 @@ def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_s
     }
     assert box.order("dead") == [b]
     found = box.run(commands.get(box.keys, a))
-    assert (found.place, found.score) == ("trash", box.clock.now_ms + 1000)
+    assert (found.queue, found.score) == ("trash", box.clock.now_ms + 1000)
     stats = box.run(commands.stats(box.keys))
     assert (stats["dead"], stats["trash"], stats["purged"]) == (1, 1, 0)
     assert box.run(commands.locate(box.keys, [a])).letters == "d"

@@ -277,7 +277,7 @@ def test_6_an_article_that_is_not_there_makes_a_dead_letter_that_says_so(program
 
     shop.settle("prices", [], count=1)
 
-    (dead,) = shop.client.admin.peek("prices", place="dead")
+    (dead,) = shop.client.admin.peek("prices", queue="dead")
     assert dead.failure is not None
     assert "article coffee is not there" in (dead.failure.error or "")
 
@@ -316,7 +316,7 @@ def test_a_third_party_without_keys_is_called_once_and_a_person_is_asked(
     shop.settle("cheques", [{"id": "c2", "amount": 6}], count=4)
 
     assert third.done == [5, 6]
-    (dead,) = shop.client.admin.peek("cheques", place="dead")
+    (dead,) = shop.client.admin.peek("cheques", queue="dead")
     assert dead.failure is not None
     assert dead.failure.error == "cheque c2: it may have been drawn; ask the provider"
 

@@ -582,7 +582,7 @@ class Machine(RuleBasedStateMachine):
         id = self.one(which)
         found = self.do(lambda: self.topic.get(id))
         place = self.model.where(id)
-        self.claim((found.place if found else "gone") == place, f"get: {found}, model: {place}")
+        self.claim((found.queue if found else "gone") == place, f"get: {found}, model: {place}")
         if found:
             self.claim(found.body == self.model.msgs[id].body, "get: another body")
         self.same("get")
@@ -611,7 +611,7 @@ class Machine(RuleBasedStateMachine):
         dead = self.model.dead()
         msg = dead[which % len(dead)]
         admin = self.driver.client.admin
-        done = self.do(lambda: admin.purge(TOPIC, "dead", ids=[rmq.MessageId(msg.id)]))
+        done = self.do(lambda: admin.purge(TOPIC, "dead", ids=[rmq.MessageId(msg.id)], keep=0))
         self.claim(done == 1, f"purged {done}")
         self.model.purge(msg)
         self.reached["purge"] += 1

@@ -168,7 +168,7 @@ def test_all_dead_letters_are_exported_for_import(
     assert sorted(json.loads(outgoing.body)["n"] for outgoing in read) == list(range(7))
     shown = json.loads(lines[0])
     assert (shown["failure"]["error"], len(shown["failure"]["fingerprint"])) == ("why", 12)
-    rest = api(f"{EXPORT}?after={json.loads(lines[2])['cursor']}").body
+    rest = api(f"{EXPORT}?cursor={json.loads(lines[2])['cursor']}").body
     assert rest.splitlines() == lines[3:]
 
 
@@ -192,7 +192,7 @@ def test_exported_dead_letters_are_imported_by_the_command_line_and_the_api(
     given = {"letters": [json.loads(line) for line in text.splitlines()]}
     assert api(IMPORT, "POST", given).body == {"stored": 0, "duplicate": 3}
 
-    client.admin.purge("orders", "dead")
+    client.admin.purge("orders", "dead", keep=0)
     assert api(IMPORT, "POST", given).body == {"stored": 3, "duplicate": 0}
     assert {id: client.admin.get("orders", id).body for id in ids} == before
     assert client.admin.get("orders", ids[0]).headers == {"k": "v"}
@@ -221,7 +221,7 @@ def test_an_import_with_a_mistake_sends_nothing(
 ) -> None:
     ids = dead(client, 2)
     letters = [json.loads(line) for line in api(EXPORT).body.splitlines()]
-    client.admin.purge("orders", "dead")
+    client.admin.purge("orders", "dead", keep=0)
 
     refused = api(IMPORT, "POST", {"letters": [letters[0], letters[1] | changed]})
 
@@ -239,7 +239,7 @@ def test_an_export_of_some_or_none_and_of_a_mistake(api: Ask, client: rmq.Client
     assert (none.status, none.body) == (200, "")
     wrong = api(f"{EXPORT}?filter=age")
     assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 3)
-    assert api(f"{EXPORT}?after=x").body["field"] == "after"
+    assert api(f"{EXPORT}?cursor=x").body["field"] == "cursor"
     assert api("/topics/none/dead-letters/export").status == 404
     head = api(EXPORT, "HEAD")
     assert (head.status, head.body) == (200, "")
@@ -254,7 +254,7 @@ def test_an_export_that_ends_early_is_noticed(
     calls = []
 
     async def fails_later(*args: Any, **options: Any) -> Any:
-        calls.append(options["after"])
+        calls.append(options["cursor"])
         if len(calls) > 1:
             raise rmq.Unavailable("away")
         return await read(*args, **options)

@@ -104,4 +104,4 @@ def test_lists_have_what_is_left_in_slots_of_before_a_resize(api: Ask, client: r
     listed = walked(api, "/topics/orders/dead-letters?limit=5")
 
     assert {each["id"] for each in listed} == set(ids)
-    assert max(each["slot"] for each in listed) >= 2, "the control: a slot of before has some"
+    assert max(each["slot"] for each in listed) >= 2, "the control: a former slot has some"

@@ -63,7 +63,7 @@ def test_a_resize_that_died_before_any_of_its_commands_is_finished(
             pass
         look = Look(client, prefix)
         is_begun = client.admin.settings(name).slots == after
-        assert look() == 0, "a message of before waits"
+        assert look() == 0, "an older message waits"
         topic.send("second", slot_basis=basis)
         assert settle_all(topic) == (["first"] if is_begun else ["first", "second"]), at
 

@@ -234,7 +234,7 @@ def test_a_record_that_cannot_be_read_is_a_row_and_holds_up_nobody(
     reader = make() if max_replays is None else make(maxReplays=max_replays)
     start = begun(reader)
     end = latest(reader, start)
-    broken, missing = (one.id for one in client.admin.peek(topic.name, place="prepare")[:2])
+    broken, missing = (one.id for one in client.admin.peek(topic.name, queue="prepare")[:2])
     with server.raw() as redis:
         for keys in topic._context.slots:
             redis.hdel(keys.records, missing.member)

@@ -270,7 +270,7 @@ def test_a_batch_that_never_ends_goes_to_the_dead_queue(
     last = make(maxReplays=1)
 
     assert last.partitions(start, end) == []
-    dead = client.admin.peek(topic.name, place="dead")
+    dead = client.admin.peek(topic.name, queue="dead")
     assert {one.failure.reason for one in dead if one.failure} == {"rejected"}
     assert "Spark began its batch 2 times and never ended it" in str(dead[0].failure)
     assert latest(last, end) == end

@@ -121,7 +121,7 @@ class Lossy:
     def place(self, stub: str) -> str | None:
         """Return the queue that holds the message of a stub; None: it is in no queue."""
         found = self.topic.get(self.message(stub))
-        return None if found is None else found.place
+        return None if found is None else found.queue
 
     def lose(self, *ids: str) -> None:
         """Remove messages from Redis as nothing of RMQ does: they are lost."""

@@ -129,7 +129,7 @@ def test_what_is_no_confirmation_goes_to_the_dead_queue_at_once(
         with rmq.Worker(client, heartbeat="thread"):
             until(lambda: client.admin.stats(name)["dead"] == 1, 30)
 
-        (one,) = client.admin.peek(name, place="dead")
+        (one,) = client.admin.peek(name, queue="dead")
 
     assert one.failure is not None
     assert one.failure.reason == "rejected"

@@ -271,4 +271,4 @@ def test_a_time_that_passed_before_the_relay_came_is_now(database, client, name)
     assert late.due is None
     assert late.expires.timestamp() == pytest.approx(time.time() + 3540, abs=20)
     assert drain(client.topic(name)) == ["late"]  # the other had an hour, and two are over
-    assert [one.failure.reason for one in client.admin.peek(name, place="dead")] == ["expired"]
+    assert [one.failure.reason for one in client.admin.peek(name, queue="dead")] == ["expired"]

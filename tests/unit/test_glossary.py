@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pathlib
 import re
 
@@ -11,6 +13,7 @@ import pytest
 import rmq
 from rmq.cli import app
 from rmq.core import telemetry
+from rmq.server.http.api import bodies
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)
@@ -132,3 +135,42 @@ def test_every_allowed_word_is_in_use_and_not_a_term_already() -> None:
     used = {stem(word) for names in NAMES.values() for name in names() for word in words_of(name)}
     assert sorted(word for word in PLAIN_ENGLISH if stem(word) not in used) == []
     assert sorted(word for word in PLAIN_ENGLISH if stem(word) in defined) == []
+
+
+def parameters() -> set[tuple[str, str]]:
+    """What can be given to a verb: parameters of Admin, fields of the HTTP API, options."""
+    found = {
+        (f"Admin.{name}", parameter)
+        for name, verb in inspect.getmembers(rmq.Admin, inspect.isfunction)
+        for parameter in inspect.signature(verb).parameters
+    }
+    for request in vars(bodies).values():
+        if isinstance(request, type) and issubclass(request, bodies.Request):
+            found |= {(f"HTTP {request.__name__}", name) for name in request.__struct_fields__}
+    context = click.Context(app.cli)
+    commands = [
+        (name, app.cli.get_command(context, name)) for name in app.cli.list_commands(context)
+    ]
+    while commands:
+        name, command = commands.pop()
+        if isinstance(command, click.Group):
+            commands += [(f"{name} {each}", inner) for each, inner in command.commands.items()]
+        found |= {(name, option) for each in command.params for option in each.opts}
+    return found
+
+
+def test_a_queue_and_a_cursor_have_one_name_in_admin_http_and_command_line() -> None:
+    other = {"place", "after", "--place", "--after", "marker", "offset", "--offset"}
+
+    assert [each for each in sorted(parameters()) if each[1] in other] == []
+    assert {("Admin.peek", "queue"), ("HTTP PeekQuery", "queue"), ("peek", "--queue")} <= (
+        parameters()
+    )
+    assert {
+        ("Admin.dead_letters", "cursor"),
+        ("HTTP DeadQuery", "cursor"),
+        ("dlq ls", "--cursor"),
+    } <= (parameters())
+    assert {("Message", each.name) for each in dataclasses.fields(rmq.Message)} >= {
+        ("Message", "queue")
+    }

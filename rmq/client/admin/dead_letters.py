@@ -10,7 +10,6 @@ from rmq.core import dead_letter_filter, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id
 from rmq.core.queues import QueueWord
-from rmq.core.validation import duration_ms
 from rmq.protocol.flows import dead_letter_groups, dead_letter_pages, dead_letters
 from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
 from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
@@ -67,7 +66,7 @@ class DeadLetterAdmin(AdminPart):
     def purge(
         self,
         topic: str,
-        place: QueueWord,
+        queue: QueueWord,
         *,
         ids: Sequence[Id] | None = None,
         reason: str | None = None,
@@ -75,20 +74,32 @@ class DeadLetterAdmin(AdminPart):
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
-        keep: float | timedelta = 0,
+        keep: float | timedelta | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Delete waiting messages ("store") or dead letters ("dead") for good; return how many.
+        """Delete waiting messages ("store") or dead letters ("dead"); return how many.
 
-        The filters are those of `redrive`, for dead letters only. Messages in flight are not
-        touched. With `keep`, seconds or timedelta, dead letters go to the trash for so long and
-        can be restored; they count as purged when they leave it.
+        Messages in flight are not touched. Waiting messages are deleted for good. Dead letters go
+        to the trash, from where `restore` puts them back; they count as purged when they leave it.
+
+        Args:
+            topic: its name.
+            queue: "store" or "waiting", or "dead".
+            ids: only these dead letters; this and the filters are those of `redrive`.
+            reason: see `redrive`.
+            error: see `redrive`.
+            older_than: see `redrive`.
+            type: see `redrive`.
+            filter: see `redrive`.
+            keep: how long dead letters can be restored, seconds or timedelta; None: 24 hours; 0:
+                they are deleted for good.
+            dry_run: only count them.
+            progress: called with (done, all) as it goes.
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
-        keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return self._run(dead_letters.purge(context, place, wanted, dry_run, progress, keep_ms))
+        return self._run(dead_letters.purge(context, queue, wanted, dry_run, progress, keep))
 
     def restore(
         self,
@@ -120,7 +131,7 @@ class DeadLetterAdmin(AdminPart):
         topic: str,
         *,
         filter: DeadLetterFilter | str | None = None,
-        after: str | None = None,
+        cursor: str | None = None,
         limit: int = 100,
         scan: int = dead_letter_pages.SCAN,
         raw: bool = False,
@@ -130,7 +141,7 @@ class DeadLetterAdmin(AdminPart):
         Args:
             topic: its name.
             filter: only those that fit it.
-            after: the cursor of the page before.
+            cursor: of the page before; None: from the beginning.
             limit: the largest number to return, 1 to 1000.
             scan: the largest number to look at. A page may so have fewer, or none, though more
                 come: go on while it has a cursor.
@@ -139,7 +150,7 @@ class DeadLetterAdmin(AdminPart):
         context = self._context(topic)
         wanted = dead_letter_filter.given(filter)
         body = record.read if raw else None
-        return self._run(dead_letter_pages.page(context, wanted, after, limit, scan, body))
+        return self._run(dead_letter_pages.page(context, wanted, cursor, limit, scan, body))
 
     def dead_letter_groups(
         self,
@@ -184,7 +195,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
     async def purge(
         self,
         topic: str,
-        place: QueueWord,
+        queue: QueueWord,
         *,
         ids: Sequence[Id] | None = None,
         reason: str | None = None,
@@ -192,17 +203,14 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
-        keep: float | timedelta = 0,
+        keep: float | timedelta | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """As `Admin.purge`."""
         wanted = Filter(ids, reason, error, older_than, type, filter)
-        keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return await self._run(
-            dead_letters.purge(context, place, wanted, dry_run, progress, keep_ms)
-        )
+        return await self._run(dead_letters.purge(context, queue, wanted, dry_run, progress, keep))
 
     async def restore(
         self,
@@ -226,7 +234,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         topic: str,
         *,
         filter: DeadLetterFilter | str | None = None,
-        after: str | None = None,
+        cursor: str | None = None,
         limit: int = 100,
         scan: int = dead_letter_pages.SCAN,
         raw: bool = False,
@@ -235,7 +243,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         context = self._context(topic)
         wanted = dead_letter_filter.given(filter)
         body = record.read if raw else None
-        return await self._run(dead_letter_pages.page(context, wanted, after, limit, scan, body))
+        return await self._run(dead_letter_pages.page(context, wanted, cursor, limit, scan, body))
 
     async def dead_letter_groups(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core import job as jobs_core
 from rmq.core.job import AuditLine, Job, JobOutcome
+from rmq.core.queues import TRASH_KEEP_S
 from rmq.core.validation import Moment, duration_ms
 from rmq.errors import RMQError
 from rmq.protocol.flows import job_run, jobs
@@ -33,7 +34,7 @@ class JobAdmin(AdminPart):
         *,
         conditions: Mapping[str, Any] | None = None,
         rate: float | None = None,
-        keep: float | timedelta = 86_400,
+        keep: float | timedelta = TRASH_KEEP_S,
         by: str | None = None,
         expected: int | None = None,
         to: str | None = None,
@@ -136,7 +137,7 @@ class AsyncJobAdmin(AsyncAdminPart):
         *,
         conditions: Mapping[str, Any] | None = None,
         rate: float | None = None,
-        keep: float | timedelta = 86_400,
+        keep: float | timedelta = TRASH_KEEP_S,
         by: str | None = None,
         expected: int | None = None,
         to: str | None = None,

@@ -26,27 +26,27 @@ class MessageAdmin(AdminPart):
         return self._run(inspect.get(context, id))
 
     def peek(
-        self, topic: str, limit: int = 10, place: QueueWord = "store", slot: int | None = None
+        self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
     ) -> list[Message]:
         """Return messages without taking them.
 
         Args:
             topic: its name.
             limit: how many at most.
-            place: "store" (in the order in which they would go), "prepare" or "dead" (oldest
+            queue: "store" (in the order in which they would go), "prepare" or "dead" (oldest
                 first).
             slot: only this one.
         """
         context = self._context(topic)
-        return self._run(peek_pages.peek(context, limit, place, slot))
+        return self._run(peek_pages.peek(context, limit, queue, slot))
 
     def peek_page(
         self,
         topic: str,
-        place: QueueWord = "store",
+        queue: QueueWord = "store",
         *,
         slot: int | None = None,
-        after: str | None = None,
+        cursor: str | None = None,
         limit: int = 100,
         type: str | None = None,
         scan: int = peek_pages.SCAN,
@@ -55,9 +55,9 @@ class MessageAdmin(AdminPart):
 
         Args:
             topic: its name.
-            place: "store" or "waiting", "prepare" or "in_flight", "dead".
+            queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: only this one. Else all slots give messages in turn.
-            after: the cursor of the page before; None: from the beginning.
+            cursor: of the page before; None: from the beginning.
             limit: so many messages at most, 1 to 1000.
             type: only messages of this type.
             scan: how many messages are looked at, 1 to 1 000 000; with a type a page may be short.
@@ -68,27 +68,27 @@ class MessageAdmin(AdminPart):
 
         Raises:
             TopicNotFound: there is no such topic.
-            InvalidValue: `after` is no cursor of this queue.
+            InvalidValue: `cursor` is none of this queue.
         """
         context = self._context(topic)
-        return self._run(peek_pages.page(context, place, slot, after, limit, type, scan))
+        return self._run(peek_pages.page(context, queue, slot, cursor, limit, type, scan))
 
-    def spans(self, topic: str, place: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
+    def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.
 
         Args:
             topic: its name.
-            place: "store" or "waiting", "prepare" or "in_flight", "dead".
+            queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             slot: its index.
             pieces: into how many parts, 1 to 10 000; a small queue has fewer.
         """
         context = self._context(topic)
-        return self._run(pages.spans(context, place, slot, pieces))
+        return self._run(pages.spans(context, queue, slot, pieces))
 
     def page(
         self,
         topic: str,
-        place: QueueWord,
+        queue: QueueWord,
         span: Span,
         cursor: Cursor | None = None,
         *,
@@ -99,7 +99,7 @@ class MessageAdmin(AdminPart):
 
         Args:
             topic: its name.
-            place: "store" or "waiting", "prepare" or "in_flight", "dead".
+            queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             span: one of those that `spans` gave.
             cursor: of the page before; None: from the beginning.
             raw: bodies as their producer's codec wrote them, instead of decoded.
@@ -111,7 +111,7 @@ class MessageAdmin(AdminPart):
         """
         context = self._context(topic)
         body = value_of if raw else None
-        return self._run(pages.page(context, place, span, cursor, body, limit))
+        return self._run(pages.page(context, queue, span, cursor, body, limit))
 
     def rollback(self, topic: str) -> int:
         """Roll back every expired lease; return how many. Consumers do it as they receive."""
@@ -128,36 +128,36 @@ class AsyncMessageAdmin(AsyncAdminPart):
         return await self._run(inspect.get(context, id))
 
     async def peek(
-        self, topic: str, limit: int = 10, place: QueueWord = "store", slot: int | None = None
+        self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
     ) -> list[Message]:
         """As `Admin.peek`."""
         context = self._context(topic)
-        return await self._run(peek_pages.peek(context, limit, place, slot))
+        return await self._run(peek_pages.peek(context, limit, queue, slot))
 
     async def peek_page(
         self,
         topic: str,
-        place: QueueWord = "store",
+        queue: QueueWord = "store",
         *,
         slot: int | None = None,
-        after: str | None = None,
+        cursor: str | None = None,
         limit: int = 100,
         type: str | None = None,
         scan: int = peek_pages.SCAN,
     ) -> PeekPage:
         """As `Admin.peek_page`."""
         context = self._context(topic)
-        return await self._run(peek_pages.page(context, place, slot, after, limit, type, scan))
+        return await self._run(peek_pages.page(context, queue, slot, cursor, limit, type, scan))
 
-    async def spans(self, topic: str, place: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
+    async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """As `Admin.spans`."""
         context = self._context(topic)
-        return await self._run(pages.spans(context, place, slot, pieces))
+        return await self._run(pages.spans(context, queue, slot, pieces))
 
     async def page(
         self,
         topic: str,
-        place: QueueWord,
+        queue: QueueWord,
         span: Span,
         cursor: Cursor | None = None,
         *,
@@ -167,7 +167,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
         """As `Admin.page`."""
         context = self._context(topic)
         body = value_of if raw else None
-        return await self._run(pages.page(context, place, span, cursor, body, limit))
+        return await self._run(pages.page(context, queue, span, cursor, body, limit))
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""

@@ -40,7 +40,7 @@ def redrive(
 def purge(
     keys: SlotKeys,
     session: ReplaySession,
-    place: str,
+    queue: str,
     *,
     high: str = "+inf",
     limit: int = 1000,
@@ -50,7 +50,7 @@ def purge(
     return Command(
         scripts.load("purge"),
         (
-            keys.slot, getattr(keys, place), keys.records, keys.failures, keys.merge, keys.audit,
+            keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
             keys.bodies,
         ),
         [clock.now_us, session.call, high, limit, *members_of(ids)],

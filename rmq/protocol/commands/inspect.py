@@ -24,7 +24,7 @@ STATS = (
 class QueueMember(NamedTuple):
     """A member of a queue, as get and peek read it."""
 
-    place: str  # store, prepare, dead or trash
+    queue: str  # store, prepare, dead or trash
     id: bytes
     score: float
     record: bytes
@@ -95,7 +95,7 @@ def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
 
 def peek(
     keys: SlotKeys,
-    place: str,
+    queue: str,
     *,
     low: str = "-inf",
     high: str = "+inf",
@@ -111,7 +111,7 @@ def peek(
             raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
         return [
             QueueMember(
-                place,
+                queue,
                 keys.id_of(flat[i]),
                 float(flat[i + 1]),
                 flat[i + 2],
@@ -124,7 +124,7 @@ def peek(
 
     return Command(
         scripts.load("peek"),
-        (keys.slot, getattr(keys, place), keys.records, keys.failures, keys.leases),
+        (keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.leases),
         [low, high, "down" if down else "up", offset, limit],
         parse,
     )

@@ -107,12 +107,12 @@ class ResizeScanReply(NamedTuple):
     """The reply to resize_scan."""
 
     cursor: bytes  # of the next page; 0 at the end
-    before: int  # how many messages of before the page has
+    before: int  # how many older messages the page has
     delivered: int  # the number of the slot's newest delivery
 
 
 def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
-    """Look at a page of a slot for messages of before."""
+    """Look at a page of a slot for older messages."""
     return Command(
         scripts.load("resize_scan"),
         (keys.slot, keys.store, keys.prepare, keys.records),

@@ -55,7 +55,7 @@ def position_of(context: TopicContext, cursor: str | None) -> Position:
         return Position()
     died, dash, id = str(cursor).partition("-")
     if not dash or not died.isascii() or not died.isdecimal() or len(died) > 15:
-        raise InvalidValue(f"after: {str(cursor)[:80]!r} is not a cursor; pass one unchanged")
+        raise InvalidValue(f"cursor: {str(cursor)[:80]!r} is not a cursor; pass one unchanged")
     message_id = context.check_id(MessageId.parse(id, "after"))
     return Position(message_id.slot, Place(float(died), member_of(message_id)))
 
@@ -101,7 +101,7 @@ def fitting(
 def page(
     context: TopicContext,
     wanted: DeadLetterFilter | None,
-    after: str | None,
+    cursor: str | None,
     limit: int,
     scan: int,
     body: Callable[[bytes], Any] | None = None,
@@ -114,7 +114,7 @@ def page(
     scan = check_int(scan, "scan", 1, 1_000_000)
     yield from open_topic.ensure_open(context, create=False)
     now_ms = inspect.total((yield from inspect.counts(context)))["now_ms"]
-    reader = Reader(context, position_of(context, after))
+    reader = Reader(context, position_of(context, cursor))
     members: list[QueueMember] = []
     last: QueueMember | None = None
     looked_at = 0

@@ -18,7 +18,7 @@ from rmq.core.ids import Id, MessageId
 from rmq.core.job import REFUSED
 from rmq.core.keys import SlotKeys
 from rmq.core.message import moment
-from rmq.core.queues import QueueName
+from rmq.core.queues import TRASH_KEEP_S, QueueName, parse_queue
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_message_type, check_rate, duration_ms
 from rmq.errors import DecodeError, InvalidType, InvalidValue
@@ -26,7 +26,6 @@ from rmq.protocol import commands
 from rmq.protocol.commands import QueueMember
 from rmq.protocol.commands.redrive_to import TOKEN_BYTES
 from rmq.protocol.flows import inspect, open_topic, redrive_to
-from rmq.protocol.flows.inspect import check_place
 from rmq.protocol.flows.slot_reader import ScoreRange, SlotReader
 from rmq.protocol.steps import Flow, Progress, Sleep
 
@@ -147,7 +146,7 @@ class _Letter:
 
     @property
     def died(self) -> datetime | None:
-        return moment(int(self._member.score)) if self._member.place == "dead" else None
+        return moment(int(self._member.score)) if self._member.queue == "dead" else None
 
     @cached_property
     def _record(self) -> record.Record | None:
@@ -180,7 +179,7 @@ class _Letter:
 
 
 def _matching(
-    context: TopicContext, wanted: Filter, place: QueueName = "dead"
+    context: TopicContext, wanted: Filter, queue: QueueName = "dead"
 ) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
     """Return the ids of the dead letters that fit, by slot; those that die later are left out."""
     now_ms = inspect.total((yield from inspect.counts(context)))["now_ms"]
@@ -189,17 +188,17 @@ def _matching(
         for id in wanted.ids:
             message_id = context.check_id(id)
             member = yield commands.get(context.slots[message_id.slot], message_id)
-            if member is None or member.place != place:
+            if member is None or member.queue != queue:
                 continue
             (whole,) = yield from wanted.whole(context, [member])
             if wanted.fits(whole, now_ms):
                 by_slot.setdefault(message_id.slot, []).append(member.id)
         return [(context.slots[slot], ids) for slot, ids in by_slot.items()]
     matching = []
-    high = str(now_ms) if place == "dead" else "+inf"
+    high = str(now_ms) if queue == "dead" else "+inf"
     for keys in context.slots:
         ids: list[bytes] = []  # and no bodies: there may be a million dead letters
-        reader = SlotReader(keys, place, [ScoreRange("-inf", high)])
+        reader = SlotReader(keys, queue, [ScoreRange("-inf", high)])
         while members := (yield from reader.read()):
             whole_page = yield from wanted.whole(context, members)
             ids += [member.id for member in whole_page if wanted.fits(member, now_ms)]
@@ -248,23 +247,26 @@ def redrive(
 
 def purge(
     context: TopicContext,
-    place: str,
+    queue: str,
     wanted: Filter | None,
     dry_run: bool,
     progress: Progress | None,
-    keep_ms: int = 0,
+    keep: float | timedelta | None = None,
 ) -> Flow[int]:
     """Delete waiting messages or dead letters; return how many, also in a dry run.
 
-    Dead letters go to the trash for `keep_ms`, unless that is 0.
+    Dead letters go to the trash for as long as `keep` says, None: 24 hours, unless that is 0.
     """
-    queue = check_place(place)
+    queue = parse_queue(queue)
+    if keep is None:
+        keep = TRASH_KEEP_S if queue == "dead" else 0
+    keep_ms = duration_ms(keep, "keep", zero=True)
     if queue == "trash":
-        raise InvalidValue("place: 'trash' empties itself; purge 'store' or 'dead'")
+        raise InvalidValue("queue: 'trash' empties itself; purge 'store' or 'dead'")
     if keep_ms and queue != "dead":
         raise InvalidValue("keep: waiting messages are deleted for good; it is for dead letters")
     if queue == "prepare":
-        raise InvalidValue("place: 'prepare' is with consumers; purge 'store' or 'dead'")
+        raise InvalidValue("queue: 'prepare' is with consumers; purge 'store' or 'dead'")
     yield from open_topic.ensure_open(context, create=False)
     if not keep_ms and (wanted is None or wanted.everything):
         return (yield from _purge_all(context, queue, dry_run, progress))

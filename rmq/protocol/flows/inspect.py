@@ -11,7 +11,7 @@ from rmq.core.due_counts import DueCount, check_steps
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message, moment
-from rmq.core.queues import QueueName, parse_queue
+from rmq.core.queues import parse_queue
 from rmq.core.record import Record
 from rmq.core.score import SHARED_MIN, TIMED_MIN, receipt_deadline_ms
 from rmq.core.topic_context import TopicContext
@@ -25,15 +25,6 @@ from rmq.protocol.steps import Flow, pipeline
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
 # A topic's value of these is the largest of its slots, not their sum.
 NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
-
-
-def check_place(value: object) -> QueueName:
-    """Return the name of one of the queues of a slot, or its trash.
-
-    Raises:
-        InvalidValue: it is no such name.
-    """
-    return parse_queue(value, "place")
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -53,14 +44,14 @@ def message_of(
 
     `body_in` makes the body from the whole record; None: it is decoded.
     """
-    message_id, place = MessageId(member.id), check_place(member.place)
+    message_id, queue = MessageId(member.id), parse_queue(member.queue)
     last_failure = failure.decode(member.failure)
-    died = moment(int(member.score)) if member.place == "dead" else None
-    deadline = _deadline(member) if member.place == "prepare" else None
-    if member.place == "trash":
+    died = moment(int(member.score)) if member.queue == "dead" else None
+    deadline = _deadline(member) if member.queue == "prepare" else None
+    if member.queue == "trash":
         deadline = moment(int(member.score))
     deliveries = last_failure.deliveries if last_failure else 0
-    if member.place == "prepare":
+    if member.queue == "prepare":
         deliveries = max_retries - int(member.score % 1000) + 1
     try:
         if not member.record:
@@ -68,7 +59,7 @@ def message_of(
         entry = record.read(member.record)
     except DecodeError as error:
         return Message(
-            message_id, place, message_id.slot, 0, member.record, None, None, None, None, {},
+            message_id, queue, message_id.slot, 0, member.record, None, None, None, None, {},
             deliveries, deadline, died, last_failure, member.score, str(error),
             failure_entry=member.failure,
         )  # fmt: skip
@@ -79,11 +70,11 @@ def message_of(
     except DecodeError as error:
         body, unreadable = entry.body, str(error)
     due = entry.due_ms
-    if member.place == "store" and member.score >= TIMED_MIN:
+    if member.queue == "store" and member.score >= TIMED_MIN:
         due = int(member.score)
     return Message(
         message_id,
-        place,
+        queue,
         message_id.slot,
         record.offset_of(entry.offset_low, member.newest),
         body,
@@ -164,7 +155,7 @@ class MemberPage(NamedTuple):
 
 
 def next_page(
-    keys: SlotKeys, place: str, low: str, high: str, skip: int, count: int, down: bool = False
+    keys: SlotKeys, queue: str, low: str, high: str, skip: int, count: int, down: bool = False
 ) -> Flow[MemberPage]:
     """Read a page of a queue of a slot between two scores; `skip` members of the first score.
 
@@ -172,7 +163,7 @@ def next_page(
     few messages share a score.
     """
     members: list[QueueMember] = yield commands.peek(
-        keys, place, low=low, high=high, down=down, offset=skip, limit=count
+        keys, queue, low=low, high=high, down=down, offset=skip, limit=count
     )
     if not members:
         return MemberPage([], "", 0)

@@ -141,7 +141,7 @@ class _Search:
             dead = [
                 each._replace(score=0.0)
                 for each in found
-                if each is not None and each.place == "dead" and each.score <= self._began_ms
+                if each is not None and each.queue == "dead" and each.score <= self._began_ms
             ]
             if dead:
                 return dead

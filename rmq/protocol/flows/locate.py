@@ -28,13 +28,13 @@ class Located(NamedTuple):
     """The queue of one message, and the state of its slot.
 
     Attributes:
-        place: "store", "prepare", "dead"; None: in none of them.
+        queue: "store", "prepare", "dead"; None: in none of them.
         newest: the acceptance number of its slot's newest message; 0: the slot never had one.
         idle: whether its slot has no waiting message and none in flight.
         is_moved: whether it was redriven to another topic, in the last 30 days.
     """
 
-    place: QueueName | None
+    queue: QueueName | None
     newest: int
     idle: bool
     is_moved: bool = False

@@ -103,7 +103,7 @@ def _give_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) ->
     """Give the slots the topic's settings, and then use them.
 
     Other threads use this context meanwhile as it was. So nothing is sent by a new number of slots
-    before every slot refuses what is sent by the number of before.
+    before every slot refuses what is sent by the former number.
     """
     prepared = copy(context)
     adopt(prepared, reply, kept)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message
+from rmq.core.queues import parse_queue
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
 from rmq.protocol import commands
@@ -64,19 +65,19 @@ def _slot(context: TopicContext, slot: int) -> SlotKeys:
     return context.slots[check_int(slot, "slot", 0, len(context.slots) - 1)]
 
 
-def spans(context: TopicContext, place: str, slot: int, pieces: int) -> Flow[list[Span]]:
+def spans(context: TopicContext, queue: str, slot: int, pieces: int) -> Flow[list[Span]]:
     """Divide a queue of a slot into parts of about the same size; fewer where it is small."""
-    place = inspect.check_place(place)
+    queue = parse_queue(queue)
     pieces = check_int(pieces, "pieces", 1, PIECES_MAX)
     yield from open_topic.ensure_open(context, create=False)
     keys = _slot(context, slot)
     stats = yield commands.stats(keys)
-    total = sum(stats[name] for name in _COUNTS[place])
+    total = sum(stats[name] for name in _COUNTS[queue])
     pieces = max(1, min(pieces, total))
     cuts = [(-math.inf, 0)]  # score, and how many messages stand before it
     for piece in range(1, pieces):
         offset = total * piece // pieces
-        members = yield commands.peek(keys, place, offset=offset, limit=1)
+        members = yield commands.peek(keys, queue, offset=offset, limit=1)
         if members and members[0].score > cuts[-1][0]:
             cuts.append((members[0].score, offset))
     cuts.append((math.inf, total))
@@ -87,20 +88,20 @@ def spans(context: TopicContext, place: str, slot: int, pieces: int) -> Flow[lis
 
 def page(
     context: TopicContext,
-    place: str,
+    queue: str,
     span: Span,
     cursor: Cursor | None,
     body: Callable[[bytes], Any] | None,
     limit: int = PAGE,
 ) -> Flow[Page]:
     """Read the next messages of a span."""
-    place = inspect.check_place(place)
+    queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
     yield from open_topic.ensure_open(context, create=False)
     start = cursor or Cursor(span.low, 0)
     members = yield commands.peek(
         _slot(context, span.slot),
-        place,
+        queue,
         low=repr(start.score),
         high=f"({span.high!r}",
         offset=start.seen,

@@ -13,7 +13,7 @@ import msgpack
 
 from rmq.core.ids import MessageId, member_of
 from rmq.core.message import Message
-from rmq.core.queues import QueueName
+from rmq.core.queues import QueueName, parse_queue
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import check_int
 from rmq.errors import InvalidValue
@@ -92,27 +92,27 @@ def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
         is_whole = False
     if not is_whole:
         raise InvalidValue(
-            f"after: {str(cursor)[:80]!r} is not a cursor of this queue; pass one unchanged"
+            f"cursor: {str(cursor)[:80]!r} is not a cursor of this queue; pass one unchanged"
         )
     return position
 
 
-def peek(context: TopicContext, limit: int, place: str, slot: int | None) -> Flow[list[Message]]:
+def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flow[list[Message]]:
     """Return messages without taking them; waiting ones in the order in which they would go.
 
     Several slots give equal shares, or more where others have less: order holds inside a slot only.
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
-    walk = yield from _begin(context, place, slot, None)
+    walk = yield from _begin(context, queue, slot, None)
     members = yield from walk.read(limit, None, math.inf)
     return (yield from _messages(context, members))
 
 
 def page(
     context: TopicContext,
-    place: str,
+    queue: str,
     slot: int | None,
-    after: str | None,
+    cursor: str | None,
     limit: int,
     of_type: str | None,
     scan: int,
@@ -120,7 +120,7 @@ def page(
     """Return at most `limit` messages behind a cursor, of at most `scan` that are looked at."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
-    walk = yield from _begin(context, place, slot, after)
+    walk = yield from _begin(context, queue, slot, cursor)
     members = yield from walk.read(limit, of_type, scan)
     has_more = yield from walk.has_more()
     messages = yield from _messages(context, members)
@@ -134,16 +134,16 @@ def _messages(context: TopicContext, members: Iterable[QueueMember]) -> Flow[lis
 
 
 def _begin(
-    context: TopicContext, place: str, slot: int | None, after: str | None
+    context: TopicContext, queue_word: str, slot: int | None, cursor: str | None
 ) -> Flow[SlotWalk]:
-    queue = inspect.check_place(place)
+    queue = parse_queue(queue_word)
     yield from open_topic.ensure_open(context, create=False)
     if queue == "dead":
         yield from tidy.tidy_if_allowed(context)
     count = len(context.slots)
     asked = range(count) if slot is None else (check_int(slot, "slot", 0, count - 1),)
-    if after is not None:
-        return SlotWalk(context, queue, asked, read_cursor(queue, after, count))
+    if cursor is not None:
+        return SlotWalk(context, queue, asked, read_cursor(queue, cursor, count))
     now_ms = 0
     if queue == "store":
         now_ms = clock.now_ms() if clock.now_us else (yield from server_ms("peek"))

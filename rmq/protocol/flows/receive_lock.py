@@ -28,7 +28,7 @@ class ReceiveLock:
         return True
 
     def release(self) -> None:
-        """End it."""
+        """Let other calls receive."""
         self.owner = 0
         self._lock.release()
 

@@ -1,7 +1,7 @@
 """Change the number of slots of a topic while it is in use.
 
 No message moves. The topic's hash gets the new number; then each slot gets another stamp, so that
-it refuses what is sent by the former number, and notes its last message of before. A slot that may
+it refuses what is sent by the former number, and notes its last message. A slot that may
 get messages of a basis whose older messages are in another slot gives nothing until those are gone.
 Every step can be repeated, by anybody; docs/decisions/0041-resize.md tells why it is safe.
 """
@@ -25,7 +25,7 @@ from rmq.protocol.steps import Flow, Progress, RawCommand, Sleep, pipeline, serv
 
 PAGE = 100  # records that one look reads
 SLOTS_AT_ONCE = 64
-PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while messages of before are left
+PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while older messages are left
 ROUNDS = 200  # of pages, in one `go_on`
 
 
@@ -35,9 +35,9 @@ class Resized(NamedTuple):
     Attributes:
         before: the number of slots before.
         after: the number of slots asked for.
-        waiting: messages that wait in slots of before whose end newer messages await.
+        waiting: messages in former slots for which newer messages wait.
         in_flight: messages in flight there.
-        pending: how many slots of before may still hold messages that newer ones await; 0: done.
+        pending: how many former slots may still hold such messages; 0: done.
     """
 
     before: int
@@ -49,7 +49,7 @@ class Resized(NamedTuple):
 
 @dataclass(slots=True)
 class Passes:
-    """How far the passes over the slots of before have come, for whoever goes on with them later.
+    """How far the passes over the former slots have come, for whoever goes on with them later.
 
     Attributes:
         since_ms: when the resize began to which the rest belongs.
@@ -100,7 +100,7 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
     """Go on with a resize that somebody began; begin none.
 
     Returns:
-        How many slots of before may still hold messages that newer ones await; 0: there is no
+        How many former slots may still hold such messages; 0: there is no
         resize any more.
 
     Raises:
@@ -122,7 +122,7 @@ def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
 
 
 def _awaited(before: int, after: int) -> tuple[int, ...]:
-    """Return the slots of before whose messages newer ones in other slots must not overtake."""
+    """Return the former slots whose messages newer ones in other slots must not overtake."""
     if before == after:
         return ()
     return tuple(range(after if after < before else 0, before))
@@ -161,7 +161,7 @@ def _check(context: TopicContext, slots: int) -> Flow[None]:
 
 
 def _count(context: TopicContext, pending: Collection[int]) -> Flow[tuple[int, int]]:
-    """Count the messages in slots of before."""
+    """Count the messages in former slots."""
     waiting = in_flight = 0
     for page in _pages(sorted(pending)):
         for stats in (yield from pipeline([commands.stats(context.slots[i]) for i in page])):
@@ -286,7 +286,7 @@ def _await_messages(
 
 
 def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
-    """Return whether messages of before may be left; changes nothing.
+    """Return whether older messages may be left; changes nothing.
 
     Args:
         context: of a topic that is being resized, open.
@@ -323,7 +323,7 @@ def _resizing(context: TopicContext) -> Resizing | None:
 def _note_gone(
     context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
 ) -> Flow[None]:
-    """Note slots without messages of before in the topic's hash, and open those that wait.
+    """Note slots without older messages in the topic's hash, and open those that wait.
 
     `delivered`: the largest number of a delivery in these slots. It is noted in the same step, so
     whoever opens a slot that waited gives it larger numbers: fences go on to grow for each basis.

@@ -82,11 +82,11 @@ class Tail:
 
     Args:
         context: the topic.
-        after: a cursor of an earlier tail, whose messages are not shown again; None: new ones only.
+        cursor: of an earlier tail, whose messages are not shown again; None: new ones only.
     """
 
-    def __init__(self, context: TopicContext, after: str | None) -> None:
-        self._context, self._after = context, after
+    def __init__(self, context: TopicContext, cursor: str | None) -> None:
+        self._context, self._cursor = context, cursor
         self._slots: list[SlotTail] = []
         self._shown: list[int] = []  # of each slot, up to where all was shown
 
@@ -99,8 +99,8 @@ class Tail:
         """
         counts = yield from inspect.counts(self._context)
         floors = [slot["accepted"] for slot in counts]
-        if self._after is not None:
-            floors = _read_cursor(self._after, floors)
+        if self._cursor is not None:
+            floors = _read_cursor(self._cursor, floors)
         slots = zip(self._context.slots, floors, strict=True)
         self._slots = [SlotTail(keys, floor) for keys, floor in slots]
         self._shown = list(floors)
@@ -150,5 +150,5 @@ def _read_cursor(cursor: str, accepted: Sequence[int]) -> list[int]:
         if len(floors) == len(accepted):
             return [min(pair) for pair in zip(floors, accepted, strict=True)]
     raise InvalidValue(
-        f"after: {cursor[:80]!r} is not a cursor of a tail of this topic; pass one unchanged"
+        f"cursor: {cursor[:80]!r} is not a cursor of a tail of this topic; pass one unchanged"
     )

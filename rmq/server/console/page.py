@@ -93,13 +93,13 @@ class Ask:
 
     @property
     def at(self) -> At:
-        """The client of Redis, the server, and who asks."""
+        """The client of Redis, the server, and the principal."""
         assert self.found_at is not None, "the page is for those who have signed in"
         return self.found_at
 
     @property
     def principal(self) -> Principal | None:
-        """Whoever asks; None: nobody has signed in."""
+        """The principal; None: nobody has signed in."""
         return self.found_at.principal if self.found_at else None
 
     @property
@@ -125,11 +125,11 @@ class Ask:
         return default if found is None else min(high, max(low, found))
 
     def may(self, role: str) -> bool:
-        """Return whether who asks has a role."""
+        """Return whether the principal has a role."""
         return self.principal is not None and self.principal.role.includes(Role(role))
 
     def shown(self, answer: T) -> T:
-        """Return messages as who asks is shown them; they are changed in place."""
+        """Hide from messages, in place, what the principal may not see; return them."""
         shown: T = self.disclosure.shown(self.at.principal, answer)
         return shown
 

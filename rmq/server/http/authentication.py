@@ -130,7 +130,7 @@ class Authentication:
             return peer
 
     async def principal(self, scope: Any, headers: Headers) -> Principal | None:
-        """Return who asks; None: nobody who may.
+        """Return the principal; None: the request has none.
 
         Raises:
             Refused: another than the proxy uses its headers, or it or the host names no role.

@@ -1,4 +1,4 @@
-"""Checks of requests: the name of the server, who asks, how often, and from which site."""
+"""Checks of requests: the name of the server, the principal, its rate, and the site."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TOKEN_IN_QUERY = re.compile(
 
 
 class Guard:
-    """Refuses requests before they reach the application, and tells it who asks.
+    """Refuses requests before they reach the application, and tells it their principal.
 
     Args:
         app: the application.
@@ -99,7 +99,7 @@ class Guard:
             await self._app(scope, receive, send_guarded)
 
     async def _check(self, scope: Scope) -> None:
-        """Put into the scope who asks from where; raise why a request is refused."""
+        """Put the principal and its address into the scope, or refuse the request."""
         headers = _headers(scope)
         hosts = headers.get(b"host", [])
         host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
@@ -133,7 +133,7 @@ class Guard:
             _check_site(scope, headers, host, found)
 
     async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
-        """Return who asks; raise why nobody does whose request is looked at."""
+        """Return the principal; None: the request has no credentials that are valid."""
         has_token = b"authorization" in headers
         has_session = sessions.id_of(scope, headers.get(b"cookie", [])) is not None
         # Whoever has a right is let in first: others may have failed from the same address. An
@@ -152,7 +152,7 @@ class Guard:
         return found
 
     async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a read, and end the answer when who asked loses the right to it: of streams."""
+        """Answer a read; end a stream when its principal loses the right to it."""
         task = asyncio.ensure_future(self._app(scope, receive, send))
         try:
             while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
@@ -181,7 +181,7 @@ class Guard:
 
 
 def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
-    """Refuse a write that a page of another site had a browser send.
+    """Refuse a write that a page of another site made a browser send.
 
     A browser says where it comes from. Programs say nothing, and are believed unless they have a
     cookie: only browsers do.
@@ -201,7 +201,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
 
 
 def _check_said(headers: Headers, host: str) -> bool:
-    """Refuse what a browser says of another site; return whether it said anything."""
+    """Refuse a request from another site; return whether the browser named its site."""
     sites = headers.get(b"sec-fetch-site", [])
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}

@@ -1,4 +1,4 @@
-"""The principal of a request: who asks, with what rights, as the guard found out."""
+"""The principal of a request: a person or program, and its rights, as the guard found out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STATIC = Principal("static", Role.ADMIN, True, "token")  # of server.token
 
 
 def principal_of(scope: MutableMapping[str, Any]) -> Principal:
-    """Return who asks; only for requests that the guard let in, which probes are not."""
+    """Return the principal; only for requests that the guard let in, which probes are not."""
     found: Principal = scope[KEY]
     return found
 

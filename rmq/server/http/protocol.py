@@ -92,7 +92,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
             self.refuse(503, "there are too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Forget the connection and its time limits."""
         self._siblings.remove(self)
         self._unlimit()
         super().connection_lost(exc)

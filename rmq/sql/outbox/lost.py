@@ -66,7 +66,7 @@ class LossDetector:
             location = located[stub.seq]
             if location is None:
                 continue
-            if location.place is not None:
+            if location.queue is not None:
                 in_queue.add(stub.seq)
             elif location.is_moved:
                 moved.add(stub.seq)

@@ -32,7 +32,7 @@ BODY: Any = {
 
 def letter(**changes: Any) -> Message:
     values: dict[str, Any] = {
-        "id": ID, "place": "dead", "slot": 0, "offset": 1, "body": BODY, "priority": 900,
+        "id": ID, "queue": "dead", "slot": 0, "offset": 1, "body": BODY, "priority": 900,
         "due": None, "expires": None, "merge_key": None,
         "headers": {"tenant": "7", "x-region": "eu west"}, "deliveries": 4, "deadline": None,
         "died": datetime.fromtimestamp(NOW_MS / 1000 - 7200, UTC), "failure": FAILURE,

@@ -13,7 +13,7 @@ NOW = datetime(2030, 1, 31, 9, tzinfo=UTC)
 
 def message(**fields: Any) -> Message:
     defaults: dict[str, Any] = dict.fromkeys(Message.__dataclass_fields__)
-    defaults |= {"id": MessageId(bytes(16)), "place": "store", "body": 7, "headers": {}}
+    defaults |= {"id": MessageId(bytes(16)), "queue": "store", "body": 7, "headers": {}}
     return Message(**defaults | {"deliveries": 0} | fields)
 
 

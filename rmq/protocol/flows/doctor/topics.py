@@ -22,7 +22,7 @@ BLOCKED_MS = 5 * 60_000
 LATE_MS = 5 * 60_000
 PAUSED_MS = 24 * 3_600_000
 HOUR_MS = 3_600_000
-# A command that runs finishes at once, and a server soon, when no messages of before are left.
+# A command that runs finishes at once, and a server soon, when no older messages are left.
 UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
 UNATTENDED_MS = 10 * 60_000  # while there are some, and no server runs
 RESIZE_PAGES = 500  # of a topic, of 100 records
@@ -318,7 +318,7 @@ def _resize(
         return Sight("ok", f"{text}server {leader.decode(errors='replace')} finishes it")
     return Sight(
         "warning" if for_ms >= UNATTENDED_MS else "note",
-        f"{text}it waits for messages of before, and no server runs that finishes it when the "
+        f"{text}it waits for older messages, and no server runs that finishes it when the "
         "command does not",
         "rmq server",
     )

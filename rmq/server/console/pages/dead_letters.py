@@ -53,15 +53,14 @@ async def topics_with_dead_letters(ask: Ask) -> View:
 @PAGES.get("/topics/{topic}/dead-letters")
 async def dead_letters(ask: Ask) -> View:
     """List dead letters that fit a filter, the oldest of each slot first."""
-    text = ask.query.get("filter", "").strip()
-    after = ask.query.get("after") or None
+    text, after = ask.query.get("filter", "").strip(), ask.query.get("cursor") or None
     found: list[views.StoredMessage] = []
     cursor, mistake = None, ""
     try:
         if text:
             ask.disclosure.check_filter(ask.at.principal, text)
         page = await ask.at.admin.dead_letters(
-            ask.topic, filter=text or None, after=after, limit=ROWS, scan=SCAN
+            ask.topic, filter=text or None, cursor=after, limit=ROWS, scan=SCAN
         )
         found = ask.shown([views.message_of(message) for message in page.messages])
         cursor = page.cursor
@@ -217,7 +216,7 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted
     queue = "trash" if verb == "restore" else "dead"
     if ids:
         found = [await ask.at.admin.get(ask.topic, id) for id in ids]
-        there = [message for message in found if message and message.place == queue]
+        there = [message for message in found if message and message.queue == queue]
         return _Counted(len(there), True, there[:SAMPLE])
     if queue == "trash":
         count = await ask.at.admin.restore(ask.topic, filter=chosen or None, dry_run=True)
@@ -225,16 +224,16 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted
 
     async def count_all(reading: LongReading) -> list[Message]:
         sample: list[Message] = []
-        after = None
+        cursor = None
         while True:
             page = await ask.at.admin.dead_letters(
-                ask.topic, filter=chosen, after=after, limit=1000, scan=SCAN
+                ask.topic, filter=chosen, cursor=cursor, limit=1000, scan=SCAN
             )
             sample = reading.found = [*sample, *page.messages][:SAMPLE]
             reading.progress(reading.done + len(page.messages), 0)
             if page.cursor is None:
                 return sample
-            after = page.cursor
+            cursor = page.cursor
 
     key = f"count {ask.topic} {ask.at.principal.role} {chosen}"
     reading = ask.readings.start(key, count_all, GROUPS_S)

@@ -14,9 +14,9 @@ from msgspec import UNSET, Meta, UnsetType
 from rmq.core.dead_letter_filter import TEXT_MAX
 from rmq.core.job import JobVerb
 from rmq.core.pause import PauseVerb
+from rmq.core.queues import TRASH_KEEP_S
 
 LIMIT_MOST = 500
-KEEP_S = 86_400  # for which purged dead letters can be restored, as by `rmq dlq purge`
 BY = "HTTP API"  # who does something, where nobody says
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
@@ -124,10 +124,10 @@ class LeasesQuery(Request):
 
 
 class ExportQuery(Request):
-    """Which dead letters are exported; `after`: the `cursor` of the last line that came."""
+    """Which dead letters are exported; `cursor`: that of the last line that came."""
 
     filter: FilterText | None = None
-    after: Annotated[str, Meta(max_length=100)] | None = None
+    cursor: Annotated[str, Meta(max_length=100)] | None = None
 
 
 class TrashQuery(DeadQuery):
@@ -395,7 +395,7 @@ class NewJob(DeadLetterConditions):
     verb: JobVerb = "redrive"
     to: Name | None = None
     rate: Annotated[float, Meta(gt=0)] | None = None
-    keep: Seconds = KEEP_S
+    keep: Seconds = TRASH_KEEP_S
     confirm: Name | None = None
     expected: Annotated[int, Meta(ge=0, lt=2**53)] | None = None
     by: Line = BY

@@ -54,17 +54,17 @@ async def export_dead_letters(
 ) -> AsyncIterator[list[views.DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
-    All of them come in one answer. Where it breaks off, `after` goes on behind its last line.
+    All of them come in one answer. Where it breaks off, `cursor` goes on behind its last line.
     """
-    after, size = query.after, EXPORT_FIRST
+    cursor, size = query.cursor, EXPORT_FIRST
     while True:
         page = await at.admin.dead_letters(
-            path.topic, filter=query.filter, after=after, limit=size, raw=True
+            path.topic, filter=query.filter, cursor=cursor, limit=size, raw=True
         )
         found = [views.line_of(message) for message in page.messages]
         yield found
-        after = page.cursor
-        if after is None:
+        cursor = page.cursor
+        if cursor is None:
             return
         bytes_each = sum(len(each.body_base64 or "") for each in found) // (len(found) or 1)
         size = max(1, min(bodies.LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
@@ -122,11 +122,8 @@ async def purge(at: At, path: bodies.TopicPath, body: bodies.Purge) -> views.Pur
     deletes them for good. Waiting messages cannot be restored.
     """
     check_confirm(body.confirm, path.topic)
-    keep = body.keep
-    if keep is None:
-        keep = bodies.KEEP_S if body.queue == "dead" else 0
     count = await at.admin.purge(
-        path.topic, body.queue, **body.given(), keep=keep, dry_run=body.dry_run
+        path.topic, body.queue, **body.given(), keep=body.keep, dry_run=body.dry_run
     )
     is_shown = body.dry_run and body.queue == "dead" and count
     return views.Purged(count=count, sample=await sample(at, path.topic, body) if is_shown else [])
@@ -200,7 +197,7 @@ async def sample(
     found: list[views.StoredMessage] = []
     for id in wanted.ids:
         message = await at.admin.get(topic, id)
-        if message is None or message.place != queue:
+        if message is None or message.queue != queue:
             continue
         if conditions is None or conditions.matches(message, now_ms):
             found.append(views.message_of(message))

@@ -105,10 +105,10 @@ async def peek_messages(at: At, path: bodies.TopicPath, query: bodies.PeekQuery)
     """
     try:
         page = await at.admin.peek_page(
-            path.topic, query.queue, slot=query.slot, after=query.cursor, limit=query.limit
+            path.topic, query.queue, slot=query.slot, cursor=query.cursor, limit=query.limit
         )
     except InvalidValue as error:
-        if query.cursor is None or not str(error).startswith("after:"):
+        if query.cursor is None or not str(error).startswith("cursor:"):
             raise
         raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
     messages = [views.message_of(message) for message in page.messages]

@@ -64,7 +64,7 @@ async def set_topic(at: At, path: bodies.TopicPath, body: bodies.Settings) -> vi
 async def resize_topic(at: At, path: bodies.TopicPath, body: bodies.Resize) -> views.Resized:
     """Change the number of slots of a topic while it is used, or go on with that.
 
-    The answer does not wait for messages of before: new ones of some slots wait for those, until
+    The answer does not wait for older messages: new ones of some slots wait for those, until
     `pending` is 0. The server goes on by itself, and the topic's `resizing` says how far it is.
     """
     done = await at.admin.topic_resize(path.topic, body.slots, dry_run=body.dry_run, wait=False)

@@ -76,7 +76,7 @@ def _headed(headers: dict[str, str]) -> bytes:
     ],
 )
 def test_a_filter_reads_a_letter_as_its_message_shows_it(place: str, record: bytes) -> None:
-    member = dead(error="a time is out")._replace(place=place, record=record)
+    member = dead(error="a time is out")._replace(queue=place, record=record)
 
     letter, message = dead_letters._Letter(member), inspect.message_of(member, 3)
 

@@ -97,7 +97,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
     """A dead letter as `rmq dlq import` reads it; fields that are null are left out.
 
     Attributes:
-        cursor: as `after` of another export: it goes on behind this line.
+        cursor: of another export: it goes on behind this line.
         codec: the number of the codec of the body; null: the record cannot be read.
         body_base64: the body as its producer's codec wrote it.
         bodies_base64: the same of a message that collected several.

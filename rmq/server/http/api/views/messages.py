@@ -168,7 +168,7 @@ def _written(value: Any) -> str:
 def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
     """Return a message as it is shown, with so many bytes of its body; None: all."""
     return StoredMessage(
-        id=str(message.id), queue=message.place, slot=message.slot, offset=message.offset,
+        id=str(message.id), queue=message.queue, slot=message.slot, offset=message.offset,
         body=body_of(message.body, most), type=message.type, priority=message.priority,
         due=message.due, expires=message.expires, merge_key=message.merge_key,
         headers=dict(message.headers), deliveries=message.deliveries, deadline=message.deadline,

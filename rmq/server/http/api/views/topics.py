@@ -35,7 +35,7 @@ class Resizing(Answer):
 
     Attributes:
         before: the number of slots before.
-        pending: how many slots of before may still hold messages that newer ones await.
+        pending: how many former slots may still hold such messages.
     """
 
     since: datetime
@@ -72,9 +72,9 @@ class Resized(Answer):
     Attributes:
         before: the number of slots before.
         after: the number of slots asked for.
-        waiting: messages that waited in slots of before whose end newer messages await.
+        waiting: messages in former slots for which newer messages wait.
         in_flight: messages that were in flight there.
-        pending: how many slots of before may still hold messages that newer ones await; 0: done.
+        pending: how many former slots may still hold such messages; 0: done.
     """
 
     before: int
