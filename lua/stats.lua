@@ -13,20 +13,25 @@ KEYS[9]   rates          zset  key of a limit -> when its bucket will be full, e
 KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
 KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[12]  trash          zset  member -> when it goes for good, epoch ms
+KEYS[13]  failures       hash  member -> failure entry
 ARGV[1]   now_us         ''    or a test's time
-Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms that the
-          first due message is late, how many waiting messages a pause or the limit holds back, since when the slot
-          is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
+Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms for which the oldest
+          message waits that may be taken (below), how many waiting messages a pause or the limit holds back, since when
+          the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
           shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped, purged,
-          dead letters dropped, then the server's time, epoch ms; last the counts of lateness_report, as text
-Cost      O(log L); with a limit for each key it reads up to 2000 records, 32 MiB at most
+          dead letters dropped, then the server's time, epoch ms; last the counts of lateness_report, as text.
+          A message waits since it failed last or was redriven, else since it was due, else since its producer made its id;
+          of an id that a dedup key made that is not known. Looked at are the first due message, and the first ones
+          of the 24 lowest priorities and numbers of retries: the others are taken before them
+Cost      O(log L), up to 50 looks; with a limit for each key it reads up to 2000 records, 32 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/key_limits"
 --- @include "lib/limits"
+--- @include "lib/member"
 --- @include "lib/score_ranges"
 --- @include "lib/record"
 
@@ -44,6 +49,47 @@ local function count_held(key_limit, store, prepare, records, rates, chunk, now)
   return count
 end
 
+local PRIORITIES_MOST = 24 -- looked at for the oldest message: 16 of retries and 8 others
+local HEADS_MOST = 3 -- of one: an id of a dedup key has no time
+
+-- Since when a waiting message is due, epoch ms; nil where nothing tells. Failures of earlier versions have no time.
+local function due_since(member)
+  local entry = redis.call('HGET', KEYS[13], member)
+  if entry and #entry >= 11 and string.byte(entry, 4) == 193 then
+    return read48(entry, 6)
+  end
+  local record = redis.call('HGET', KEYS[4], member)
+  if record and #record >= 14 and string.byte(record, 1) % 2 == 1 then
+    return read48(record, 9)
+  end
+  local marks = #member == MEMBER and string.byte(member, 1) or 128
+  if marks < 128 then
+    return read48(member, 1) - (marks >= 64 and 64 * 2 ^ 40 or 0)
+  end
+end
+
+-- When the oldest of the retries and priorities was due; `now` where there is none.
+local function oldest_due(store, now)
+  local oldest, from = now, '-inf'
+  for _ = 1, PRIORITIES_MOST do
+    local lowest = redis.call('ZRANGEBYSCORE', store, from, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, 1)
+    if not lowest[1] then
+      break
+    end
+    local priority = math.floor(tonumber(lowest[2]))
+    from = priority + 1
+    local heads = redis.call('ZREVRANGEBYSCORE', store, '(' .. from, priority, 'LIMIT', 0, HEADS_MOST)
+    for i = 1, #heads do
+      local since = due_since(heads[i])
+      if since then
+        oldest = math.min(oldest, since)
+        break
+      end
+    end
+  end
+  return oldest
+end
+
 local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
@@ -56,10 +102,10 @@ if not s[1] then
 end
 local first = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)
 local due = first[2] and math.floor(tonumber(first[2])) or now
-if due < TIMED_MIN then -- it was handed back: its record has the time
-  local record = redis.call('HGET', KEYS[4], first[1])
-  due = record and #record >= 14 and read48(record, 9) or now
+if due < TIMED_MIN then -- it was handed back
+  due = due_since(first[1]) or now
 end
+due = math.min(due, oldest_due(store, now))
 local reply = {
   redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN),
   redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END),

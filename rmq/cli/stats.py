@@ -26,7 +26,7 @@ GAUGES = {
     "merge_windows": "open merge windows",
     "records": "message records",
     "remembered": "settled ids remembered",
-    "late_ms": "first due message is late by",
+    "late_ms": "oldest due message waits for",
     "held": "held back by a pause or limit",
     "paused_ms": "paused since",
     "sends_paused_ms": "sends paused since",
@@ -73,7 +73,7 @@ Rows = list[list[str]]
 def stats(topic: str | None, slots: bool, due: bool) -> None:
     """Show the counts of all topics, or all counts of one TOPIC.
 
-    LATER: not due yet. LATE: how long the first due message has waited past its due time. Counters
+    LATER: not due yet. LATE: how long the oldest message that may be taken has waited. Counters
     start when the topic is created. With --watch also IN/S and OUT/S, from one read to the next.
     """
     if (slots or due) and topic is None:

@@ -41,10 +41,11 @@ ESCAPES = {
 def top(interval: float, once: bool) -> None:
     """Show topics and workers on the whole screen until q is pressed.
 
-    PRIO, DUE, RETRY: waiting, by family. LATER: not due yet. LATE: how long the first due message
-    has waited. IN/S and OUT/S: accepted and settled from one read to the next. P50 and P99, on 100
-    columns or more: how late at most half, or 99 of 100, of the messages were taken in the last
-    15 s. Keys: q quit, s sort by the next column, / filter, arrows scroll, p pause.
+    PRIO, DUE, RETRY: waiting, by family. LATER: not due yet. LATE: how long the oldest message
+    that may be taken has waited. IN/S and OUT/S: accepted and settled from one read to the next.
+    P50 and P99, on 100 columns or more: how late at most half, or 99 of 100, of the messages were
+    taken in the last 15 s. Keys: q quit, s sort by the next column, / filter, arrows scroll,
+    p pause.
     """
     if interval < 1:
         raise click.UsageError("--interval: give at least 1 second")

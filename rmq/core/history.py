@@ -2,8 +2,8 @@
 
 A ring has one place for each of its steps, and a place is written anew when its turn comes again,
 so a history never grows. A sample has the counters of the topic, not rates, so no event is missed
-between two samples. It has when the oldest due message was due, not how late that is, so a topic
-in which nothing happens has equal samples, of which one is enough.
+between two samples. It has since when the oldest due message waits, not how long that is, so a
+topic in which nothing happens has equal samples, of which one is enough.
 
 A rate is what a counter grew by from one point to the next. Samples are seldom at points, and not
 evenly apart, so a counter between two samples is taken to have grown evenly: the rates of points in
@@ -67,7 +67,7 @@ class Sample:
         at: the moment.
         counts: how many messages wait as retries, with a priority, due, or for a later time
             ("later"), are "in_flight", "dead", or "held" back by a pause or a limit.
-        late_s: for how long the first due message has been due.
+        late_s: for how long the oldest message that may be taken has waited.
         rates: events a second since the point before: accepted, delivered, settled, returned,
             rolled_back, buried; empty where that is not known, or not yet.
         late_p50_s: half of the messages taken since the sample before were at most so late; None:
@@ -87,7 +87,7 @@ class Figures(NamedTuple):
     """A sample as it is stored."""
 
     at_ms: int
-    due_since_ms: int  # when the first due message was due; 0: there is none
+    due_since_ms: int  # since when the oldest due message waits; 0: there is none
     levels: tuple[int, ...]
     counters: tuple[int, ...]
     lateness: Counts = ()  # a counter of each bucket; empty: not known

@@ -124,7 +124,7 @@ MESSAGES = Metric(
 )  # fmt: skip
 OLDEST_DUE = Metric(
     "rmq_oldest_due_seconds", "gauge", "seconds", ("topic",),
-    "How long the first due message has waited: its lateness, if it is taken now.",
+    "How long the oldest message that may be taken waits: since it was due, failed or was sent.",
 )  # fmt: skip
 TAKE_LATENESS = Metric(
     "rmq_take_lateness_seconds", "histogram", "seconds", ("topic",),

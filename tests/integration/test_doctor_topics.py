@@ -132,12 +132,16 @@ def test_messages_without_a_taker_are_named_until_somebody_is_there(
 
 def test_late_messages_are_named(client: rmq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.topic("orders").send(1, delay=0.001)
+    client.topic("bills").send(1)  # it has no due time, and waits since it was sent
     time.sleep(0.05)  # its time passes
     assert grave(client, "late") == []
 
     monkeypatch.setattr(topics, "LATE_MS", 20)
 
-    assert one(client, "late").evidence.startswith("orders: the first due message is ")
+    found = sorted(each.evidence for each in grave(client, "late"))
+    for name, text in zip(["bills", "orders"], found, strict=True):
+        assert text.startswith(f"{name}: the oldest due message has waited ")
+        assert text.endswith("; 1 wait")
 
 
 def test_dead_letters_that_grow_are_named(

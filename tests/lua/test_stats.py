@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rmq.protocol import commands
 
 
@@ -29,11 +31,86 @@ def test_every_family_and_queue_is_counted_where_it_is(box):
 
     found = stats(box)
 
-    assert found == dict.fromkeys(commands.STATS, 0) | {
+    late_ms = found.pop("late_ms")  # ids are made by this machine's clock
+    assert late_ms >= 3000  # since the failure
+    assert found == dict.fromkeys(set(commands.STATS) - {"late_ms"}, 0) | {
         "retries": 1, "priority": 2, "due": 3, "later": 5, "records": 11, "merge_windows": 1,
-        "late_ms": 2000, "accepted": 11, "delivered": 1, "returned": 1,
+        "accepted": 11, "delivered": 1, "returned": 1,
         "now_ms": box.clock.now_ms,
     }  # fmt: skip
+
+
+def made(box, *, ago_ms: int, marks: int = 0) -> bytes:
+    """Return an id that was made so long ago by the box's clock."""
+    (id,) = box.ids(1)
+    at_ms = box.clock.now_ms - ago_ms
+    return (
+        bytes((marks | at_ms >> 40,))
+        + (at_ms & (1 << 40) - 1).to_bytes(5, "big")
+        + id[6:11]
+        + os.urandom(5)
+    )
+
+
+def store(box, id: bytes, **options) -> None:
+    assert box.run(box.send_command([id], **options)).letters == ""
+
+
+def test_a_message_without_a_due_time_waits_since_its_id_was_made(box):
+    store(box, made(box, ago_ms=7000), priority=900)
+    assert stats(box)["late_ms"] == 7000
+
+    store(box, made(box, ago_ms=9000, marks=0x40), priority=20)  # its sender keeps the id
+    assert stats(box)["late_ms"] == 9000
+
+    box.clock.advance(1)
+    assert stats(box)["late_ms"] == 10_000
+
+
+def test_the_oldest_message_is_found_behind_a_dedup_key_and_in_any_of_24_priorities(box):
+    for _ in range(2):
+        store(box, made(box, ago_ms=0, marks=0x80), priority=20)
+    assert stats(box)["late_ms"] == 0  # nothing tells since when they wait
+    store(box, made(box, ago_ms=5000), priority=20)
+    assert stats(box)["late_ms"] == 5000
+
+    for priority in range(22, 44):
+        store(box, made(box, ago_ms=1000), priority=priority)
+    store(box, made(box, ago_ms=8000), priority=44)
+    assert stats(box)["late_ms"] == 8000
+    store(box, made(box, ago_ms=1000), priority=21)  # that of 44 is one too many
+    assert stats(box)["late_ms"] == 5000
+
+
+def test_a_clock_of_a_producer_that_is_ahead_makes_no_message_older_or_younger_than_now(box):
+    store(box, made(box, ago_ms=-60_000))
+    assert stats(box)["late_ms"] == 0
+
+
+def test_a_message_that_has_failed_waits_since_then(box):
+    store(box, made(box, ago_ms=3_600_000))
+    assert stats(box)["late_ms"] == 3_600_000
+
+    box.nack(box.take_one())
+    box.clock.advance(2)
+    assert (stats(box)["retries"], stats(box)["late_ms"]) == (1, 2000)
+
+    dead = box.take_one()
+    box.reject(dead)
+    box.clock.advance(5)
+    box.run(commands.redrive(box.handle, box.keys, box.session(), [dead.id]))
+    box.clock.advance(1)
+    assert (stats(box)["priority"], stats(box)["late_ms"]) == (1, 1000)
+
+
+def test_a_due_message_that_joined_its_priority_waits_since_it_was_due(box):
+    box.send(3, due=1000, priority=50)
+    box.clock.advance(2)
+    box.take_one()
+
+    box.clock.advance(4)
+
+    assert (stats(box)["priority"], stats(box)["late_ms"]) == (2, 5000)
 
 
 def test_message_due_this_very_moment_is_due(box):

@@ -144,6 +144,9 @@ def test_metrics_count_messages_and_name_each_series_once(
     assert len(series) == len(set(series))
     assert re.search(r"^rmq_server_leader 1\.0$", text, re.MULTILINE)
     assert 'rmq_topic_events_total{event="accepted",topic="orders"} 3.0' in text
+    age = re.search(r'^rmq_oldest_due_seconds{topic="orders"} (.*)$', text, re.MULTILINE)
+    assert age is not None
+    assert float(age[1]) > 0, "they were sent a moment ago"
 
 
 def test_a_topic_that_cannot_be_read_does_not_stop_the_others(

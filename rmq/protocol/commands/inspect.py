@@ -136,7 +136,7 @@ def stats(keys: SlotKeys) -> Command[dict[str, int]]:
         scripts.load("stats"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
-            keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash,
+            keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
         ),
         [clock.now_us],
         lambda reply: dict(zip(STATS, reply[:-1], strict=True)),

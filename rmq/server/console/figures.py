@@ -160,7 +160,7 @@ def depth_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def late_chart(samples: Sequence[Sample]) -> Drawn:
-    """Return the chart of how late the first due message was."""
+    """Return the chart of how long the oldest due message had waited."""
     return _chart(samples, "s", [("oldest due", "orange", [sample.late_s for sample in samples])])
 
 

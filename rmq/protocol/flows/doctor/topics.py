@@ -220,12 +220,12 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
 
 
 def late(look: Look) -> Flow[list[Sight]]:
-    """Messages with a due time that passed long ago."""
+    """Messages that could have been taken long ago."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     found = [
         Sight(
             "warning",
-            f"{topic.name}: the first due message is {age(topic.total['late_ms'])} late; "
+            f"{topic.name}: the oldest due message has waited {age(topic.total['late_ms'])}; "
             f"{_ready(topic)} wait",
             f"rmq peek {topic.name}",
         )
@@ -233,7 +233,7 @@ def late(look: Look) -> Flow[list[Sight]]:
         if topic.total["late_ms"] >= LATE_MS
     ]
     most = max((topic.total["late_ms"] for topic in topics), default=0)
-    return found or [Sight("ok", f"the oldest due message is {age(most)} late")]
+    return found or [Sight("ok", f"the oldest due message has waited {age(most)}")]
 
 
 def dead_letters(look: Look) -> Flow[list[Sight]]:
