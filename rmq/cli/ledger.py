@@ -61,8 +61,9 @@ def purge(database: str | None, older_than: float) -> int:
 def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
     """Show the row of the business key KEY of TOPIC.
 
-    consuming: a delivery runs, or its process died and the row expires. consumed: the work is
-    done, and copies are acked. Exit code 3: there is no row.
+    consuming: a delivery runs, or its process died and the row expires. If that row does not
+    expire, a run of exactly_once committed a part of its work. consumed: the work is done, and
+    copies are acked. Exit code 3: there is no row.
     """
     from rmq import ledger as library
 
@@ -81,7 +82,8 @@ def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
             }
         )  # fmt: skip
         return
-    left = "until it is purged" if row.left_s is None else output.span(row.left_s * 1000)
+    end = "it is purged" if row.state == "consumed" else "a person decides"
+    left = f"until {end}" if row.left_s is None else output.span(row.left_s * 1000)
     output.details(
         [
             ("key", key), ("consumer", consumer), ("state", row.state),

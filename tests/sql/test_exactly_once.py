@@ -160,8 +160,8 @@ def test_at_every_isolation_level_one_takes_effect(books: Books, level: str) -> 
 
 
 def test_that_check_fails_without_the_row(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exactly_once_module, "_mark_done", lambda connection, row, ttl_ms: True)
-    monkeypatch.setattr(exactly_once_module, "_check_row", lambda connection, row, one: None)
+    monkeypatch.setattr(exactly_once_module, "_begin", lambda connection, row: True)
+    monkeypatch.setattr(exactly_once_module, "_finish", lambda connection, row, ttl_ms, one: None)
     guard = books.once()
 
     together(*(lambda n=n: until_settled(books, guard, Copy(fence=n)) for n in range(COPIES)))
@@ -254,8 +254,68 @@ def test_a_handler_that_ends_the_transaction_itself_is_reported(
 
     kept = verb == "commit"
     assert (len(books.rows()), len(books.effects())) == (kept, kept)
-    assert books.run(guard, OTHER, writing()) is not kept
+    if kept:
+        with pytest.raises(rmq.Reject, match="delivery 1 of m1 committed a part of its work"):
+            books.run(guard, OTHER, writing())
+    else:
+        assert books.run(guard, OTHER, writing())
     assert books.effects() == ["k"]
+
+
+COMMITS = {
+    "SQL": lambda connection: connection.exec_driver_sql("COMMIT"),
+    "the driver": lambda connection: connection.connection.commit(),
+    "DDL": lambda connection: connection.exec_driver_sql("CREATE TABLE ddl (n INT)"),
+}
+
+
+@by_kind
+@pytest.mark.parametrize("commits", ["SQLAlchemy", *COMMITS])
+def test_half_of_the_work_that_is_committed_is_neither_repeated_nor_taken_for_all(
+    books: Books, orm: bool, commits: str
+) -> None:
+    if commits == "DDL" and books.database.dialect != "mariadb":
+        pytest.skip("DDL is part of the transaction")
+    guard = books.once(orm, ttl=60)
+
+    def work(**given: Any) -> Any:
+        def then(connection: sa.Connection) -> None:
+            write("first half")(connection)
+            place = given["session" if orm else "connection"]
+            if commits == "SQLAlchemy":
+                getattr(place, "sync_session", place if orm else connection).commit()
+            else:
+                COMMITS[commits](connection)
+            raise ValueError("before the second half")
+
+        return then
+
+    with pytest.raises(ValueError, match="before the second half"):
+        books.run(guard, Copy(), work)
+    for again in (guard, books.guard()):
+        with pytest.raises(rmq.Reject, match="committed a part of its work"):
+            books.run(again, Copy(fence=2), writing())
+
+    assert books.effects() == ["first half"]
+    assert (books.states(), books.row().expires) == ({"k": "consuming"}, None)
+
+
+def test_work_that_was_committed_in_two_parts_is_done(books: Books) -> None:
+    guard = books.once(ttl=60)
+
+    def work(**given: Any) -> Any:
+        def then(connection: sa.Connection) -> None:
+            write("first half")(connection)
+            connection.exec_driver_sql("COMMIT")
+            write("second half")(connection)
+
+        return then
+
+    assert books.run(guard, Copy(), work)
+    assert not books.run(guard, OTHER, writing())
+    assert books.effects() == ["first half", "second half"]
+    assert books.states() == {"k": "consumed"}
+    assert books.row().expires - books.row().created == pytest.approx(60_000, abs=CLOCK_MS)
 
 
 def test_an_engine_that_commits_every_statement_is_refused_before_it_writes(books: Books) -> None:

@@ -224,7 +224,7 @@ def test_that_check_fails_where_nobody_looks_for_the_row(
 ) -> None:
     if books.database.dialect == "mariadb":
         pytest.skip("one way to lose a transaction is enough")
-    monkeypatch.setattr(exactly_once_module, "_check_row", lambda connection, row, one: None)
+    monkeypatch.setattr(exactly_once_module, "_finish", lambda connection, row, ttl_ms, one: None)
 
     def work(**given: Any) -> Any:
         def then(connection: sa.Connection) -> None:

@@ -47,12 +47,13 @@ def test_purge_delete_batchs_what_is_old_and_says_nothing_for_the_future(books: 
     add(books, "old, of a crash", "consuming", 10 * DAY_MS, -DAY_MS)
     add(books, "old, ttl has not passed", "consumed", 10 * DAY_MS, DAY_MS)
     add(books, "old, alive", "consuming", 10 * DAY_MS, 60_000)
+    add(books, "old, half done", "consuming", 10 * DAY_MS, None)
     add(books, "young", "consumed", DAY_MS, None)
     add(books, "young, expired", "consumed", DAY_MS, -1000)
 
     assert purge(books, timedelta(days=5)) == 3
     assert sorted(books.states()) == [
-        "old, alive", "old, ttl has not passed", "young", "young, expired",
+        "old, alive", "old, half done", "old, ttl has not passed", "young", "young, expired",
     ]  # fmt: skip
     assert purge(books, timedelta(days=5)) == 0
 

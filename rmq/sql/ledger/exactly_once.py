@@ -67,10 +67,12 @@ def exactly_once(
         exists, the writes of exactly one delivery commit. A crash, a lost lease or a lost Redis
         leaves all of them or none. A copy of the message that comes meanwhile waits for the end of
         the transaction, at the unique index, and is then run or acked. Other effects of the handler
-        (a mail, another database) are not covered. Before the commit, the row is looked up in the
-        same transaction: a handler that caught a database error after which nothing is kept fails
-        with `rmq.WorkRolledBack`. If the database is away, or did not answer the commit, the
-        delivery is put off, at no retry. Any other error of the database is a failure.
+        (a mail, another database) are not covered. The row is inserted as "consuming", and says
+        "consumed" just before the commit: a handler that caught a database error after which
+        nothing is kept fails with `rmq.WorkRolledBack`, and a message of which only a part was
+        committed, because the handler ended the transaction itself, is neither run nor acked again
+        but becomes a dead letter that says so. If the database is away, or did not answer the
+        commit, the delivery is put off, at no retry. Any other error of the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: an argument cannot work, or the function takes no such parameter.
@@ -187,7 +189,7 @@ class ExactlyOnce(Middleware):
         """Insert the row and run the handler; return False if its work was done before."""
         has_sessions = self._settings.has_sessions
         connection = (yield Call(opened.connection)) if has_sessions else opened
-        if not (yield OnConnection(connection, _mark_done, row, self._settings.ttl_ms)):
+        if not (yield OnConnection(connection, _begin, row)):
             yield Call(transaction.rollback)
             return False
         try:
@@ -200,7 +202,7 @@ class ExactlyOnce(Middleware):
         _check_open(transaction, delivery)
         if has_sessions:
             yield Call(opened.flush)
-        yield OnConnection(connection, _check_row, row, delivery)
+        yield OnConnection(connection, _finish, row, self._settings.ttl_ms, delivery)
         return True
 
     def _committed(self, delivery: DeliveryData, is_new: bool) -> bool:
@@ -233,11 +235,11 @@ class ExactlyOnce(Middleware):
             raise _rolled_back(delivery)
 
 
-def _mark_done(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
-    """Mark the work as done, at the start of the transaction; return False if it was before."""
+def _begin(connection: sa.Connection, row: Row) -> bool:
+    """Claim the row at the start of the transaction; return False if its work was done before."""
     refuse_autocommit(connection)
     with require_table(ledger, COMMAND):
-        return rows.claim_done(connection, row, ttl_ms)
+        return rows.begin(connection, row)
 
 
 def _check_open(transaction: Any, delivery: DeliveryData) -> None:
@@ -250,8 +252,10 @@ def _check_open(transaction: Any, delivery: DeliveryData) -> None:
         )
 
 
-def _check_row(connection: sa.Connection, row: Row, delivery: DeliveryData) -> None:
-    """Check, at the end of the transaction, that our row is still in it.
+def _finish(
+    connection: sa.Connection, row: Row, ttl_ms: int | None, delivery: DeliveryData
+) -> None:
+    """Mark the row as done at the end of the transaction.
 
     A handler may catch a database error and return. PostgreSQL then silently turns our COMMIT into
     a ROLLBACK. MariaDB after a deadlock, and SQLite after some errors, have rolled back already,
@@ -261,12 +265,12 @@ def _check_row(connection: sa.Connection, row: Row, delivery: DeliveryData) -> N
         WorkRolledBack: the row is gone; the rest of the transaction is rolled back.
     """
     try:
-        is_there = rows.is_there(connection, row)
+        is_ours = rows.finish(connection, row, ttl_ms)
     except DBAPIError as error:
         if code_of(error) != FAILED_TRANSACTION:
             raise
         raise _rolled_back(delivery) from error
-    if not is_there:
+    if not is_ours:
         raise _rolled_back(delivery)
 
 

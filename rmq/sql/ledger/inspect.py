@@ -23,8 +23,8 @@ class Entry(NamedTuple):
     """The ledger's row of a business key.
 
     Attributes:
-        state: "consuming": a delivery works on it, or its process died;
-            "consumed": the work is done.
+        state: "consuming": a delivery works on it, or its process died; if `left_s` is None, a run
+            of `exactly_once` committed a part of its work; "consumed": the work is done.
         message_id: of the message that claimed it, or did the work.
         delivery: its delivery number (`d.fence`).
         since: when it was claimed, by the database's clock.

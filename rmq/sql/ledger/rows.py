@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.core.delivery import DeliveryData, Snooze
+from rmq.core.delivery import DeliveryData, Reject, Snooze
 from rmq.errors import InvalidKey
 from rmq.sql.database import insert_new, now_ms
 from rmq.sql.ledger.tables import CONSUMED, CONSUMING, ledger
@@ -41,7 +41,8 @@ class StoredRow(NamedTuple):
 
     Attributes:
         created_ms: when it was claimed, epoch ms.
-        left_ms: until it expires; None: it does not.
+        left_ms: until it expires; None: it does not. A run of `exactly_once` leaves a row that is
+            "consuming" and does not expire only if a part of its transaction was committed.
         age_ms: since it was claimed.
     """
 
@@ -56,11 +57,26 @@ class StoredRow(NamedTuple):
         """Whether anybody may take the row over."""
         return self.left_ms is not None and self.left_ms <= 0
 
-    @property
-    def snooze(self) -> Snooze:
-        """How long to wait for a claim: as long as it is old, and not beyond its expiry."""
+    def check_done(self) -> None:
+        """Check that the work of a row that has not expired was done.
+
+        Raises:
+            Snooze: another delivery has the claim. The wait is as long as the claim is old, and not
+                beyond its expiry.
+            Reject: a part of the work was committed, so it can be neither repeated nor left out.
+        """
+        if self.state == CONSUMED:
+            return
+        if self.left_ms is None:
+            message_id, delivery, *_ = self.owner.split(":")
+            raise Reject(
+                f"exactly_once: delivery {delivery} of {message_id} committed a part of its work "
+                "and has not finished: its handler, or a statement that commits by itself, ended "
+                "the transaction. Nothing was run now. Complete or undo that part by hand; see "
+                "docs/guarantees.md, 'Half done'"
+            )
         wait_s = max(MIN_WAIT_S, min(self.age_ms / 1000, MAX_WAIT_S))
-        return Snooze(wait_s if self.left_ms is None else min(wait_s, self.left_ms / 1000))
+        raise Snooze(min(wait_s, self.left_ms / 1000))
 
 
 def row_of(consumer: str, delivery: DeliveryData, key: str) -> Row:
@@ -128,7 +144,7 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
     """Claim a row, in short transactions; return False if its work was done before.
 
     Raises:
-        Snooze: another delivery has the claim.
+        Snooze, Reject: as `StoredRow.check_done`.
     """
     for _ in range(CLAIM_ATTEMPTS):
         inserted = insert(connection, row, CONSUMING, hold_ms)
@@ -140,9 +156,8 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
         if stored is None:
             continue
         if not stored.expired:
-            if stored.state == CONSUMED:
-                return False
-            raise stored.snooze
+            stored.check_done()
+            return False
         replaced = replace(connection, row, stored, CONSUMING, hold_ms)
         connection.commit()
         if replaced:
@@ -150,41 +165,41 @@ def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
     raise Snooze(MIN_WAIT_S)
 
 
-def claim_done(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
-    """Mark the work as done in the caller's transaction; return False if it was done before.
+def begin(connection: sa.Connection, row: Row) -> bool:
+    """Claim a row in the caller's transaction; return False if its work was done before.
 
-    The row is inserted first: if another open transaction has it, this waits for its end.
+    The row is inserted first: if another open transaction has it, this waits for its end. Nobody
+    sees the claim unless a part of the transaction is committed; so it does not expire.
 
     Raises:
         Snooze: a `Ledger` has the claim, or another run was quicker to take over an expired row.
+        Reject: as `StoredRow.check_done`.
     """
-    if insert(connection, row, CONSUMED, ttl_ms):
+    if insert(connection, row, CONSUMING, None):
         return True
     stored = look(connection, row)
     if stored is not None and not stored.expired:
-        if stored.state == CONSUMED:
-            return False
-        raise stored.snooze
-    if stored is not None and replace(connection, row, stored, CONSUMED, ttl_ms):
+        stored.check_done()
+        return False
+    if stored is not None and replace(connection, row, stored, CONSUMING, None):
         return True
     raise Snooze(MIN_WAIT_S)
 
 
-def is_there(connection: sa.Connection, row: Row) -> bool:
-    """Whether the row that `claim_done` wrote in this transaction is still in it."""
-    query = sa.select(sa.literal(1)).where(
-        _has_key_of(row), _C.owner == row.owner, _C.state == CONSUMED
+def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
+    """Mark the work as done in the caller's transaction; return False if this run lost the row."""
+    expires = None if ttl_ms is None else now_ms() + ttl_ms
+    result = connection.execute(
+        sa.update(ledger).where(_is_claim_of(row)).values(state=CONSUMED, expires=expires)
     )
-    return connection.execute(query).first() is not None
+    return bool(result.rowcount == 1)
 
 
 def mark(connection: sa.Connection, row: Row, ttl_ms: int) -> bool:
-    """Mark the row as done; return False if this run has lost it."""
-    result = connection.execute(
-        sa.update(ledger).where(_is_claim_of(row)).values(state=CONSUMED, expires=now_ms() + ttl_ms)
-    )
+    """As `finish`, and commit."""
+    is_ours = finish(connection, row, ttl_ms)
     connection.commit()
-    return bool(result.rowcount == 1)
+    return is_ours
 
 
 def forget(connection: sa.Connection, row: Row) -> None:

@@ -23,7 +23,7 @@ ledger = sa.Table(
     sa.Column(
         "owner", ExactText(64), nullable=False, comment="message id : delivery number : random"
     ),
-    sa.Column("expires", sa.BigInteger, comment="epoch ms; null: when it is purged"),
+    sa.Column("expires", sa.BigInteger, comment="epoch ms; null: never"),
     sa.Column("created", sa.BigInteger, nullable=False, comment="epoch ms"),
     mysql_engine="InnoDB",
     mariadb_engine="InnoDB",
