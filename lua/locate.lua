@@ -6,7 +6,7 @@ KEYS[2]   StoreQueue     zset  member -> score
 KEYS[3]   PrepareQueue   zset  member -> receipt
 KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   trash          zset  member -> when it goes for good, epoch ms
-KEYS[6]   arrivals       zset  member -> when it went to another topic (lib/departures)
+KEYS[6]   arrivals       zset  member -> when it went to another topic (lib/arrivals)
 ARGV[1..] members              1 to 1000, each 13 bytes: the id without slot and check
 Returns   {acceptance number of the newest, messages waiting, messages in flight, a letter for each id: s waiting,
           p in flight, d dead, also in the trash, m moved to another topic in the last 30 days, g gone}

@@ -11,7 +11,7 @@ KEYS[7]   merge index    hash  of messages that drop_lowest drops
 KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
 KEYS[9]   large bodies   hash  of messages that drop_lowest drops
 KEYS[10]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
-KEYS[11]  arrivals       zset  member and token -> what became of it, below; member -> when it left this topic (lib/departures)
+KEYS[11]  arrivals       zset  member and token -> what became of it, below; member -> when it left this topic (lib/arrivals)
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -21,16 +21,17 @@ ARGV[5..] n times: member and token (21 bytes), the first 4 bytes of the record,
 Returns   {the server's time in epoch ms, a letter for each: s stored, now or earlier, c another message has this id, or had it
           inside the dedup window, f the slot's share of max_length is reached, p sends are paused, t or x as given}
 Cost      O(n log L), L = messages waiting in the slot
-Atomic    The answer for a member and token is final: `arrivals` has 9e15 for one that was stored, and for one that was refused
-          minus (10 times the time, epoch ms, plus the place of its letter in cfptx). Whoever comes later with the same gets
-          the same answer, though the message may be settled by then. The caller writes the time over 9e15 when the dead letter
-          is gone; an hour later, as an hour after a refusal, it may be forgotten. The first write is one that Redis refuses at
-          maxmemory.
+Atomic    The answer for a member and token is final: `arrivals` has 9e15 plus the time for one that was stored, and for one that
+          was refused minus (10 times the time plus the place of its letter in cfptx). Whoever comes later with the same gets
+          the same answer, though the message may be settled by then. The caller writes the time over that of a stored one when
+          the dead letter is gone; an hour later, as an hour after a refusal, it is forgotten (lib/arrivals). The first write is
+          one that Redis refuses at maxmemory.
 ]]
+--- @include "lib/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/member"
-local LETTERS, OPEN, KEEP_MS, KEY_KEEP_S, ENTRY = 'cfptx', 9e15, 3600000, 2592000, MEMBER + 8
+local LETTERS, ENTRY = 'cfptx', MEMBER + 8
 local slot, arrivals, session = KEYS[1], KEYS[11], ''
 local now, channel, index = clock(ARGV[1]), ARGV[2], ARGV[3]
 local n = (#ARGV - 4) / 3
@@ -86,7 +87,8 @@ if #fresh > 0 then
     local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
     if letter == 's' then
       letters[fresh[i]] = 's'
-      noted[#noted + 1], noted[#noted + 2] = '9000000000000000', ARGV[2 + 3 * fresh[i]]
+      noted[#noted + 1] = string.format('%.0f', ARRIVED + math.floor(now / 1000))
+      noted[#noted + 1] = ARGV[2 + 3 * fresh[i]]
       back[#back + 1] = string.sub(ARGV[2 + 3 * fresh[i]], 1, MEMBER)
     else
       refuse(fresh[i], letter == 'F' and 'f' or 'c')
@@ -97,13 +99,6 @@ if #fresh > 0 then
   end
 end
 if #noted > 0 then
-  redis.call('ZADD', arrivals, unpack(noted))
-  local long_ago = now - KEEP_MS
-  local old = redis.call('ZRANGEBYSCORE', arrivals, string.format('%.17g', -long_ago * 10), string.format('%.17g', long_ago),
-    'LIMIT', 0, 2 * n)
-  if #old > 0 then
-    redis.call('ZREM', arrivals, unpack(old))
-  end
-  redis.call('EXPIRE', arrivals, KEY_KEEP_S)
+  note_arrivals(arrivals, now, noted)
 end
 return { now, table.concat(letters) }

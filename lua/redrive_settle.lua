@@ -20,9 +20,9 @@ Atomic    Only a dead letter is removed that is held under the token that was st
           accounted for, and if its sender keeps its id, that is remembered as settled, and for 30 days as gone to another topic.
           Works while Redis is at maxmemory. Sent twice with one number, it gives the first answer.
 ]]
+--- @include "lib/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/departures"
 --- @include "lib/drop"
 --- @include "lib/holds"
 --- @include "lib/member"
@@ -51,7 +51,7 @@ local window, turn = tonumber(s[4] or 0), tonumber(s[5])
 if window > 0 then
   check_settled_sets(KEYS[7], KEYS[8], window, turn, now)
 end
-local letters, stored, held, seen = {}, {}, {}, {}
+local letters, stored, let_go, seen = {}, {}, {}, {}
 for i = 3, #ARGV, 2 do
   local entry, letter = ARGV[i], '0'
   local id, token = string.sub(entry, 1, MEMBER), string.sub(entry, MEMBER + 1)
@@ -61,18 +61,15 @@ for i = 3, #ARGV, 2 do
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   if died and hold_of(slot, id, died) == token then
     seen[id] = true
-    held[#held + 1] = id
-    letter = 'r'
-    if ARGV[i + 1] == 's' then
-      letter = '1'
-      stored[#stored + 1] = id
-    end
+    letter = ARGV[i + 1] == 's' and '1' or 'r'
+    local removed = letter == '1' and stored or let_go
+    removed[#removed + 1] = id
   end
   letters[#letters + 1] = letter
 end
-if #held > 0 then
+if #stored + #let_go > 0 then
   allow_oom(dead)
-  drop_holds(slot, held)
+  drop_holds(slot, let_go)
   if #stored > 0 then
     redis.call('ZREM', dead, unpack(stored))
     drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], s[2] and KEYS[5], tonumber(s[3]), stored, now)

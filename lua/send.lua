@@ -90,6 +90,9 @@ if head ~= '' then
   members = run_members(first, count)
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, 7, count, head, members)
+if known and tonumber(string.match(known, '^%d+')) > tonumber(number) then -- a late copy, which is refused
+  drop_unused(records, bodies, large)
+end
 -- The answer first: the topic may have been resized since an earlier copy stored the messages.
 local before = answer_in(slot, known, number)
 if before then

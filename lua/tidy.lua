@@ -1,6 +1,7 @@
 --[[
 tidy: drop dead letters past the topic's retention, those in the trash whose time has come, settled ids past its dedup
-window, and answers to callers that were silent for minutes.
+window, answers to callers that were silent for minutes, full buckets of a limit for each key, and old notes of messages that went
+to another topic.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  member -> record
@@ -12,15 +13,19 @@ KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 KEYS[9]   trash          zset  member -> when it goes for good, epoch ms
 KEYS[10]  deaths         hash  member of the trash -> its time of death, epoch ms
+KEYS[11]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
+KEYS[12]  arrivals       zset  what became of messages that went from one topic to another (lib/arrivals)
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   limit                1 to 1000 dead letters
-Returns   how many dead letters were dropped, also from the trash; less than the limit is the end
+ARGV[2]   limit                1 to 1000 dead letters, and as many buckets and notes of each kind
+Returns   {how many dead letters were dropped, also from the trash; 1 if the limit left something to drop, else 0}
 Cost      O(n log L), n = limit, L = dead letters of the slot. Redis frees the ids in another thread
 Atomic    Types are checked before the first write, and no write needs memory. A second run goes on.
 ]]
+--- @include "lib/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/dead_letters"
+--- @include "lib/key_limits"
 --- @include "lib/replay"
 --- @include "lib/settled"
 --- @include "lib/trash"
@@ -41,6 +46,8 @@ redis.call('ZCARD', KEYS[7])
 redis.call('HLEN', KEYS[8])
 redis.call('ZCARD', KEYS[9])
 redis.call('HLEN', KEYS[10])
+redis.call('ZCARD', KEYS[11])
+redis.call('ZCARD', KEYS[12])
 local window, last_turn = tonumber(s[3]), tonumber(s[4])
 allow_oom(dead) -- the sweep of a slot with many sessions may begin with a field that is added
 if last_turn then
@@ -50,11 +57,13 @@ if last_turn then
   end
 end
 sweep_sessions(slot, now, 100)
+local more = forget_full_buckets(KEYS[11], now, limit)
+more = forget_arrivals(KEYS[12], now, limit) or more
 local audit = s[5] and KEYS[7]
 local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, KEYS[8], failures, audit, tonumber(s[6]), now, limit)
 local retention = tonumber(s[2])
-if retention == 0 or dropped == limit then
-  return dropped
+if retention > 0 and dropped < limit then
+  dropped = dropped
+    + drop_old_dead(slot, dead, records, KEYS[8], failures, audit, now - retention, now, limit - dropped)
 end
-return dropped
-  + drop_old_dead(slot, dead, records, KEYS[8], failures, audit, now - retention, now, limit - dropped)
+return { dropped, (more or dropped == limit) and 1 or 0 }

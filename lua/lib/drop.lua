@@ -10,4 +10,8 @@ local function drop_for_good(slot, records, bodies, failures, audit, page, ids, 
   end
   drop_records(slot, records, bodies, ids)
   redis.call('HDEL', failures, unpack(ids))
+  if redis.call('HEXISTS', slot, 'holds') == 1 then
+    --- @include "lib/holds"
+    drop_holds(slot, ids)
+  end
 end

@@ -3,8 +3,8 @@ Dead letters that are on their way to another topic.
 
 Two slots cannot change in one step. So a dead letter is held first: it stays in the DeadQueue, and a field of the slot's hash,
 `>` and its member, says where it goes: 8 bytes of a token, then `<time of death> <index of the slot there> <topic>`. A letter that
-is held is not sent back here, and goes to no other topic. The field `holds` counts them; a hold that names another time of
-death is left from an earlier death, and holds nothing.
+is held is not sent back here, and goes to no other topic. The field `holds` counts them, and what deletes
+dead letters for good removes theirs (lib/drop). A hold that names another time of death holds nothing.
 ]]
 local function hold_field(id)
   return '>' .. id

@@ -8,8 +8,8 @@ nothing can drift, and no other script knows of keys. The price is that a slot w
 IN_FLIGHT_MOST messages in flight.
 
 A rate is a token bucket, kept as the time at which it will be full, epoch ms: in the zset `rates`, for each key whose bucket is
-not full. The time of a token is rounded up to 1 / 1024 ms, so that sums are exact and the rate is never exceeded. While
-KEYS_MOST buckets are not full, other keys wait.
+not full; takes and tidy forget the others, some at a time. The time of a token is rounded up to 1 / 1024 ms, so that sums
+are exact and the rate is never exceeded. While KEYS_MOST buckets are not full, other keys wait.
 
 A take that finds messages of held keys alone notes that in the field `held` of the slot, for a second at most:
 `<until>:<quiet>:<accepted>:<in flight>:<frees>`. Until then there is nothing to take; but only until `quiet` if a message was
@@ -111,6 +111,15 @@ local function admit(keys, key)
   return true
 end
 
+-- Forget up to `limit` buckets that are full again; return whether more may be.
+local function forget_full_buckets(rates, now, limit)
+  local full = redis.call('ZRANGEBYSCORE', rates, '-inf', now, 'LIMIT', 0, limit)
+  if #full > 0 then
+    redis.call('ZREM', rates, unpack(full))
+  end
+  return #full == limit
+end
+
 -- Take the tokens of these messages, which were admitted.
 local function take_key_tokens(keys, taken)
   local limit, full_at, written, names = keys.limit, {}, {}, {}
@@ -125,7 +134,7 @@ local function take_key_tokens(keys, taken)
     written[2 * i - 1], written[2 * i] = full_at[names[i]], names[i]
   end
   if #names > 0 then
-    redis.call('ZREMRANGEBYSCORE', keys.rates, '-inf', keys.now)
+    forget_full_buckets(keys.rates, keys.now, 2 * #names)
     redis.call('ZADD', keys.rates, unpack(written))
   end
 end

@@ -277,7 +277,7 @@ class Fetcher:
             feed.own_channel = channel
 
     def _tidy_one(self) -> None:
-        """Tidy one slot; each in its turn."""
+        """Tidy one slot; each in its turn, until nothing is left to drop in it."""
         slots = [keys for feed in self._feeds if feed.ready_at for keys in feed.context.slots]
         if not slots:
             return
@@ -287,7 +287,9 @@ class Fetcher:
         tidy = commands.tidy(keys)
         tidy.fails_fast = True
         with suppress(RMQError):
-            self._transport.run(pipeline([tidy]))
+            if self._transport.run(pipeline([tidy]))[0].more:
+                self._tidied -= 1
+                self._tidy_at = 0.0
 
 
 def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:

@@ -108,7 +108,22 @@ def test_keys_beyond_a_hundred_thousand_buckets_wait(make_box):
     assert taken(box) == []
     box.clock.advance(1)
     assert len(taken(box)) == 2
-    assert len(box.state()["rates"]) == 2
+    assert {b"a", b"k7"} <= box.state()["rates"].keys()
+
+
+def test_full_buckets_are_forgotten_some_at_each_take_and_all_by_tidy(make_box):
+    box = rated(make_box, 1)
+    full_at = box.clock.now_ms + 500
+    box.redis.zadd(box.keys.rates, {f"k{n}": full_at for n in range(250)} | {"z": full_at + 1})
+    box.clock.advance(0.5)
+    send(box, "a", "b")
+
+    assert len(taken(box)) == 2
+    assert len(box.state()["rates"]) == 249  # two went for each that came
+
+    replies = [box.run(commands.tidy(box.keys, 100)) for _ in range(4)]
+    assert [reply.more for reply in replies] == [True, True, False, False]
+    assert box.state()["rates"].keys() == {b"a", b"b", b"z"}
 
 
 def test_another_limit_begins_with_full_buckets_and_none_leaves_nothing(make_box):

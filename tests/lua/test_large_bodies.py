@@ -158,7 +158,7 @@ def test_dead_letters_past_their_retention_take_their_bodies_along(make_box):
         box.clock.advance(61)
     assert len(bodies(box)) == 1, "the first went as the second died"
 
-    assert box.run(commands.tidy(box.keys)) == 1
+    assert box.run(commands.tidy(box.keys)).dropped == 1
 
     assert bodies(box) == {}
 
@@ -230,6 +230,26 @@ def test_a_send_that_is_refused_as_full_leaves_no_body(make_box):
     assert box.run(box.send_command(box.ids(), large=BODY)).letters == "F"
 
     assert box.state() == before
+
+
+def test_a_copy_that_comes_late_leaves_no_body_but_those_of_waiting_messages(box):
+    settled, waiting = box.ids(2)
+    session = box.session()
+    copies = []
+    for id in (settled, waiting):
+        copies.append(box.send_command([id], session, large=BODY))
+        box.run(copies[-1])
+        session.number += 1
+    box.run(box.send_command(box.ids(), session))  # its caller has gone on
+    box.ack(box.take_one())
+    before = box.state()
+
+    for copy in copies:
+        with pytest.raises(redis.ResponseError, match="RMQLATE"):
+            box.run(copy)
+
+    assert box.state() == before
+    assert bodies(box) == {name_of(waiting): BODY}
 
 
 def test_a_send_to_a_topic_created_anew_leaves_no_body(box):

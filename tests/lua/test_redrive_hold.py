@@ -76,6 +76,27 @@ def test_a_hold_of_an_earlier_death_holds_nothing(box: Box) -> None:
     assert settle(box, (entry(id, ANOTHER), True)) == "1"
 
 
+@pytest.mark.parametrize("who", ["purge", "retention"])
+def test_a_hold_goes_with_its_letter_whoever_deletes_it(make_box: Any, who: str) -> None:
+    box = make_box(dead_retention_ms=60_000)
+    deleted = bury(box, 3)
+    hold(box, *deleted[:2])
+    box.clock.advance(50)
+    (kept,) = bury(box)
+    hold(box, kept)
+    box.clock.advance(10)
+    assert box.counter("holds") == 3
+
+    if who == "purge":
+        box.run(commands.purge(box.keys, box.session(), "dead", ids=deleted))
+    else:
+        assert box.run(commands.tidy(box.keys)).dropped == 3
+
+    held = {name for name in box.state()["slot"] if name.startswith(">")}
+    assert held == {">" + member_of(kept).hex()}
+    assert box.counter("holds") == 1
+
+
 def test_a_full_reply_is_shorter(box: Box) -> None:
     ids = bury(box, 3, body=b"b" * 9_000_000)
 

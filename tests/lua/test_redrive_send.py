@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.protocol import commands
 from rmq.protocol.commands import Arrival
 from tests.lua.box import Box, stored, timed
-from tests.lua.moving import ANOTHER, arrival, entry, send
+from tests.lua.moving import ANOTHER, arrival, bury, entry, hold, send, settle
 
-OPEN = 9_000_000_000_000_000.0
+ARRIVED = 9e15
 HOUR_S = 3600
 
 
@@ -20,7 +21,7 @@ def test_a_letter_is_stored_and_noted_under_its_token(box: Box) -> None:
 
     changed = box.changed(before)
     assert changed["records", id] == stored(1, priority=50, body=b"b")
-    assert box.redis.zscore(box.keys.arrivals, entry(id)) == OPEN
+    assert box.redis.zscore(box.keys.arrivals, entry(id)) == ARRIVED + box.clock.now_ms // 1000
     assert box.redis.ttl(box.keys.arrivals) == 30 * 86_400
     assert box.take_one().left == 16
 
@@ -109,6 +110,28 @@ def test_notes_are_forgotten_an_hour_after_the_letter_is_gone_and_no_sooner(box:
     assert entry(open_id) in left
     assert len(left) == 3
     assert not {entry(gone), entry(refused)} & set(left)
+
+
+def test_who_tidies_forgets_notes_after_an_hour_or_30_days_some_at_a_time(box: Box) -> None:
+    (kept,) = bury(box, kept=True)
+    hold(box, kept)
+    settle(box, (entry(kept), True))
+    given = box.ids(6)
+    send(box, *(arrival(box, id) for id in given[:4]), Arrival(entry(given[4]), b"t", b""))
+    box.redis.zadd(box.keys.arrivals, {entry(id): box.clock.now_ms for id in given[:3]}, xx=True)
+
+    def tidied(limit: int) -> tuple[bool, int]:
+        more = box.run(commands.tidy(box.keys, limit)).more
+        return more, box.redis.zcard(box.keys.arrivals)
+
+    box.clock.advance(HOUR_S - 1)
+    assert tidied(2) == (False, 6)
+    box.clock.advance(2)
+    assert [tidied(2) for _ in range(3)] == [(True, 4), (True, 2), (False, 2)]
+    assert box.run(commands.locate(box.keys, [kept])).letters == "m"
+    assert box.redis.zscore(box.keys.arrivals, entry(given[3]))  # its letter may be there still
+    box.clock.advance(30 * 24 * HOUR_S)
+    assert tidied(2) == (False, 0)
 
 
 def test_a_large_body_that_was_not_fetched_is_refused(box: Box) -> None:

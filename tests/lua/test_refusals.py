@@ -80,7 +80,7 @@ PLACES = {
     "stage_push": "slot stage",
     "stats": "slot store prepare records dead merge settled0 settled1 rates leases queries trash",
     "expire": "slot store records dead failures merge audit bodies",
-    "tidy": "slot records dead failures settled0 settled1 audit bodies trash deaths",
+    "tidy": "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals",
     "trash": "slot dead trash deaths records failures audit bodies",
     "restore": "slot dead trash deaths",
     "topic": "topic",

@@ -17,7 +17,7 @@ def dead_letters(box, count):
 
 
 def tidy(box, limit=100):
-    return box.run(commands.tidy(box.keys, limit))
+    return box.run(commands.tidy(box.keys, limit)).dropped
 
 
 def test_dead_letters_past_their_retention_are_dropped_and_counted(make_box):

@@ -21,6 +21,7 @@ from rmq.protocol.commands.claim import (
 )
 from rmq.protocol.commands.dead_letters import (
     ExpireReply as ExpireReply,
+    TidyReply as TidyReply,
     expire as expire,
     purge as purge,
     redrive as redrive,

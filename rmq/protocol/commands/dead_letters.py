@@ -116,17 +116,21 @@ def restore(keys: SlotKeys, session: ReplaySession, ids: Sequence[bytes]) -> Com
     )
 
 
-def tidy(keys: SlotKeys, limit: int = 100) -> Command[int]:
-    """Drop dead letters past their retention or their time in the trash, and ids past the window.
+class TidyReply(NamedTuple):
+    """The reply to tidy."""
 
-    Returns how many dead letters were dropped.
-    """
+    dropped: int  # dead letters, also of the trash
+    more: bool  # the limit left something to drop
+
+
+def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
+    """Drop dead letters and whatever else a slot keeps for a time, where that time has passed."""
     return Command(
         scripts.load("tidy"),
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, keys.bodies, keys.trash, keys.deaths,
+            keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
         ),
         [clock.now_us, limit],
-        int,
+        lambda reply: TidyReply(reply[0], reply[1] == 1),
     )  # fmt: skip

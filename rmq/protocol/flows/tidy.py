@@ -1,6 +1,6 @@
-"""Drop dead letters past their retention, and settled ids past the dedup window.
+"""Drop dead letters past their retention, and whatever else slots keep for a time.
 
-Acks and rejections do that for their own slot. For slots without any, consumers do it once a
+Acks, rejections and takes do that for their own slot. For slots without any, consumers do it once a
 minute, and so does each call that reads a topic's figures or dead letters.
 """
 
@@ -30,9 +30,9 @@ def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
         calls = [commands.tidy(keys, DEAD_PAGE) for keys in slots]
         for call in calls:
             call.fails_fast = fails_fast
-        counts = yield from pipeline(calls)
-        dropped += sum(counts)
-        slots = [keys for keys, count in zip(slots, counts, strict=True) if count == DEAD_PAGE]
+        replies = yield from pipeline(calls)
+        dropped += sum(reply.dropped for reply in replies)
+        slots = [keys for keys, reply in zip(slots, replies, strict=True) if reply.more]
         if not slots:
             break
     return dropped
