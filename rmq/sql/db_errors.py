@@ -19,11 +19,12 @@ from rmq.errors import ConfigurationError
 DUPLICATE_KEY = 1062  # MySQL and MariaDB
 _NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code of its own for it
 # A connection was lost or refused; the server shuts down, starts, or has no connection left, or it
-# has become a replica, which takes no writes.
-_AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006")
-_AWAY_MYSQL = (1040, 1042, 1053, 1203, 1290, 1836, 1927, 2002, 2003, 2006, 2013, 2055)
+# has become a replica, which takes no writes; a statement, or its wait for a lock, took too long.
+_AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014")
+_AWAY_MYSQL = (1040, 1042, 1053, 1203, 1205, 1290, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055)
 _AWAY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN)
 _CONFLICT = ("40001", "40P01", 1213, 1020)  # serialization, deadlock; changed since it was read
+_LOCK_TIMEOUT = ("55P03", 1205)
 
 
 def code_of(error: BaseException | None) -> str | int | None:
@@ -51,11 +52,19 @@ def is_conflict(error: BaseException) -> bool:
     return isinstance(error, DBAPIError) and code_of(error) in _CONFLICT
 
 
-def is_away(error: BaseException) -> bool:
-    """Whether the database could not be reached, or ended the connection.
+def is_contention(error: BaseException) -> bool:
+    """Whether another transaction was in the way: a conflict, or a lock not released in time.
 
-    Includes a SQLite lock that was not released in time, and a pool without a free connection. Ask
-    only about errors of RMQ's own statements: an `OSError` of a handler may have any cause.
+    SQLite's lock is that of the whole database, and no sign of it: see `is_away`.
+    """
+    return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database could not be reached, ended the connection, or did not answer in time.
+
+    Includes a lock that was not released in time, and a pool without a free connection. Ask only
+    about errors of RMQ's own statements: an `OSError` of a handler may have any cause.
     """
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True

@@ -7,6 +7,7 @@ retry, because the message is not at fault. The wait grows with the outage.
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,14 +30,9 @@ class StoreAway(Snooze):
     """The store of a middleware cannot be reached: the delivery comes back, at no retry."""
 
 
-class Attempt:
-    """An attempt to reach a store.
-
-    Attributes:
-        handler_error: an error that the handler raised; its kind says nothing about the store.
-    """
-
-    handler_error: BaseException | None = None
+def is_outage(error: BaseException) -> bool:
+    """Whether a store is away, or two transactions were in conflict. Ask as `is_away` says."""
+    return is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
 
 
 class Outage:
@@ -51,26 +47,32 @@ class Outage:
         self._since = self._last = self._logged = float("-inf")
 
     @contextmanager
-    def watch(self) -> Iterator[Attempt]:
+    def watch(self) -> Iterator[None]:
         """Put the delivery off if the store is away within this block.
 
         Raises:
             StoreAway: the database or Redis is away, or two transactions were in conflict.
         """
-        attempt = Attempt()
         try:
-            yield attempt
+            yield
         except Exception as error:
-            away = is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
-            if not away or error is attempt.handler_error:
+            if not is_outage(error):
                 raise
             raise self.snooze(error) from error
+        self.end()
+
+    def end(self) -> None:
+        """Note that the store has answered."""
         self._since = float("-inf")
 
-    def snooze(self, error: BaseException) -> StoreAway:
-        """Return a snooze as long as the outage so far, within limits."""
+    def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
+        """Return a snooze as long as the outage so far, within limits.
+
+        After a conflict it is short, longer at each of the `times` of this message, and random, so
+        that the same messages do not meet again.
+        """
         if is_conflict(error):
-            return StoreAway(CONFLICT_WAIT_S)  # the database is there, and busy
+            return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))
         now = time.monotonic()
         if self._since == float("-inf") or now - self._last > QUIET_S:
             self._since = now
@@ -79,7 +81,8 @@ class Outage:
         if now - self._logged > LOG_INTERVAL_S:
             self._logged = now
             log.warning(
-                "%s is away; deliveries come back later, which costs no retry: %s",
+                "%s is away, or does not answer in time; deliveries come back later, which costs "
+                "no retry: %s",
                 self._store, one_line(error),
             )  # fmt: skip
         return StoreAway(wait_s)

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.sql.ledger import exactly_once as exactly_once_module
+from rmq.sql.ledger import exactly_once as exactly_once_module, rows
+from rmq.sql.ledger.rows import Row
 from tests.sql.ledgers import Books, Copy, by_kind, effects, write, writing
 
 # --- the database fails --------------------------------------------------------------------------
@@ -67,17 +68,21 @@ def test_a_database_that_dies_leaves_all_or_nothing(own_books: Books, when: str)
     assert own_books.effects() == ["k"]
 
 
-def kill_own_connection(connection: sa.Connection) -> None:
+def kill_own_connection(connection: sa.Connection, through: str = "SQLAlchemy") -> None:
     """Let the server end the connection in the midst of a transaction; others go on."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+    statement = "SELECT pg_terminate_backend(pg_backend_pid())"
+    if connection.dialect.name != "postgresql":
+        statement = "KILL CONNECTION_ID()"
+    if through == "SQLAlchemy":
+        connection.execute(sa.text(statement))
     else:
-        connection.execute(sa.text("KILL CONNECTION_ID()"))
+        connection.connection.cursor().execute(statement)
 
 
+@pytest.mark.parametrize("through", ["SQLAlchemy", "the driver"])
 @pytest.mark.parametrize("handler", ["raises", "returns"])
 def test_a_connection_that_ends_costs_no_retry_but_a_message_that_ends_it_each_time_fails(
-    books: Books, handler: str
+    books: Books, handler: str, through: str
 ) -> None:
     if books.database.dialect == "sqlite":
         pytest.skip("SQLite has no connection that a server could end")
@@ -87,9 +92,9 @@ def test_a_connection_that_ends_costs_no_retry_but_a_message_that_ends_it_each_t
         def then(connection: sa.Connection) -> None:
             write("k")(connection)
             try:
-                kill_own_connection(connection)
+                kill_own_connection(connection, through)
                 write("k")(connection)
-            except sa.exc.DBAPIError:
+            except Exception:
                 if handler == "raises":
                     raise
 
@@ -98,12 +103,105 @@ def test_a_connection_that_ends_costs_no_retry_but_a_message_that_ends_it_each_t
     for fence in range(1, 5):
         try:
             books.run(guard, Copy(fence=fence), work)
-        except (rmq.Snooze, rmq.WorkRolledBack, sa.exc.DBAPIError) as error:
+        except Exception as error:
             found.append(isinstance(error, rmq.Snooze))
 
     assert found == [True, True, False, True]  # and its count begins anew
     assert (books.rows(), books.effects()) == ([], [])
     assert books.run(guard, Copy(fence=5), writing())
+
+
+@pytest.mark.parametrize("asked", [rmq.Retry(7), rmq.Reject("no")], ids=["Retry", "Reject"])
+def test_what_a_handler_asks_for_is_done_though_its_connection_has_ended(
+    books: Books, asked: Exception
+) -> None:
+    if books.database.dialect == "sqlite":
+        pytest.skip("SQLite has no connection that a server could end")
+
+    def work(**given: Any) -> Any:
+        def then(connection: sa.Connection) -> None:
+            with contextlib.suppress(Exception):
+                kill_own_connection(connection, "the driver")
+            raise asked
+
+        return then
+
+    with pytest.raises(type(asked)):
+        books.run(books.once(), Copy(), work)
+
+
+# --- other transactions are in the way ------------------------------------------------------------
+
+
+def conflict(books: Books, connection: sa.Connection) -> None:
+    """Let the database end this transaction, because it conflicts with another one."""
+    if books.database.dialect == "mariadb":
+        be_the_victim_of_a_deadlock(books, connection)
+        return
+    connection.execute(sa.select(effects.c.key)).all()
+    with books.outside.begin() as other:
+        other.execute(sa.update(effects).values(key="changed since"))
+    connection.execute(sa.update(effects).values(key="mine"))
+
+
+def test_a_conflict_of_the_handlers_own_costs_no_retry_until_it_is_no_chance_any_more(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if books.database.dialect == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    monkeypatch.setattr(exactly_once_module, "MAX_CONFLICTS", 4)
+    source = books.source(isolation_level="REPEATABLE READ")
+    guard, found = books.once(source=source), []
+    with books.outside.begin() as connection:
+        write("old")(connection)
+        write("old")(connection)
+
+    def work(**given: Any) -> Any:
+        return lambda connection: conflict(books, connection)
+
+    for fence in range(1, 6):
+        with pytest.raises((rmq.Snooze, sa.exc.DBAPIError)) as raised:
+            books.run(guard, Copy(fence=fence), work)
+        found.append(getattr(raised.value, "delay", None))
+
+    assert found[3] is None  # the fourth one in a row is a failure, and the count begins anew
+    for times, delay in zip((1, 2, 3, 1), found[:3] + found[4:], strict=True):
+        assert 0.05 * times <= delay <= 0.15 * times
+    assert books.rows() == []
+    assert books.run(guard, Copy(fence=6), writing())
+
+
+TIMEOUTS = {
+    "postgresql": [
+        {"options": f"-c {name}=50ms"} for name in ("lock_timeout", "statement_timeout")
+    ],
+    "mariadb": [
+        {"init_command": f"SET {name}"}
+        for name in ("innodb_lock_wait_timeout=1", "max_statement_time=0.1")
+    ],
+    "sqlite": [{"timeout": 0.05}],
+}
+
+
+@pytest.mark.parametrize("guarded", ["once", "ledger"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_copy_that_waits_too_long_for_a_run_in_progress_costs_no_retry(
+    books: Books, guarded: str, which: int
+) -> None:
+    options = TIMEOUTS[books.database.dialect][which:]
+    if not options:
+        pytest.skip("SQLite has one time limit")
+    source = books.source(connect_args=options[0])
+    guard = books.once(source=source) if guarded == "once" else books.guard(source=source)
+
+    with books.outside.begin() as connection:
+        rows.insert(connection, Row("default", "t", "k", "m1:1:x"), "consuming", None)
+        for fence in range(2, 6):
+            with pytest.raises(rmq.Snooze):
+                books.run(guard, Copy(fence=fence), writing())
+        connection.rollback()
+
+    assert books.run(guard, Copy(fence=6), writing() if guarded == "once" else lambda **given: None)
 
 
 def test_an_error_of_the_handlers_own_that_looks_like_an_outage_is_its_failure(
@@ -189,7 +287,8 @@ def test_half_a_transaction_after_a_rollback_by_the_database_is_not_committed(
             with pytest.raises(sa.exc.IntegrityError):
                 connection.exec_driver_sql("INSERT OR ROLLBACK INTO effects VALUES (1, 'there')")
             return
-        be_the_victim_of_a_deadlock(books, connection)
+        with pytest.raises(sa.exc.OperationalError, match="1213"):
+            be_the_victim_of_a_deadlock(books, connection)
 
     with pytest.raises(rmq.WorkRolledBack):
         books.run(guard, Copy(), work)
@@ -214,9 +313,10 @@ def be_the_victim_of_a_deadlock(books: Books, connection: sa.Connection) -> None
     thread = threading.Thread(target=rival)
     thread.start()
     assert has_two.wait(30)
-    with pytest.raises(sa.exc.OperationalError, match="1213"):
+    try:
         connection.exec_driver_sql("UPDATE effects SET `key` = 'mine' WHERE n = 2")
-    thread.join(30)
+    finally:
+        thread.join(30)
 
 
 def test_that_check_fails_where_nobody_looks_for_the_row(

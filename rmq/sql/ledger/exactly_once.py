@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -20,17 +21,19 @@ from rmq.core.procedures import Call, Procedure
 from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
 from rmq.sql.connections import OnConnection, refuse_autocommit
-from rmq.sql.db_errors import code_of, require_table
+from rmq.sql.db_errors import code_of, is_contention, require_table
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import Row
 from rmq.sql.ledger.store import check_kind, check_ttl
 from rmq.sql.ledger.tables import COMMAND, ledger
-from rmq.sql.outage import Attempt, Outage
+from rmq.sql.outage import Outage, is_outage
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED_TRANSACTION = "25P02"  # PostgreSQL: refuses statements after one has failed
-MAX_LOSSES = 3  # of the connection, in a row for one message: the last one counts as a failure
-LOSSES_KEPT = 1000  # messages whose losses are counted
+# Disturbances in a row of one message that cost no retry; the last one counts as a failure.
+MAX_LOSSES = 3  # of the connection
+MAX_CONFLICTS = 20  # with other transactions
+COUNTS_KEPT = 1000
 Source = sa.Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any]
 
 
@@ -72,7 +75,8 @@ def exactly_once(
         nothing is kept fails with `rmq.WorkRolledBack`, and a message of which only a part was
         committed, because the handler ended the transaction itself, is neither run nor acked again
         but becomes a dead letter that says so. If the database is away, or did not answer the
-        commit, the delivery is put off, at no retry. Any other error of the database is a failure.
+        commit, or ended the transaction because another one was in the way, the delivery is put
+        off, at no retry. Any other error of the database is a failure.
 
     Raises:
         InvalidType, InvalidValue: an argument cannot work, or the function takes no such parameter.
@@ -140,7 +144,7 @@ class ExactlyOnce(Middleware):
         self._source: Any = settings.source
         self.parameter = parameter
         self._outage = Outage(f"the database of @{_WORD}")
-        self._losses: dict[Any, int] = {}
+        self._counts: dict[tuple[Any, int], int] = {}  # by message id and the most that is allowed
 
     def check_handler(self, handler: HandlerInfo) -> None:
         """As `Middleware.check_handler`."""
@@ -161,27 +165,29 @@ class ExactlyOnce(Middleware):
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
         row = self._row(delivery)
-        with self._outage.watch() as attempt, self._open() as opened, opened.begin() as transaction:
-            is_new = procedures.run(
+        with (
+            self._watch(delivery) as attempt,
+            self._open() as opened,
+            opened.begin() as transaction,
+        ):
+            return procedures.run(
                 self._in_transaction(opened, transaction, attempt, row, delivery, call_next)
             )
-        return self._committed(delivery, is_new)
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
         """As `Middleware.run_async`."""
         row = self._row(delivery)
-        with self._outage.watch() as attempt:
+        with self._watch(delivery) as attempt:
             async with self._open() as opened, opened.begin() as transaction:
-                is_new = await procedures.run_async(
+                return await procedures.run_async(
                     self._in_transaction(opened, transaction, attempt, row, delivery, call_next)
                 )
-        return self._committed(delivery, is_new)
 
     def _in_transaction(
         self,
         opened: Any,
         transaction: Any,
-        attempt: Attempt,
+        attempt: _Attempt,
         row: Row,
         delivery: DeliveryData,
         call_next: Next | NextAsync,
@@ -192,47 +198,81 @@ class ExactlyOnce(Middleware):
         if not (yield OnConnection(connection, _begin, row)):
             yield Call(transaction.rollback)
             return False
+        attempt.has_begun = True
         try:
             yield Call(call_next, **{self.parameter: opened})
         except Exception as error:
             attempt.handler_error = error
-            self._check_connection(connection, delivery, error)
             raise
-        self._check_connection(connection, delivery)
+        finally:
+            attempt.has_lost_connection = connection.invalidated
+        if connection.invalidated:
+            raise _rolled_back(delivery)
         _check_open(transaction, delivery)
         if has_sessions:
             yield Call(opened.flush)
         yield OnConnection(connection, _finish, row, self._settings.ttl_ms, delivery)
         return True
 
-    def _committed(self, delivery: DeliveryData, is_new: bool) -> bool:
-        if is_new:
-            self._losses.pop(delivery.id, None)
-        return is_new
+    @contextmanager
+    def _watch(self, delivery: DeliveryData) -> Iterator[_Attempt]:
+        """Put the delivery off if the database is at fault within this block, not the message.
 
-    def _check_connection(
-        self, connection: Any, delivery: DeliveryData, error: Exception | None = None
-    ) -> None:
-        """Put the delivery off if the database ended the connection while the handler ran.
-
-        Nothing was committed then, and as a rule the message is not at fault. But a message whose
-        statement makes the server end the connection would come back for ever, so the third lost
-        connection in a row is a failure like any other.
+        Nothing was committed then. But a message whose statement makes the server end the
+        connection, or that conflicts with others each time, would come back for ever; so after some
+        times in a row it fails like any other.
 
         Raises:
-            StoreAway: the connection is lost.
-            WorkRolledBack: it is lost for the third time, and the handler returned all the same.
+            StoreAway: the database is away, or another transaction was in the way.
         """
-        if not connection.invalidated or isinstance(error, Snooze | Retry | Reject):
-            return
-        losses = self._losses.pop(delivery.id, 0) + 1
-        if losses < MAX_LOSSES:
-            self._losses[delivery.id] = losses
-            while len(self._losses) > LOSSES_KEPT:
-                self._losses.pop(next(iter(self._losses)), None)
-            raise self._outage.snooze(error or ConnectionError("the connection ended")) from error
-        if error is None:
-            raise _rolled_back(delivery)
+        attempt = _Attempt()
+        try:
+            yield attempt
+        except (Snooze, Retry, Reject):
+            raise
+        except Exception as error:
+            own = attempt.handler_error
+            if isinstance(own, Snooze | Retry | Reject):  # the rollback after it has failed
+                raise own from error
+            if is_contention(error):
+                most = MAX_CONFLICTS
+            elif attempt.has_lost_connection or (is_outage(error) and error is not own):
+                most = MAX_LOSSES
+            else:
+                raise
+            # Before the handler is called, its message cannot be at fault.
+            times = self._count(delivery, most) if attempt.has_begun else 1
+            if times == most:
+                raise
+            raise self._outage.snooze(error, times) from error
+        self._outage.end()
+        for most in (MAX_CONFLICTS, MAX_LOSSES):
+            self._counts.pop((delivery.id, most), None)
+
+    def _count(self, delivery: DeliveryData, most: int) -> int:
+        """Count a disturbance of a message; return how many it has had in a row, up to `most`."""
+        key = (delivery.id, most)
+        times = self._counts.pop(key, 0) + 1
+        if times < most:
+            self._counts[key] = times
+            while len(self._counts) > COUNTS_KEPT:
+                self._counts.pop(next(iter(self._counts)), None)
+        return times
+
+
+class _Attempt:
+    """A run of the handler: what became of it decides whether its message is at fault.
+
+    Attributes:
+        has_begun: whether the handler was called.
+        handler_error: what it raised.
+        has_lost_connection: whether SQLAlchemy knows that its connection ended; it does not if the
+            handler used the driver's cursor. The next statement, or the rollback, then fails.
+    """
+
+    has_begun = False
+    handler_error: Exception | None = None
+    has_lost_connection = False
 
 
 def _begin(connection: sa.Connection, row: Row) -> bool:
