@@ -12,8 +12,11 @@ loop, or end their process. Meanwhile a seed decides when
     freeze     the master is stopped for a while
     cut        replies of some calls are lost after they were executed
     flush      the scripts are gone
+    full       the master is at maxmemory for a while
+    clock      the clock of the master steps forward or back, by less than the lease of a worker
     kill, stop, term   a worker dies, stands still beyond its lease, or is asked to stop
 
+Topics of workers are resized all the time, by a command that is repeated until it is answered.
 Two consumers without a worker pull messages through the same faults (`hostile_pull`).
 
 `python -m tests.faults.hostile --seed 1 --seconds 300` runs it by hand. A run is judged by
@@ -41,7 +44,8 @@ import redis
 import rmq
 from rmq.soak.proxy import Proxy
 from tests.conftest import any_binary
-from tests.faults.hostile_pull import Pull
+from tests.faults.hostile_pull import REPEATED, Pull
+from tests.faults.preload import Clock
 from tests.faults.process import wait_for
 from tests.faults.storm import Played, Watch, insist
 from tests.faults.worker_account import SLACK_NS, Account, account, events
@@ -57,18 +61,28 @@ TOLD_NS = SLACK_NS + 4_000_000_000
 BURST = 60  # sends of one asyncio.gather
 FAULTS_EACH_S = 1 / 4  # at least
 JOIN_S = 60.0
-NETWORK = ("failover", "strand", "reset", "hole", "freeze", "cut", "flush")
+CLOCK_MS = 1500  # a server's clock is off by so much at most
+SLOTS = (2, 4, 8)
+NETWORK = ("failover", "strand", "reset", "hole", "freeze", "cut", "flush", "full", "clock")
 PROCESS = ("kill", "stop", "term")
 
 
 class Pair:
-    """A master and its replica behind one address."""
+    """A master and its replica behind one address, each with a clock of its own."""
 
-    def __init__(self, binary: str) -> None:
-        self.master, self.replica = Server(binary), Server(binary)
+    def __init__(self, binary: str, folder: Path) -> None:
+        self.clocks: dict[Server, Clock] = {}
+        self.master, self.replica = (self._server(binary, folder / name) for name in "ab")
         self._follow()
         self.front = Proxy(self.master.port)
         self.url = self.front.url
+
+    def _server(self, binary: str, folder: Path) -> Server:
+        folder.mkdir()
+        clock = Clock(folder)
+        made = Server(clock.program(binary))
+        self.clocks[made] = clock
+        return made
 
     def _follow(self) -> None:
         with self.replica.raw() as raw:
@@ -155,6 +169,7 @@ class Hostile:
         self._start("processes", self._processes)
         parts: dict[str, Callable[[random.Random], None]] = {
             "network": self._network,
+            "resizes": self._resizes,
         }
         for scene in self.scenes:
             parts[f"produce {scene.kind}"] = functools.partial(self._produce, scene)
@@ -242,6 +257,23 @@ class Hostile:
             if child.is_gone():
                 self._workers[scene][place] = self._worker(scene)
 
+    # --- resizes ---------------------------------------------------------------------------------
+
+    def _resizes(self, rng: random.Random) -> None:
+        """Resize one topic after the other; a resize that has begun is brought to its end."""
+        with rmq.Client(self.url, **CLIENT) as client:
+            while not self._over.wait(0.5 + rng.random()):
+                scene, slots = rng.choice(self.scenes), rng.choice(SLOTS)
+                self.fired["resize"] += self._resized(client, scene.topic.name, slots)
+
+    def _resized(self, client: rmq.Client, name: str, slots: int) -> bool:
+        """Whether it had another number of slots before."""
+        while True:
+            try:
+                return client.admin.topic_resize(name, slots).before != slots
+            except REPEATED as error:
+                self._repeated(error)
+
     # --- producers -------------------------------------------------------------------------------
 
     def _next(self, scene: Scene, rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -282,7 +314,7 @@ class Hostile:
                         id = id or topic.new_id()
                         topic.send(body, id=id, **options)
                         break
-                    except (rmq.Unavailable, rmq.OutcomeUnknown) as error:
+                    except REPEATED as error:
                         self._repeated(error)
                 time.sleep(0.02)
 
@@ -306,7 +338,7 @@ class Hostile:
                 id = id or await topic.new_id()
                 await topic.send(body, id=id, **options)
                 return
-            except (rmq.Unavailable, rmq.OutcomeUnknown) as error:
+            except REPEATED as error:
                 self.outcomes[type(error).__name__] += 1
                 await asyncio.sleep(0.05)
 
@@ -320,6 +352,25 @@ class Hostile:
             self.fired[what] += 1
             for scene in self.scenes:
                 scene.redis_fault(since)
+
+    def _full(self, rng: random.Random) -> None:
+        with self.pair.master.raw() as raw:
+            raw.config_set("maxmemory", 1)
+            time.sleep(0.5 + 2 * rng.random())
+            raw.config_set("maxmemory", 0)
+
+    def _clock(self, rng: random.Random) -> None:
+        clock = self.pair.clocks[self.pair.master]
+        offset_ms = rng.randint(-CLOCK_MS, CLOCK_MS)
+        for scene in self.scenes:
+            scene.note("clock", ahead=offset_ms)
+        clock.step_to(offset_ms)
+        with self.pair.master.raw() as raw:
+            before = time.time_ns() // 1000
+            seconds, us = raw.time()
+            after = time.time_ns() // 1000
+        stepped = seconds * 1_000_000 + us - offset_ms * 1000
+        insist(before <= stepped + 1 and stepped <= after, (before, stepped, after))
 
     def _failover(self, rng: random.Random) -> None:
         self.pair.failover(rng.random())
@@ -379,11 +430,12 @@ class Hostile:
 @contextlib.contextmanager
 def pair(binary: str) -> Iterator[Pair]:
     """Two servers behind one address."""
-    made = Pair(binary)
-    try:
-        yield made
-    finally:
-        made.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Pair(binary, Path(folder))
+        try:
+            yield made
+        finally:
+            made.stop()
 
 
 def played(servers: Pair, folder: Path, seed: int, seconds: float) -> Played:
@@ -399,7 +451,7 @@ def played(servers: Pair, folder: Path, seed: int, seconds: float) -> Played:
         verdict = pull.verdict(run.fired.total())
         insist(verdict.state == "valid" and not verdict.duplicates, (told, verdict))
         insist(pull.leases_lost == 0, (told, pull.leases_lost))
-    never = Counter(name for name in (*NETWORK, *PROCESS) if name not in run.fired)
+    never = Counter(name for name in (*NETWORK, *PROCESS, "resize") if not run.fired[name])
     return Played(told, never)
 
 

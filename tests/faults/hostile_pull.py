@@ -18,6 +18,8 @@ from tests.faults.checker import History, Verdict
 LEASE_S = 30.0
 DRAIN_S = LEASE_S + 15
 
+REPEATED = (rmq.Unavailable, rmq.OutcomeUnknown, rmq.QueueFull)  # a send, until it is answered
+
 Mode = Literal["at_least_once", "at_most_once"]
 
 
@@ -45,7 +47,7 @@ class Pull:
                         id = id or topic.new_id()
                         topic.send({"n": number}, id=id)
                         self.history.answer(number)
-                    except (rmq.Unavailable, rmq.OutcomeUnknown):
+                    except REPEATED:
                         time.sleep(0.05)
                 number += 1
         self._sent_all.set()

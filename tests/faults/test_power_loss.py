@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,33 +11,21 @@ import rmq
 from tests.conftest import any_binary
 from tests.faults.aof import end_of
 from tests.faults.checker import History, Verdict
+from tests.faults.preload import preloaded
 from tests.faults.test_kill import drained
 from tests.servers import Server
-
-SOURCE = Path(__file__).with_name("lose.c")
-COMPILER = shutil.which("cc") or shutil.which("gcc")
 
 
 class Machine:
     """A server that notes its fsyncs, and can lose its power."""
 
     def __init__(self, folder: Path, fsync: str) -> None:
-        if COMPILER is None:
-            pytest.skip("no C compiler: apt-get install gcc libc6-dev")
-        library, self.log = folder / "lose.so", folder / "synced"
+        self.log = folder / "synced"
         self.log.touch()
-        subprocess.run(
-            [COMPILER, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"], check=True
-        )
-        start = folder / "server"
-        start.write_text(
-            f"#!/bin/sh\nLD_PRELOAD={library} RMQ_LOSE_LOG={self.log} "
-            f'exec {shlex.quote(any_binary())} "$@"\n'
-        )
-        start.chmod(0o700)
         self.server = Server(
-            str(start), "--appendfsync", fsync, "--auto-aof-rewrite-percentage", "0", aof=True
-        )
+            preloaded(any_binary(), "lose", folder, RMQ_LOSE_LOG=self.log), "--appendfsync", fsync,
+            "--auto-aof-rewrite-percentage", "0", aof=True,
+        )  # fmt: skip
 
     def lose_power(self) -> int:
         """Kill the server, cut off what was not synced, start it; return that size."""

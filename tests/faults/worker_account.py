@@ -15,8 +15,9 @@ on this machine) and the `pid`. Handlers write
     exit      it ends its process
 
 and a test writes what it did: kill, stop, cont, term, heartbeat (with the `pid` it did it to),
-redis (with `back`, when it was over), and that a process is gone (with its exit `code`). Nothing
-here knows of RMQ's own counts.
+redis (with `back`, when it was over), clock (the clock of Redis steps, and is `ahead` of the wall
+clock by so many ms from then on), and that a process is gone (with its exit `code`). Nothing here
+knows of RMQ's own counts.
 
     settled      its newest delivery is done: what a zombie finishes does not count
     lost         was sent, and is neither settled nor dead
@@ -173,10 +174,12 @@ def _explained(one: Run, again: Run, history: list[Event]) -> bool:
     return False
 
 
-def _overlap(one: Run, again: Run, stopped: Iterable[tuple[float, float]], slack_ns: float) -> str:
+def _overlap(
+    one: Run, again: Run, stopped: Iterable[tuple[float, float]], slack_ns: float, ahead_ms: int
+) -> str:
     """Return why `again` began too early; '' if it did not."""
-    if one.given > again.begun and again.wall < one.deadline(again.begun):
-        early = one.deadline(again.begun) - again.wall
+    early = one.deadline(again.begun) - again.wall - ahead_ms
+    if one.given > again.begun and early > 0:
         return f"{one.n}: begun {early} ms before the lease of attempt {one.attempt} ended"
     if one.ended <= again.begun or one.blind:
         return ""
@@ -209,6 +212,7 @@ def account(
     for number in buried:
         book.bury(number)
     history = sorted(history, key=lambda event: event["t"])
+    ahead_ms = max([0, *(event["ahead"] for event in history if event["e"] == "clock")])
     stopped, blocked = _spans(history, "stop", "cont"), _blocked(history)
     unexplained, overlaps, zombies, settled = [], [], [], []
     for number, runs in runs_of(history).items():
@@ -222,8 +226,9 @@ def account(
                 unexplained.append(number)
             for one in runs[:place]:
                 if wrong := _overlap(
-                    one, again, [*stopped.get(one.pid, []), *blocked.get(one.pid, [])], slack_ns
-                ):
+                    one, again, [*stopped.get(one.pid, []), *blocked.get(one.pid, [])], slack_ns,
+                    ahead_ms,
+                ):  # fmt: skip
                     overlaps.append(wrong)
             if again.fence < newest.fence:
                 zombies.append(number)
