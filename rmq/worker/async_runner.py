@@ -10,13 +10,14 @@ from typing import Any
 
 from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import call_hooks_async
-from rmq.errors import DecodeError, RMQError
+from rmq.errors import DecodeError
 from rmq.worker.disposition import (
     ACK,
     DONE_BEFORE,
-    RELEASE,
     Disposition,
+    RuntimeExceeded,
     Settled,
+    error_of_cancel,
     outcome_of,
     outcomes,
     runtime_exceeded,
@@ -53,31 +54,36 @@ class AsyncRunner(HandlerRunner):
         except DecodeError as error:
             raised, disposition = error, undecodable(error)
         else:
-            try:
-                result = await _call_with_limit(call, self._handler.runtime_of(delivery))
-                raised = result if isinstance(result, BaseException) else None
-                if run is not None:
-                    disposition = decide.of_wrapped(run, delivery, raised)
-                elif raised is not None:
-                    disposition = decide.by_error(delivery, raised)
-                else:
-                    disposition = ACK
-            except asyncio.CancelledError:
-                disposition = RELEASE  # the worker is stopping
+            raised = await self._raised_by(call, self._handler.runtime_of(delivery))
+            if run is not None:
+                disposition = decide.of_wrapped(run, delivery, raised)
+            else:
+                disposition = ACK if raised is None else decide.by_error(delivery, raised)
         if self._hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             await call_hooks_async(self._hooks.after_handle, delivery, outcome)
         return disposition
 
     async def _done_before(self, delivery: DeliveryData) -> Disposition:
-        try:
-            for guard in self._middleware:
-                await guard.on_duplicate_async(delivery)
-        except asyncio.CancelledError:
-            return RELEASE  # the worker is stopping
-        except Exception as error:
-            return self._dispositions.by_error(delivery, error)
+        for guard in self._middleware:
+            raised = await self._raised_by(partial(guard.on_duplicate_async, delivery))
+            if raised is not None:
+                return self._dispositions.by_error(delivery, raised)
         return DONE_BEFORE
+
+    async def _raised_by(
+        self, call: Callable[[], Awaitable[object]], seconds: float | None = None
+    ) -> BaseException | None:
+        """Await a call within its limit; return what it raised."""
+        try:
+            if seconds is not None:
+                return await _raised_within(call, seconds)
+            await call()
+        except asyncio.CancelledError as error:
+            return error_of_cancel(error, self._dispositions.is_stopping)
+        except BaseException as error:
+            return error
+        return None
 
     async def _call(self, *arguments: Any, **filled: Any) -> None:
         self._dispositions.check_returned(await self._handler.function(*arguments, **filled))
@@ -92,40 +98,23 @@ class AsyncRunner(HandlerRunner):
         if ready:
             limits = [self._handler.runtime_of(delivery) for delivery in ready]
             seconds = min((limit for limit in limits if limit is not None), default=None)
-            try:
-                function = self._call if self.wrapped is None else self.wrapped.run_batch_async
-                result = await _call_with_limit(partial(function, ready), seconds)
-                raised = result if isinstance(result, BaseException) else None
-                results += self._dispositions.of_batch(ready, raised)
-            except asyncio.CancelledError:  # the worker is stopping
-                results += [(delivery, RELEASE, None) for delivery in ready]
+            function = self._call if self.wrapped is None else self.wrapped.run_batch_async
+            raised = await self._raised_by(partial(function, ready), seconds)
+            results += self._dispositions.of_batch(ready, raised)
         for delivery, outcome in outcomes(results, started):
             await call_hooks_async(self._hooks.after_handle, delivery, outcome)
         return early + [(delivery, disposition) for delivery, disposition, _ in results]
 
 
-async def _call_with_limit(call: Callable[[], Awaitable[object]], seconds: float | None) -> object:
-    """Await a call within its limit; return its value, or the exception that it raised."""
-    if seconds is None:
-        try:
-            return await call()
-        except asyncio.CancelledError:
-            if _is_cancelled_from_outside():
-                raise
-            return RMQError("the handler cancelled itself")
-        except BaseException as error:
-            return error
+async def _raised_within(
+    call: Callable[[], Awaitable[object]], seconds: float
+) -> RuntimeExceeded | None:
+    """Await a call; return the error if it took too long, whatever else it raised or returned."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            result = await _call_with_limit(call, None)
-    except TimeoutError:
-        return runtime_exceeded(seconds)
-    # A handler may swallow the cancellation and return.
-    return runtime_exceeded(seconds) if limit.expired() else result
-
-
-def _is_cancelled_from_outside() -> bool:
-    """Return whether the worker cancelled the task, and not the handler itself."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+            await call()
+    except BaseException:
+        if not limit.expired():
+            raise
+    return runtime_exceeded(seconds) if limit.expired() else None

@@ -5,10 +5,11 @@ Nothing here runs a handler, or talks to Redis.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rmq.client.handler import Handler
@@ -19,6 +20,7 @@ from rmq.core.interceptor import Outcome
 from rmq.core.retry import Policy, draw_wait_ms
 from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
+from rmq.worker.event_loop import is_interrupted
 from rmq.worker.wrapped_call import WrappedRun
 
 log = logging.getLogger("rmq")
@@ -36,6 +38,7 @@ class Disposition(NamedTuple):
 ACK = Disposition("ack")
 DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier run
 RELEASE = Disposition("release", 0.0)
+INTERRUPTED_S = 1.0  # until a run comes again that the code of another one cancelled
 
 Settled = tuple[DeliveryData, Disposition]
 Result = tuple[DeliveryData, Disposition, BaseException | None]  # with the raised exception
@@ -68,6 +71,24 @@ def runtime_exceeded(seconds: float) -> RuntimeExceeded:
     return RuntimeExceeded(
         f"the handler was still running after max_runtime, {seconds:g} s; it counts as failed"
     )
+
+
+def is_cancelled() -> bool:
+    """Return whether somebody has cancelled the current task."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def error_of_cancel(error: asyncio.CancelledError, is_stopping: Callable[[], bool]) -> Exception:
+    """Return what it means that a run was cancelled: by the worker, another run, or its own code.
+
+    Another run costs it no retry. Its own code does, because it may cancel it each time.
+    """
+    if is_stopping() or is_interrupted():
+        return Snooze(0 if is_stopping() else INTERRUPTED_S)
+    cancelled = RMQError("the handler cancelled itself, by a task or a callback of its own")
+    cancelled.__cause__ = error
+    return cancelled
 
 
 def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseException) -> Disposition:
@@ -133,10 +154,16 @@ def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[Delive
 
 
 class HandlerDispositions:
-    """Decides how the deliveries of one handler are settled: by claim, by body, by its errors."""
+    """Decides how the deliveries of one handler are settled: by claim, by body, by its errors.
 
-    def __init__(self, handler: Handler) -> None:
+    Args:
+        handler: ran them, or will.
+        is_stopping: whether a run that is cancelled is handed back.
+    """
+
+    def __init__(self, handler: Handler, is_stopping: Callable[[], bool] = is_cancelled) -> None:
         self._handler = handler
+        self.is_stopping = is_stopping
 
     # --- before the handler is run ---------------------------------------------------------------
 

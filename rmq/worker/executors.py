@@ -12,21 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
+from rmq.worker.event_loop import GuardedTask, call_in, current_work
 from rmq.worker.lane import Lane, Work
+
+log = logging.getLogger("rmq")
 
 YIELD_EVERY = 100  # work items in a row, after which a task yields to the event loop
 _UNSET = object()
 
 
 class Executor(Protocol):
-    """Runs the work of lanes."""
+    """Runs the work of lanes.
+
+    Attributes:
+        error: why no more threads can be started at present; "": they can.
+    """
+
+    error: str
 
     def put(self, lane: Lane, works: Sequence[Work]) -> None:
         """Queue work items of a lane; from any thread."""
@@ -49,6 +59,7 @@ class ThreadExecutor:
     """
 
     def __init__(self, limit: int) -> None:
+        self.error = ""
         self._limit = limit
         self._assigned: SimpleQueue[Lane | None] = SimpleQueue()  # a lane for each of its permits
         self._permits = 0  # of all lanes
@@ -63,13 +74,25 @@ class ThreadExecutor:
             more = min(len(works), lane.count - lane.permits)
             lane.permits += more
             self._permits += more
-            for _ in range(min(self._permits, self._limit) - len(self._threads)):
-                name = f"rmq-run-{len(self._threads)}"
-                thread = threading.Thread(target=self._run_lanes, name=name, daemon=True)
-                self._threads.append(thread)
+            for _ in range(more):
+                self._assigned.put(lane)
+            self._start_threads(min(self._permits, self._limit) - len(self._threads))
+
+    def _start_threads(self, count: int) -> None:
+        """Start threads, as far as the system permits; the next `put` tries again."""
+        error = ""
+        for _ in range(count):
+            name = f"rmq-run-{len(self._threads)}"
+            thread = threading.Thread(target=self._run_lanes, name=name, daemon=True)
+            try:
                 thread.start()
-        for _ in range(more):
-            self._assigned.put(lane)
+            except RuntimeError as failed:  # a limit on processes or memory
+                error = f"{failed} ({len(self._threads)} run)"
+                break
+            self._threads.append(thread)
+        if error and not self.error:
+            log.error("handlers wait for threads: %s", error)
+        self.error = error
 
     def _run_lanes(self) -> None:
         get = self._assigned.get
@@ -125,11 +148,12 @@ class TaskExecutor:
     """
 
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.error = ""  # a task can always be started
         self._limit = limit
         self._loop = loop
         self._assigned: deque[Lane] = deque()  # a lane for each of its permits
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[GuardedTask] = set()
         self._context = contextvars.copy_context()
         self._closing = False
         self._empty = threading.Event()
@@ -138,7 +162,7 @@ class TaskExecutor:
     def put(self, lane: Lane, works: Sequence[Work]) -> None:
         """Queue work items of a lane, from another thread."""
         lane.ready.extend(works)
-        self._loop.call_soon_threadsafe(self._assign, lane, len(works))
+        call_in(self._loop, self._assign, lane, len(works))
 
     def _assign(self, lane: Lane, count: int) -> None:
         more = min(count, lane.count - lane.permits, len(lane.ready))
@@ -147,18 +171,18 @@ class TaskExecutor:
         self._wake(more)
 
     def _wake(self, count: int) -> None:
-        for _ in range(min(count, len(self._idle))):
+        while count > 0 and self._idle:
             waiter = self._idle.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-            count -= 1
+                count -= 1
         for _ in range(min(count, self._limit - len(self._tasks))):
             self._start()
 
     def _start(self) -> None:
         self._empty.clear()
         # A fresh copy: a task keeps what its handlers set, and is replaced after they set anything.
-        task = self._loop.create_task(self._run_lanes(), context=self._context.copy())
+        task = GuardedTask(self._run_lanes(), loop=self._loop, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -185,21 +209,22 @@ class TaskExecutor:
         """Run work of a lane until none is left, or another lane waits for a task.
 
         Returns:
-            False if a handler has set a context variable, so that the task must be replaced.
+            False if the task must be replaced: a handler has set a context variable, or it was
+            cancelled.
         """
+        task: Any = asyncio.current_task()
         ready, left, done = lane.ready, lane.weight, 0
         while ready:
-            work = ready.popleft()
+            task.work = work = ready.popleft()
+            token = current_work.set(work)
             try:
                 await lane.run(work)
-            except asyncio.CancelledError as error:
-                lane.permits -= 1
-                lane.report(work, error)
-                raise
             except BaseException as error:
                 lane.report(work, error)
+            task.work = None
+            current_work.reset(token)
             done += 1
-            if not _is_same_context(contextvars.copy_context(), before):
+            if task.cancelling() or not _is_same_context(contextvars.copy_context(), before):
                 self._assigned.append(lane)
                 return False
             left -= 1
@@ -219,7 +244,7 @@ class TaskExecutor:
 
     def close(self) -> None:
         """Accept no more work."""
-        self._loop.call_soon_threadsafe(self._close)
+        call_in(self._loop, self._close)
 
     def join(self, wait_s: float) -> bool:
         """Wait for running work; return whether all has ended."""
@@ -236,7 +261,7 @@ class TaskExecutor:
 
     def cancel(self, wait_s: float) -> None:
         """Cancel running work."""
-        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self._tasks)])
+        call_in(self._loop, lambda: [task.cancel() for task in list(self._tasks)])
         self.join(wait_s)
 
 

@@ -70,7 +70,7 @@ class HandlerQueue:
         detached_claims = (
             None if handler.claims is None else DetachedClaims(consumer.transport, handler)
         )
-        runner = Runner(handler, hooks, detached_claims, values)
+        runner = Runner(handler, hooks, detached_claims, values, is_stopping)
         self.taken = 0
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
         self._heartbeat = heartbeat

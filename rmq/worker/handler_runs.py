@@ -16,7 +16,7 @@ from typing import Any
 
 from rmq.client.handler import Handler
 from rmq.core.delivery import LOST, OPEN, DeliveryData
-from rmq.worker.disposition import ACK, RELEASE, Disposition, Halt
+from rmq.worker.disposition import ACK, RELEASE, Disposition, Halt, disposition_for, error_of_cancel
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.lane import Work
 from rmq.worker.poison_messages import PoisonSuspects
@@ -113,11 +113,13 @@ class HandlerRuns:
         try:
             return await runner.run_async(delivery)
         except asyncio.CancelledError as error:
-            return self._disposition_of_cancel(error)
+            return self._disposition_of_cancel(delivery, error)
 
-    def _disposition_of_cancel(self, error: BaseException) -> Disposition:
-        """Decide for a cancelled task: by the worker's stop, or by a hook, which is a failure."""
-        return RELEASE if self._is_stopping() else Disposition("nack", None, error)
+    def _disposition_of_cancel(
+        self, delivery: DeliveryData, error: asyncio.CancelledError
+    ) -> Disposition:
+        """Decide for a run that was cancelled in a hook."""
+        return disposition_for(self.handler, delivery, error_of_cancel(error, self._is_stopping))
 
     def _begin_batch(self, batch: list[DeliveryData], margin_s: float = 0.0) -> list[DeliveryData]:
         ready = [delivery for delivery in batch if self._may_run(delivery)]
@@ -135,7 +137,7 @@ class HandlerRuns:
         try:
             dispositions = await self.runner.run_batch_async(ready)
         except asyncio.CancelledError as error:
-            dispositions = [(delivery, self._disposition_of_cancel(error)) for delivery in ready]
+            dispositions = [(each, self._disposition_of_cancel(each, error)) for each in ready]
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
 

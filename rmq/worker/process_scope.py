@@ -14,6 +14,7 @@ from typing import Any
 
 from rmq.client.dependencies import Dependencies, Node, flattened, lifespan_node
 from rmq.errors import LifespanFailed
+from rmq.worker.event_loop import GuardedTask, call_in
 from rmq.worker.run_scope import Values, open_node, open_node_async
 
 log = logging.getLogger("rmq")
@@ -111,10 +112,13 @@ class TaskHolder(_Holder):
         """Begin to open the nodes in a task; callable from any thread."""
         self._ending = asyncio.Event()
         self._has_begun = False
-        self._future = asyncio.run_coroutine_threadsafe(self._hold(), self._loop)
-        self._future.add_done_callback(self._end_unbegun)
+        call_in(self._loop, self._begin)
 
-    def _end_unbegun(self, future: Future[None]) -> None:
+    def _begin(self) -> None:
+        self._task = GuardedTask(self._hold(), loop=self._loop)
+        self._task.add_done_callback(self._end_unbegun)
+
+    def _end_unbegun(self, task: asyncio.Task[None]) -> None:
         """Note the end of a task that was cancelled before its first step."""
         if not self._has_begun:
             self.closed.set_result(None)
@@ -145,13 +149,13 @@ class TaskHolder(_Holder):
     def ask_to_end(self) -> None:
         """Close the nodes; cancel those that are being opened."""
         if self.opened.done():
-            self._loop.call_soon_threadsafe(self._ending.set)
+            call_in(self._loop, self._ending.set)
         else:
-            self._future.cancel()
+            self.cancel()
 
     def cancel(self) -> None:
         """Cancel the nodes, whatever they do."""
-        self._future.cancel()
+        call_in(self._loop, lambda: self._task.cancel())
 
 
 class ProcessScope:

@@ -5,7 +5,7 @@ Nothing here talks to Redis. The decision is a `Disposition`; the settler carrie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from rmq.client.handler import Handler
@@ -13,7 +13,7 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.worker.async_runner import AsyncRunner
 from rmq.worker.detached_claims import DetachedClaims
-from rmq.worker.disposition import Disposition, HandlerDispositions, Overrun, Settled
+from rmq.worker.disposition import Disposition, HandlerDispositions, Overrun, Settled, is_cancelled
 from rmq.worker.plain_runner import PlainRunner
 from rmq.worker.run_scope import Values
 
@@ -26,6 +26,7 @@ class Runner:
         hooks: of the interceptors.
         claims: of its runs, if it has any.
         process_values: of the dependencies and lifespans of this process.
+        is_stopping: whether a run that is cancelled is handed back.
     """
 
     _plain: PlainRunner  # a handler has one of these two
@@ -37,10 +38,11 @@ class Runner:
         hooks: Hooks,
         claims: DetachedClaims | None = None,
         process_values: Values | None = None,
+        is_stopping: Callable[[], bool] = is_cancelled,
     ) -> None:
         self.claims = claims
         self._handler = handler
-        self._dispositions = HandlerDispositions(handler)
+        self._dispositions = HandlerDispositions(handler, is_stopping)
         values = {} if process_values is None else process_values  # filled before the first run
         if handler.is_async:
             self._async = AsyncRunner(handler, self._dispositions, hooks, values)
