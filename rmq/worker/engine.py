@@ -64,11 +64,12 @@ class Engine:
     ) -> None:
         self._stopping = threading.Event()
         self._loop = loop
-        self._executors: dict[bool, Executor] = {}  # by whether handlers are async
+        executors: dict[bool, Executor] = {}  # by whether handlers are async
         handlers = [handler for of_topic in topics for handler in of_topic]
         for is_async in {handler.is_async for handler in handlers}:
             counts = [each.concurrency for each in handlers if each.is_async == is_async]
-            self._executors[is_async] = self._make_executor(is_async, concurrency, counts)
+            executors[is_async] = self._make_executor(is_async, concurrency, counts)
+        self.executors = list(executors.values())
         threads = min(SETTLER_THREADS, len(topics))
         self.settler_threads = [SettlerThread(f"rmq-settle-{number}") for number in range(threads)]
         self.feeds = [
@@ -86,7 +87,7 @@ class Engine:
         for number, feed in enumerate(self.feeds):
             for handler in feed.handlers:
                 feed.queues[handler] = HandlerQueue(
-                    handler, feed.consumer, hooks, self._executors[handler.is_async],
+                    handler, feed.consumer, hooks, executors[handler.is_async],
                     heartbeat if handler.is_async else None,
                     self.settler_threads[number % threads], feed.error_state,
                     self.fetcher.on_settled(feed), self._stopping.is_set, feed.runner_for,
@@ -118,13 +119,13 @@ class Engine:
         self.fetcher.join(seconds_until(until))
         for queue in self.queues:
             queue.release_waiting()
-        for executor in self._executors.values():
+        for executor in self.executors:
             executor.close()
 
     def join(self, wait_s: float) -> bool:
         """Wait for running handlers; return whether all have ended."""
         until = time.monotonic() + wait_s
-        return all([each.join(seconds_until(until)) for each in self._executors.values()])
+        return all([each.join(seconds_until(until)) for each in self.executors])
 
     def is_running(self) -> bool:
         """Return whether a handler is running."""
@@ -140,7 +141,7 @@ class Engine:
         Returns:
             Whether every delivery is settled in Redis.
         """
-        for executor in self._executors.values():
+        for executor in self.executors:
             executor.cancel(seconds_until(until - RELEASE_S))
         for thread in self.settler_threads:
             thread.abandon()

@@ -73,6 +73,7 @@ class HandlerQueue:
         runner = Runner(handler, hooks, detached_claims, values, is_stopping)
         self.taken = 0
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
+        self._executor = executor
         self._heartbeat = heartbeat
         self.settler = Settler(
             handler, consumer, self._disposition_of_overrun, detached_claims, settler_thread,
@@ -124,6 +125,11 @@ class HandlerQueue:
         """Return for how many seconds the event loop of this handler has been blocked."""
         return 0.0 if self._heartbeat is None else self._heartbeat.lag()
 
+    def _can_begin(self) -> bool:
+        """Return whether work may begin soon: the event loop runs, or there is a thread."""
+        is_starved = self._executor.error and not self.runs.times.running
+        return not is_starved and self.lag() <= BLOCKED_S
+
     def room(self) -> int:
         """Return how many to receive now; 0 while it is better to wait for more room."""
         handler = self.handler
@@ -131,7 +137,7 @@ class HandlerQueue:
             return 0
         if handler.ordered:
             running = self._ordered_begun - self.runs.ordered_ended
-            return IN_ORDER if running < handler.concurrency and self.lag() <= BLOCKED_S else 0
+            return IN_ORDER if running < handler.concurrency and self._can_begin() else 0
         held, hung = self.held, self.hung()
         limit = self._held_limit(hung)
         room, usable = limit - held, handler.concurrency - hung
@@ -145,7 +151,7 @@ class HandlerQueue:
 
     def _held_limit(self, hung: int) -> int:
         """Return how many deliveries to hold; while a suspect runs, none may wait behind it."""
-        if self.lag() > BLOCKED_S:
+        if not self._can_begin():
             return 0
         limit = self.runs.times.held_limit(hung)
         if not self.suspects.running:
@@ -293,10 +299,12 @@ class HandlerQueue:
 
     def check_limits(self) -> None:
         """Find the runs that exceeded their max_runtime; called a few times a second."""
+        if self._executor.error:
+            self.lane.put(())  # tries to start threads again
         self.runs.take_overdue()
         all_hung = self.hung() >= self.handler.concurrency
         self.all_hung_since = (self.all_hung_since or time.monotonic()) if all_hung else 0.0
-        if all_hung or self.lag() > BLOCKED_S or self.runs.times.is_stalled():
+        if all_hung or not self._can_begin() or self.runs.times.is_stalled():
             self._release_waiting_work()
 
     def _release_waiting_work(self) -> None:

@@ -44,9 +44,10 @@ class SettlerThread:
     def put_aside(self, carry_out: Callable[[], None]) -> None:
         """Queue a function that waits for a master of a cluster: it runs in a thread of its own."""
         if self._aside is None:
-            self._aside = SettlerThread(f"{self._name}-aside")
-            self._aside._abandoned = self._abandoned
-            self._aside.start()
+            aside = SettlerThread(f"{self._name}-aside")
+            aside._abandoned = self._abandoned
+            aside.start()  # raises if the system has no thread left
+            self._aside = aside
         self._aside.put(carry_out)
 
     def after_aside(self, call: Callable[[], None]) -> None:

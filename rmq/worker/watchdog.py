@@ -188,6 +188,9 @@ class Watchdog:
         since = [quiet_s]
         if quiet_s > QUIET_S and not errors:
             problems.append(f"nothing was taken or asked for {quiet_s:.0f} s")
+        problems += [
+            f"handlers wait for threads: {each.error}" for each in engine.executors if each.error
+        ]
         for thread in engine.settler_threads:
             if thread.call_began and now - thread.call_began > QUIET_S and not errors:
                 problems.append(f"nothing was settled for {now - thread.call_began:.0f} s")

@@ -147,6 +147,43 @@ def test_the_watchdog_ends_a_worker_whose_threads_all_hang(
     thread.join()
 
 
+def test_while_no_thread_can_be_started_others_get_the_messages_and_then_it_goes_on(
+    client: rmq.Client, other: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith("rmq-run") and threading.current_thread() not in helping:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    helping: list[threading.Thread] = []
+    topic = client.topic(name, retry=LATER)
+    topic.handler(concurrency=8)(lambda body: done.append(("mine", body)))
+    other.topic(name).handler(concurrency=8)(lambda body: done.append(("other", body)))
+    with rmq.Worker(client, heartbeat="thread") as worker:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        topic.send_many([rmq.Outgoing(n) for n in range(20)])
+        eventually(lambda: worker.counts()[name]["release"])
+        problems = worker.health().problems
+        with rmq.Worker(other, heartbeat="thread") as its:
+            helping += [its._running.engine.fetcher._thread, its._running.watchdog._thread]
+            eventually(lambda: len(done) == 20)
+        before = worker.counts()[name]
+        monkeypatch.undo()
+        eventually(lambda: worker.health().ok)
+        topic.send_many([rmq.Outgoing(n) for n in range(20, 40)])
+        eventually(lambda: len(done) == 40)
+
+    assert problems == ["handlers wait for threads: can't start new thread (0 run)"]
+    assert (before["nack"], before["held"]) == (0, 0)
+    assert sorted(done) == [
+        *[("mine", n) for n in range(20, 40)],
+        *[("other", n) for n in range(20)],
+    ]
+
+
 # --- event loops ---------------------------------------------------------------------------------
 
 
