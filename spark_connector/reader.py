@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq import Message, Page, Span
-from rmq.connectors import QueueName
-from rmq.errors import InvalidValue
+from rmq.connectors import QueueName, Record, value_of
+from rmq.errors import DecodeError, InvalidValue
 from spark_connector.connection import connect, retry_while_away
 from spark_connector.options import SnapshotOptions
 from spark_connector.query_lease import RETRY_S
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PART_MESSAGES = 100_000  # in one task, where minPartitions asks for no more tasks
+VALUES_BYTES = 16 * 1024 * 1024  # of bodies of one batch
 _AUDIT = "rmq-audit"
 
 
@@ -97,8 +98,8 @@ class RmqReader(DataSourceReader):
         left = partition.most
         for messages in self._pages(partition):
             kept = messages if left is None else messages[:left]
-            if kept:
-                yield batches.batch(len(kept), _columns(partition.queue, kept))
+            for rows in _with_values(kept):
+                yield batches.batch(len(rows), _columns(partition.queue, rows))
             if left is not None:
                 left -= len(kept)
                 if not left:
@@ -128,7 +129,31 @@ def _messages(stats: dict[str, int], queue: str) -> int:
     return stats["in_flight" if queue == "prepare" else "dead"]
 
 
-def _columns(queue: str, messages: list[Message]) -> dict[str, Any]:
+def _with_values(messages: list[Message]) -> Iterator[list[tuple[Message, bytes, str]]]:
+    """Yield messages with the bytes of their bodies, and why these are the stored ones.
+
+    A list ends where its bodies come to VALUES_BYTES: few stored bytes may decompress to many.
+    """
+    rows: list[tuple[Message, bytes, str]] = []
+    size = 0
+    for message in messages:
+        body, unreadable = message.body, message.unreadable
+        if isinstance(body, Record):
+            try:
+                body = value_of(body)
+            except DecodeError as error:
+                body, unreadable = body.body, str(error)
+        rows.append((message, body, unreadable))
+        size += len(body)
+        if size >= VALUES_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _columns(queue: str, rows: list[tuple[Message, bytes, str]]) -> dict[str, Any]:
+    messages = [message for message, _, _ in rows]
     failures = [message.failure for message in messages]
     numbers = [message.headers.get(_AUDIT, "").rpartition(".") for message in messages]
     return {
@@ -137,7 +162,7 @@ def _columns(queue: str, messages: list[Message]) -> dict[str, Any]:
         "slot": messages[0].slot,
         "offset": [message.offset for message in messages],
         "score": [message.score for message in messages],
-        "value": [message.body for message in messages],
+        "value": [value for _, value, _ in rows],
         "timestamp": [_us(message.id.made_at) for message in messages],
         "deliver_at": [_us(message.due) for message in messages],
         "expires_at": [_us(message.expires) for message in messages],
@@ -160,7 +185,7 @@ def _columns(queue: str, messages: list[Message]) -> dict[str, Any]:
         "error_fingerprint": [
             fingerprint(failure.error) if failure else None for failure in failures
         ],
-        "unreadable": [message.unreadable or None for message in messages],
+        "unreadable": [unreadable or None for _, _, unreadable in rows],
     }
 
 

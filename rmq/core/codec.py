@@ -189,17 +189,11 @@ class Compressed:
         codec, plain_bytes = self.unpack(data, self.limit)
         return codec.decode(plain_bytes)
 
-    def decode_all(self, pieces: Iterable[bytes]) -> list[Any]:
-        """Read the bodies of a collecting message, which share `limit`."""
-        bodies, left = [], self.limit
-        for piece in pieces:
-            codec, plain_bytes = self.unpack(piece, left)
-            left -= len(plain_bytes)
-            bodies.append(codec.decode(plain_bytes))
-        return bodies
+    def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
+        """Return the codec that wrote a body, and its bytes decompressed, at most `max_bytes`.
 
-    def unpack(self, data: bytes, max_bytes: int) -> tuple[Codec, bytes]:
-        """Return the codec that wrote a body, and its bytes decompressed, at most `max_bytes`."""
+        Where there are more, `cut` returns the first; else that is an error.
+        """
         if not data:
             raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
         how, number = data[0] >> 4, data[0] & 15
@@ -210,8 +204,11 @@ class Compressed:
             )
         rest = data[1:]
         if how != PLAIN:
-            rest = compression.decompress(how, rest, max_bytes)
-        elif len(rest) > max_bytes:
+            read = compression.beginning if cut else compression.decompress
+            return codec, read(how, rest, max_bytes)
+        if cut:
+            return codec, rest[:max_bytes]
+        if len(rest) > max_bytes:
             raise DecodeError(f"body of {len(rest)} bytes: the limit of this reader is {max_bytes}")
         return codec, rest
 
@@ -271,12 +268,40 @@ def decode(number: int, data: bytes) -> Any:
     return codec.decode(data)
 
 
+class SharedLimit:
+    """Reads bodies that are in memory at a time: decompressed they share `Compressed.limit`.
+
+    So a page of messages, or a collecting message, grows no larger than one body may.
+    """
+
+    def __init__(self) -> None:
+        self._left = Compressed.limit
+
+    def unpack(self, number: int, data: bytes) -> tuple[int, bytes]:
+        """Return the number of the codec that wrote a body, and the bytes that it wrote.
+
+        Raises:
+            DecodeError: they are damaged, or too many. It costs half of what is left: else a page
+                of such bodies would take as long as if they all were read.
+        """
+        if number != Compressed.number:
+            return number, data
+        left = self._left
+        self._left //= 2
+        codec, plain_bytes = COMPRESSED.unpack(data, left)
+        self._left = left - len(plain_bytes)
+        return codec.number, plain_bytes
+
+    def decode(self, number: int, data: bytes) -> Any:
+        """Read a body; raises as `decode`."""
+        return decode(*self.unpack(number, data))
+
+
 def decode_all(number: int, pieces: Iterable[bytes]) -> list[Any]:
     """Read the bodies of a collecting message.
 
     Raises:
         DecodeError: the codec is unknown, or it did not write one of the bodies.
     """
-    if number == Compressed.number:
-        return COMPRESSED.decode_all(pieces)
-    return [decode(number, piece) for piece in pieces]
+    shared = SharedLimit()
+    return [shared.decode(number, piece) for piece in pieces]

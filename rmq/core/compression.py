@@ -61,12 +61,30 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
     return _from_zlib(data, max_bytes) if how == ZLIB else _from_zstd(data, max_bytes)
 
 
-def _from_zlib(data: bytes, max_bytes: int) -> bytes:
-    reader = zlib.decompressobj()
+def beginning(how: int, data: bytes, most: int) -> bytes:
+    """Return the first bytes of what was compressed, at most so many; errors as of `decompress`."""
+    if how == ZLIB:
+        return _read_zlib(zlib.decompressobj(), data, most)
+    zstandard = _zstandard_for(data)
     try:
-        result = reader.decompress(data, max_bytes + 1)
+        reader = zstandard.ZstdDecompressor(max_window_size=CEILING).stream_reader(data)
+        first: bytes = reader.read(most)
+    except zstandard.ZstdError as error:
+        raise DecodeError(f"body of {len(data)} bytes is not zstd: {error}") from error
+    return first
+
+
+def _read_zlib(reader: Any, data: bytes, most: int) -> bytes:
+    try:
+        found: bytes = reader.decompress(data, most)
     except zlib.error as error:
         raise DecodeError(f"body of {len(data)} bytes is not zlib: {error}") from error
+    return found
+
+
+def _from_zlib(data: bytes, max_bytes: int) -> bytes:
+    reader = zlib.decompressobj()
+    result = _read_zlib(reader, data, max_bytes + 1)
     if len(result) > max_bytes:
         raise _too_large(data, max_bytes)
     if not reader.eof:
@@ -80,10 +98,7 @@ def _from_zlib(data: bytes, max_bytes: int) -> bytes:
 
 
 def _from_zstd(data: bytes, max_bytes: int) -> bytes:
-    try:
-        zstandard = _zstandard()
-    except ConfigurationError as error:
-        raise DecodeError(f"body of {len(data)} bytes: {error}") from error
+    zstandard = _zstandard_for(data)
     try:
         # A frame begins with its size, and zstd makes nothing larger: comparing the size is enough.
         size = zstandard.get_frame_parameters(data).content_size
@@ -104,8 +119,15 @@ def _zstandard() -> Any:
     return optional_imports.load("zstandard", "zstd", 'how="zstd"')
 
 
+def _zstandard_for(data: bytes) -> Any:
+    try:
+        return _zstandard()
+    except ConfigurationError as error:
+        raise DecodeError(f"body of {len(data)} bytes: {error}") from error
+
+
 def _too_large(data: bytes, max_bytes: int) -> DecodeError:
     return DecodeError(
         f"body of {len(data)} compressed bytes comes to more than {max_bytes}, the limit of this "
-        "reader (rmq.Compressed.limit)"
+        "reader (rmq.Compressed.limit), which bodies that are read together share"
     )

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgpack
 
 from rmq.core import large_body
-from rmq.core.codec import JSON, MSGPACK, Compressed
+from rmq.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedLimit
 from rmq.errors import DecodeError
 
 TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
@@ -32,7 +32,6 @@ TYPE_MARK = "rmq-type"  # the header with the type of a message
 _NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
 _NUMBER_BITS = 32
 BARE = 8  # bytes before the body of a bare record
-_COMPRESSED = Compressed()
 
 _heads: dict[tuple[int, int, int], bytes] = {}
 
@@ -206,7 +205,7 @@ def is_bare(first: int) -> bool:
     return not first & 31 and first >> 5 != Compressed.number
 
 
-def value_of(data: bytes) -> bytes:
+def value_of(data: bytes | Record) -> bytes:
     """Return the body of a record as its codec wrote it, decompressed.
 
     For a collecting message, return the list of its bodies: in JSON if all of them are JSON, else
@@ -215,13 +214,13 @@ def value_of(data: bytes) -> bytes:
     Raises:
         DecodeError: the record is cut short, or cannot be decompressed.
     """
-    if is_bare(data[0]):
+    if isinstance(data, bytes) and is_bare(data[0]):
         return data[BARE:]
-    record = read(data)
-    check_body(record.flags)
+    record = read(data) if isinstance(data, bytes) else data
+    shared = SharedLimit()
+    bodies = [shared.unpack(record.codec, body) for body in bodies_of(record)]
     if not record.flags & COLLECTS:
-        return _decompressed(record.codec, record.body)[1]
-    bodies = [_decompressed(record.codec, body) for body in collected_bodies(record.body)]
+        return bodies[0][1]
     if all(number == JSON.number for number, _ in bodies):
         return b"[" + b",".join(body for _, body in bodies) + b"]"
     packed = [body if number == MSGPACK.number else msgpack.packb(body) for number, body in bodies]
@@ -229,9 +228,32 @@ def value_of(data: bytes) -> bytes:
     return header + b"".join(packed)
 
 
-def _decompressed(number: int, body: bytes) -> tuple[int, bytes]:
-    """Return the number of the codec that wrote a body, and the bytes that it wrote."""
-    if number != Compressed.number:
-        return number, body
-    codec, data = _COMPRESSED.unpack(body, Compressed.limit)
-    return codec.number, data
+def bodies_of(record: Record) -> list[bytes]:
+    """Return the bodies of a collecting message, or the one of any other.
+
+    Raises:
+        DecodeError: they are not there, or cut short.
+    """
+    check_body(record.flags)
+    return collected_bodies(record.body) if record.flags & COLLECTS else [record.body]
+
+
+def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
+    """Return the bodies of a record decompressed, with the number of the codec that wrote each.
+
+    At most so many bytes of them are decompressed and returned; False: there are more.
+
+    Raises:
+        DecodeError: they are not there, cut short, or damaged so far.
+    """
+    found, left = [], most
+    for body in bodies_of(record):
+        number, data = record.codec, body[: left + 1]
+        if number == Compressed.number:
+            codec, data = COMPRESSED.unpack(body, left + 1, cut=True)
+            number = codec.number
+        found.append((number, data[:left]))
+        if len(data) > left:
+            return found, False
+        left -= len(data)
+    return found, True

@@ -105,6 +105,25 @@ def test_bombs_that_are_collected_share_the_limit(
     assert api.topic(name).get(sent.message_id).failure.reason == "undecodable"
 
 
+def test_bodies_of_a_page_share_the_limit_and_one_alone_is_read(
+    api: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rmq.Compressed, "limit", 100_000)
+    topic = api.topic(name, codec=rmq.Compressed("bytes"))
+    sent = [topic.send(bytes(40_000)).id for _ in range(4)]
+    api.topic(name).send("plain")
+
+    for found in (
+        api.admin.peek(name, 10),
+        api.admin.peek_page(name, limit=10).messages,
+        api.admin.page(name, "store", rmq.Span(0)).messages,
+    ):
+        assert sum(len(each.body) == 40_000 for each in found) == 2
+        assert sum("share" in each.unreadable for each in found) == 2
+        assert [each.body for each in found if isinstance(each.body, str)] == ["plain"]
+    assert len(api.admin.get(name, sent[3]).body) == 40_000
+
+
 def test_the_command_line_shows_compressed_bodies(
     client: rmq.Client, server: Server, name: str
 ) -> None:

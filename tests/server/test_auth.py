@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -11,8 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 import rmq
+from rmq.core import compression
 from rmq.core.access import Role
 from rmq.server.http import guard, tokens
+from rmq.server.http.api import views
 from rmq.server.http.api.application import BASE, TABLES
 from rmq.server.http.api.operation import Operation
 from tests.server.running import PATIENCE_S, Answer, ask, serving, until
@@ -262,6 +265,37 @@ def test_a_viewer_sees_messages_without_bodies(scene: Scene) -> None:
     }  # fmt: skip
     for where in (f"{TOPICS}/shown/messages", f"{TOPICS}/shown/peek"):
         assert "4111" not in str(scene.ask("viewer", where).body)
+
+
+def test_nothing_is_decoded_of_bodies_that_are_hidden(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = scene.client.topic("packed", codec=rmq.Compressed("bytes"))
+    ids = [topic.send(bytes(200_000)).id for _ in range(3)]
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    read: list[int] = []
+
+    def beginning(how: int, data: bytes, most: int) -> bytes:
+        read.append(most)
+        return zlib.decompressobj().decompress(data, most)
+
+    def refused(how: int, data: bytes, most: int) -> bytes:
+        raise AssertionError("all of a body is decompressed")
+
+    monkeypatch.setattr(compression, "beginning", beginning)
+    monkeypatch.setattr(compression, "decompress", refused)
+    paths = [
+        f"{TOPICS}/packed/{rest}"
+        for rest in ("messages", "peek", "dead-letters", f"messages/{ids[2]}")
+    ]
+
+    for path in paths:
+        assert scene.ask("viewer", path).status == 200
+    assert read == []
+    for path in paths:
+        assert scene.ask("operator", path).status == 200
+    assert read == [views.SHOWN_MAX + 1] * 6
 
 
 def test_a_viewer_does_not_find_out_bodies_by_filters(scene: Scene) -> None:

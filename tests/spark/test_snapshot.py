@@ -52,6 +52,20 @@ def bury(topic: rmq.Topic, *errors: str) -> None:
             delivery.reject(str(delivery.body))
 
 
+def test_a_batch_ends_where_its_bodies_are_large_once_decompressed(
+    server: Server, topic: rmq.Topic, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = client.topic(topic.name, codec=rmq.Compressed("bytes"))
+    packed.send_many([rmq.Outgoing(bytes(40_000), slot_basis="one") for _ in range(5)])
+    monkeypatch.setattr(reader, "VALUES_BYTES", 70_000)
+    found = make(server, topic, queue="store")
+
+    batches = [batch for look in found.partitions() for batch in found.read(look)]
+
+    assert sorted(batch.num_rows for batch in batches) == [1, 2, 2]
+    assert all(len(row["value"]) == 40_000 for batch in batches for row in batch.to_pylist())
+
+
 def test_each_queue_shows_what_it_holds_and_keeps_it(
     client: rmq.Client, server: Server, topic: rmq.Topic
 ) -> None:

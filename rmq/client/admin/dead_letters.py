@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
-from rmq.core import dead_letter_filter, record
+from rmq.core import dead_letter_filter
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id
 from rmq.core.queues import QueueWord
@@ -149,8 +149,7 @@ class DeadLetterAdmin(AdminPart):
         """
         context = self._context(topic)
         wanted = dead_letter_filter.given(filter)
-        body = record.read if raw else None
-        return self._run(dead_letter_pages.page(context, wanted, cursor, limit, scan, body))
+        return self._run(dead_letter_pages.page(context, wanted, cursor, limit, scan, raw))
 
     def dead_letter_groups(
         self,
@@ -242,8 +241,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """As `Admin.dead_letters`."""
         context = self._context(topic)
         wanted = dead_letter_filter.given(filter)
-        body = record.read if raw else None
-        return await self._run(dead_letter_pages.page(context, wanted, cursor, limit, scan, body))
+        return await self._run(dead_letter_pages.page(context, wanted, cursor, limit, scan, raw))
 
     async def dead_letter_groups(
         self,

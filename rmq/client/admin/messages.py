@@ -6,7 +6,6 @@ from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core.ids import Id
 from rmq.core.message import Message
 from rmq.core.queues import QueueWord
-from rmq.core.record import value_of
 from rmq.protocol.flows import (
     inspect,
     pages,
@@ -20,10 +19,16 @@ from rmq.protocol.flows.peek_pages import PeekPage
 class MessageAdmin(AdminPart):
     """Verbs on the messages of a topic, wherever they are."""
 
-    def get(self, topic: str, id: Id) -> Message | None:
-        """Return one message, wherever it is; None if it is settled or never was."""
+    def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
+        """Return one message, wherever it is; None if it is settled or never was.
+
+        Args:
+            topic: its name.
+            id: its id.
+            raw: the body as `rmq.core.record.Record`: with its codec, and not decoded.
+        """
         context = self._context(topic)
-        return self._run(inspect.get(context, id))
+        return self._run(inspect.get(context, id, raw))
 
     def peek(
         self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
@@ -50,6 +55,7 @@ class MessageAdmin(AdminPart):
         limit: int = 100,
         type: str | None = None,
         scan: int = peek_pages.SCAN,
+        raw: bool = False,
     ) -> PeekPage:
         """Return a page of what `peek` shows, however long the queue is. Takes nothing.
 
@@ -61,6 +67,7 @@ class MessageAdmin(AdminPart):
             limit: so many messages at most, 1 to 1000.
             type: only messages of this type.
             scan: how many messages are looked at, 1 to 1 000 000; with a type a page may be short.
+            raw: as in `get`.
 
         Guarantee:
             A message that stays where it is, is on one page; whether it is due counts as of the
@@ -71,7 +78,7 @@ class MessageAdmin(AdminPart):
             InvalidValue: `cursor` is none of this queue.
         """
         context = self._context(topic)
-        return self._run(peek_pages.page(context, queue, slot, cursor, limit, type, scan))
+        return self._run(peek_pages.page(context, queue, slot, cursor, limit, type, scan, raw))
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.
@@ -102,7 +109,7 @@ class MessageAdmin(AdminPart):
             queue: "store" or "waiting", "prepare" or "in_flight", "dead".
             span: one of those that `spans` gave.
             cursor: of the page before; None: from the beginning.
-            raw: bodies as their producer's codec wrote them, instead of decoded.
+            raw: as in `get`.
             limit: so many messages at most, 1 to 1000.
 
         Guarantee:
@@ -110,8 +117,7 @@ class MessageAdmin(AdminPart):
             twice or not at all.
         """
         context = self._context(topic)
-        body = value_of if raw else None
-        return self._run(pages.page(context, queue, span, cursor, body, limit))
+        return self._run(pages.page(context, queue, span, cursor, raw, limit))
 
     def rollback(self, topic: str) -> int:
         """Roll back every expired lease; return how many. Consumers do it as they receive."""
@@ -122,10 +128,10 @@ class MessageAdmin(AdminPart):
 class AsyncMessageAdmin(AsyncAdminPart):
     """As `MessageAdmin`, for asyncio."""
 
-    async def get(self, topic: str, id: Id) -> Message | None:
+    async def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
         """As `Admin.get`."""
         context = self._context(topic)
-        return await self._run(inspect.get(context, id))
+        return await self._run(inspect.get(context, id, raw))
 
     async def peek(
         self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
@@ -144,10 +150,13 @@ class AsyncMessageAdmin(AsyncAdminPart):
         limit: int = 100,
         type: str | None = None,
         scan: int = peek_pages.SCAN,
+        raw: bool = False,
     ) -> PeekPage:
         """As `Admin.peek_page`."""
         context = self._context(topic)
-        return await self._run(peek_pages.page(context, queue, slot, cursor, limit, type, scan))
+        return await self._run(
+            peek_pages.page(context, queue, slot, cursor, limit, type, scan, raw)
+        )
 
     async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """As `Admin.spans`."""
@@ -166,8 +175,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
     ) -> Page:
         """As `Admin.page`."""
         context = self._context(topic)
-        body = value_of if raw else None
-        return await self._run(pages.page(context, queue, span, cursor, body, limit))
+        return await self._run(pages.page(context, queue, span, cursor, raw, limit))
 
     async def rollback(self, topic: str) -> int:
         """As `Admin.rollback`."""

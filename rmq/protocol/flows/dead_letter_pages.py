@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import MessageId, member_of
@@ -104,11 +103,11 @@ def page(
     cursor: str | None,
     limit: int,
     scan: int,
-    body: Callable[[bytes], Any] | None = None,
+    raw: bool = False,
 ) -> Flow[DeadLetterPage]:
     """Return at most `limit` dead letters after a cursor, of at most `scan` that are looked at.
 
-    `body` makes the body from the record; None: it is decoded.
+    `raw`: with records for bodies.
     """
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, 1_000_000)
@@ -132,5 +131,5 @@ def page(
         last = members[-1]
     whole = yield from inspect.with_bodies(context, members)
     retries = context.settings.max_retries
-    messages = [inspect.message_of(member, retries, body) for member in whole]
+    messages = inspect.messages_of(whole, retries, raw)
     return DeadLetterPage(messages, None if last is None else cursor_of(last))

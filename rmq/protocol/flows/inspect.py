@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from rmq.core import codec, failure, large_body, record
+from rmq.core import failure, large_body, record
+from rmq.core.codec import SharedLimit
 from rmq.core.due_counts import DueCount, check_steps
 from rmq.core.ids import Id, MessageId
 from rmq.core.keys import SlotKeys
@@ -37,13 +38,18 @@ def _deadline(member: QueueMember) -> datetime | None:
     return moment(member.lease_end_ms) if member.lease_end_ms else None
 
 
-def message_of(
-    member: QueueMember, max_retries: int, body_in: Callable[[bytes], Any] | None = None
-) -> Message:
-    """Return a member of a queue as a message; `unreadable` says what cannot be read.
+def messages_of(
+    members: Iterable[QueueMember], max_retries: int, raw: bool = False
+) -> list[Message]:
+    """Return members of a queue as messages; `unreadable` says what cannot be read of one.
 
-    `body_in` makes the body from the whole record; None: it is decoded.
+    `raw`: bodies are the records, not decoded. Decompressed ones share the limit of one body.
     """
+    shared = SharedLimit()
+    return [_message_of(member, max_retries, None if raw else shared) for member in members]
+
+
+def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | None) -> Message:
     message_id, queue = MessageId(member.id), parse_queue(member.queue)
     last_failure = failure.decode(member.failure)
     died = moment(int(member.score)) if member.queue == "dead" else None
@@ -66,7 +72,7 @@ def message_of(
     unreadable = ""
     body: Any
     try:
-        body = body_in(member.record) if body_in else body_of(entry)
+        body = body_of(entry, shared) if shared else entry
     except DecodeError as error:
         body, unreadable = entry.body, str(error)
     due = entry.due_ms
@@ -94,23 +100,22 @@ def message_of(
     )
 
 
-def body_of(entry: Record) -> Any:
+def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
     """Return the decoded body; of a collecting message, the list of its bodies."""
-    record.check_body(entry.flags)
-    if entry.flags & record.COLLECTS:
-        return codec.decode_all(entry.codec, record.collected_bodies(entry.body))
-    return codec.decode(entry.codec, entry.body)
+    read = (shared or SharedLimit()).decode
+    bodies = [read(entry.codec, body) for body in record.bodies_of(entry)]
+    return bodies if entry.flags & record.COLLECTS else bodies[0]
 
 
-def get(context: TopicContext, id: Id) -> Flow[Message | None]:
+def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None]:
     """Return one message, whichever queue it is in; None when it is settled or never was."""
     yield from open_topic.ensure_open(context, create=False)
     message_id = context.check_id(id)
     member = yield commands.get(context.slots[message_id.slot], message_id)
     if member is None:
         return None
-    (whole,) = yield from with_bodies(context, [member])
-    return message_of(whole, context.settings.max_retries)
+    whole = yield from with_bodies(context, [member])
+    return messages_of(whole, context.settings.max_retries, raw)[0]
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:

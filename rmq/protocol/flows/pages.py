@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Message
@@ -91,10 +90,10 @@ def page(
     queue: str,
     span: Span,
     cursor: Cursor | None,
-    body: Callable[[bytes], Any] | None,
+    raw: bool,
     limit: int = PAGE,
 ) -> Flow[Page]:
-    """Read the next messages of a span."""
+    """Read the next messages of a span; `raw`: with records for bodies."""
     queue = parse_queue(queue)
     limit = check_int(limit, "limit", 1, PAGE)
     yield from open_topic.ensure_open(context, create=False)
@@ -114,5 +113,4 @@ def page(
     seen += start.seen if last == start.score else 0
     retries = context.settings.max_retries
     members = yield from inspect.with_bodies(context, members)
-    messages = [inspect.message_of(member, retries, body) for member in members]
-    return Page(messages, Cursor(last, seen))
+    return Page(inspect.messages_of(members, retries, raw), Cursor(last, seen))

@@ -105,7 +105,7 @@ def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flo
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
     members = yield from walk.read(limit, None, math.inf)
-    return (yield from _messages(context, members))
+    return (yield from _messages(context, members, False))
 
 
 def page(
@@ -116,6 +116,7 @@ def page(
     limit: int,
     of_type: str | None,
     scan: int,
+    raw: bool = False,
 ) -> Flow[PeekPage]:
     """Return at most `limit` messages behind a cursor, of at most `scan` that are looked at."""
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
@@ -123,14 +124,16 @@ def page(
     walk = yield from _begin(context, queue, slot, cursor)
     members = yield from walk.read(limit, of_type, scan)
     has_more = yield from walk.has_more()
-    messages = yield from _messages(context, members)
+    messages = yield from _messages(context, members, raw)
     return PeekPage(messages, write_cursor(walk.queue, walk.position()) if has_more else None)
 
 
-def _messages(context: TopicContext, members: Iterable[QueueMember]) -> Flow[list[Message]]:
+def _messages(
+    context: TopicContext, members: Iterable[QueueMember], raw: bool
+) -> Flow[list[Message]]:
     by_slot = sorted(members, key=lambda member: MessageId(member.id).slot)
     whole = yield from inspect.with_bodies(context, by_slot)
-    return [inspect.message_of(member, context.settings.max_retries) for member in whole]
+    return inspect.messages_of(whole, context.settings.max_retries, raw)
 
 
 def _begin(

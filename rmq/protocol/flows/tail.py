@@ -117,7 +117,7 @@ class Tail:
             members = yield from slot.look(stats["accepted"])
             members = yield from inspect.with_bodies(self._context, members)
             retries = self._context.settings.max_retries
-            found = [inspect.message_of(member, retries) for member in members]
+            found = inspect.messages_of(members, retries)
             messages += sorted(found, key=lambda message: message.offset)
         return messages
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NOTHING = "\u2013"  # a dash
 PREVIEW_CHARS = 120  # of a body in a list
+INDENTED_MAX = 512 * 1024  # characters of JSON with indents
 HEX_BYTES = 4096  # of a body of bytes that is shown
 _UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # a tab and a line end stay
 
@@ -135,10 +136,17 @@ def preview(shown: Body) -> str:
 
 
 def indented(text: str) -> str:
-    """Return JSON with indents. Nothing else of it changes: no number passes through a float."""
+    """Return JSON with indents. Nothing else of it changes: no number passes through a float.
+
+    Where values are nested so deeply that it would grow beyond INDENTED_MAX, it stays as it is.
+    """
     out: list[str] = []
-    depth, in_string, escaped = 0, False, False
+    depth, in_string, escaped, size = 0, False, False, len(text)
     for char in text:
+        if not in_string and char in "{[]},":
+            size += 2 * depth
+            if size > INDENTED_MAX:
+                return text
         if in_string:
             out.append(char)
             in_string = escaped or char != '"'

@@ -60,9 +60,9 @@ async def dead_letters(ask: Ask) -> View:
         if text:
             ask.disclosure.check_filter(ask.at.principal, text)
         page = await ask.at.admin.dead_letters(
-            ask.topic, filter=text or None, cursor=after, limit=ROWS, scan=SCAN
+            ask.topic, filter=text or None, cursor=after, limit=ROWS, scan=SCAN, raw=True
         )
-        found = ask.shown([views.message_of(message) for message in page.messages])
+        found = ask.shown([api_messages.shown(ask.at, message) for message in page.messages])
         cursor = page.cursor
     except InvalidValue as error:
         if not str(error).startswith("filter: "):
@@ -141,7 +141,7 @@ async def ask_act(ask: Ask) -> View | Redirect:
         {
             "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
             "count": found.count, "is_all": found.is_all,
-            "sample": ask.shown([views.message_of(message) for message in found.sample]),
+            "sample": ask.shown([api_messages.shown(ask.at, each) for each in found.sample]),
             "moment": moment, "keeps": KEEPS, "to": to, "others": others[:TOPICS_MAX],
             "is_listed": len(others) <= TOPICS_MAX,
             "command": _command(ask.topic, verb, ids, chosen, to),
@@ -215,7 +215,7 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted
     """Count the letters that fit, for as long as a page may take; a live page asks again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
-        found = [await ask.at.admin.get(ask.topic, id) for id in ids]
+        found = [await ask.at.admin.get(ask.topic, id, raw=True) for id in ids]
         there = [message for message in found if message and message.queue == queue]
         return _Counted(len(there), True, there[:SAMPLE])
     if queue == "trash":
@@ -227,7 +227,7 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted
         cursor = None
         while True:
             page = await ask.at.admin.dead_letters(
-                ask.topic, filter=chosen, cursor=cursor, limit=1000, scan=SCAN
+                ask.topic, filter=chosen, cursor=cursor, limit=1000, scan=SCAN, raw=True
             )
             sample = reading.found = [*sample, *page.messages][:SAMPLE]
             reading.progress(reading.done + len(page.messages), 0)

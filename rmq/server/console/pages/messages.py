@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rmq.client.topic import AsyncTopic
 from rmq.server.console.page import Ask, Pages, Redirect, View, duration, whole_number
 from rmq.server.http.api import bodies, messages as api_messages, views
-from rmq.server.http.api.disclosure import HIDDEN
 from rmq.server.http.api.problems import ApiError
 
 PAGES = Pages()
@@ -71,10 +70,10 @@ async def find(ask: Ask) -> Redirect:
 async def message(ask: Ask) -> View:
     """Show a message: its state, its body, its headers and its failures."""
     id = _id(ask.path["id"])
-    found = await ask.at.admin.get(ask.topic, id)
+    found = await ask.at.admin.get(ask.topic, id, raw=True)
     if found is None:
         raise ApiError("not-found", f"the message {id} is settled, or never was", "id")
-    shown = ask.shown(views.message_of(found))
+    shown = ask.shown(api_messages.shown(ask.at, found))
     return View(
         "message.html",
         {
@@ -92,7 +91,9 @@ def shown_attempts(attempts: Sequence[views.Attempt]) -> list[ShownAttempt]:
     error = traceback = ""
     for place, each in enumerate(attempts):
         is_same_error = bool(each.error) and each.error == error
-        is_hidden = each.traceback == HIDDEN or (is_same_error and each.traceback == traceback)
+        is_hidden = each.traceback == views.HIDDEN or (
+            is_same_error and each.traceback == traceback
+        )
         shown = "" if is_hidden else each.traceback
         rows.append(ShownAttempt(str(len(attempts) - place), each, is_same_error, shown))
         error, traceback = each.error, each.traceback

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Literal
 
 from rmq.core import codec as codecs, dead_letter_filter
 from rmq.core.codec import RawCodec
 from rmq.core.dead_letter_filter import DeadLetterFilter
-from rmq.core.message import Outgoing
+from rmq.core.message import Message, Outgoing
+from rmq.core.record import Record
 from rmq.errors import DecodeError, EncodeError
+from rmq.protocol.flows import inspect
 from rmq.server.http.api import bodies, views
-from rmq.server.http.api.messages import BLOCK_S, walk
+from rmq.server.http.api.messages import BLOCK_S, shown, walk
 from rmq.server.http.api.operation import At, Table, check_confirm
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
@@ -160,7 +163,18 @@ async def _list(
     if wanted is None:
         return await walk(at, topic, query, queue)
     now_ms = (await at.admin.stats(topic))["now_ms"]
-    return await walk(at, topic, query, queue, lambda message: wanted.matches(message, now_ms))
+    return await walk(at, topic, query, queue, lambda message: _fits(wanted, message, now_ms))
+
+
+def _fits(wanted: DeadLetterFilter, message: Message, now_ms: int) -> bool:
+    """Whether a message with its record as body fits; it is decoded where a condition needs it."""
+    if wanted.needs_body and isinstance(message.body, Record):
+        try:
+            body = inspect.body_of(message.body)
+        except DecodeError:
+            body = message.body.body
+        message = replace(message, body=body)
+    return wanted.matches(message, now_ms)
 
 
 def _body_of(letter: bodies.ImportedLetter, name: str) -> bytes:
@@ -187,20 +201,20 @@ async def sample(
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
         page = await at.admin.dead_letters(
-            topic, filter=conditions, limit=SAMPLE_MAX, scan=SAMPLE_SCAN
+            topic, filter=conditions, limit=SAMPLE_MAX, scan=SAMPLE_SCAN, raw=True
         )
-        return [views.message_of(message) for message in page.messages]
+        return [shown(at, message) for message in page.messages]
     if wanted.ids is None:
         first = bodies.TrashQuery(limit=SAMPLE_MAX)
         return (await _list(at, topic, first, queue, conditions)).messages
     now_ms = (await at.admin.stats(topic))["now_ms"]
     found: list[views.StoredMessage] = []
     for id in wanted.ids:
-        message = await at.admin.get(topic, id)
+        message = await at.admin.get(topic, id, raw=True)
         if message is None or message.queue != queue:
             continue
-        if conditions is None or conditions.matches(message, now_ms):
-            found.append(views.message_of(message))
+        if conditions is None or _fits(conditions, message, now_ms):
+            found.append(shown(at, message))
             if len(found) == SAMPLE_MAX:
                 break
     return found

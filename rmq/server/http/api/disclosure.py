@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -18,10 +18,9 @@ import msgspec
 from rmq.core import dead_letter_filter
 from rmq.core.dead_letter_terms import conditions
 from rmq.server.http.api.problems import ApiError
-from rmq.server.http.api.views import Attempt, Body, Failure
+from rmq.server.http.api.views import DECODED_MAX, HIDDEN, Attempt, Body, Failure
 from rmq.server.http.principal import Principal, Role
 
-HIDDEN = "(hidden)"
 REDACTED = "***"
 
 
@@ -60,8 +59,11 @@ class Disclosure:
                 raise ApiError("forbidden", "filter: you are not shown bodies", "filter")
             if field.name in ("body", "header") and names & redact:
                 raise ApiError("forbidden", f"filter: {field} is redacted", "filter")
-            if field.name == "body" and redact and condition.pattern is not None:
-                # It searches in the text of all that is below the path.
+            is_of_text = condition.pattern is not None or (
+                condition.operator[0] in "<>" and isinstance(condition.operand.value, str)
+            )
+            if field.name == "body" and redact and is_of_text:
+                # It searches in the text of all that is below the path, or for it, step by step.
                 detail = f"filter: {field}{condition.operator}: fields of bodies are redacted"
                 raise ApiError("forbidden", detail, "filter")
 
@@ -103,26 +105,39 @@ def _redact_body(body: Body, redact: frozenset[str]) -> None:
     if not redact or body.kind == "hidden":
         return
     text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()
-    if body.is_truncated:
+    if body.is_truncated or len(text) > DECODED_MAX:
         _hide(body)  # the end of it may be a part of a value
         return
     try:
         value = json.loads(text)
+        found = _redacted(value, redact)
     except (ValueError, RecursionError):
-        if any(name.encode() in text.lower() for name in redact):
+        if any(name.encode() in text.replace(b"\0", b"").lower() for name in redact):
             _hide(body)
         return
-    found = _redacted(value, redact)
     if found != value:
         body.kind, body.text = "json", json.dumps(found, ensure_ascii=False)
 
 
 def _redacted(value: Any, redact: frozenset[str]) -> Any:
+    """Return a value without what such fields have, also as pairs of a name and a value."""
     if isinstance(value, dict):
+        is_pair = _names_one(value.values(), redact)
         return {
-            name: REDACTED if name.lower() in redact else _redacted(each, redact)
+            name: REDACTED if is_pair or name.lower() in redact else _redacted(each, redact)
             for name, each in value.items()
         }
     if isinstance(value, list):
-        return [_redacted(each, redact) for each in value]
-    return value
+        return [REDACTED] if _names_one(value, redact) else [_redacted(v, redact) for v in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        inner = json.loads(value)
+    except ValueError:  # a form, a URL, a part of JSON, or plain text
+        return REDACTED if any(name in value.lower() for name in redact) else value
+    found = _redacted(inner, redact)
+    return value if found == inner else json.dumps(found, ensure_ascii=False)
+
+
+def _names_one(values: Iterable[Any], redact: frozenset[str]) -> bool:
+    return any(isinstance(each, str) and each.lower() in redact for each in values)

@@ -15,6 +15,7 @@ from rmq.core.queues import QueueName
 from rmq.errors import InvalidValue
 from rmq.protocol.flows.pages import Cursor, Span
 from rmq.server.http.api import bodies, cursors, views
+from rmq.server.http.api.disclosure import sees_bodies
 from rmq.server.http.api.operation import At, Table
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import Role
@@ -42,7 +43,12 @@ async def walk(
 ) -> views.MessageList:
     """Return the messages of a queue from the query's cursor on, as they are shown."""
     found, cursor = await page_of(at, topic, query, queue, fits)
-    return views.MessageList(messages=[views.message_of(each) for each in found], cursor=cursor)
+    return views.MessageList(messages=[shown(at, each) for each in found], cursor=cursor)
+
+
+def shown(at: At, message: Message, most: int | None = views.SHOWN_MAX) -> views.StoredMessage:
+    """Return a message as it is shown; of a body that is hidden nothing is decoded."""
+    return views.message_of(message, most if sees_bodies(at.principal) else 0)
 
 
 async def page_of(
@@ -67,7 +73,7 @@ async def page_of(
     while True:
         cursor = None if position.score is None else Cursor(position.score, position.seen)
         size = bodies.LIMIT_MOST if fits else query.limit - len(found)
-        page = await at.admin.page(topic, queue, Span(position.slot), cursor, limit=size)
+        page = await at.admin.page(topic, queue, Span(position.slot), cursor, raw=True, limit=size)
         for message in page.messages:
             seen = position.seen + 1 if message.score == position.score else 1
             position = Position(position.slot, message.score, seen)
@@ -105,13 +111,18 @@ async def peek_messages(at: At, path: bodies.TopicPath, query: bodies.PeekQuery)
     """
     try:
         page = await at.admin.peek_page(
-            path.topic, query.queue, slot=query.slot, cursor=query.cursor, limit=query.limit
+            path.topic,
+            query.queue,
+            slot=query.slot,
+            cursor=query.cursor,
+            limit=query.limit,
+            raw=True,
         )
     except InvalidValue as error:
         if query.cursor is None or not str(error).startswith("cursor:"):
             raise
         raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
-    messages = [views.message_of(message) for message in page.messages]
+    messages = [shown(at, message) for message in page.messages]
     return views.Peeked(messages=messages, cursor=page.cursor)
 
 
@@ -146,10 +157,10 @@ async def get_message(
     at: At, path: bodies.MessagePath, query: bodies.MessageQuery
 ) -> views.StoredMessage:
     """Return a message, in whichever queue it is, or in the trash."""
-    message = await at.admin.get(path.topic, path.id)
+    message = await at.admin.get(path.topic, path.id, raw=True)
     if message is None:
         raise ApiError("not-found", "the message is settled, or never was", "id")
-    return views.message_of(message, None if query.whole else views.SHOWN_MAX)
+    return shown(at, message, None if query.whole else views.SHOWN_MAX)
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)

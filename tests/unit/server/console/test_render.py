@@ -45,6 +45,14 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+def test_deep_values_are_not_indented_beyond_a_bound() -> None:
+    deep = "[" * 900 + ",".join(["1"] * 20_000) + "]" * 900
+    flat = json.dumps({"n": list(range(1000))})
+
+    assert render.indented(deep) == deep  # 40 MB with indents
+    assert render.indented(flat).count("\n") == 1003  # the control
+
+
 @given(JSON)
 def test_indents_change_nothing_of_json(value: object) -> None:
     text = json.dumps(value)

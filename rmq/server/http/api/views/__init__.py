@@ -43,6 +43,8 @@ from rmq.server.http.api.views.leases import (
     leases_of,
 )
 from rmq.server.http.api.views.messages import (
+    DECODED_MAX,
+    HIDDEN,
     SHOWN_MAX,
     Attempt,
     Body,
@@ -85,6 +87,8 @@ from rmq.server.http.api.views.topics import (
 )
 
 __all__ = [
+    "DECODED_MAX",
+    "HIDDEN",
     "SHOWN_MAX",
     "About",
     "Attempt",

@@ -7,14 +7,23 @@ import json
 from datetime import datetime
 from typing import Any, Literal
 
-from rmq.core import failure as failures
+import msgspec
+
+from rmq.core import codec, failure as failures, record
+from rmq.core.compression import CEILING
 from rmq.core.fingerprint import fingerprint
 from rmq.core.message import Message, SendResult, SendStatus
 from rmq.core.queues import QueueName
+from rmq.core.record import Record
+from rmq.errors import DecodeError
 from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.server.http.api.views.answer import Answer
 
 SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated` says so
+# Bytes of a body that are decoded: values of Python take up to 30 times as much. Larger ones are
+# shown as they are stored.
+DECODED_MAX = 1024 * 1024
+HIDDEN = "(hidden)"
 
 
 class Body(Answer):
@@ -23,13 +32,14 @@ class Body(Answer):
     Attributes:
         kind: "json": `text` is JSON, with all digits of its numbers; "text": a string, as it is;
             "base64": bytes; "hidden": you are not shown it.
-        size: bytes of the body as it is shown whole.
-        is_truncated: whether `text` shows the first 64 KiB alone.
+        size: bytes of the body as it is shown whole, or of one that is cut, as it is stored; null:
+            not known, since the rest of a compressed one was not decompressed.
+        is_truncated: whether `text` shows the beginning alone.
     """
 
     kind: Literal["json", "text", "base64", "hidden"]
     text: str
-    size: int
+    size: int | None
     is_truncated: bool
 
 
@@ -158,6 +168,36 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
     )
 
 
+def body_of_record(entry: Record, most: int | None) -> tuple[Body, str]:
+    """Return the body of a record as it is shown, and why it cannot be decoded; empty: it can.
+
+    No more is decompressed than is shown: so many bytes; None: all.
+    """
+    try:
+        if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoded it is no larger
+            return body_of(codec.decode(entry.codec, entry.body), most), ""
+        parts, is_whole = record.beginning_of(entry, CEILING if most is None else most)
+        data = b", ".join(data for _, data in parts)
+        codecs = {number for number, _ in parts}
+        collects = bool(entry.flags & record.COLLECTS)
+        if is_whole and len(data) <= DECODED_MAX:
+            values = [codec.decode(number, data) for number, data in parts]
+            return body_of(values if collects else values[0], most), ""
+        if is_json := codecs == {codec.JSON.number}:
+            data = b"[%b]" % data if collects else data
+            if is_whole:
+                msgspec.json.decode(data, type=msgspec.Raw)  # whether it is
+    except (DecodeError, msgspec.DecodeError, RecursionError) as error:
+        return body_of(entry.body, most), str(error)
+    body = body_of(data.decode("utf-8", "replace") if is_json else data, most)
+    body.kind = "json" if is_json else "base64"
+    if not is_whole:
+        body.is_truncated = True
+        body.size = None if entry.codec == codec.COMPRESSED.number else len(entry.body)
+    is_decoded = is_json or codecs == {codec.BYTES.number}
+    return body, "" if is_decoded else "shown as it is stored: it is too large to be decoded here"
+
+
 def _written(value: Any) -> str:
     try:
         return repr(value)
@@ -166,15 +206,24 @@ def _written(value: Any) -> str:
 
 
 def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Return a message as it is shown, with so many bytes of its body; None: all."""
+    """Return a message, whose body is its record, as it is shown.
+
+    With so many bytes of its body; None: all; 0: the body is hidden, and not decoded.
+    """
+    if most == 0:
+        body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
+    elif isinstance(message.body, Record):
+        body, unreadable = body_of_record(message.body, most)
+    else:  # the record cannot be read
+        body, unreadable = body_of(message.body, most), message.unreadable
     return StoredMessage(
         id=str(message.id), queue=message.queue, slot=message.slot, offset=message.offset,
-        body=body_of(message.body, most), type=message.type, priority=message.priority,
+        body=body, type=message.type, priority=message.priority,
         due=message.due, expires=message.expires, merge_key=message.merge_key,
         headers=dict(message.headers), deliveries=message.deliveries, deadline=message.deadline,
         held_by_query=message.held_by_query, died=message.died,
         failure=failure_of(message.failure),
-        unreadable=message.unreadable,
+        unreadable=unreadable,
         attempts=[Attempt(**attempt._asdict()) for attempt in message.attempts],
     )  # fmt: skip
 

@@ -64,6 +64,16 @@ def test_who_may_see_bodies_sees_all(principal: Principal) -> None:
         f"card={SECRET}",
         f"card={SECRET}".encode(),
         {"card": SECRET, "raw": b"\xff"},
+        {"Message": json.dumps({"card": SECRET})},
+        {"Message": json.dumps({"Message": json.dumps([{"CARD": SECRET}])})},
+        {"Message": '{"c\\u0061rd": "' + SECRET + '"}'},
+        {"fields": [["card", SECRET]]},
+        {"params": [{"name": "Card", "value": SECRET}]},
+        {"form": f"a=1&card={SECRET}"},
+        {"url": f"https://shop.example/?card={SECRET}"},
+        json.dumps({"card": SECRET}).encode("utf-16"),
+        f"card={SECRET}".encode("utf-16"),
+        {"pad": ["x"] * views.DECODED_MAX, "card": SECRET},
         {"pad": "x" * views.SHOWN_MAX, "card": SECRET},
         {"card": SECRET + "x" * views.SHOWN_MAX},
     ],
@@ -76,6 +86,22 @@ def test_redacted_fields_are_nowhere_in_an_answer(body: Any) -> None:
     assert found.headers == {"token": "t", "n": "1"}
     unchanged = Disclosure(("card",)).shown(ADMIN, message(body))
     assert unchanged == message(body)  # the control: an admin sees it
+
+
+def test_what_has_no_such_field_stays_as_it_is() -> None:
+    body = {"n": 1, "Message": '{ "n":1.0 }', "tags": ["a", "b"], "text": "no such thing"}
+
+    found = Disclosure(("card",)).shown(OPERATOR, message(body)).messages[0]
+
+    assert found.body == views.body_of(body)
+
+
+def test_a_body_that_is_nested_too_deeply_to_be_looked_through_is_hidden() -> None:
+    text = "[" * 900 + '{"card": 1}' + "]" * 900
+
+    found = Disclosure(("card",)).shown(OPERATOR, message(text)).messages[0]
+
+    assert '"card": 1' not in found.body.text
 
 
 def test_redacted_headers_keep_their_names() -> None:
@@ -97,6 +123,8 @@ def test_redacted_headers_keep_their_names() -> None:
         (OPERATOR, "body.x[0].Card=4", True),
         (OPERATOR, "body.x~4", True),
         (OPERATOR, "body.x=4", False),
+        (OPERATOR, 'body.x[1]<"4"', True),
+        (OPERATOR, "body.x<4", False),
         (ADMIN, "body.card~4 and header.token=7", False),
     ],
 )
