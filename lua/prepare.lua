@@ -59,8 +59,8 @@ local known = s[14]
 local limit, takes = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1
 if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[12] and not s[13]
     and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
-    and tonumber(s[11] or 0) > -4294967296 and tonumber(number) > tonumber(string.match(known, '^%d+'))
-    and string.byte(ARGV[5], 1) ~= 61 then
+    and tonumber(s[11] or 0) > -4294967296 and tonumber(s[5] or 0) < 1e12 -- see lib/delivery_numbers
+    and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(ARGV[5], 1) ~= 61 then
   --- @include "lib/inline/time"
   local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0, 'WITHSCORES', 'LIMIT', 0,
     limit > 1 and 2 or 1)

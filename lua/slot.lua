@@ -20,19 +20,19 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
           an older stamp without messages begins anew. A slot that exists is changed while Redis is at maxmemory, too.
           A slot whose stamp is at most `resizes` older is of the same topic with another number of slots: it gets the new
           stamp, and notes in `upto` its last message; its messages stay, and its consumers are woken.
-          Its next delivery gets a larger number than `delivered_from`, so that fences grow for a basis that comes from
-          another slot. The numbers go on in steps of 2048, by which receipts know them, and `skipped` counts those that
-          no delivery has.
+          From then on it numbers its deliveries by the clock (lib/delivery_numbers), and the next one gets a larger number
+          than `delivered_from` in any case, so that fences grow for a basis that comes from another slot.
           Another dedup window begins with the ids that the former one still remembers; those it had forgotten are removed.
           The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
           buckets. A second run changes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/delivery_numbers"
 --- @include "lib/settled"
 --- @include "lib/wake"
 local slot = KEYS[1]
-local now = clock(ARGV[1])
+local now, now_us = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
 local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit',
   'accepted', 'delivered', 'skipped')
@@ -90,10 +90,10 @@ end
 if resized then
   given[#given + 1], given[#given + 2] = 'upto', s[8] or 0
 end
-if delivered < delivered_from then
-  local jump = math.ceil((delivered_from - delivered) / 2048) * 2048
-  given[#given + 1], given[#given + 2] = 'delivered', string.format('%.0f', delivered + jump)
-  given[#given + 1], given[#given + 2] = 'skipped', string.format('%.0f', skipped + jump)
+local steps = resizes > 0 and steps_to(delivered, math.max(now_us, delivered_from, BY_CLOCK) + 2047) or 0
+if steps > 0 then
+  given[#given + 1], given[#given + 2] = 'delivered', string.format('%.0f', delivered + steps)
+  given[#given + 1], given[#given + 2] = 'skipped', string.format('%.0f', skipped + steps)
 end
 if revision > 0 then
   given[#given + 1], given[#given + 2] = 'revision', ARGV[3]

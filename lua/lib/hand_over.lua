@@ -30,6 +30,12 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
   if credits ~= '' and not s[6] and not s[9] and not s[10] and tonumber(s[7] or 0) < 4294967296
       and tonumber(s[8] or 0) > -4294967296 and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
     local past, failed, moved = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0
+    local steps = 0
+    if delivered >= 1e12 then
+      --- @include "lib/delivery_numbers"
+      steps = steps_to(delivered, now * 1000)
+      delivered = delivered + steps
+    end
     for _ = 1, CREDITS_MAX do
       local _, last, own_channel, number, till, limit, lease, session, call_number, calls = string.find(credits, FIRST_CREDIT)
       if not last then
@@ -84,6 +90,9 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
     redis.call('HSET', slot, 'credits', credits)
     if moved > 0 then
       redis.call('HSET', slot, 'delivered', delivered, 'takes', takes)
+      if steps > 0 then
+        redis.call('HINCRBY', slot, 'skipped', string.format('%.0f', steps))
+      end
     end
     left_over = left_over and (moved == 0 or redis.call('ZCOUNT', store, '-inf', past) > 0)
   end

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import gcd
+from fractions import Fraction
+from math import ceil, gcd
 
 RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
 RESIZED_FORMAT = 5  # of a topic that was resized: earlier versions do not know of `Layout`
@@ -46,6 +47,8 @@ class Layout:
         resizing: the resize that goes on.
         delivered_from: the slots in use number their deliveries from here on: the largest number
             in slots whose messages were awaited; 0: none were.
+        dealt: how many messages waited in each slot when `max_length` was last divided; empty: it
+            had none then.
     """
 
     resizes: int
@@ -53,6 +56,7 @@ class Layout:
     most: int
     resizing: Resizing | None = None
     delivered_from: int = 0
+    dealt: tuple[int, ...] = ()
 
     def is_held(self, slot: int, slots: int) -> bool:
         """Return whether a slot gives nothing yet, since another one holds older messages.
@@ -67,12 +71,43 @@ class Layout:
             other != slot and other % common == slot % common for other in self.resizing.pending
         )
 
+    def part(self, slot: int, slots: int) -> Fraction:
+        """Return a slot's part of what the topic has once; those of all slots make 1."""
+        return self._parts_before(slot + 1, slots) - self._parts_before(slot, slots)
+
+    def _parts_before(self, slot: int, slots: int) -> Fraction:
+        """Return the parts of all slots before this one.
+
+        New messages go by the number of slots, those with a dedup key by the first number, and old
+        ones may be in every slot. Each of the three gets a third, divided evenly.
+        """
+        thirds = (Fraction(min(slot, each), each * 3) for each in (slots, self.first, self.most))
+        return sum(thirds, Fraction(0))
+
+    def share(self, count: int, slot: int, slots: int) -> int:
+        """Return how many of `count` a slot has: one at least, and those of all make `count`."""
+        rest = max(0, count - self.most)
+        after, before = self._parts_before(slot + 1, slots), self._parts_before(slot, slots)
+        return 1 + ceil(rest * after) - ceil(rest * before)
+
+    def capacity(self, max_length: int, slot: int, slots: int) -> int:
+        """Return how many messages may wait in a slot: those dealt to it, and a part of the rest.
+
+        Rounded up, so that a slot without messages takes one; 0 would be no limit.
+        """
+        dealt = self.dealt[slot] if slot < len(self.dealt) else 0
+        free = max_length - sum(self.dealt)
+        if free < 0:  # max_length was lowered since
+            return max(1, dealt * max_length // sum(self.dealt))
+        return dealt + ceil(free * self.part(slot, slots)) or min(1, max_length)
+
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash; an empty one is to be removed."""
         return {
             "layout": f"{self.resizes} {self.first} {self.most}",
             "resizing": self.resizing.to_redis() if self.resizing else "",
             "delivered_from": str(self.delivered_from or ""),
+            "dealt": ",".join(map(str, self.dealt)),
         }
 
 
@@ -87,4 +122,5 @@ def from_redis(stored: Mapping[str, str]) -> Layout | None:
         resizing = Resizing(
             int(since), int(before), tuple(int(slot) for slot in pending.split(",") if slot)
         )
-    return Layout(resizes, first, most, resizing, int(stored.get("delivered_from", 0)))
+    dealt = tuple(int(count) for count in stored.get("dealt", "").split(",") if count)
+    return Layout(resizes, first, most, resizing, int(stored.get("delivered_from", 0)), dealt)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
+from rmq.core.layout import Layout
 from rmq.core.record import RESERVED
 from rmq.core.validation import Duration, check_int, duration_ms, format_duration, parse_duration
 from rmq.errors import InvalidType, InvalidValue
@@ -125,33 +127,40 @@ class Limits:
         """Return the limits as their text in Redis: durations in ms."""
         return ",".join(self._texts(exact=True)) or OFF
 
-    def of_slot(self, index: int, slots: int) -> str:
+    def of_slot(self, index: int, slots: int, layout: Layout) -> str:
         """Return a slot's share, as its scripts read it; '' without limits.
 
         The rate is divided exactly, by a longer time. Tokens at once, and messages in flight, are
-        divided evenly; the first slots have one more where that leaves a remainder, and each slot
-        has one at least.
+        divided by `Layout.share`, so each slot has one at least.
         """
         if self == Limits():
             return ""
-        share = _share_of(self.rate, self.concurrency, index, slots)
-        if self.key is not None:
-            by_key = _share_of(self.key_rate, self.key_concurrency, index, slots)
-            share += f":{by_key}:{self.key}"
-        return share
+        texts = []
+        for rate, concurrency in (
+            (self.rate, self.concurrency),
+            (self.key_rate, self.key_concurrency),
+        ):
+            count = per = burst = most = 0
+            if rate:
+                count, per = rate.count, ceil(rate.per_ms / layout.part(index, slots))
+                burst = layout.share(rate.burst or count, index, slots)
+            if concurrency:
+                most = layout.share(concurrency.count, index, slots)
+            texts.append(f"{count}:{per}:{burst}:{most}")
+        return texts[0] if self.key is None else ":".join((*texts, self.key))
 
     def check_slots(self, slots: int) -> None:
         """Refuse a concurrency that leaves a slot without a share: it would never deliver.
 
         Raises:
-            InvalidValue: there are more slots than messages may be in flight.
+            InvalidValue: more slots may have messages than may be in flight.
         """
         for limit in (self.concurrency, self.key_concurrency):
             if limit and limit.count < slots:
                 raise InvalidValue(
-                    f"limit: {_text(limit)} is less than the {slots} slots of "
-                    f"the topic, each of which has a share of its own; give {slots} or more, or "
-                    "use a topic with fewer slots"
+                    f"limit: {_text(limit)} is less than the {slots} slots that may have messages "
+                    f"of the topic, each of which has a share of its own; give {slots} or more, or "
+                    "use a topic that never had more slots"
                 )
 
     def __str__(self) -> str:
@@ -173,20 +182,6 @@ def _text(limit: Limit, exact: bool = False) -> str:
     if limit.key is not None:
         fields.append(KEY + limit.key)
     return ":".join(("rate" if isinstance(limit, Rate) else "concurrency", *fields))
-
-
-def _share_of(rate: Rate | None, concurrency: Concurrency | None, index: int, slots: int) -> str:
-    count = per = burst = most = 0
-    if rate:
-        count, per = rate.count, rate.per_ms * slots
-        burst = _share(rate.burst or count, index, slots)
-    if concurrency:
-        most = _share(concurrency.count, index, slots)
-    return f"{count}:{per}:{burst}:{most}"
-
-
-def _share(count: int, index: int, slots: int) -> int:
-    return max(1, count // slots + (index < count % slots))
 
 
 def parse_limits(value: object) -> Limits:

@@ -169,7 +169,7 @@ class Settings:
         retry: how long a failed message waits.
         dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
             message was settled is stored again, and a repeated merge may be collected twice.
-        max_length: the most that may wait, shared evenly by the slots; 0 is off.
+        max_length: the most that may wait, shared by the slots; 0 is off.
         overflow: what a send does at max_length: reject, block, or drop_lowest.
         max_body: the largest encoded body, bytes.
         expires_ms: how long after it is due a message may still be taken; 0 is off.
@@ -208,7 +208,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what settings must have of each other."""
-        self.limit.check_slots(self.slots)
+        self.limit.check_slots(self.all_slots)
 
     @property
     def all_slots(self) -> int:
@@ -231,14 +231,14 @@ class Settings:
 
     def for_slot(self, index: int = 0) -> dict[str, str]:
         """Return the fields of a slot's hash, which scripts read."""
-        layout = self.layout
+        layout, parts = self.layout, self.layout or Layout(0, self.slots, self.slots)
         paused = str(self.paused.since_ms) if self.paused else ""
         if layout and layout.resizing and layout.is_held(index, self.slots):
             paused = paused or str(layout.resizing.since_ms)
         optional = {
             "paused": paused,
             "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
-            "limit": self.limit.of_slot(index, self.slots),
+            "limit": self.limit.of_slot(index, self.slots, parts),
             "resizes": str(layout.resizes) if layout else "",
             "delivered_from": str(layout.delivered_from or "")
             if layout and index < self.slots
@@ -249,7 +249,7 @@ class Settings:
             "retry": ",".join(str(wait) for wait in self.retry.ladder(self.max_retries)) or "0",
             "jitter": str(round(self.retry.jitter * 100)),
             "dedup_ms": str(self.dedup_window_ms),
-            "capacity": str(-(-self.max_length // self.slots)),
+            "capacity": str(parts.capacity(self.max_length, index, self.slots)),
             "overflow": self.overflow,
             "chunk": str(max(1, min(1000, CALL_BYTES // self.max_body))),
             "on_expire": self.on_expire,

@@ -54,6 +54,7 @@ class TopicContext:
         self.identity = b""  # the stamp of the topic
         self.revision = 0  # of the settings when they were read: the number of their changes
         self.read_at = 0.0  # when the settings were read, by the monotonic clock
+        self.full_until = 0.0  # no slot has room to give before, by the monotonic clock
         self.is_ready = False
         self._settings: Settings | None = None
         self._slots: list[SlotKeys] = []

@@ -53,6 +53,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
         *_OPEN, *_SCHEDULES, "send", "merge", "stage_push", "stage_keep", "publish", "sink_begin",
         "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "audit_report",
+        "topic_resize", "slot_delete",  # to count what waits, and divide max_length anew
     )),
     "consumer": frozenset(_CONSUMER),
     "worker": frozenset((

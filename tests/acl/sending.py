@@ -74,6 +74,15 @@ def sends(s: Scene) -> None:
 
 
 @of("producer", "server")
+def sends_to_a_full_slot_of_a_topic_that_was_resized(s: Scene) -> None:
+    s.full.topic(s.name, max_length=4).open()
+    s.full.admin.topic_resize(s.name, 2)
+    for n in range(4):
+        s.topic().send(n, dedup_key=str(n))
+    assert s.full.admin.stats(s.name)["records"] == 4
+
+
+@of("producer", "server")
 def sends_after_old_sessions(s: Scene) -> None:
     s.full.topic(s.name).send(1)
     s.later(400)

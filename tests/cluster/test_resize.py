@@ -11,7 +11,7 @@ import rmq
 from tests.clusters import Cluster
 from tests.faults.storm import seeded
 from tests.faults.test_resize_workers import KILLS, run
-from tests.integration.test_resize import check_fences_grow
+from tests.integration.test_resize_counts import check_fences_grow
 
 
 @pytest.mark.slow  # on one server: tests/faults/test_resize_workers.py

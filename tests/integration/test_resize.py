@@ -265,43 +265,6 @@ def scan_page(client: rmq.Client, keys: Any, cursor: bytes) -> commands.ResizeSc
     return found
 
 
-@both_clients
-@pytest.mark.parametrize("ordered", [True, False])
-def test_fence_of_a_basis_grows_over_resizes(api: Any, name: str, ordered: bool) -> None:
-    check_fences_grow(api, name, ordered)
-
-
-def check_fences_grow(api: Any, name: str, ordered: bool) -> None:
-    """Resize a topic up and down, and compare the fences of each basis, as a database would."""
-    bases = [basis_of(slot, 8) for slot in range(8)]
-    topic = api.topic(name, slots=1)
-    topic.send(None)
-    drain(topic)
-    fences = dict.fromkeys(bases, 0)
-    for slots in (1, 4, 8, 2, 1, 2):
-        api.admin.topic_resize(name, slots, wait=False)
-        for _ in range(3):
-            topic.send_many([rmq.Outgoing(basis, slot_basis=basis) for basis in bases])
-            assert api.admin.topic_resize(name, slots).pending == 0
-            for fence, basis in take_fences(topic, len(bases), ordered):
-                assert fence > fences[basis], f"a conditional write is refused, {slots} slots"
-                fences[basis] = fence
-    counts = api.admin.stats(name)
-    assert counts["delivered"] == counts["settled"] == 1 + 6 * 3 * len(bases)
-
-
-def take_fences(topic: Any, count: int, ordered: bool) -> list[tuple[int, str]]:
-    """Receive and settle so many messages; return their fences and bodies."""
-    found: list[tuple[int, str]] = []
-    with topic.consumer(ordered=ordered) as consumer:
-        while len(found) < count:
-            batch = consumer.receive(10, wait=10)
-            assert batch
-            found += [(delivery.fence, delivery.body) for delivery in batch]
-            consumer.ack(batch)
-    return found
-
-
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
 def test_interrupted_anywhere_it_goes_on_when_it_is_run_again(
     server: Server, name: str, before: int, after: int

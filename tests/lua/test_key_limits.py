@@ -8,6 +8,7 @@ import redis
 
 from rmq.core import record
 from rmq.core.ids import member_of
+from rmq.core.layout import Layout
 from rmq.core.limits import Concurrency, Limits, Rate
 from rmq.protocol import commands
 from tests.lua.keyed import bounded, send, taken
@@ -110,7 +111,7 @@ def test_messages_in_flight_from_before_the_limit_count(make_box):
     box = make_box()
     send(box, "a", "a", "b")
     box.take(1)
-    values = box.settings.for_slot() | {"limit": ONE.of_slot(0, 1)}
+    values = box.settings.for_slot() | {"limit": ONE.of_slot(0, 1, Layout(0, 1, 1))}
     box.run(commands.slot(box.handle, box.keys, box.created, values, 1))
 
     assert len(taken(box)) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.core.layout import Layout
 from rmq.core.limits import Limits, Rate
 from rmq.protocol import commands
 from tests.lua.box import LEASE_MAX_MS
@@ -131,7 +132,7 @@ def test_another_limit_begins_with_full_buckets_and_none_leaves_nothing(make_box
     send(box, *"aaaaa")
     box.prepare(10)
     assert {"held", "limit"} <= box.state()["slot"].keys()
-    share = Limits(key_rate=Rate(2, key="tenant")).of_slot(0, 1)
+    share = Limits(key_rate=Rate(2, key="tenant")).of_slot(0, 1, Layout(0, 1, 1))
     values = box.settings.for_slot()
 
     same = commands.slot(box.handle, box.keys, box.created, values, 1)

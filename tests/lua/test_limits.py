@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rmq.core.layout import Layout
 from rmq.core.limits import Concurrency, Limits, Rate
 from rmq.protocol import commands
 from tests.lua.box import LEASE_MAX_MS, Box
@@ -334,7 +335,7 @@ def test_another_limit_begins_with_a_full_bucket_and_wakes(make_box, fresh):
     heard.subscribe(box.handle.channel)
     assert heard.get_message(timeout=1)["type"] == "subscribe"
     before = box.state()
-    share = Limits(rate=Rate(5 if fresh else 4)).of_slot(0, 1)
+    share = Limits(rate=Rate(5 if fresh else 4)).of_slot(0, 1, Layout(0, 1, 1))
     values = box.settings.for_slot() | {"limit": share}
 
     assert box.run(commands.slot(box.handle, box.keys, box.created, values, 1)) == 1

@@ -11,7 +11,9 @@ from rmq.core.layout import Layout, Resizing
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.steps import Command
+from tests.lua import query
 from tests.lua.box import GONE
+from tests.lua.crediting import Sleeper
 
 VALUES = {"slots": "4", "layout": "1 1 4", "resizing": "17 1 0"}
 
@@ -88,6 +90,7 @@ def test_slot_gets_the_new_stamp_and_keeps_its_messages(box):
     assert box.changed(before) == {
         ("slot", "created"): str(int(box.created) + 1), ("slot", "resizes"): "1",
         ("slot", "revision"): "1", ("slot", "upto"): "2", ("slot", "waiting"): "0",
+        ("slot", "delivered"): number(box, 1), ("slot", "skipped"): number(box, 1, -1),
     }  # fmt: skip
     assert flying in box.order("prepare")
 
@@ -160,35 +163,42 @@ def test_take_that_is_repeated_after_the_resize_gets_its_first_answer(box):
 # --- delivery numbers ----------------------------------------------------------------------------
 
 
+def number(box, delivered, more=0, at=0):
+    """The number from which a slot goes on: the clock, or `at`, in steps of 2048."""
+    return str(delivered - 2048 * ((delivered - (at or box.clock.now_us)) // 2048) + more)
+
+
 def test_slot_that_opens_goes_on_from_the_largest_number_of_the_slots_that_it_awaited(box):
     box.run(give(box, held=True))
     before = box.state()
+    ahead = box.clock.now_us + 3_600_000_000  # of a master whose clock is ahead
 
-    assert box.run(give(box, revision=2, delivered_from=5000)) == 1
+    assert box.run(give(box, revision=2, delivered_from=ahead)) == 1
 
+    delivered = number(box, int(before["slot"]["delivered"]), at=ahead)
+    assert int(delivered) >= ahead
     assert box.changed(before) == {
-        ("slot", "delivered"): "6144", ("slot", "skipped"): "6144",
-        ("slot", "delivered_from"): "5000", ("slot", "revision"): "2",
+        ("slot", "delivered"): delivered, ("slot", "skipped"): delivered,
+        ("slot", "delivered_from"): str(ahead), ("slot", "revision"): "2",
         ("slot", "paused"): GONE,
     }  # fmt: skip
     after = box.state()
-    assert box.twice(lambda: give(box, revision=2, delivered_from=5000)) == 0
+    assert box.twice(lambda: give(box, revision=2, delivered_from=ahead)) == 0
     assert box.state() == after
 
 
-def test_slot_that_is_created_later_goes_on_from_there_too(box):
+def test_slot_that_is_created_later_goes_by_the_clock_too(box):
     box.redis.delete(box.keys.slot)
 
-    assert box.run(give(box, delivered_from=2048)) == 1
+    assert box.run(give(box)) == 1
 
     slot = box.state()["slot"]
-    assert (slot["delivered"], slot["skipped"]) == ("2048", "2048")
+    assert (slot["delivered"], slot["skipped"]) == (number(box, 0), number(box, 0))
 
 
-def test_slot_whose_numbers_are_larger_keeps_them(box):
-    box.one()
-    box.take_one()
+def test_slot_whose_numbers_are_ahead_of_the_clock_keeps_them(box):
     box.run(give(box, held=True))
+    box.clock.advance(-3600)
     before = box.state()
 
     assert box.run(give(box, revision=2, delivered_from=1)) == 1
@@ -198,10 +208,57 @@ def test_slot_whose_numbers_are_larger_keeps_them(box):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("way", ["prepare", "query", "hand-over"])
+def test_a_later_delivery_has_a_larger_number_in_whichever_slot_of_a_resized_topic(make_box, way):
+    """One slot has delivered much and then nothing for an hour; the other one goes on."""
+    busy, quiet = make_box(index=1, slots=2), make_box(index=0, slots=2)
+    newest = 0
+    for box in (busy, quiet):
+        box.redis.hset(box.keys.slot, "delivered", 70_000 if box is busy else 0)
+        box.run(give(box))
+        box.handle.mark_open(box.settings, str(int(box.created) + 1).encode())
+        box.keys = box.handle.slots[box.index]
+    for box in (busy, quiet, busy, busy, quiet):
+        box.clock.advance(0.005)
+        counted = box.run(commands.stats(box.keys))["delivered"]
+
+        numbers = deliver_two(box, way)
+
+        assert numbers == [numbers[0], numbers[0] + 1]
+        assert newest < numbers[0] <= box.clock.now_us + 1
+        newest = numbers[1]
+        assert box.run(commands.stats(box.keys))["delivered"] == counted + 2
+
+
+def deliver_two(box, way):
+    """Deliver two messages; their numbers, which their receipts have, too."""
+    if way == "hand-over":
+        sleeper = Sleeper(box)
+        sleeper.offer(limit=5)
+        sleeper.heard()
+        box.send(2)
+        leases = sleeper.taken()
+        sleeper.close()
+    elif way == "prepare":
+        box.send(2)
+        leases = box.take(2)
+    else:
+        box.send(2)
+        known = int(box.state().get(f"query:{query.RUN}", {}).get(b"tail", 0))
+        query.take(box, known)
+        last = int(box.state()["slot"]["delivered"])
+        scores = {score for _, score in box.redis.zscan_iter(box.keys.prepare)}
+        assert scores == {query.receipt(last - 1), query.receipt(last)}
+        box.redis.delete(box.keys.prepare)
+        return [last - 1, last]
+    assert box.ack(*leases) == "11"
+    return [lease.delivery for lease in leases]
+
+
 def test_numbers_that_no_delivery_has_are_not_counted(box):
     box.one()
     box.take_one()
-    box.run(give(box, delivered_from=5000))
+    box.run(give(box))
 
     assert box.run(commands.stats(box.keys))["delivered"] == 1
 
@@ -211,7 +268,7 @@ def test_deliveries_in_flight_keep_receipts_and_places_when_the_numbers_go_on(bo
     ids = [box.one(**options) for _ in range(4)]
     box.clock.advance(1)
     leases = box.take(4, ordered=True)
-    box.run(give(box, delivered_from=5001))
+    box.run(give(box, delivered_from=box.clock.now_us + 5001))
 
     assert box.ack(leases[0]) == "1"
     box.nack(*leases[:0:-1])

@@ -3,6 +3,7 @@ make_receipts: make the PrepareQueue scores of messages that take_messages took,
 receipt of its delivery: deadline s * 1000 + retries remaining + (delivery number mod 2048) / 2048.
 
 Reads:     deadline: epoch s
+           slot, now_us: where numbers go by the clock
            ids, n, reply, max_retries, retries_left: as take_messages declares them
 Writes:    nothing
 Declares:  leases: scores and ids in turn, as ZADD takes them
@@ -11,6 +12,11 @@ Declares:  leases: scores and ids in turn, as ZADD takes them
 Returns for the caller: no
 ]]
 local first, leases = reply[4], {}
+if first > 1e12 then
+  --- @include "lib/delivery_numbers"
+  first = number_by_clock(slot, first, now_us)
+  reply[4] = first
+end
 local fresh = string.format('%d.%%011d', deadline * 1000 + max_retries) -- a message that has not failed
 for i = 1, n do
   local left, fraction = retries_left and retries_left[i], (first + i - 1) % 2048 * 48828125 -- times 1e11 / 2048: exact

@@ -8,7 +8,9 @@ Every step can be repeated, by anybody; docs/decisions/0041-resize.md tells why 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from rmq.protocol.steps import Flow, Progress, RawCommand, Sleep, pipeline, serv
 PAGE = 100  # records that one look reads
 SLOTS_AT_ONCE = 64
 PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while older messages are left
+FULL_S = 1.0  # so long after a topic was found full, nobody looks for room in its other slots
 ROUNDS = 200  # of pages, in one `go_on`
 
 
@@ -178,6 +181,7 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
     """Write the new number of slots to the topic's hash: from here on the resize goes on."""
     since_ms = yield from server_ms("topic_resize")
+    dealt = (yield from _waiting(context)) if context.settings.max_length else ()
     while True:
         settings = context.settings
         if settings.layout and settings.layout.resizing:
@@ -185,7 +189,11 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
         before, known = settings.slots, settings.layout or Layout(0, settings.slots, settings.slots)
         resizing = Resizing(since_ms, before, _awaited(before, slots))
         layout = replace(
-            known, resizes=known.resizes + 1, most=max(known.most, slots), resizing=resizing
+            known,
+            resizes=known.resizes + 1,
+            most=max(known.most, slots),
+            resizing=resizing,
+            dealt=dealt,
         )
         replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
         fields = {"format": str(RESIZED_FORMAT), "slots": str(slots)} | layout.to_redis()
@@ -193,6 +201,42 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
             return
         if context.settings.slots != before:
             raise InvalidValue(f"slots: somebody else has resized topic {context.name!r} just now")
+
+
+def _waiting(context: TopicContext) -> Flow[tuple[int, ...]]:
+    """Return how many messages wait in each slot, those due later too."""
+    replies = yield from pipeline(
+        [commands.slot_delete(keys, context.created, None) for keys in context.slots]
+    )
+    return tuple(reply.waiting for reply in replies)
+
+
+def deal(context: TopicContext, refused: Collection[tuple[int, int]]) -> Flow[bool]:
+    """Divide `max_length` of a topic that was resized anew, by what waits.
+
+    Args:
+        context: of the topic.
+        refused: slots that are full, and how many messages each had no room for.
+
+    Returns:
+        Whether one of these slots has room now. Otherwise nothing was changed.
+    """
+    if time.monotonic() < context.full_until:
+        return False
+    mine = copy(context)  # other threads go on with the settings that they have
+    mine.requested = {}  # a running program follows
+    yield from open_topic.open(mine, create=False)
+    settings, dealt = mine.settings, (yield from _waiting(mine))
+    layout = replace(settings.layout or Layout(0, settings.slots, settings.slots), dealt=dealt)
+    if sum(dealt) >= settings.max_length or not any(
+        dealt[slot] + count <= layout.capacity(settings.max_length, slot, settings.slots)
+        for slot, count in refused
+    ):
+        context.full_until = time.monotonic() + FULL_S
+        return False
+    if (yield from _change(mine, layout.to_redis())):
+        yield from open_topic.give_slots(mine)
+    return True
 
 
 def _change(context: TopicContext, fields: dict[str, str]) -> Flow[bool]:

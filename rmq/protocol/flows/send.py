@@ -32,7 +32,7 @@ from rmq.errors import (
 )
 from rmq.protocol import commands
 from rmq.protocol.commands import MergeReply, SendReply
-from rmq.protocol.flows import audit_report, open_topic
+from rmq.protocol.flows import audit_report, open_topic, resize
 from rmq.protocol.flows.send_groups import Group, group_messages
 from rmq.protocol.steps import Await, Command, DurablePipeline, Flow, Pipeline, Sleep
 
@@ -328,16 +328,20 @@ def _call(
             )
         if not full:
             return
+        calls, groups = [calls[n] for n in full], [groups[n] for n in full]
+        if context.settings.layout and (
+            yield from resize.deal(context, [(group.slot, len(group.indexes)) for group in groups])
+        ):
+            continue
         if context.settings.overflow != "block" or time.monotonic() + pause > until:
             raise QueueFull(
                 f"topic {context.name!r} is at its max_length of {context.settings.max_length} "
-                f"({sum(len(groups[n].indexes) for n in full)} of {len(results.rows)} messages "
+                f"({sum(len(group.indexes) for group in groups)} of {len(results.rows)} messages "
                 "refused); send again when consumers have caught up",
                 list(results.rows),
             )
         yield Sleep(pause)
         pause = min(pause * 2, 0.5)
-        calls, groups = [calls[n] for n in full], [groups[n] for n in full]
 
 
 def _write_results(group: Group, reply: Any, results: Results, level: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 import rmq
 from rmq.core import limits, settings
+from rmq.core.layout import Layout
 from rmq.core.limits import Concurrency, Limits, Rate, parse_limits
 
 BOTH = Limits(Rate(100, 1), Concurrency(5))
@@ -85,7 +86,10 @@ def test_fields_are_checked_where_they_are_given() -> None:
 def test_shares_of_slots_add_up_to_the_limit(slots: int) -> None:
     both = Limits(Rate(1500, 2, 2000), Concurrency(1030))
 
-    shares = [tuple(map(int, both.of_slot(i, slots).split(":"))) for i in range(slots)]
+    shares = [
+        tuple(map(int, both.of_slot(i, slots, Layout(0, slots, slots)).split(":")))
+        for i in range(slots)
+    ]
 
     assert {rate for rate, *_ in shares} == {1500}
     assert {per for _, per, *_ in shares} == {2000 * slots}
@@ -94,11 +98,44 @@ def test_shares_of_slots_add_up_to_the_limit(slots: int) -> None:
     assert max(most for *_, most in shares) - min(most for *_, most in shares) <= 1
 
 
+@pytest.mark.parametrize(("first", "slots", "most"), [(1, 16, 16), (16, 1, 16), (4, 8, 64)])
+def test_shares_of_a_resized_topic_add_up_to_the_limit(first: int, slots: int, most: int) -> None:
+    layout, both = Layout(2, first, most), Limits(Rate(1500, 2, 2000), Concurrency(1030))
+
+    shares = [
+        tuple(map(int, both.of_slot(i, slots, layout).split(":"))) for i in range(layout.most)
+    ]
+
+    assert sum(layout.part(i, slots) for i in range(most)) == 1
+    assert 0.99 * 750 < sum(1000 * rate / per for rate, per, *_ in shares) <= 750
+    assert sum(burst for *_, burst, _ in shares) == 2000
+    assert sum(most for *_, most in shares) == 1030
+    for used in (slots, first, most):  # a third is there for what goes by each of these numbers
+        assert sum(most for *_, most in shares[:used]) > 1030 / 3
+
+
+@pytest.mark.parametrize(("max_length", "least"), [(1000, 1000), (300, 300), (0, 0)])
+def test_capacities_of_a_resized_topic_make_its_max_length(max_length: int, least: int) -> None:
+    waiting = (500, 0, 20, 0)
+    layout = Layout(1, 1, 4, dealt=waiting if max_length else ())
+    topic = settings.Settings(slots=4, max_length=max_length, layout=layout)
+
+    capacities = [int(topic.for_slot(i)["capacity"]) for i in range(4)]
+
+    assert least <= sum(capacities) <= max_length + 3
+    if max_length == 1000:
+        assert all(room > held for room, held in zip(capacities, waiting, strict=True))
+    assert not max_length or all(capacities), "0 would be no limit"
+
+
 def test_share_of_a_slot_names_the_header_last() -> None:
     both = Limits(Rate(10, 1, 4), key_rate=Rate(5, 2, key="a"), key_concurrency=Concurrency(4, "a"))
 
-    assert both.of_slot(0, 2) == "10:2000:2:0:5:4000:3:2:a"
-    assert Limits(key_concurrency=Concurrency(1, "a")).of_slot(0, 1) == "0:0:0:0:0:0:0:1:a"
+    assert both.of_slot(0, 2, Layout(0, 2, 2)) == "10:2000:2:0:5:4000:3:2:a"
+    assert (
+        Limits(key_concurrency=Concurrency(1, "a")).of_slot(0, 1, Layout(0, 1, 1))
+        == "0:0:0:0:0:0:0:1:a"
+    )
 
 
 def test_key_that_is_no_text_is_refused() -> None:
@@ -107,7 +144,7 @@ def test_key_that_is_no_text_is_refused() -> None:
 
 
 def test_burst_smaller_than_the_slots_is_one_for_each() -> None:
-    assert Limits(Rate(10, 1, 2)).of_slot(7, 8) == "10:8000:1:0"
+    assert Limits(Rate(10, 1, 2)).of_slot(7, 8, Layout(0, 8, 8)) == "10:8000:1:0"
 
 
 def test_topic_whose_slots_have_no_share_of_a_concurrency_is_refused() -> None:
