@@ -56,12 +56,13 @@ local known = s[14]
 -- One message of a priority, asked for or all there is, or none and a credit, in a session that goes on, as most takes are
 -- that do not find a batch. This is take_messages and make_receipts without anything that such a take does not need;
 -- whatever is unusual goes the long way below.
-local limit, takes = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1
+local limit, takes, at_ms, at_us = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1, nil, nil
 if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[12] and not s[13]
     and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
     and tonumber(s[11] or 0) > -4294967296 and tonumber(s[5] or 0) < 1e12 -- see lib/delivery_numbers
     and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(ARGV[5], 1) ~= 61 then
   --- @include "lib/inline/time"
+  at_ms, at_us = now_ms, now_us
   local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0, 'WITHSCORES', 'LIMIT', 0,
     limit > 1 and 2 or 1)
   local id, lease = page[1], tonumber(ARGV[4]) or 0
@@ -117,7 +118,10 @@ end
 --- @include "lib/clock"
 --- @include "lib/member"
 --- @include "lib/replay"
-local now, now_us = clock(ARGV[1])
+local now, now_us = at_ms, at_us
+if not now then
+  now, now_us = clock(ARGV[1])
+end
 limit = whole_number(ARGV[3], 1, 1000, 'limit')
 local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
 local waits, ordered = ARGV[5], ARGV[6] == '1'

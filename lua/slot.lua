@@ -11,8 +11,8 @@ ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
 ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
-ARGV[6..] pairs of setting, value; `paused`, `paused_send`, `limit`, `resizes` and `delivered_from` are left out where
-          there is none
+ARGV[6..] pairs of setting, value; `paused`, `paused_send`, `limit`, `timed_priority`, `resizes` and `delivered_from` are
+          left out where there is none
 Returns   1 set up or changed, 0 had these settings or later ones, -1 belongs to a topic with another stamp
 Cost      O(settings)
 Atomic    Settings of an older revision change nothing, so callers may come in any order. Messages are not touched: a
@@ -79,7 +79,7 @@ elseif s[1] then
     end
   end
   -- A write that needs no memory: after it, Redis checks no more.
-  redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'held', limit ~= s[7] and 'bucket' or 'limit')
+  redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'timed_priority', 'held', limit ~= s[7] and 'bucket' or 'limit')
   if limit ~= s[7] then
     redis.call('UNLINK', KEYS[3])
   end

@@ -32,7 +32,9 @@ class Row:
 
 
 ROWS = (
-    Row("F0", "no fault", "no message is delivered twice; priorities are strict in a slot"),
+    Row("F0", "no fault",
+        "no message is delivered twice; priorities are strict in a slot, also of delayed, merged "
+        "and failed messages; what is due first does not starve them"),
     Row("F1", "kill -9 of Redis with an AOF, then a restart",
         "what was answered is there after the restart"),
     Row("F2", "power loss: what was not synced is gone",

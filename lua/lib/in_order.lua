@@ -27,16 +27,17 @@ end
 
 -- The counters that places are made from.
 local function read_places(slot, ordered)
-  local s = redis.call('HMGET', slot, 'front', 'delivered', 'span', 'mixed', 'accepted')
+  local s = redis.call('HMGET', slot, 'front', 'delivered', 'span', 'mixed', 'accepted', 'timed_priority')
   return {
     front = tonumber(s[1] or 0), delivered = tonumber(s[2] or 0), span = tonumber(s[3] or 0),
-    hold = tonumber(ordered) or 1, mixed = s[4], accepted = tonumber(s[5] or 0),
+    hold = tonumber(ordered) or 1, mixed = s[4], accepted = tonumber(s[5] or 0), timed_priority = tonumber(s[6] or nil),
   }
 end
 
 -- The score of the old place of a delivery. `place`: the priority of its message, or when it was due. The record is
 -- needed where places are mixed.
 local function old_score(places, place, receipt, record)
+  place = place >= PRIORITY_END and places.timed_priority or place
   local behind = (places.delivered - receipt % 1 * 2048) % 2048
   if places.mixed and place < PRIORITY_END and record and #record >= 8 then
     behind = (places.accepted - struct.unpack('>I4', record, 5)) % 4294967296

@@ -36,21 +36,28 @@ def moment(text: str) -> datetime:
 class _Parsed(ParamType):
     """A parameter that a function parses, which raises ValueError."""
 
-    def __init__(self, name: str, read: Any, words: str = "") -> None:
+    def __init__(self, name: str, read: Any, zero: str = "", words: tuple[str, ...] = ()) -> None:
         self.name = name
         self._read = read
-        self._words = words  # another accepted word, for 0
+        self._zero = zero  # another accepted word, for 0
+        self._words = words or ((zero,) if zero else ())  # that completion offers
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse the text, or say what is accepted."""
         if not isinstance(value, str):
             return value
-        if self._words and value == self._words:
+        if self._zero and value == self._zero:
             return 0
         try:
             return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the words."""
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 
 def _size(text: str) -> int:
@@ -64,6 +71,12 @@ def _durability(text: str) -> object:
     from rmq.core.settings import parse_durability  # it imports much, and completion does without
 
     return parse_durability(text) or "memory"
+
+
+def _timed_priority(text: str) -> object:
+    from rmq.core.settings import parse_timed_priority
+
+    return parse_timed_priority(text) or "first"
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -83,17 +96,6 @@ class _MessageIds(_Parsed):
         return choices(ctx, incomplete, message_ids)
 
 
-class _Queues(_Parsed):
-    """A word for a queue."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return the words."""
-        words = ("store", "waiting", "prepare", "in-flight", "dead")
-        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
-
-
 DURATION = _Parsed("duration", parse_duration)
 DURATION_OR_OFF = _Parsed("duration", parse_duration, "off")
 MOMENT = _Parsed("moment", moment)
@@ -102,6 +104,7 @@ HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 LIMIT = _Parsed("limit", parse_limits)
 DURABILITY = _Parsed("level", _durability)
+TIMED_PRIORITY = _Parsed("priority", _timed_priority, words=("first",))
 MESSAGE_ID = _MessageIds("id", rmq.MessageId.parse)
 MESSAGE_TYPE = _Parsed("type", check_message_type)
-QUEUE = _Queues("queue", parse_queue)
+QUEUE = _Parsed("queue", parse_queue, words=("store", "waiting", "prepare", "in-flight", "dead"))

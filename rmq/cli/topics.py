@@ -11,7 +11,15 @@ import rmq
 from rmq.cli import output
 from rmq.cli.app import CommandGroup, Refused, common_options
 from rmq.cli.confirm import confirm, progress
-from rmq.cli.param_types import DURABILITY, DURATION, DURATION_OR_OFF, LIMIT, RETRY, SIZE
+from rmq.cli.param_types import (
+    DURABILITY,
+    DURATION,
+    DURATION_OR_OFF,
+    LIMIT,
+    RETRY,
+    SIZE,
+    TIMED_PRIORITY,
+)
 from rmq.cli.topic_files import apply, export, setting_value
 from rmq.cli.topic_list import list_topics, waiting
 from rmq.core.layout import Resizing
@@ -42,6 +50,12 @@ _SETTINGS = (
     click.option("--slots", type=int, help="Number of slots, 1 to 1024.  [1]"),
     click.option(
         "--default-priority", type=int, help="Priority of a send without one, 17 to 1048575.  [100]"
+    ),
+    click.option(
+        "--timed-priority",
+        type=TIMED_PRIORITY,
+        help="Priority that a due message without one joins: 17 to 1048575, or first: before all "
+        "priorities.  [first]",
     ),
     click.option(
         "--lease", type=DURATION, help="How long a consumer keeps a delivery, 1s to 12h.  [30s]"

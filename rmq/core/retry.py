@@ -93,7 +93,11 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    """No wait: the message may be taken again at once. The word "immediate" means the same."""
+    """No wait: the message may be taken again at once. The word "immediate" means the same.
+
+    It loses its priority for that time: it goes behind all messages with a priority, except that
+    one take in five begins with such retries. A retry that waits, if only for 1 ms, keeps it.
+    """
 
     jitter: float = 0.0
 

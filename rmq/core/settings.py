@@ -124,6 +124,20 @@ def _read_durability(text: str) -> Durability:
         ) from None
 
 
+def parse_timed_priority(value: object) -> int:
+    """Return the priority that timed messages join; 0 for "first". Text may hold the number."""
+    if value == "first":
+        return 0
+    if isinstance(value, str):
+        if not value.isdecimal():
+            raise InvalidValue(
+                f"timed_priority: {value!r}; give first, or a priority, {PRIORITY_MIN} to "
+                f"{PRIORITY_MAX}"
+            )
+        value = int(value[:20])
+    return check_int(value, "timed_priority", PRIORITY_MIN, PRIORITY_MAX)
+
+
 def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
     return 0 if value is None else duration_ms(value, field_name, low_ms=low_ms, zero=True)
 
@@ -142,6 +156,7 @@ class TopicSettings(TypedDict, total=False):
 
     slots: int
     default_priority: int
+    timed_priority: int | Literal["first"]
     lease: Duration
     max_retries: int
     retry: RetryPolicy | str
@@ -164,9 +179,11 @@ class Settings:
     Attributes:
         slots: the number of slots, 1 to 1024; order is promised inside a slot.
         default_priority: the priority of a message that names none, 17 to 1 048 575.
+        timed_priority: the priority that a message with a time and without a priority joins when
+            it is due, a merged one too, 17 to 1 048 575; 0: such messages go before all priorities.
         lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
         max_retries: deliveries after the first one, 0 to 16; then the DeadQueue.
-        retry: how long a failed message waits.
+        retry: how long a failed message waits; one that does not goes behind all priorities.
         dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
             message was settled is stored again, and a repeated merge may be collected twice.
         max_length: the most that may wait, shared by the slots; 0 is off.
@@ -189,6 +206,7 @@ class Settings:
 
     slots: int = 1
     default_priority: int = 100
+    timed_priority: int = 0
     lease_ms: int = 30_000
     max_retries: int = 16
     retry: Policy = field(default_factory=Exponential)
@@ -239,6 +257,7 @@ class Settings:
             "paused": paused,
             "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
             "limit": self.limit.of_slot(index, self.slots, parts),
+            "timed_priority": str(self.timed_priority or ""),
             "resizes": str(layout.resizes) if layout else "",
             "delivered_from": str(layout.delivered_from or "")
             if layout and index < self.slots
@@ -263,8 +282,10 @@ class Settings:
             value = getattr(self, name)
             if name.endswith("_ms"):
                 settings[public] = value / 1000
+            elif isinstance(value, int | str) and name != "timed_priority":
+                settings[public] = value
             else:
-                settings[public] = value if isinstance(value, int | str) else _describe(name, value)
+                settings[public] = _describe(name, value)
         return settings
 
 
@@ -278,6 +299,7 @@ _CHECKS: dict[str, tuple[str, Any]] = {
         "default_priority",
         lambda v: check_int(v, "default_priority", PRIORITY_MIN, PRIORITY_MAX),
     ),
+    "timed_priority": ("timed_priority", parse_timed_priority),
     "lease": ("lease_ms", lambda v: duration_ms(v, "lease", LEASE_MIN_MS, LEASE_MAX_MS)),
     "max_retries": ("max_retries", lambda v: check_int(v, "max_retries", 0, 16)),
     "retry": ("retry", parse_policy),
@@ -313,8 +335,10 @@ def _to_redis(value: Any) -> str:
     return value.to_redis() if hasattr(value, "to_redis") else str(value)
 
 
-def _describe(name: str, value: Any) -> str:
+def _describe(name: str, value: Any) -> Any:
     """Return the value of a field as a person writes it."""
+    if name == "timed_priority":
+        return value or "first"
     if name.endswith("_ms"):
         return format_duration(value / 1000) if value else "off"
     if name == "retry":
@@ -350,7 +374,7 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
         raise FormatMismatch(_describe_format(topic, found))
     values: dict[str, Any] = {}
     for name in NAMES:
-        if name in ("unhandled_ms", "limit") and name not in stored:
+        if name in ("unhandled_ms", "limit", "timed_priority") and name not in stored:
             continue  # a topic that was created before this setting has its default
         text = stored[name]
         if name == "retry":

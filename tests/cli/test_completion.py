@@ -53,6 +53,8 @@ def test_commands_options_and_words(complete):
     assert complete("topic", "ls", "--wa") == ["--watch"]
     assert complete("peek", "orders", "--queue", "in") == ["in-flight"]
     assert complete("topic", "ls", "-o", "nd") == ["ndjson"]
+    assert complete("topic", "set", "orders", "--timed-priority", "") == ["first"]
+    assert complete("topic", "set", "orders", "--expires", "o") == ["off"]
 
 
 def test_topics(complete, topic):

@@ -12,7 +12,9 @@ from tests.cli.conftest import bury
 @pytest.fixture
 def defined(client, name):
     """A topic with settings and a schedule."""
-    topic = client.topic(name, slots=2, lease=60, retry="levels:1s,1m:0.5", limit="rate:5:1m")
+    topic = client.topic(
+        name, slots=2, lease=60, retry="levels:1s,1m:0.5", limit="rate:5:1m", timed_priority=120
+    )
     topic.every(
         "nightly", every=3600, body={"a": "ü\x7f", "b": None}, headers={"h.1": "v"}
     ).declare()

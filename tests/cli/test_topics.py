@@ -55,7 +55,8 @@ def test_ping_and_create_warn_of_a_redis_that_may_evict_keys(run, shell, name):
 
 def test_create_with_every_setting_and_show_them(run, name):
     given = [
-        "--slots", "3", "--default-priority", "200", "--lease", "1m", "--max-retries", "4",
+        "--slots", "3", "--default-priority", "200", "--timed-priority", "150", "--lease", "1m",
+        "--max-retries", "4",
         "--retry", "levels:1s,1m:0.5", "--dedup-window", "off", "--max-length", "300",
         "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
@@ -66,7 +67,7 @@ def test_create_with_every_setting_and_show_them(run, name):
 
     assert (made["topic"], made["created"]) == (name, True)
     assert made["settings"] == {
-        "slots": 3, "default_priority": 200, "lease": 60.0, "max_retries": 4,
+        "slots": 3, "default_priority": 200, "timed_priority": 150, "lease": 60.0, "max_retries": 4,
         "retry": "levels:1s,1m:0.5", "dedup_window": 0.0, "max_length": 300, "overflow": "block",
         "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,

@@ -3,59 +3,131 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 import rmq
 from rmq.protocol import scripts
+from tests.conftest import Clock
 from tests.faults.bank_scene import seeded
 from tests.faults.checker import History, Verdict
 from tests.property.mutants import MUTANTS, Change, loader
 
 COUNT = 400
+TIMED = 500  # the priority that messages with a time and without a priority join
+SMALLEST: list[Change] = [
+    *MUTANTS["smallest priority first"],
+    ("prepare", "elseif on_top and all <= priorities then", "elseif false then"),
+]
+EARLY: list[Change] = [  # what is due goes at once, as with timed_priority="first"
+    ("prepare", "priority = priority > 0 and priority or timed_priority", ""),
+]
+BLIND: list[Change] = [  # a take that begins with the priorities does not look at what is due
+    (
+        "prepare",
+        "and (turn + 1) % 3 + 1 or turn",
+        "and (turn + 1) % 3 + 1 or takes % 5 == 3 and turn % 3 + 1 or turn",
+    ),
+]
+DUE_FIRST: list[Change] = [  # no take begins with the priorities
+    ("prepare", "takes % 5 == 3 and not ordered", "false"),
+]
 
 
-def play(client: rmq.Client, name: str, rng: random.Random, slots: int = 1) -> tuple[History, int]:
-    """Send messages of any priority, receive all; return what came, and what came too late."""
-    history, inversions = History(), 0
-    topic = client.topic(name, slots=slots)
-    for number in range(COUNT):
-        history.attempt(number)
-        topic.send({"n": number}, priority=rng.randrange(17, 1000))
-        history.answer(number)
-    last = 1_048_576
-    with topic.consumer() as consumer:
-        while got := consumer.receive(7):
-            for one in got:
-                history.deliver(one.body["n"])
-                inversions += one.priority > last
-                last = one.priority
+class Scene:
+    """Messages of one topic, by priority, and when each may be taken: what a test knows of it."""
+
+    def __init__(self, clock: Clock, rng: random.Random, retry_ms: int) -> None:
+        self.history, self.inversions = History(), 0
+        self.clock, self.rng, self.retry_ms = clock, rng, retry_ms
+        self.waiting: dict[int, tuple[int, int]] = {}  # by number: priority, due (epoch ms)
+
+    def send(self, topic: rmq.Topic[Any], number: int) -> None:
+        """Send a message: with a priority, a delay, both, or a merge key."""
+        how, priority, due = self.rng.randrange(4), self.rng.randrange(17, 1000), 0
+        given: dict[str, Any] = {"priority": priority}
+        if how:
+            seconds = self.rng.randrange(1, 40) / 1000
+            due = self.clock.now_ms + round(seconds * 1000)
+            given = {"delay": seconds}
+            if how == 1:
+                given |= {"priority": priority}
+            elif how == 2:
+                given = {"merge_key": f"k{number}", "time_range": seconds, "merge": "last"}
+        self.history.attempt(number)
+        topic.send({"n": number}, **given)
+        self.history.answer(number)
+        self.waiting[number] = given.get("priority", TIMED), due
+
+    def receive(self, consumer: rmq.Consumer[Any]) -> None:
+        """Take some, and count those before which a higher one that was ready should have come."""
+        now = self.clock.now_ms
+        ready = {number: of for number, (of, due) in self.waiting.items() if due <= now}
+        for one in consumer.receive(self.rng.randrange(1, 8)):
+            number = one.body["n"]
+            priority = ready.pop(number)
+            self.inversions += any(other > priority for other in ready.values())
+            self.history.deliver(number)
+            if one.attempt == 1 and self.rng.random() < 0.1:
+                one.nack()
+                self.history.explain(number)
+                self.waiting[number] = priority, now + self.retry_ms
+            else:
+                del self.waiting[number]
                 one.ack()
-                history.settle(one.body["n"])
-    return history, inversions
+                self.history.settle(number)
+
+
+def play(
+    client: rmq.Client,
+    name: str,
+    rng: random.Random,
+    clock: Clock,
+    retry_ms: int = 5,
+    slots: int = 1,
+) -> tuple[History, int]:
+    """Send messages with priorities, delays and merge keys, some of which fail once; receive all.
+
+    Return what came, and how many came while one of a higher priority waited.
+    """
+    retry = rmq.Levels((retry_ms / 1000,), jitter=0) if retry_ms else "immediate"
+    topic = client.topic(name, slots=slots, timed_priority=TIMED, retry=retry)
+    scene = Scene(clock, rng, retry_ms)
+    with topic.consumer() as consumer:
+        for number in range(COUNT):
+            scene.send(topic, number)
+            if number % 6 == 5:
+                scene.receive(consumer)
+                clock.advance(0.003)
+        while scene.waiting:
+            scene.receive(consumer)
+            clock.advance(0.003)
+    return scene.history, scene.inversions
 
 
 @pytest.mark.fault("F0")
 def test_each_message_is_delivered_once_and_in_order_of_priority(
-    client: rmq.Client, name: str, capsys: pytest.CaptureFixture[str]
+    client: rmq.Client, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Delayed, merged and failed ones too."""
     seed, rng = seeded()
-    history, inversions = play(client, name, rng)
+    history, inversions = play(client, name, rng, clock)
 
     verdict = history.verdict(fired=1)  # there is none; the next test shows that it would be seen
     with capsys.disabled():
         print(f"\nFIG no fault: {verdict}; {inversions} inversions, seed {seed}")
     assert verdict.state == "valid", verdict
-    assert verdict.duplicates == 0
+    assert verdict.duplicates > 10  # those that failed
     assert inversions == 0
 
 
 @pytest.mark.fault("F0", control=True)
 def test_the_order_of_several_slots_is_seen_as_inversions(
-    client: rmq.Client, name: str, capsys: pytest.CaptureFixture[str]
+    client: rmq.Client, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Priorities are strict inside a slot alone."""
-    history, inversions = play(client, name, random.Random(1), slots=4)
+    history, inversions = play(client, name, random.Random(1), clock, slots=4)
 
     with capsys.disabled():
         print(f"\nFIG control, four slots: {inversions} inversions")
@@ -89,15 +161,60 @@ SMALLEST: list[Change] = [
 ]
 
 
+@pytest.mark.parametrize("change", [SMALLEST, EARLY, BLIND], ids=["smallest", "early", "blind"])
 @pytest.mark.fault("F0", control=True)
-def test_a_take_of_the_smallest_priority_first_is_seen_as_inversions(
-    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+def test_takes_in_another_order_are_seen_as_inversions(
+    client: rmq.Client,
+    name: str,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    change: list[Change],
 ) -> None:
-    monkeypatch.setattr(scripts, "load", loader(SMALLEST))
-    history, inversions = play(client, name, random.Random(1))
+    monkeypatch.setattr(scripts, "load", loader(change))
+    history, inversions = play(client, name, random.Random(1), clock)
 
     assert history.verdict(fired=1).state == "valid"
     assert inversions > 4
+
+
+@pytest.mark.fault("F0", control=True)
+def test_retries_at_once_lose_their_priority_and_are_seen_as_inversions(
+    client: rmq.Client, name: str, clock: Clock
+) -> None:
+    history, inversions = play(client, name, random.Random(1), clock, retry_ms=0)
+
+    assert history.verdict(fired=1).state == "valid"
+    assert inversions > 4
+
+
+def takes_until_urgent(client: rmq.Client, name: str, clock: Clock) -> int:
+    """Return which take finds an urgent message while more becomes due than is taken."""
+    topic = client.topic(name)
+    topic.send("urgent", priority=1_048_575)
+    with topic.consumer() as consumer:
+        for take in range(1, 21):
+            topic.send_many([rmq.Outgoing("due", delay=0.001) for _ in range(10)])
+            clock.advance(0.001)
+            if "urgent" in [one.body for one in consumer.receive(5)]:
+                return take
+    return 0
+
+
+@pytest.mark.fault("F0")
+def test_what_is_due_first_does_not_starve_priorities(
+    client: rmq.Client, name: str, clock: Clock
+) -> None:
+    """With the default timed_priority."""
+    assert 1 <= takes_until_urgent(client, name, clock) <= 5
+
+
+@pytest.mark.fault("F0", control=True)
+def test_priorities_that_starve_are_seen(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "load", loader(DUE_FIRST))
+
+    assert takes_until_urgent(client, name, clock) == 0
 
 
 LEAVES: list[Change] = [

@@ -12,6 +12,7 @@ from rmq.core import topic_context
 from rmq.core.slots import slot_of
 from rmq.protocol.flows import topic_admin
 from rmq.transport import Transport
+from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server
 
@@ -136,14 +137,40 @@ def test_message_that_waits_goes_by_the_new_settings(api: Any, name: str) -> Non
     assert again.attempt == 2
 
 
+def test_what_is_due_goes_by_the_new_timed_priority(api: Any, name: str, clock: Clock) -> None:
+    topic = api.topic(name)
+    topic.open()
+
+    def received() -> list[tuple[Any, int | None]]:
+        topic.send("merged", merge_key="k", time_range=1, merge="last")
+        topic.send("merged again", merge_key="k", time_range=1, merge="last")
+        topic.send("due", delay=1)
+        topic.send("high", priority=900)
+        clock.advance(2)
+        with topic.consumer() as consumer:
+            found = consumer.receive(3)
+            consumer.ack(found)
+        return [(one.body, one.priority) for one in found]
+
+    due: list[tuple[Any, int | None]] = [("merged again", None), ("due", None)]
+    assert api.admin.settings(name).shown()["timed_priority"] == "first"
+    assert received() == [*due, ("high", 900)]
+    assert api.admin.topic_set(name, timed_priority=899).shown()["timed_priority"] == 899
+    assert received() == [("high", 900), *due]
+    api.admin.topic_set(name, timed_priority="first")
+    assert received()[0] == ("high", 900), "the third take in five begins with priorities"
+    assert received() == [*due, ("high", 900)]
+
+
 def test_lease_that_is_out_is_settled_over_a_change_of_every_setting(api: Any, name: str) -> None:
     topic = api.topic(name, max_length=100)
     send_each(topic, 3)
     with topic.consumer() as consumer:
         out = consumer.receive(3, wait=5)
         api.admin.topic_set(
-            name, default_priority=20, lease=2, retry="immediate", dedup_window=5, max_length=1,
-            overflow="drop_lowest", max_body=10, expires=5, on_expire="drop", dead_retention=5,
+            name, default_priority=20, timed_priority=30, lease=2, retry="immediate",
+            dedup_window=5, max_length=1, overflow="drop_lowest",
+            max_body=10, expires=5, on_expire="drop", dead_retention=5,
         )  # fmt: skip
         consumer.extend(out)
         assert consumer.ack(out) == []

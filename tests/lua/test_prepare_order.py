@@ -186,3 +186,131 @@ def test_one_take_in_ten_begins_with_the_fewest_deliveries_left_and_the_oldest_o
 
     assert [lease.id for lease in box.take(2)] == [second, first]
     assert box.take_one().id == third
+
+
+# --- one take in five begins with the priorities -------------------------------------------------
+
+
+def test_one_take_in_five_begins_with_the_priorities(box):
+    urgent = box.send(3, priority=1_048_575)
+    due = box.send(20, due=100)
+    box.clock.advance(1)
+
+    taken = [box.take_one().id for _ in range(15)]
+
+    assert [i for i, id in enumerate(taken, 1) if id in urgent] == [3, 8, 13]
+    assert taken[2::5] == urgent
+    assert [id for id in taken if id not in urgent] == due[:12]
+
+
+def test_a_stream_of_due_messages_keeps_no_priority_waiting(box):
+    urgent, seen = box.one(priority=17), []
+    for _ in range(5):  # more is due after each take than was taken
+        box.send(20, due=1)
+        box.clock.advance(1)
+        seen += [lease.id for lease in box.take(10)]
+
+    assert urgent in seen
+
+
+def test_take_that_begins_with_the_priorities_lets_what_is_due_join_them_first(box):
+    failed = box.one(due=0)
+    box.nack(box.take_one(), wait_ms=1)
+    box.clock.advance(1)
+    low, other = box.one(priority=50), box.one(due=0)
+    high = box.one(due=1, priority=60)
+    box.clock.advance(1)
+    box.redis.hset(box.keys.slot, "takes", 2)
+
+    leases = box.take(10)
+
+    assert [lease.id for lease in leases] == [high, low, failed, other]
+    assert [lease.left for lease in leases] == [16, 16, 15, 16]
+    assert box.order() == []
+
+
+# --- timed_priority ------------------------------------------------------------------------------
+
+
+def test_due_message_without_a_priority_joins_the_timed_priority_as_the_newest(make_box):
+    box = make_box(timed_priority=100)
+    due, first, low, high = (
+        box.one(due=100), box.one(priority=100), box.one(priority=99), box.one(priority=101),
+    )  # fmt: skip
+    own = box.one(due=200, priority=99)
+    box.clock.advance(1)
+    before = box.state()
+
+    assert box.take_one().id == high
+
+    changed = box.changed(before)
+    assert {place: changed[place] for place in changed if place[0] in ("store", "records")} == {
+        ("store", high): GONE,
+        ("store", due): ordered(100, 4),
+        ("store", own): ordered(99, 5),
+    }
+    assert box.drained() == [first, due, low, own]
+
+
+def test_merged_and_retried_messages_without_a_priority_join_the_timed_priority(make_box):
+    box = make_box(timed_priority=100)
+    failed = box.one(due=0)
+    box.nack(box.take_one(), wait_ms=1000)
+    merged, _ = box.merge(range_ms=500)
+    box.clock.advance(2)
+    high, low = box.one(priority=101), box.one(priority=99)
+
+    leases = box.take(10)
+
+    assert [lease.id for lease in leases] == [high, merged, failed, low]
+    assert [lease.left for lease in leases] == [16, 16, 15, 16]
+    assert "merge" not in box.state()
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_message_of_the_timed_priority_that_is_given_back_goes_to_the_front_of_it(
+    make_box, is_ordered
+):
+    box = make_box(timed_priority=100)
+    first, second, third = box.send(2, due=0) + box.send(1, priority=100)
+    high = box.one(priority=101)
+    taken = box.take(2, ordered=is_ordered)
+    assert [lease.id for lease in taken] == [high, third]  # the others joined when it looked
+    box.ack(*taken)
+    (lease,) = box.take(1, ordered=is_ordered)
+
+    box.release(lease)
+
+    assert box.order() == [second, first]  # by score
+    assert 100 < box.score(first) < 101
+    assert [one.id for one in box.take(2, ordered=is_ordered)] == [first, second]
+
+
+def test_a_thousand_due_messages_join_the_timed_priority_in_one_take(make_box):
+    box = make_box(timed_priority=100)
+    pages = [box.send(1000, due=100) for _ in range(3)]
+    urgent = box.one(priority=1_048_575)
+    box.clock.advance(1)
+
+    assert box.take_one().id == urgent
+
+    assert box.stats()["priority"] == 1000
+    taken = [urgent]
+    while batch := box.take(1000):
+        taken += [lease.id for lease in batch]
+    assert taken == [urgent, *pages[0], *pages[1], *pages[2]]
+
+
+def test_timed_priority_that_is_first_again_leaves_those_that_have_joined(make_box):
+    box = make_box(timed_priority=100)
+    joined, later = box.one(due=100), box.one(due=5000)
+    box.one(priority=101)
+    box.clock.advance(1)
+    box.take_one()
+    given = box.settings.for_slot()
+    del given["timed_priority"]
+    box.run(commands.slot(box.handle, box.keys, box.created, given, revision=1))
+    box.clock.advance(9)
+
+    assert "timed_priority" not in box.state()["slot"]
+    assert box.drained() == [later, joined]

@@ -55,6 +55,7 @@ class Machine(RuleBasedStateMachine):
     slots: ClassVar[int] = 1
     max_retries: ClassVar[int] = 2
     retry: ClassVar[Any] = "immediate"
+    timed_priority: ClassVar[int] = 0  # 0: "first"
     is_async: ClassVar[bool] = False
     looks_again: ClassVar[bool] = True  # a receive that finds expired messages alone goes on
     consumes: ClassVar[str] = "plain"  # or "ordered", or "mixed": each consumer as it falls
@@ -71,7 +72,9 @@ class Machine(RuleBasedStateMachine):
         self.tick_to(START_MS)
         self.driver = self.driver_class(self.server.url, self.is_async)
         ladder = (0,) if self.retry == "immediate" else self.retry.ladder(self.max_retries)
-        self.model = Model(self.slots, self.max_retries, ladder, WINDOW_S * 1000)
+        self.model = Model(
+            self.slots, self.max_retries, ladder, WINDOW_S * 1000, self.timed_priority
+        )
         self.ids: list[tuple[bytes, str | None]] = []
         self.told: set[bytes] = set()  # told "stored"
         self.handles: list[TopicContext] = []
@@ -136,6 +139,7 @@ class Machine(RuleBasedStateMachine):
             slots=self.slots,
             max_retries=self.max_retries,
             retry=self.retry,
+            timed_priority=self.timed_priority or "first",
             dedup_window=WINDOW_S,
             max_body=60,
         )
@@ -672,11 +676,13 @@ class Machine(RuleBasedStateMachine):
             check_keys(self.raw, TOPIC, self.keys)
         self.reached["timed joined its priority"] += self.model.joined
         self.reached["retries led a take"] += self.model.retries_led
+        self.reached["priorities led a take"] += self.model.priorities_led
         self.reached["expired"] += self.model.expired
         self.reached["in order: blocked"] += self.model.blocked
         self.reached["in order: held"] += self.model.held_back
         self.reached["in order: one alone"] += self.model.alone
         self.model.joined = self.model.retries_led = self.model.expired = 0
+        self.model.priorities_led = 0
         self.model.blocked = self.model.held_back = self.model.alone = 0
         self.broken = False
 
@@ -695,7 +701,7 @@ class Machine(RuleBasedStateMachine):
                 whole = int(seen.store[msg.id])
                 wanted_score = {
                     "timed": msg.due or 500_000_000_000 + msg.order,
-                    "priority": msg.priority, "retry": msg.left,
+                    "priority": msg.joins, "retry": msg.left,
                 }[msg.family]  # fmt: skip
                 claim(whole == wanted_score, f"score {whole}, the model says {wanted_score}")
             elif msg.state == "prepare":

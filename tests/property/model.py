@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-FAIRNESS = 5  # one take in so many looks at retries first
+FAIRNESS = 5  # one take in so many looks at retries first,
+PRIORITIES_LEAD = 3  # and of each five the third at priorities
 
 
 @dataclass
@@ -42,16 +43,22 @@ class Msg:
     number: int = 0  # of its last delivery
     sent: int = 0  # acceptance number
     moved: bool = False  # timed, or put elsewhere by hand: no order of sending is promised
+    timed_priority: int = 0  # of the topic; 0: "first"
 
     def timed(self, due: int, asks: bool, line: int) -> None:
         self.family, self.due, self.asks, self.order = "timed", due, asks, line
 
     def in_front(self, order: int) -> None:
         """Handed back: at the front of its priority, or of all that is due."""
-        if self.priority:
+        if self.joins:
             self.family, self.order = "priority", order
         else:
             self.timed(0, False, order)
+
+    @property
+    def joins(self) -> int:
+        """The priority that it joins when it is due; 0: none."""
+        return self.priority or self.timed_priority
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -59,7 +66,7 @@ class Msg:
         if self.family == "timed":
             return (self.due, self.order)
         if self.family == "priority":
-            return (-self.priority, self.order)
+            return (-self.joins, self.order)
         return (-self.left, self.order)
 
 
@@ -116,12 +123,20 @@ class Slot:
 class Model:
     """A topic."""
 
-    def __init__(self, slots: int, max_retries: int, ladder: tuple[int, ...], window: int) -> None:
+    def __init__(
+        self,
+        slots: int,
+        max_retries: int,
+        ladder: tuple[int, ...],
+        window: int,
+        timed_priority: int = 0,
+    ) -> None:
         self.max_retries = max_retries
+        self.timed_priority = timed_priority
         self.ladder = ladder
         self.slots = [Slot(window) for _ in range(slots)]
         self.msgs: dict[bytes, Msg] = {}
-        self.joined = self.retries_led = self.expired = 0
+        self.joined = self.retries_led = self.priorities_led = self.expired = 0
         self.blocked = self.held_back = self.alone = 0
 
     def where(self, id: bytes) -> str:
@@ -152,6 +167,7 @@ class Model:
         s.accepted += 1
         default = 0 if due is not None else 100
         msg = Msg(id, slot, body, priority or default, self.max_retries + 1, sent=s.accepted)
+        msg.timed_priority = self.timed_priority
         if due is not None:
             msg.timed(due, bool(priority), s.next_in_line())
             msg.home = due
@@ -198,6 +214,7 @@ class Model:
         first = [body] if mode == "collect" else body
         left = self.max_retries + 1
         msg = Msg(id, slot, first, priority, left, sent=s.accepted, merge_key=key, moved=True)
+        msg.timed_priority = self.timed_priority
         msg.timed(now + reach, priority > 0, s.next_in_line())
         msg.home = msg.due
         self.msgs[id] = msg
@@ -245,16 +262,14 @@ class Model:
         if retries_first:
             take("retry")
             self.retries_led += bool(picked and self.waiting(slot, "priority"))
-        for msg in self.waiting(slot, "timed"):
-            if msg.due > now or len(picked) >= limit:
-                break
-            if msg.asks and msg.priority:
-                s.order += 1
-                msg.family, msg.order = "priority", s.order
-                self.joined += 1
-            else:
-                picked.append(msg)
-        take("priority")
+        due = self._join(slot, limit - len(picked), now)
+        if not ordered and (s.takes + 1) % FAIRNESS == PRIORITIES_LEAD:
+            take("priority")
+            self.priorities_led += bool(picked and due)
+            picked += due[: limit - len(picked)]
+        else:
+            picked += due
+            take("priority")
         if not retries_first:
             take("retry")
         for at, msg in enumerate(picked):
@@ -262,6 +277,21 @@ class Model:
                 self.alone += len(picked) > 1
                 return picked[: max(1, at)]
         return picked
+
+    def _join(self, slot: int, limit: int, now: int) -> list[Msg]:
+        """Let due messages join their priority, as far as a take looks; return the others."""
+        s = self.slots[slot]
+        others: list[Msg] = []
+        for msg in self.waiting(slot, "timed"):
+            if msg.due > now or len(others) >= limit:
+                break
+            if (msg.asks and msg.priority) or msg.timed_priority:
+                s.order += 1
+                msg.family, msg.order = "priority", s.order
+                self.joined += 1
+            else:
+                others.append(msg)
+        return others
 
     def _leave(self, msg: Msg) -> None:
         index = self.slots[msg.slot].index
@@ -362,7 +392,7 @@ class Model:
         if wait and now + wait > s.hold:
             s.hold, s.holder = now + wait, msg.id
         behind = s.delivered - msg.number
-        if s.mixed and msg.priority:
+        if s.mixed and msg.joins:
             behind = s.accepted - msg.sent
         msg.in_front(s.front - behind)
         s.span = max(s.span, behind + 1)

@@ -27,6 +27,9 @@ def test_a_topic_is_created_changed_paused_and_deleted(api: Ask, client: rmq.Cli
     assert (created.status, created.body["settings"]["lease"]) == (201, 60)
     assert api("/topics", "POST", {"name": "orders"}).status == 409
 
+    for value in (150, "first"):
+        changed = api("/topics/orders/settings", "PATCH", {"timed_priority": value})
+        assert changed.body["settings"]["timed_priority"] == value
     changed = api("/topics/orders/settings", "PATCH", {"lease": 90, "limit": "rate:5:1s"})
     assert changed.status == 200
     assert client.admin.settings("orders").lease_ms == 90_000

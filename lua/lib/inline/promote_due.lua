@@ -1,6 +1,7 @@
 --[[
 promote_due: pick due messages for take_messages. A due message that has a priority does not go at once: it joins its
-priority as the newest there. At most 1000 join in one call, which is a step of its own; the caller comes again.
+priority as the newest there. So does one without a priority, where the topic's `timed_priority` says which one it joins. At
+most 1000 join in one call.
 
 Reads:     store, records, failures, slot: keys
            s, n, limit, past, any_failed, TAKE_MOST, TAKE_BYTES
@@ -9,7 +10,7 @@ Reads:     store, records, failures, slot: keys
            retries_left
 Writes:    retries_left, page
            promoted: how many messages joined their priority
-Declares:  DUE_PAGE, record_bytes, seen, joining, full, order, front, RESTART
+Declares:  DUE_PAGE, timed_priority, record_bytes, seen, joining, full, order, front, RESTART
 Returns for the caller: no
 ]]
 --- @include "lib/check"
@@ -18,6 +19,7 @@ Returns for the caller: no
 --- @include "lib/timed_score"
 --- @include "lib/writes"
 local DUE_PAGE = 100 -- of further pages: where many join, a page of what is still missing would be one message
+local timed_priority = tonumber(s[15] or 0)
 local record_bytes, seen, joining, full = 0, 0, {}, false
 local order, front = tonumber(s[4] or 0), 0 -- `front` is left alone here
 --- @include "lib/inline/restart_counters"
@@ -33,6 +35,7 @@ while #page > 0 and not full do
       record_bytes = record_bytes + #record
       priority = priority_of(record)
     end
+    priority = priority > 0 and priority or timed_priority
     if priority == 0 then
       ids[#ids + 1] = id
     else

@@ -21,7 +21,7 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            key_limit, keys: nil, or the limits of the slot for each key, and what open_keys returns
            bucket: nil, or what room_in returns of the slot's rate
            max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, shared_expired,
-           picked, to_inspect, any_large, bytes, want, from, all, TAKE_MOST, TAKE_BYTES, ORDER_END
+           picked, to_inspect, any_large, bytes, want, from, all, due, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
@@ -87,8 +87,10 @@ if key_limit then
 end
 
 -- Due timed messages go first, earliest first; then priorities, larger first; then retries, larger first. One take in
--- five begins with the retries, so that a flood of other messages cannot starve them. A take in order always
--- does: the retries there failed before the slot was in order, and are older than all that waits.
+-- five begins with the retries, and one with the priorities, so that a flood of other messages cannot starve them. A take in
+-- order always begins with the retries: those there failed before the slot was in order, and are older than all that waits.
+-- One that begins with the priorities looks at what is due all the same: some of it may have to join them.
+local due
 for turn = 1, 3 do
   local family = (ordered or takes % 5 == 0) and (turn + 1) % 3 + 1 or turn
   local n = #ids
@@ -100,6 +102,9 @@ for turn = 1, 3 do
     local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
     if #page > 0 then
       --- @include "lib/inline/promote_due"
+      if takes % 5 == 3 and not ordered then -- what joins no priority goes behind them
+        due, ids, retries_left = { ids, retries_left or {} }, {}, false
+      end
     end
   elseif family == 2 then
     local batch
@@ -121,6 +126,13 @@ for turn = 1, 3 do
     else
       for i = 1, #batch do
         ids[n + i] = batch[i]
+      end
+    end
+    for i = 1, due and math.min(#due[1], limit - #ids) or 0 do
+      ids[#ids + 1] = due[1][i]
+      if due[2][i] then
+        retries_left = retries_left or {}
+        retries_left[#ids] = due[2][i]
       end
     end
   else

@@ -190,7 +190,14 @@ def test_a_viewer_cannot_begin_an_audit(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("name", "typed"),
-    [("lease", "soon"), ("max_body", "-1"), ("overflow", '"><b>'), ("retry", "x")],
+    [
+        ("lease", "soon"),
+        ("max_body", "-1"),
+        ("overflow", '"><b>'),
+        ("retry", "x"),
+        ("timed_priority", "16"),
+        ("timed_priority", "last"),
+    ],
 )
 def test_a_wrong_setting_is_explained_beside_it_and_what_was_typed_stays(
     console: Server, client: rmq.Client, name: str, typed: str
@@ -212,8 +219,10 @@ def test_a_wrong_setting_is_explained_beside_it_and_what_was_typed_stays(
     assert f'id="mistake-{name}"' in shown.text
     assert client.admin.settings("orders") == before
     assert client.admin.audit_trail()[0].text.endswith("invalid")
-    done = fetch(url, {"csrf": csrf, "dead_retention": "77m"})
-    assert done.status == 303
+    for value in ("150", "first", "200"):  # a number after the word, and the other way round
+        typed = {"csrf": csrf, "dead_retention": "77m", "timed_priority": value}
+        assert fetch(url, typed).status == 303
+        assert str(client.admin.settings("orders").shown()["timed_priority"]) == value
     assert client.admin.settings("orders").dead_retention_ms == 77 * 60_000
 
 

@@ -220,6 +220,6 @@ def _value(name: str, text: str, before: object) -> object:
     if name in DURATIONS:
         return duration(text, name)
     try:
-        return int(text) if isinstance(before, int) else text
+        return int(text) if isinstance(before, int) and text != "first" else text
     except ValueError as error:
         raise InvalidValue(f"{name}: {error}") from None

@@ -214,6 +214,7 @@ class Settings(Request):
 
     slots: int | UnsetType = UNSET
     default_priority: int | UnsetType = UNSET
+    timed_priority: int | Literal["first"] | UnsetType = UNSET
     lease: float | UnsetType = UNSET
     max_retries: int | UnsetType = UNSET
     retry: str | UnsetType = UNSET
