@@ -1,41 +1,43 @@
 -- Making room in a full slot whose topic drops the lowest priority.
 --- @include "lib/drop"
+--- @include "lib/record"
 --- @include "lib/score_ranges"
 --- @include "lib/member"
 
--- A function that drops the `excess` messages of the lowest priority; nil where they are more than 1000, or not all below
--- `least`, the lowest score of the new messages. Everything is read and checked here; the function only writes.
-local function plan_drop_lowest(slot, store, records, bodies, failures, merge, audit, excess, least, now)
-  if excess > 1000 then
-    return nil
+-- A function that drops messages of the lowest priorities that wait to be taken at once, all below those of the new messages:
+-- `added` has ids and records, or their heads, in turn. nil where that makes no room for them. A slot that holds more than its
+-- share (leases came back, or the topic has another max_length) shrinks by 1000 at a time. Everything is read and checked here;
+-- the function only writes.
+local function plan_drop_lowest(slot, store, records, bodies, failures, merge, audit, excess, added, now)
+  local least, timed_priority = PRIORITY_END, tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)
+  for i = 2, #added, 2 do
+    local priority = priority_of(added[i])
+    least = math.min(least, priority > 0 and priority or timed_priority)
   end
-  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, excess)
-  if #lowest < 2 * excess or tonumber(lowest[2 * excess]) >= least then
+  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. least, 'LIMIT', 0, math.min(excess, 1000))
+  if #lowest < math.min(excess, #added / 2) then
     return nil
   end
   --- @include "lib/envelope"
-  local dropped, unmerged = {}, {}
-  for i = 1, 2 * excess, 2 do
-    dropped[#dropped + 1] = lowest[i]
-  end
+  local unmerged = {}
   redis.call('HLEN', failures)
   redis.call('HLEN', bodies)
   local audited = redis.call('ZCARD', audit) > 0
   if redis.call('HLEN', merge) > 0 then
-    for i = 1, #dropped do
-      local _, _, key = envelope(redis.call('HGET', records, dropped[i]) or '')
+    for i = 1, #lowest do
+      local _, _, key = envelope(redis.call('HGET', records, lowest[i]) or '')
       local entry = key and redis.call('HGET', merge, key)
-      if entry and string.sub(entry, 1, MEMBER) == dropped[i] then
+      if entry and string.sub(entry, 1, MEMBER) == lowest[i] then
         unmerged[#unmerged + 1] = key
       end
     end
   end
   return function()
-    redis.call('ZREM', store, unpack(dropped))
+    redis.call('ZREM', store, unpack(lowest))
     if #unmerged > 0 then
       redis.call('HDEL', merge, unpack(unmerged))
     end
-    drop_for_good(slot, records, bodies, failures, audited and audit, 100, dropped, now)
-    redis.call('HINCRBY', slot, 'dropped', #dropped)
+    drop_for_good(slot, records, bodies, failures, audited and audit, 100, lowest, now)
+    redis.call('HINCRBY', slot, 'dropped', #lowest)
   end
 end

@@ -125,7 +125,8 @@ local function merge_message(keys, given, at, now, channel, index, created)
   if capacity > 0 and waiting_now >= capacity then
     if s[7] == 'drop_lowest' then
       --- @include "lib/drop_lowest"
-      drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[7], windows, keys[8], waiting_now + 1 - capacity, due, now)
+      drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[7], windows, keys[8], waiting_now + 1 - capacity,
+        { id, head }, now)
     end
     if not drop_lowest then
       return { 0, 'F', '' }

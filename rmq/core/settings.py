@@ -187,7 +187,9 @@ class Settings:
         dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
             message was settled is stored again, and a repeated merge may be collected twice.
         max_length: the most that may wait, shared by the slots; 0 is off.
-        overflow: what a send does at max_length: reject, block, or drop_lowest.
+        overflow: what a send does at max_length: reject, block, or drop_lowest, which drops waiting
+            messages of lower priorities than that of the new one, never timed ones that are not due
+            or retries; a slot that is above its share then shrinks by up to 1000 with each send.
         max_body: the largest encoded body, bytes.
         expires_ms: how long after it is due a message may still be taken; 0 is off.
         on_expire: what happens to it then: dead (to the DeadQueue) or drop.

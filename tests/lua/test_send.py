@@ -296,6 +296,66 @@ def test_drop_lowest_never_drops_timed_messages_or_retries(make_box):
     assert box.state() == before
 
 
+def test_drop_lowest_goes_by_priority_also_for_what_is_due_later(make_box):
+    box = make_box(max_length=2, overflow="drop_lowest")
+    high, low = box.one(priority=1_000_000), box.one(priority=40)
+    before = box.state()
+
+    assert box.run(box.send_command(box.ids(), priority=17, due=86_400_000)).letters == "F"
+    assert box.run(box.send_command(box.ids(), priority=40, due=86_400_000)).letters == "F"
+    assert box.state() == before
+    later = box.one(priority=41, due=86_400_000)
+
+    assert box.order() == [high, later]
+    assert low not in box.state()["records"]
+
+
+def test_message_without_a_priority_is_worth_its_timed_priority_to_drop_lowest(make_box):
+    box = make_box(max_length=2, overflow="drop_lowest", timed_priority=50)
+    box.send(2, priority=50)
+    before = box.state()
+
+    assert box.run(box.send_command(box.ids(), due=1000)).letters == "F"
+    assert box.merge(range_ms=1000)[1].letter == "F"
+    assert box.state() == before
+    box.redis.hset(box.keys.slot, "timed_priority", 51)
+    assert box.run(box.send_command(box.ids(), due=1000)).letters == ""
+    assert box.merge(range_ms=1000)[1].letter == "s"
+    assert box.counter("dropped") == 2
+
+
+def test_slot_far_above_its_share_shrinks_by_a_thousand_with_each_send(make_box):
+    """As after leases came back, or after max_length was made smaller."""
+    box = make_box(max_length=10_000, overflow="drop_lowest")
+    for _ in range(3):
+        box.send(1000, priority=20)
+    box.redis.hset(box.keys.slot, "capacity", 100)
+
+    urgent = box.one(priority=21)
+
+    assert box.redis.zcard(box.keys.store) == 2001
+    box.send(50, priority=21)
+    assert box.redis.zcard(box.keys.store) == 1051
+    assert box.run(box.send_command(box.ids(), priority=20)).letters == "F"
+    box.one(priority=21)
+    assert box.redis.zcard(box.keys.store) == 100
+    assert box.drained()[0] == urgent
+
+
+def test_slot_above_its_share_drops_what_it_may_if_that_makes_room(make_box):
+    box = make_box(max_length=100, overflow="drop_lowest")
+    low = box.send(2, priority=20)
+    box.send(8, priority=900)
+    box.redis.hset(box.keys.slot, "capacity", 5)
+
+    assert box.run(box.send_command(box.ids(3), priority=30)).letters == "F"
+    added = box.send(2, priority=30)
+
+    assert set(low).isdisjoint(box.order())
+    assert box.order()[:2] == added[::-1]
+    assert box.run(box.send_command(box.ids(), priority=30)).letters == "F"
+
+
 def test_orders_begin_anew_once_nobody_is_left_to_be_ordered_against(box):
     box.redis.hset(box.keys.slot, mapping={"order": 2**30 + 1, "front": -(2**30) - 1})
     before = box.state()

@@ -9,7 +9,7 @@ Reads:     keys: slot, StoreQueue, records, settled even, settled odd, failures,
            s: the fields of the slot, from store_fields
 Writes:    nothing
 Declares:  slot, store, records, accepted, order, front, capacity, window, waiting_now, old_front, RESTART, stored, settled,
-           sleeping, score_of_time, score_of, scores, new_records, kinds, letters, n, any_duplicate, earliest, at_once,
+           sleeping, score_of_time, scores, new_records, kinds, letters, n, any_duplicate, earliest, at_once,
            last_id, seen, drop_lowest, first_due
 Returns for the caller: yes: the answer, always
 ]]
@@ -31,7 +31,6 @@ end
 local sleeping = s[4] and tonumber(s[4]) > now
 local score_of_time -- only a batch with times in it needs the function
 
-local score_of = capacity > 0 and ordered_score or ordered_text -- scores are compared where messages are dropped
 local scores, new_records, kinds, letters = {}, {}, {}, {}
 local n, any_duplicate, earliest, at_once = 0, false, nil, false
 local last_id, seen = '', nil
@@ -108,7 +107,7 @@ for i = 1, count do
     else
       at_once = true
       order = order + 1
-      score = score_of(kind[1], order)
+      score = ordered_text(kind[1], order)
       if kind[3] then
         rest = write48(now + read48(rest, 1)) .. string.sub(rest, 7)
       end
@@ -123,13 +122,10 @@ end
 
 local drop_lowest
 if capacity > 0 and waiting_now + n > capacity then
-  local least = scores[1]
-  for i = 3, 2 * n, 2 do
-    least = math.min(least, scores[i])
-  end
   if s[6] == 'drop_lowest' and n <= capacity then
     --- @include "lib/drop_lowest"
-    drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[6], keys[7], keys[8], waiting_now + n - capacity, least, now)
+    drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[6], keys[7], keys[8], waiting_now + n - capacity,
+      new_records, now)
   end
   if not drop_lowest then
     return { 0, 'F' }
