@@ -30,6 +30,7 @@ from rmq.cli.options import (
     watch_param,
 )
 from rmq.cli.text import neutral
+from rmq.core.validation import nearest
 
 OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED, UNPROVEN = range(8)
 INTERRUPTED = 128 + signal.SIGINT
@@ -170,6 +171,16 @@ class CommandGroup(_HelpSections, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which the commands were added."""
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name, or say which name is near."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = nearest(args[0], self.list_commands(ctx))
+            raise click.UsageError(error.message.rstrip(".") + near, ctx) from None
 
 
 # --- from an exception to an exit code -----------------------------------------------------------

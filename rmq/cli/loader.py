@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -17,6 +16,7 @@ import click
 import rmq
 from rmq.cli.app import ERROR, USAGE, Failed
 from rmq.cli.output import neutral
+from rmq.core.validation import nearest
 
 Target = rmq.Client | rmq.AsyncClient | rmq.Worker
 TARGET_TYPES = (rmq.Client, rmq.AsyncClient, rmq.Worker)
@@ -43,7 +43,7 @@ def find(text: str) -> Target:
             target = getattr(target, part)
         except AttributeError:
             raise _no_such_target(
-                f"{_describe_module(module)} has no {path!r}{_suggest_name(part, vars(module))}; "
+                f"{_describe_module(module)} has no {path!r}{nearest(part, vars(module))}; "
                 f"{_list_targets(module)}"
             ) from None
     if not isinstance(target, TARGET_TYPES):
@@ -117,7 +117,7 @@ def _module_not_found(name: str, missing_name: str) -> Failed:
             return _no_such_target(f"{package!r} is a module, no package; there can be no {name!r}")
     available = sorted({module_name for folder in folders for module_name in _module_names(folder)})
     listed = f"; there: {_join_names(available)}" if available else ""
-    return _no_such_target(f"no module {last!r} in {where}{_suggest_name(last, available)}{listed}")
+    return _no_such_target(f"no module {last!r} in {where}{nearest(last, available)}{listed}")
 
 
 def _module_names(folder: str) -> Iterable[str]:
@@ -185,11 +185,6 @@ def _list_targets(module: ModuleType) -> str:
         if targets
         else f"there is none of {EXPECTED} in it"
     )
-
-
-def _suggest_name(name: str, names: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(names), 1)
-    return f", did you mean {matches[0]!r}?" if matches else ""
 
 
 def _join_names(names: list[str]) -> str:

@@ -12,6 +12,7 @@ import click
 
 from rmq.cli.records import FORMATS, Format, RecordWriter
 from rmq.cli.text import neutral
+from rmq.core.validation import nearest
 
 if TYPE_CHECKING:
     import rmq
@@ -87,7 +88,12 @@ class CommonOptions:
         with rmq.Client(
             self.url_asked, prefix=self.key_prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
         ) as client:
-            yield client
+            try:
+                yield client
+            except rmq.TopicNotFound as error:
+                name = str(error).partition("'")[2].partition("'")[0]
+                near = nearest(name, client.admin.topics())
+                raise rmq.TopicNotFound(f"{error}{near}") from error
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless records are printed."""

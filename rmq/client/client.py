@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from typing import Any, NoReturn, TypeVar, Unpack
 
 from rmq.client.admin import Admin, AsyncAdmin
 from rmq.client.dependencies import check_lifespan
@@ -24,7 +24,7 @@ from rmq.core.sequence import ProducerSequence
 from rmq.core.settings import TopicSettings
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, duration_ms
-from rmq.errors import ConfigurationError, RMQError, StorageError
+from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError
 from rmq.protocol.flows import audit_report
 from rmq.protocol.functions import Calls
 from rmq.transport import open_async_transport, open_transport, url as urls
@@ -119,6 +119,11 @@ class _ClientBase:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a client cannot be pickled: it has connections; make one where it is used"
+        )
 
 
 class Client(_ClientBase):

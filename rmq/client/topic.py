@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Never, NoReturn, TypeVar, overload
 
 from rmq.client.consumer import AsyncConsumer, Consumer
 from rmq.client.handler import Handler, RetryOption, Rule, caller_locals
@@ -12,11 +12,12 @@ from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
 from rmq.client.topic_handlers import Handlers
 from rmq.client.topic_schedules import AsyncSchedules, Schedules
 from rmq.core.ids import Id, MessageId
-from rmq.core.message import Merge, Message, Outgoing, SendResult
+from rmq.core.message import Merge, Message, Outgoing, SendResult, unknown_option
 from rmq.core.retry import RetryPolicy
 from rmq.core.settings import Durability, Settings, parse_durability
 from rmq.core.topic_context import TopicContext
 from rmq.core.validation import Duration, Moment, check_int, duration_ms
+from rmq.errors import InvalidType
 from rmq.protocol.flows import inspect, open_topic, schedule, send as send_flow, stage as stage_flow
 from rmq.protocol.flows.consumer import Mode
 from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
@@ -61,6 +62,11 @@ class _TopicBase:
     def __init__(self, context: TopicContext, handlers: Handlers) -> None:
         self._context = context
         self._handlers = handlers
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidType(
+            "a topic cannot be pickled: it has connections; pass its name, and make one"
+        )
 
     @property
     def name(self) -> str:
@@ -201,6 +207,7 @@ class Topic(_TopicBase, Schedules):
         type: str | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
+        **unknown: Never,
     ) -> SendResult:
         """Send one message.
 
@@ -224,6 +231,8 @@ class Topic(_TopicBase, Schedules):
             NotDurable: stored, but not as durably as asked.
             Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
         """
+        if unknown:
+            raise unknown_option(next(iter(unknown)))
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
@@ -409,8 +418,11 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
         type: str | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
+        **unknown: Never,
     ) -> SendResult:
         """As `Topic.send`."""
+        if unknown:
+            raise unknown_option(next(iter(unknown)))
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,

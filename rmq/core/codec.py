@@ -6,7 +6,7 @@ read raise DecodeError; the consumer sends such a message to the DeadQueue with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
@@ -66,9 +66,8 @@ class JsonCodec:
         try:
             return self._json.encode(body)
         except (TypeError, ValueError, RecursionError) as error:
-            raise EncodeError(
-                f"body: {type(body).__name__} cannot be written as JSON: {error}"
-            ) from error
+            found = _find_unwritable(body, self._json.encode)
+            raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
         """Read JSON."""
@@ -78,8 +77,33 @@ class JsonCodec:
             raise DecodeError(f"body of {len(data)} bytes is not JSON: {error}") from error
 
 
+NAMED_DEPTH = 20  # an error names no value that is nested deeper
+
+
+def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
+    """Return which value of a body cannot be written, and its type, as `body['at']: datetime`."""
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    for name, each in inner if path.count("[") < NAMED_DEPTH else ():
+        try:
+            encode(each)
+        except RecursionError:
+            break
+        except (TypeError, ValueError, OverflowError):
+            return _find_unwritable(each, encode, f"{path}[{name!r:.60}]")
+    return f"{path}: {type(value).__name__}"
+
+
 # TypeError: a list as the key of a map.
 _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
+
+
+def _pack(body: Any) -> bytes:
+    packed: bytes = msgpack.packb(body, use_bin_type=True, default=to_builtins)
+    return packed
 
 
 class MsgpackCodec:
@@ -91,12 +115,10 @@ class MsgpackCodec:
     def encode(self, body: Any) -> bytes:
         """Write msgpack."""
         try:
-            packed: bytes = msgpack.packb(body, use_bin_type=True, default=to_builtins)
+            return _pack(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise EncodeError(
-                f"body: {type(body).__name__} cannot be written as msgpack: {error}"
-            ) from error
-        return packed
+            found = _find_unwritable(body, _pack)
+            raise EncodeError(f"{found} cannot be written as msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
         """Read msgpack."""

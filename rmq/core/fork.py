@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 generation = 0  # how many forks separate this process from the process that imported RMQ
+
+
+def call_in_child(function: Callable[[], None]) -> None:
+    """Call a function in each child that is forked from now on; nothing forks on Windows."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
 
 
 def _forked() -> None:
@@ -12,4 +19,4 @@ def _forked() -> None:
     generation += 1
 
 
-os.register_at_fork(after_in_child=_forked)
+call_in_child(_forked)

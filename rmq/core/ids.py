@@ -36,6 +36,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import overload
 
+from rmq.core import fork
 from rmq.errors import InvalidType, InvalidValue
 
 SIZE = 16
@@ -67,7 +68,7 @@ def _reseed() -> None:
     _random = os.urandom(5)
 
 
-os.register_at_fork(after_in_child=_reseed)
+fork.call_in_child(_reseed)
 
 
 def process_bytes() -> bytes:

@@ -25,7 +25,16 @@ def to_builtins(value: Any) -> Any:
         return importlib.import_module("msgspec").to_builtins(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    raise TypeError(f"{type(value).__name__} is not a JSON type, model, struct or dataclass")
+    remedy = "str(value)"
+    if hasattr(value, "isoformat"):
+        remedy = "value.isoformat()"
+    elif isinstance(value, set | frozenset):
+        remedy = "list(value)"
+    elif isinstance(value, bytes):
+        remedy = 'text, or give the topic codec="msgpack"'
+    raise TypeError(
+        f"{type(value).__name__} is not a JSON type, model, struct or dataclass; send {remedy}"
+    )
 
 
 def _no_constant(name: str) -> Any:

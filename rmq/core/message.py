@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import repeat
 from typing import Any, Literal, NamedTuple, overload
@@ -21,8 +21,8 @@ from rmq.core.score import (
     receipt_retries_left,
     shared_lease,
 )
-from rmq.core.validation import Duration, Moment
-from rmq.errors import InvalidReceipt
+from rmq.core.validation import Duration, Moment, nearest
+from rmq.errors import InvalidReceipt, InvalidType
 
 SendStatus = Literal["stored", "merged", "duplicate"]
 Merge = Literal["first", "last", "collect"]
@@ -83,6 +83,20 @@ class Outgoing:
     max_runtime: Duration | None = None
     type: str | None = None
     marks: dict[str, str] | None = None
+
+
+# Names that other queues give to options of a send.
+_OF_OTHERS = {
+    "countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis",
+    "idempotency_key": "dedup_key",
+}  # fmt: skip
+
+
+def unknown_option(name: str) -> InvalidType:
+    """Return the error of a send with an option that there is not; it names the one that is."""
+    names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
+    near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
+    return InvalidType(f"send: there is no option {name!r}{near}; known are {', '.join(names)}")
 
 
 class SendResult(NamedTuple):

@@ -22,7 +22,7 @@ from rmq.core.keys import (
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings
 from rmq.core.slots import SlotRotation
-from rmq.errors import InvalidValue
+from rmq.errors import ConfigurationError, InvalidValue
 
 FOLLOW_S = 30.0  # the greatest age of a client's copy of the settings
 
@@ -68,7 +68,11 @@ class TopicContext:
     @property
     def settings(self) -> Settings:
         """The settings in Redis; only of an open topic."""
-        assert self._settings is not None, "open the topic first"
+        if self._settings is None:
+            raise ConfigurationError(
+                f"topic {self.name!r} has not been opened, so its settings are not known; call "
+                "open() first, or Admin.topic_settings"
+            )
         return self._settings
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
@@ -152,3 +153,11 @@ def check_due_ms(value: object, field: str, now_ms: int) -> int:
             "passed is due at once)"
         )
     return ms
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a question for an error message, as `, did you mean 'x'?`; '' if no name is near."""
+    import difflib  # only errors need it
+
+    matches = difflib.get_close_matches(name, list(names), 1)
+    return f", did you mean {matches[0]!r}?" if matches else ""

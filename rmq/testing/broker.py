@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -84,6 +85,7 @@ class Broker:
             raise
         self.backend = self._database.backend
         address = self._database.address
+        warnings.filterwarnings("ignore", "rmq.Client blocks", RuntimeWarning)  # no matter in tests
         self._plain = Transport(address, 5.0, 10.0)
         self._transport = FaultyTransport(address, 5.0, 10.0, self.faults)
         self.client = Client(address.url)

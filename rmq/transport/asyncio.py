@@ -113,7 +113,9 @@ class AsyncTransport:
         for task in self._background:
             task.cancel()
         await self._current_pool().close()
-        if self._connector.embedded is not None:
+        if self._connector.embedded is None:
+            self._connector.close()
+        else:
             await asyncio.to_thread(self._connector.close)
 
     # --- flows -----------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Connector:
         self._pool_class = pool_class
         self._retry_class = retry_class
         self.embedded = embedded
+        self._is_closed = False
         self._factory = self._read_url()
 
     def new(self, kind: Any = None, **changes: Any) -> Any:
@@ -62,7 +63,14 @@ class Connector:
         Args:
             kind: the class; by default redis-py's for the URL.
             changes: of its options.
+
+        Raises:
+            ConfigurationError: the client is closed.
         """
+        if self._is_closed:
+            raise ConfigurationError(
+                "this client is closed; make another one, or close this one later"
+            )
         factory = self._factory
         return (kind or factory.connection_class)(**{**factory.connection_kwargs, **changes})
 
@@ -111,7 +119,8 @@ class Connector:
             self._factory = self._read_url()
 
     def close(self) -> None:
-        """Close the embedded server if this is its last user."""
+        """Make no more connections; close the embedded server if this is its last user."""
+        self._is_closed = True
         if self.embedded is not None:
             self.embedded.close()
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from rmq.core import fork
 from rmq.errors import EmbeddedError
 from rmq.transport import embedded_supervisor as supervisor
 from rmq.transport.embedded_supervisor import Refusal
@@ -325,5 +326,4 @@ def _after_fork() -> None:
 
 
 atexit.register(_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+fork.call_in_child(_after_fork)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -151,6 +152,18 @@ class _PoolState:
         )
 
 
+def _warn_in_a_loop() -> None:
+    """Warn where a blocking client connects inside a running event loop, which it stops."""
+    with contextlib.suppress(RuntimeError):  # this thread has no loop
+        asyncio.get_running_loop()
+        warnings.warn(
+            "rmq.Client blocks the event loop that runs in this thread, for as long as Redis takes "
+            "to answer: use rmq.AsyncClient here, or call it by asyncio.to_thread",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 class _Waiter:
     """A thread that waits for a connection."""
 
@@ -187,6 +200,7 @@ class Pool(_PoolState):
             self._close([*self._remove_idle(pooled), pooled])
         connection = None
         try:
+            _warn_in_a_loop()
             pooled = PooledConnection(self.new(), self.epoch)
             connection = pooled.connection
             connection.connect()

@@ -12,6 +12,9 @@ _ADVICE = (
      "file as ssl_ca_certs"),
     (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"),
      "The server does not speak TLS on this port: use its tls-port, or redis://"),
+    (("Timeout connecting",),
+     "Check that Redis runs there, and speaks TLS on this port: one without TLS does not answer. "
+     "Use its tls-port, or redis://"),
     (("No such file",),
      "One of ssl_ca_certs, ssl_certfile and ssl_keyfile is not there"),
 )  # fmt: skip

@@ -22,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rmq.core import optional_imports
+from rmq.errors import ConfigurationError
 from rmq.worker.watchdog import Health
 
 REQUEST_S = 5.0  # for a client to send its request
@@ -105,7 +106,12 @@ class Metrics:
     def __init__(self) -> None:
         self._library = _prometheus("prometheus_client")
         self._registry = self._library.REGISTRY
-        if os.environ.get(MULTIPROCESS):
+        if directory := os.environ.get(MULTIPROCESS):
+            if not os.path.isdir(directory):
+                raise ConfigurationError(
+                    f"{MULTIPROCESS}: there is no directory {directory!r}; make an empty one "
+                    "before the worker starts"
+                )
             self._registry = self._library.CollectorRegistry()
             _prometheus("prometheus_client.multiprocess").MultiProcessCollector(self._registry)
         self.content_type: str = self._library.CONTENT_TYPE_LATEST

@@ -69,11 +69,19 @@ def test_a_missing_topic_is_exit_code_3_and_is_not_created(run, client, words):
     assert "nowhere" not in client.admin.topics()
 
 
+def test_a_mistyped_topic_gets_the_name_that_is_near(run, topic):
+    typed = topic.name[:-1]
+    assert f"did you mean {topic.name!r}?" in only_line(run("peek", typed).stderr)
+    assert "did you mean" not in only_line(run("peek", "x").stderr)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("peek",), "Missing argument 'TOPIC'"),
-        (("nonsense",), "No such command 'nonsense'"),
+        (("nonsense",), "No such command 'nonsense'; see"),
+        (("topics",), "No such command 'topics', did you mean 'topic'?"),
+        (("dlq", "redive"), "No such command 'redive', did you mean 'redrive'?"),
         (("peek", "t", "--nonsense"), "No such option"),
         (("peek", "bad topic"), "bad topic"),
         (("get", "t", "short"), "is not a message id"),

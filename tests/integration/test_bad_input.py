@@ -170,6 +170,48 @@ def test_a_send_that_cannot_work_is_refused_and_stores_nothing(
     assert api.admin.stats(name)["records"] == 0
 
 
+def test_an_option_that_there_is_not_is_refused_and_the_one_that_fits_is_named(
+    api: Any, name: str
+) -> None:
+    topic = api.topic(name)
+    for option, fitting in [
+        ("countdown", "it is delay"),
+        ("eta", "it is at"),
+        ("prio", "priority"),
+    ]:
+        with pytest.raises(rmq.InvalidType, match=rf"send: .*{option!r}.*{fitting}"):
+            topic.send("x", **{option: 5})
+
+
+def test_settings_are_not_known_before_the_topic_is_opened(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    with pytest.raises(rmq.ConfigurationError, match=rf"{name}.* call open\(\) first"):
+        topic.settings  # noqa: B018
+    topic.open()
+    assert topic.settings.slots == 1
+
+
+UNWRITABLE = [
+    (
+        "json",
+        {"a": [1, {"at": PAST}]},
+        r"body\['a'\]\[1\]\['at'\]: datetime .*; send value.isoformat\(\)",
+    ),
+    ("json", [{"tags": {1}}], r"body\[0\]\['tags'\]: set .*; send list\(value\)"),
+    ("json", {"x": {"y": math.nan}}, r"body\['x'\]\['y'\]: float cannot be written as JSON"),
+    ("json", {"o": {(1, 2): 3}}, r"body\['o'\]: dict cannot be written as JSON: keys must be"),
+    ("msgpack", {"b": [PAST]}, r"body\['b'\]\[0\]: datetime cannot be written as msgpack"),
+]
+
+
+@pytest.mark.parametrize(("codec", "body", "text"), UNWRITABLE, ids=lambda v: ascii(v)[:30])
+def test_what_cannot_be_written_is_named_with_where_it_is(
+    api: Any, name: str, codec: str, body: Any, text: str
+) -> None:
+    with pytest.raises(rmq.EncodeError, match=text):
+        api.topic(name, codec=codec).send(body)
+
+
 BODIES: list[tuple[str, Any, str]] = [
     ("json", {1, 2}, "cannot be written as JSON"),
     ("json", {"x": math.nan}, "cannot be written as JSON"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,7 @@ from rmq.protocol import commands
 from rmq.protocol.flows import receive
 from rmq.transport.connector import DRIVER
 from tests.conftest import Clock
+from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S, asleep
 from tests.servers import Server
 
@@ -31,6 +34,42 @@ def test_a_message_is_sent_received_and_settled(api: Any, name: str) -> None:
     stats = api.admin.stats(name)
     assert (stats["settled"], stats["in_flight"], stats["records"]) == (1, 0, 0)
     assert orders.get(sent.id) is None
+
+
+@both_clients
+def test_a_closed_client_makes_no_connection(
+    kind: str, api: Any, name: str, server: Server
+) -> None:
+    client = connect(kind, server.url)
+    topic = client.topic(name)
+    topic.send(1)
+    consumer = topic.consumer()
+    assert len(consumer.receive()) == 1
+    client.close()
+
+    for call in (
+        lambda: topic.send(2),
+        client.ping,
+        consumer.receive,
+        lambda: client.admin.stats(name),
+    ):
+        with pytest.raises(rmq.ConfigurationError, match="this client is closed"):
+            call()
+
+    assert api.admin.stats(name)["accepted"] == 1
+
+
+def test_a_blocking_client_warns_inside_an_event_loop(server: Server, name: str) -> None:
+    async def blocking(client: rmq.Client) -> None:
+        client.topic(name).send(1)
+
+    expected = pytest.warns(RuntimeWarning, match=r"blocks the event loop .* use rmq\.AsyncClient")
+    with rmq.Client(server.url) as client, expected:
+        asyncio.run(blocking(client))
+    with rmq.Client(server.url) as client, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        client.topic(name).send(2)
+        asyncio.run(asyncio.to_thread(client.topic(name).send, 3))
 
 
 def test_connections_say_to_redis_that_they_are_of_rmq(api: Any, name: str, server: Server) -> None:

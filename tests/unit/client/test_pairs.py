@@ -60,6 +60,6 @@ def test_send_takes_the_fields_of_outgoing_in_their_order() -> None:
 
     for topic in (rmq.Topic, rmq.AsyncTopic):
         arguments = list(inspect.signature(topic.send).parameters)
-        assert arguments == ["self", *names, "durability", "timeout"]
+        assert arguments == ["self", *names, "durability", "timeout", "unknown"]
     options = {param.name for param in send.params}
     assert options >= set(names) - {"retry", "max_runtime"}, "those two need a handler, and code"

@@ -46,3 +46,12 @@ def test_rmq_works_where_nothing_optional_is_installed() -> None:
     code += "; import rmq.interceptors as i; i.Logging(); i.JsonFormatter()"
     code += f"; {EVERY_NAME}; {EVERY_COMMAND}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+def test_rmq_works_where_a_process_cannot_fork() -> None:
+    of_unix = ["fcntl", "grp", "pwd", "resource", "termios", "tty"]
+    code = "import asyncio, getpass, multiprocessing, os, subprocess, sys, tempfile"
+    code += "; del os.register_at_fork, os.fork, os.getuid, os.geteuid"
+    code += f"; sys.modules.update(dict.fromkeys({of_unix}))"
+    code += f"; {EVERY_NAME}; {EVERY_COMMAND}; rmq.core.ids.process_bytes()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

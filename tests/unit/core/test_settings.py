@@ -21,6 +21,31 @@ def test_settings_read_from_redis_equal_those_written() -> None:
         settings.check_matches("t", {"slots": 9}, made)
 
 
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ({"slots": 3}, "there, change the number of slots (rmq topic resize t 3), or use another"),
+        (
+            {"slots": 3, "lease": 5},
+            "there, change it (rmq topic set t), change the number of slots",
+        ),
+        ({"max_retries": 2}, "there, or use another topic name"),
+        ({"lease": 5}, "there, change it (rmq topic set t), or use another topic name"),
+    ],
+)
+def test_a_mismatch_advises_no_command_that_would_refuse(
+    asked: dict[str, int], advice: str
+) -> None:
+    one = settings.Settings()
+    with pytest.raises(rmq.SettingsMismatch) as caught:
+        settings.check_matches("t", settings.check(asked), one)
+    assert advice in str(caught.value)
+    with pytest.raises(rmq.SettingsMismatch, match=r"there, or use another topic name"):
+        settings.check_matches("t", {"slots": 12}, settings.Settings(slots=8))
+    with pytest.raises(rmq.InvalidType, match="no such setting, did you mean 'lease'"):
+        settings.check({"leese": 5})
+
+
 def test_a_topic_of_another_format_is_refused() -> None:
     kept = settings.Settings().to_redis() | {"format": "99"}
     with pytest.raises(rmq.FormatMismatch, match="format 99, which a later version of RMQ wrote"):
