@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import click
 
@@ -42,8 +43,9 @@ def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str 
     help="A topic, or a pattern with * and ?; may be repeated. Default: all topics.",
 )  # fmt: skip
 @click.option(
-    "--server-version", type=click.Choice(SERVER_VERSIONS), default="7.2", show_default=True,
-    help="7.2: Redis 7.2 and later, and Valkey.",
+    "--server-version", type=click.Choice(SERVER_VERSIONS),
+    help="7.2: Redis 7.2 and later, and Valkey. Default: rules that 7.0 takes, and a second line "
+    "with what 7.2 has besides.",
 )  # fmt: skip
 @click.option(
     "--functions", is_flag=True,
@@ -57,7 +59,7 @@ def generate(
     roles: tuple[Role, ...],
     user: str | None,
     topics: tuple[str, ...],
-    server_version: ServerVersion,
+    server_version: ServerVersion | None,
     functions: bool,
     form: str,
 ) -> None:
@@ -68,16 +70,18 @@ def generate(
     password: notes on stderr say how to give the user one.
     """
     common = common_options()
-    rules = rmq.acl_rules(
-        roles, topics=topics or ("*",), prefix=common.key_prefix, server_version=server_version,
-        functions=functions,
-    )  # fmt: skip
+    rules_for = partial(
+        rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix, functions=functions
+    )
+    rules = rules_for(server_version=server_version or "7.0")
+    newer = [each for each in rules_for().commands if each not in rules.commands]
+    newer = [] if server_version else newer
     name = user or "rmq-" + "-".join(rules.roles)
     if common.json:
         output.document(
             {
                 "user": name, "roles": rules.roles, "topics": topics or ("*",),
-                "server_version": server_version, "functions": functions, "keys": rules.keys,
+                "server_version": rules.server_version, "functions": functions, "keys": rules.keys,
                 "read_keys": rules.read_keys, "channels": rules.channels,
                 "commands": rules.commands, "rules": rules.words(),
             }
@@ -90,7 +94,9 @@ def generate(
         common.note("# and load the file: redis-cli ACL LOAD")
     else:
         click.echo(" ".join(("ACL SETUSER", name, "on", *rules.words())))
-        common.note("# Pipe the line to redis-cli, or type it there: a shell would expand it.")
+        if newer:
+            click.echo(" ".join(("ACL SETUSER", name, *(f"+{each}" for each in newer))))
+        common.note("# Pipe the lines to redis-cli, or type them there: a shell would expand them.")
         common.note("# Passwords stay. To give one through stdin, which `ps` does not show:")
         common.note(f"#   printf 'ACL SETUSER {name} >%s\\n' \"$PASSWORD\" | redis-cli")
     if server_version == "6.2":
@@ -98,5 +104,8 @@ def generate(
             "# Redis 6.2 has no keys that may only be read (%R~), and no selectors: those that the "
             "role only reads are among those that it may write."
         )
-    else:
-        common.note("# If an older server refuses a rule, give --server-version.")
+    elif newer and form == "file":
+        more = " and ".join(newer)
+        common.note(f"# Redis 7.2 and Valkey have {more}, too: --server-version 7.2 grants them.")
+    elif newer:
+        common.note("# Redis 7.0 refuses the second line, and needs nothing of it.")

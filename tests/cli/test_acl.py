@@ -28,7 +28,7 @@ def grant(run, server, user, *words):
     shown = run("acl", "generate", *words, "--user", user)
     assert shown.exit_code == 0
     with server.raw() as raw:
-        raw.execute_command(*shown.stdout.split())
+        raw.execute_command(*shown.stdout.splitlines()[0].split())
         raw.execute_command("ACL", "SETUSER", user, ">pw")
     return {"RMQ_URL": server.url.replace("redis://", f"redis://{user}:pw@")}
 
@@ -60,13 +60,33 @@ def test_the_roles_work_on_the_command_line(run, server, user, topic):
 def test_what_it_prints_may_be_piped_to_redis_cli(run, server, user, topic):
     if shutil.which("redis-cli") is None:
         pytest.skip("no redis-cli")
-    line = run("acl", "generate", "consumer", "--topic", topic.name, "--user", user).stdout
+    lines = run("acl", "generate", "consumer", "--topic", topic.name, "--user", user).stdout
 
     done = subprocess.run(
-        ["redis-cli", "-p", str(server.port)], input=line, capture_output=True, text=True
+        ["redis-cli", "-p", str(server.port)], input=lines, capture_output=True, text=True
     )
 
-    assert done.stdout.strip() == "OK"
+    assert done.stdout.split() == ["OK", "OK"]
+
+
+@pytest.mark.parametrize("form", ["command", "file"])
+def test_what_it_prints_is_taken_by_each_server_from_7_0_on(run, form):
+    older = rmq.acl_rules("producer", server_version="7.0")
+    newer = set(rmq.acl_rules("producer").commands) - set(older.commands)
+
+    lines = run("acl", "generate", "producer", "--format", form).stdout.splitlines()
+    named = run("acl", "generate", "producer", "--format", form, "--server-version", "7.2").stdout
+
+    assert not [word for word in lines[0].split() if word[1:] in newer]
+    assert {f"+{each}" for each in newer} <= set(named.split())
+    assert newer == {"client|setinfo", "waitaof"}
+    if form == "command":
+        assert set(lines[1].split()) == {
+            "ACL",
+            "SETUSER",
+            "rmq-producer",
+            *(f"+{n}" for n in newer),
+        }
 
 
 def test_an_acl_file_is_taken(run, server, tmp_path: Path):
@@ -87,7 +107,7 @@ def test_rules_as_json(run):
     shown = run("acl", "generate", "viewer", "producer", "--topic", "a", "--topic", "b", "--json")
     printed = json.loads(shown.stdout)
 
-    rules = rmq.acl_rules(["viewer", "producer"], topics=["a", "b"])
+    rules = rmq.acl_rules(["viewer", "producer"], topics=["a", "b"], server_version="7.0")
     assert printed["user"] == "rmq-viewer-producer"
     assert printed["rules"] == rules.words()
     assert printed["read_keys"] == list(rules.read_keys)
@@ -99,7 +119,9 @@ def test_notes_say_how_to_give_a_password_and_what_redis_6_lacks(run):
     old = run("acl", "generate", "viewer", "--server-version", "6.2")
     file = run("acl", "generate", "viewer", "--format", "file")
 
-    assert new.stdout.count("\n") == 1
+    assert new.stdout.count("\n") == 2
+    assert "7.0 refuses the second line" in new.stderr
+    assert "--server-version 7.2 grants them" in file.stderr
     assert "redis-cli" in new.stderr
     assert "selectors" not in new.stderr
     assert "no selectors" in old.stderr
