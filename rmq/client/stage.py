@@ -14,14 +14,22 @@ from typing import Any
 
 from rmq.core.message import Outgoing
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, duration_ms
+from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, StageLost
 from rmq.protocol.flows import stage
 from rmq.protocol.flows.stage import Published, Staged
 from rmq.protocol.steps import Flow
 from rmq.transport import AsyncTransport, Transport
 
-__all__ = ["AsyncStage", "Published", "Stage", "Staged", "check_text"]
+__all__ = [
+    "AsyncStage",
+    "Published",
+    "Stage",
+    "Staged",
+    "check_text",
+    "discard_flow",
+    "publish_flow",
+]
 
 KEEP_MAX_MS = 30 * 86_400_000
 _TEXT = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -38,6 +46,26 @@ def check_text(value: object, field: str) -> str:
     if not _TEXT.fullmatch(value):
         raise InvalidValue(f"{field}: {value!r:.60}; use 1 to 200 of A-Z a-z 0-9 . _ : -")
     return value
+
+
+def publish_flow(
+    context: TopicContext,
+    staged: Iterable[Staged],
+    query: str | None,
+    batch: int | None,
+    wait_s: float,
+) -> Flow[Published]:
+    """The flow of `Topic.publish`, its arguments checked."""
+    if query is None and batch is None:
+        return stage.publish(context, list(staged), wait_s)
+    name, number = check_text(query, "query"), check_int(batch, "batch", 0, 2**53)
+    return stage.publish_once(context, list(staged), name, number, wait_s)
+
+
+def discard_flow(context: TopicContext, staged: Iterable[Staged], query: str | None) -> Flow[None]:
+    """The flow of `Topic.discard`, its arguments checked."""
+    name = None if query is None else check_text(query, "query")
+    return stage.drop(context, list(staged), name)
 
 
 class _StageBase:

@@ -8,21 +8,20 @@ from typing import Any, Never, NoReturn, TypeVar, overload
 from rmq.client.consumer import AsyncConsumer, Consumer
 from rmq.client.handler import Handler, RetryOption, Rule, caller_locals
 from rmq.client.query import AsyncQuery, Query
-from rmq.client.stage import AsyncStage, Published, Stage, Staged, check_text
+from rmq.client.stage import AsyncStage, Published, Stage, Staged, discard_flow, publish_flow
 from rmq.client.topic_handlers import Handlers
 from rmq.client.topic_schedules import AsyncSchedules, Schedules
 from rmq.core.ids import Id, MessageId
-from rmq.core.message import Merge, Message, Outgoing, SendResult, unknown_option
+from rmq.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
 from rmq.core.retry import RetryPolicy
 from rmq.core.settings import Durability, Settings, parse_durability
 from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, Moment, check_int, duration_ms
+from rmq.core.validation import Duration, Moment, duration_ms
 from rmq.errors import InvalidType
-from rmq.protocol.flows import inspect, open_topic, schedule, send as send_flow, stage as stage_flow
+from rmq.protocol.flows import inspect, open_topic, schedule, send as send_flow
 from rmq.protocol.flows.consumer import Mode
 from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.protocol.flows.send import DurabilityOverride
-from rmq.protocol.steps import Flow
 from rmq.transport import AsyncTransport, Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,24 +37,6 @@ def _asked(value: object) -> DurabilityOverride | None:
     return None if value is None else DurabilityOverride(parse_durability(value))
 
 
-def _query_name(query: str | None) -> str | None:
-    return None if query is None else check_text(query, "query")
-
-
-def _publish(
-    context: TopicContext,
-    staged: Iterable[Staged],
-    query: str | None,
-    batch: int | None,
-    timeout: Duration | None,
-) -> Flow[Published]:
-    """The flow of `Topic.publish`, its arguments checked."""
-    if query is None and batch is None:
-        return stage_flow.publish(context, list(staged), _wait(timeout))
-    name, number = check_text(query, "query"), check_int(batch, "batch", 0, 2**53)
-    return stage_flow.publish_once(context, list(staged), name, number, _wait(timeout))
-
-
 class _TopicBase:
     """The name, the settings and the handlers of a topic."""
 
@@ -64,9 +45,7 @@ class _TopicBase:
         self._handlers = handlers
 
     def __reduce__(self) -> NoReturn:
-        raise InvalidType(
-            "a topic cannot be pickled: it has connections; pass its name, and make one"
-        )
+        raise InvalidType("a topic cannot be pickled: it has connections; pass its name instead")
 
     @property
     def name(self) -> str:
@@ -231,8 +210,7 @@ class Topic(_TopicBase, Schedules):
             NotDurable: stored, but not as durably as asked.
             Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
         """
-        if unknown:
-            raise unknown_option(next(iter(unknown)))
+        refuse_unknown(unknown)
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
@@ -375,11 +353,11 @@ class Topic(_TopicBase, Schedules):
             QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
             NotDurable: not as durable as the topic asks; publish again.
         """
-        return self._run(_publish(self._context, staged, query, batch, timeout))
+        return self._run(publish_flow(self._context, staged, query, batch, _wait(timeout)))
 
     def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
         """Drop stages unpublished, except those of a batch of `query` that has begun."""
-        self._run(stage_flow.drop(self._context, list(staged), _query_name(query)))
+        self._run(discard_flow(self._context, staged, query))
 
 
 class AsyncTopic(_TopicBase, AsyncSchedules):
@@ -421,8 +399,7 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
         **unknown: Never,
     ) -> SendResult:
         """As `Topic.send`."""
-        if unknown:
-            raise unknown_option(next(iter(unknown)))
+        refuse_unknown(unknown)
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
@@ -502,8 +479,8 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
         timeout: Duration | None = None,
     ) -> Published:
         """As `Topic.publish`."""
-        return await self._run(_publish(self._context, staged, query, batch, timeout))
+        return await self._run(publish_flow(self._context, staged, query, batch, _wait(timeout)))
 
     async def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
         """As `Topic.discard`."""
-        await self._run(stage_flow.drop(self._context, list(staged), _query_name(query)))
+        await self._run(discard_flow(self._context, staged, query))

@@ -92,11 +92,14 @@ _OF_OTHERS = {
 }  # fmt: skip
 
 
-def unknown_option(name: str) -> InvalidType:
-    """Return the error of a send with an option that there is not; it names the one that is."""
+def refuse_unknown(options: Mapping[str, object]) -> None:
+    """Refuse a send with options that it does not have; the error names the one that fits."""
+    if not options:
+        return
+    name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
     near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)
-    return InvalidType(f"send: there is no option {name!r}{near}; known are {', '.join(names)}")
+    raise InvalidType(f"send: there is no option {name!r}{near}; known are {', '.join(names)}")
 
 
 class SendResult(NamedTuple):

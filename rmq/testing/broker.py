@@ -77,6 +77,7 @@ class Broker:
     def __enter__(self) -> Broker:
         if self._database is not None:
             raise InvalidValue("broker: it is open already; make another")
+        warnings.filterwarnings("ignore", "rmq.Client blocks", RuntimeWarning)  # no matter in tests
         self._clock = clocks.start(self._now) if self._is_manual else None
         try:
             self._database = Database(self._backend_asked)
@@ -85,7 +86,6 @@ class Broker:
             raise
         self.backend = self._database.backend
         address = self._database.address
-        warnings.filterwarnings("ignore", "rmq.Client blocks", RuntimeWarning)  # no matter in tests
         self._plain = Transport(address, 5.0, 10.0)
         self._transport = FaultyTransport(address, 5.0, 10.0, self.faults)
         self.client = Client(address.url)
