@@ -111,7 +111,7 @@ def test_columns_of_csv_reach_inside(run, listing, topic):
     assert shown.stdout.splitlines() == ["headers.tenant,body.n,merge_key", "7,1,", ",,"]
     unknown = run("peek", topic.name, "-o", "csv", "--columns", "color")
     assert unknown.exit_code == 2
-    assert "there is no color; there are id, place" in unknown.stderr
+    assert "there is no color; there are id, queue" in unknown.stderr
 
 
 def test_csv_holds_no_formula_and_one_record_on_a_line(run, listing, topic):

@@ -78,7 +78,10 @@ PLACES = {
     ),
     "stage_keep": "stage",
     "stage_push": "slot stage",
-    "stats": "slot store prepare records dead merge settled0 settled1 rates leases queries trash",
+    "stats": (
+        "slot store prepare records dead merge settled0 settled1 rates leases queries trash "
+        "failures"
+    ),
     "expire": "slot store records dead failures merge audit bodies",
     "tidy": "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals",
     "trash": "slot dead trash deaths records failures audit bodies",
