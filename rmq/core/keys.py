@@ -13,6 +13,7 @@ from rmq.core.ids import MessageId, topic_check
 from rmq.errors import InvalidType, InvalidValue
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SLOTS_MAX = 1024  # of a topic
 
 TYPES = {
     "slot": "hash",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from rmq.core import layout as layouts, limits, pause, retry as policies
+from rmq.core.keys import SLOTS_MAX
 from rmq.core.layout import RESIZED_FORMAT, Layout
 from rmq.core.limits import Limit, Limits, parse_limits
 from rmq.core.pause import Pause
@@ -303,7 +304,7 @@ NAMES = tuple(name for name in Settings.__dataclass_fields__ if name not in _STA
 
 # Public name -> (field, check): the name of each setting and its allowed values.
 _CHECKS: dict[str, tuple[str, Any]] = {
-    "slots": ("slots", lambda v: check_int(v, "slots", 1, 1024)),
+    "slots": ("slots", lambda v: check_int(v, "slots", 1, SLOTS_MAX)),
     "default_priority": (
         "default_priority",
         lambda v: check_int(v, "default_priority", PRIORITY_MIN, PRIORITY_MAX),

@@ -82,17 +82,27 @@ _OF_SCRIPTS, _OF_FUNCTIONS = ("evalsha", "script|load"), ("fcall",)
 _LARGE_BODIES = ("multi", "exec", "hset")
 # Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
 SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
-_CONSUMING = ("subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists")
+_CONSUMING = (
+    "subscribe",
+    "ssubscribe",
+    "hmget",
+    "zscore",
+    "hget",
+    "hset",
+    "sadd",
+    "exists",
+    "smismember",
+)
 _OPERATING = (
-    "info", "smembers", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get", "pttl", "del",
-    "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore", "zremrangebyrank",
-    "zremrangebyscore", "lrange",
+    "info", "smembers", "smismember", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get",
+    "pttl", "del", "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore",
+    "zremrangebyrank", "zremrangebyscore", "lrange",
 )  # fmt: skip
 
 # The plain commands of each role: transports, and RawCommand in `flows/`.
 COMMANDS: dict[Role, frozenset[str]] = {
     "producer": frozenset((
-        *_CONNECTION, *_LARGE_BODIES, "sadd", "exists", "hmget", "wait", "waitaof",
+        *_CONNECTION, *_LARGE_BODIES, "sadd", "smismember", "exists", "hmget", "wait", "waitaof",
     )),
     "consumer": frozenset((*_CONNECTION, *_CONSUMING)),
     "worker": frozenset((
@@ -159,7 +169,8 @@ _UNKNOWN_TO = {"client|setinfo": ("7.0",)}
 
 _CALL = re.compile(r"redis\.p?call\(\s*('([A-Za-z]+)'(?:\s*,\s*'([A-Z]+)')?)?")
 _CONTAINERS = ("pubsub",)  # commands of scripts whose first argument is a command, too
-SLOT_DIGITS = 4  # a topic has up to 1024 slots
+# The numbers of slots, 0 to 1023.
+_SLOTS = ("[0-9]", "[1-9][0-9]", "[1-9][0-9][0-9]", "10[01][0-9]", "102[0-3]")
 _PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,128}")
 
 
@@ -294,8 +305,8 @@ def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
     if pattern.endswith("*"):
         return [f"{prefix}:{{{pattern}}}:*"]  # which is true of its slots, too
     # Not `{orders_*}`, which is true of the slots of a topic `orders_eu`.
-    slots = [f"{pattern}_{'[0-9]' * digits}" for digits in range(1, SLOT_DIGITS + 1)]
-    return [f"{prefix}:{{{tag}}}:*" for tag in (pattern, *slots)]
+    tags = (pattern, *(f"{pattern}_{slot}" for slot in _SLOTS))
+    return [f"{prefix}:{{{tag}}}:*" for tag in tags]
 
 
 def _is_known(command: str, version: ServerVersion) -> bool:

@@ -12,9 +12,11 @@ from copy import copy
 from typing import Any
 
 from rmq.core import settings
+from rmq.core.keys import SLOTS_MAX
 from rmq.core.settings import Settings
 from rmq.core.topic_context import FOLLOW_S, TopicContext
 from rmq.errors import (
+    InvalidValue,
     OutcomeUnknown,
     QueueFull,
     RMQError,
@@ -42,14 +44,18 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
 
     Raises:
         TopicNotFound: it is missing, and not to be created.
+        InvalidValue: it is to be created, and its name looks like that of another topic's slot.
         SettingsMismatch: it has other settings than this client named.
         FormatMismatch: another version of RMQ wrote it.
         TopicVanished: it is being deleted, or a slot belongs to another life of the topic.
     """
     wanted = Settings(**context.requested)
-    reply = yield commands.topic(context, wanted.to_redis() if create else None)
+    reply = yield commands.topic(context, None)
     if reply.state < 0:
-        raise not_found(context)
+        if not create:
+            raise not_found(context)
+        yield from _refuse_lookalike(context)
+        reply = yield commands.topic(context, wanted.to_redis())
     kept = settings.from_redis(context.name, reply.kept)
     _refuse_deleting(context, reply)
     settings.check_matches(context.name, context.requested, kept)
@@ -76,6 +82,26 @@ def not_found(context: TopicContext) -> TopicNotFound:
         f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}; "
         f"create it: rmq topic create {context.name}"
     )
+
+
+def _refuse_lookalike(context: TopicContext) -> Flow[None]:
+    """Refuse to create `orders_1` beside `orders`, or the reverse.
+
+    The keys of the one would be among those of the slots of the other, by which the rights of a
+    Redis user are given (docs/decisions/0057-names-that-look-like-slots.md).
+    """
+    base, _, slot = context.name.rpartition("_")
+    others = [f"{context.name}_{index}" for index in range(SLOTS_MAX)]
+    if base and slot in map(str, range(SLOTS_MAX)):
+        others.append(base)
+    listed = yield RawCommand("topics", "SMISMEMBER", context.topics_key, *others)
+    if 1 in listed:
+        other = others[listed.index(1)]
+        raise InvalidValue(
+            f"topic {context.name!r} cannot be created beside {other!r}: it would look like one "
+            "of the slots of a topic, and Redis users of the one would have rights to the other; "
+            "choose another name, as with - or . before the number"
+        )
 
 
 def _await_slots(context: TopicContext) -> Flow[None]:

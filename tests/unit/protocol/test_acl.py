@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -59,8 +60,12 @@ def test_rules_of_one_topic_name_its_slots_by_their_digits() -> None:
     rules = rmq.acl_rules("producer", topics=["orders"])
 
     assert rules.keys[:3] == (
-        "rmq:{orders}:*", "rmq:{orders_[0-9]}:*", "rmq:{orders_[0-9][0-9]}:*",
+        "rmq:{orders}:*", "rmq:{orders_[0-9]}:*", "rmq:{orders_[1-9][0-9]}:*",
     )  # fmt: skip
+    patterns = [key.removeprefix("rmq:{").removesuffix("}:*") for key in rules.keys[1:6]]
+    for number in (*map(str, range(1100)), "2024", "00", "01", "007"):
+        is_slot = any(fnmatchcase(f"orders_{number}", pattern) for pattern in patterns)
+        assert is_slot == (number in map(str, range(1024))), number
     assert rules.channels == (
         "rmq:{orders}:wake*", "rmq:{orders_0}:wake:s:*", "rmq:{ping}:wake",
     )  # fmt: skip
