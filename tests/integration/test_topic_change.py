@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import rmq
 from rmq.core import topic_context
 from rmq.core.slots import slot_of
 from rmq.protocol.flows import topic_admin
+from rmq.protocol.steps import Command
 from rmq.transport import Transport
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
@@ -309,7 +310,7 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
             break
         except Cut:
             pass
-        if cut > 4:  # read, 3 counts, mark
+        if cut > (4 if force else 9):  # read, 3 counts, pause, its slots, 3 counts, mark
             with pytest.raises((rmq.TopicVanished, rmq.TopicNotFound)) as caught:
                 client.topic(name).open(create=False)
             assert "is being deleted" in str(caught.value)
@@ -320,32 +321,86 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
     assert cut >= 10
 
 
-def test_message_that_comes_while_an_empty_topic_is_deleted_is_kept(
-    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic_admin, "SLOTS_AT_ONCE", 1)
-    topic = client.topic(name, slots=4)
-    topic.open()
-    basis = next(b for b in map(str, range(99)) if slot_of(b, 4) == 3)
+def deleting(client: rmq.Client, name: str, at: str, then: Callable[[], object]) -> None:
+    """Delete a topic without force, and call `then` before a command of that name."""
     flow = topic_admin.topic_delete(client.admin._context(name), False, False, None)
 
     def steps() -> Iterator[Any]:
-        """The deletion, and a message just before the first slot goes."""
-        step, sent = next(flow), False
+        step, called = next(flow), False
         while True:
-            commands = getattr(step, "commands", [])
-            if not sent and commands and commands[0].args[-1] == 0:
-                topic.send("kept", slot_basis=basis)
-                sent = True
-            step = flow.send((yield step))
+            if not called and isinstance(step, Command) and step.script.name == at:
+                called = True
+                then()
+            try:
+                step = flow.send((yield step))
+            except StopIteration:
+                assert called
+                return
 
-    with pytest.raises(rmq.TopicNotEmpty, match="came meanwhile and are kept"):
-        client._transport.run(steps())  # type: ignore[arg-type]
+    client._transport.run(steps())  # type: ignore[arg-type]
 
+
+def test_message_that_comes_while_a_topic_is_deleted_keeps_all_of_it(
+    client: rmq.Client, name: str
+) -> None:
+    """What is no message too: dead letters in the trash, remembered ids, counters and numbers."""
+    topic = client.topic(name, slots=4, dedup_window=3600)
+    for n in range(20):
+        topic.send(n, dedup_key=str(n))
+    with topic.consumer() as consumer:
+        while batch := consumer.receive(100, wait=0.2):
+            consumer.reject(batch[:1], "bad")
+            consumer.ack(batch[1:])
+    client.admin.purge(name, "dead", keep=3600)
+    before = client.admin.stats(name)
+    assert before["trash"] >= 1
+    basis = next(b for b in map(str, range(99)) if slot_of(b, 4) == 3)
+
+    with pytest.raises(rmq.TopicNotEmpty, match="they are kept, and the topic stands"):
+        deleting(client, name, "topic_pause", lambda: topic.send("kept", slot_basis=basis))
+
+    after = client.admin.stats(name)
+    assert after["accepted"] == before["accepted"] + 1
+    assert (after["trash"], after["delivered"]) == (before["trash"], before["delivered"])
+    assert client.admin.settings(name).sends_paused is None
+    assert all(topic.send(n, dedup_key=str(n)).status == "duplicate" for n in range(20))
     assert [one.body for one in client.admin.peek(name)] == ["kept"]
-    again = client.topic(name)
-    send_each(again, 20)
-    assert client.admin.stats(name)["accepted"] == 21, "every slot is there again"
+
+
+def test_send_while_a_topic_is_deleted_is_refused(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, slots=4)
+    topic.open()
+
+    def refused() -> None:
+        for n in range(8):
+            with pytest.raises(rmq.TopicPaused, match="by topic_delete: the topic is being delet"):
+                topic.send(n, slot_basis=str(n))
+
+    deleting(client, name, "topic_close", refused)
+
+    assert name not in client.admin.topics()
+
+
+def test_deletion_that_dies_while_sends_are_paused_lets_them_go_on_when_it_is_refused(
+    client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name, slots=4)
+    topic.open()
+
+    def dies() -> None:
+        raise Cut
+
+    with pytest.raises(Cut):
+        deleting(client, name, "topic_close", dies)
+    client.admin.topic_resume(name, verb="send")
+    with pytest.raises(Cut):
+        deleting(client, name, "topic_pause", lambda: (topic.send("kept"), dies()))
+    client.admin.topic_pause(name, verb="send", by="topic_delete")
+
+    with pytest.raises(rmq.TopicNotEmpty):
+        client.admin.topic_delete(name)
+
+    assert topic.send("more").status == "stored"
 
 
 def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_that_works(

@@ -154,7 +154,8 @@ class TopicAdmin(AdminPart):
 
         Guarantee:
             If it is stopped half-way, no client can open the topic; run it again. A slot is deleted
-            whole or not at all. Without `force` no message is deleted.
+            whole or not at all. Without `force` no message is deleted: sends raise TopicPaused
+            while all slots are looked at, and nothing is deleted if one has a message.
 
         Raises:
             TopicNotEmpty: it holds messages, and `force` is not set; nothing was deleted.

@@ -227,10 +227,14 @@ def deal(context: TopicContext, refused: Collection[tuple[int, int]]) -> Flow[bo
     mine.requested = {}  # a running program follows
     yield from open_topic.open(mine, create=False)
     settings, dealt = mine.settings, (yield from _waiting(mine))
-    layout = replace(settings.layout or Layout(0, settings.slots, settings.slots), dealt=dealt)
-    if sum(dealt) >= settings.max_length or not any(
-        dealt[slot] + count <= layout.capacity(settings.max_length, slot, settings.slots)
-        for slot, count in refused
+    layout = replace(settings.layout, dealt=dealt) if settings.layout else None
+    if (
+        layout is None  # it was created anew
+        or sum(dealt) >= settings.max_length
+        or not any(
+            dealt[slot] + count <= layout.capacity(settings.max_length, slot, settings.slots)
+            for slot, count in refused
+        )
     ):
         context.full_until = time.monotonic() + FULL_S
         return False

@@ -24,6 +24,7 @@ from rmq.protocol.steps import Flow, Progress, RawCommand, pipeline
 SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
 SCANNED = 1000  # keys that one SCAN looks at
 MOST = 2**53 - 1  # as many messages as a slot may hold
+DELETION = "topic_delete"  # pauses sends
 _OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 
@@ -126,7 +127,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
     """Take note of a change of the topic's hash, and give it to the slots."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
-    kept = settings.from_redis(context.name, changed.kept)
+    kept = settings.from_redis(context.name, changed.kept, oldest=1)
     open_topic.adopt(context, changed, kept)
     try:
         yield from open_topic.give_slots(context)
@@ -147,8 +148,10 @@ def topic_delete(
 ) -> Flow[Deleted]:
     """Delete a topic; return what it held.
 
-    It is marked first, so that no client opens it any more. Then each slot is deleted in one step,
-    then keys that only a scan finds, then the topic itself. Stopped half-way, run it again.
+    Unless it is forced, sends are paused first, so that no slot is deleted before all are known to
+    be empty. Then it is marked, so that no client opens it any more, and each slot is deleted in
+    one step, then keys that only a scan finds, then the topic itself. Stopped half-way, run it
+    again.
 
     Raises:
         TopicNotFound: there is no such topic.
@@ -166,16 +169,28 @@ def topic_delete(
     held = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:
         return held
-    if held.messages and not force:
+    if not force:
         if "deleting" in opened.kept:  # an earlier deletion was not finished
             yield from _restore(context)
-        raise _not_empty(context, held, "they are kept, and the topic stands")
+        if not held.messages:
+            why = "the topic is being deleted"
+            paused = yield commands.topic_pause(context, context.identity, DELETION, why, "send")
+            yield from _give_changed(context, paused)
+            held = yield from _delete_slots(context, context.slots, None, None)
+        if held.messages:
+            pause = context.settings.sends_paused
+            if pause is not None and pause.by == DELETION:  # this one, or one that died
+                resumed = yield commands.topic_resume(context, context.identity, "send")
+                yield from _give_changed(context, resumed)
+            raise _not_empty(context, held, "they are kept, and the topic stands")
     if not (yield commands.topic_close(context, context.identity, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
     held = yield from _delete_slots(context, context.slots, MOST if force else 0, progress)
     if held.messages and not force:
         yield from _restore(context)
-        raise _not_empty(context, held, "they came meanwhile and are kept, and the topic stands")
+        raise _not_empty(
+            context, held, "they were restored meanwhile and are kept; other slots begin anew"
+        )
     context.forget()
     others = yield from _delete_other_keys(context)
     yield from scheduled_topics.remove_topic(context)
