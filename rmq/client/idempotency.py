@@ -290,8 +290,9 @@ def idempotent(
     Args:
         store: `rmq.Claims()` in Redis, or `rmq.ledger.Ledger(engine)` in a database.
         key: the business key of a message: None, the message's id (without its slot, so that it
-            is `rmq.outbox.stub_id` of a message from an outbox); "header:NAME"; or a function of
-            the body, as the handler gets it. 1 to 200 bytes of UTF-8, or an int.
+            is `rmq.outbox.stub_id` of a message from an outbox; with a dedup key also its slot and
+            acceptance number); "header:NAME"; or a function of the body, as the handler gets it. 1
+            to 200 bytes of UTF-8, or an int.
         ttl: how long a key is remembered once its work is done, seconds or timedelta; not less than
             the lease.
         check: asked with the delivery once the claim is ours, whether the work is still to be done;

@@ -20,8 +20,9 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
     """Return the function that reads the business key of a delivery.
 
     Args:
-        key: None: the message's id without its slot; "header:NAME": that header; or a function of
-            the body, as the handler gets it.
+        key: None: the message's id without its slot, for a message with a dedup key also its slot
+            and acceptance number; "header:NAME": that header; or a function of the body, as the
+            handler gets it.
 
     Returns:
         A function that returns 1 to 200 bytes of UTF-8, or raises InvalidKey.
@@ -31,9 +32,7 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
         InvalidValue: a str that is not "header:NAME".
     """
     if key is None:
-        # As the id of an outbox stub. If its topic is created again with another number of slots,
-        # the stub is resent under a message id with another slot, and must keep its key.
-        return lambda delivery: str(delivery.id.placed(0, 0))
+        return _default_key
     if callable(key):
         return lambda delivery: _checked(_call(key, delivery), delivery, "the function")
     if not isinstance(key, str):
@@ -44,6 +43,17 @@ def key_reader(key: Key) -> Callable[[DeliveryData], str]:
         raise InvalidValue(f"key: {key!r}; give 'header:NAME' or a function of the body")
     name = key.removeprefix(HEADER)
     return lambda delivery: _checked(delivery.headers.get(name), delivery, f"header {name!r}")
+
+
+def _default_key(delivery: DeliveryData) -> str:
+    # As the id of an outbox stub. If its topic is created again with another number of slots, the
+    # stub is resent under a message id with another slot, and must keep its key.
+    id = str(delivery.id.placed(0, 0))
+    if not delivery.id.is_derived or delivery.schedule_time is not None:
+        return id
+    # A dedup key gives the same id to a message that is sent again after the dedup window, and to
+    # one of another basis: a message of its own, with work of its own.
+    return f"{id}:{delivery.slot}:{delivery.offset}"
 
 
 def _call(key: Callable[[Any], object], delivery: DeliveryData) -> object:

@@ -131,12 +131,17 @@ class MessageId(bytes):
         return int.from_bytes(self[8:11], "big") & 0x3FFF
 
     @property
+    def is_derived(self) -> bool:
+        """Whether it was derived from a dedup key, or from a schedule and its time."""
+        return bool(self[0] & _DERIVED)
+
+    @property
     def made_at(self) -> datetime | None:
         """The time at which the producer made it, by the producer's clock, to a few ms.
 
-        None for an id that was derived from a dedup key, or from a schedule and its time.
+        None for a derived id.
         """
-        if self[0] & _DERIVED:
+        if self.is_derived:
             return None
         stamp = int.from_bytes(self[:8], "big") & _STAMP
         return datetime.fromtimestamp((stamp >> 16) / 1000, UTC)

@@ -38,6 +38,58 @@ def test_the_key_is_the_id_a_header_or_a_function_of_the_body(
 
 
 @both_clients
+def test_by_default_a_dedup_key_that_is_sent_again_after_its_window_is_new_work(
+    scene: Scene, api: Any, name: str, kept: Kept
+) -> None:
+    ran: list[Any] = []
+    topic = api.topic(name, slots=4, dedup_window=0, max_retries=1, retry="immediate")
+    topic.open()
+
+    def fail_once(d: Any) -> None:
+        ran.append((d.body, d.attempt))
+        if d.attempt == 1:
+            raise ValueError("a retry has the key of its first attempt")
+
+    scene.handle(topic, fail_once, guards=[once(key=None)])
+    with scene.working():
+        for n in range(2):
+            sent = topic.send(n, dedup_key="order 7")
+            eventually(lambda n=n: api.admin.stats(name)["settled"] == n + 1)
+    bases = [topic.send(n, dedup_key="order 7", slot_basis=str(n)) for n in range(2, 10)]
+    stored = [n for n, one in enumerate(bases, 2) if one.status == "stored"]  # one for each slot
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 2 + len(stored))
+
+    assert len(stored) > 1
+    assert sorted(ran) == [(n, attempt) for n in [0, 1, *stored] for attempt in (1, 2)]
+    id = sent.id.placed(0, 0)
+    expected = {f"default:{id}:{one.slot}:{one.offset}" for one in [sent, *bases]}
+    assert expected <= set(kept.states())
+
+
+def test_by_default_a_dead_letter_with_a_dedup_key_keeps_its_key_when_it_is_redriven(
+    scene: Scene, api: Any, name: str, kept: Kept
+) -> None:
+    ran: list[Any] = []
+    topic = api.topic(name, max_retries=0)
+    sent = topic.send("x", dedup_key="order 7")
+    topic.send("y")
+    with topic.consumer() as consumer:
+        for d in consumer.receive(2):
+            d.reject("not yet")
+    kept.redis.set(
+        f"rmq:{{{name}_0}}:claim:default:{sent.id.placed(0, 0)}:0:{sent.offset}", "consumed x:1 1"
+    )
+    scene.handle(topic, lambda d: ran.append(d.body), guards=[once(key=None)])
+
+    api.admin.redrive(name)
+    with scene.working():
+        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+
+    assert ran == ["y"]
+
+
+@both_clients
 def test_the_key_of_one_consumer_is_not_that_of_another(
     scene: Scene, api: Any, name: str, kept: Kept
 ) -> None:
