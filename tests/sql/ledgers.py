@@ -38,12 +38,20 @@ effects = sa.Table(
 class Copy:
     """A delivery, as far as guards look at one."""
 
-    def __init__(self, key: Any = "k", id: str = "m1", fence: int = 1, topic: str = "t") -> None:
+    def __init__(
+        self,
+        key: Any = "k",
+        id: str = "m1",
+        fence: int = 1,
+        topic: str = "t",
+        former: tuple[str, str] | None = None,
+    ) -> None:
         self.body = key
         self.id = id
         self.fence = fence
         self.topic = topic
         self.headers: dict[str, str] = {}
+        self.marks = dict(zip(("rmq-redriven-from", "rmq-redriven-id"), former or (), strict=False))
         self.lost = False
 
 

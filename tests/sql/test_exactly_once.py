@@ -180,6 +180,50 @@ def test_keys_topics_and_consumers_have_effects_of_their_own(books: Books) -> No
     assert len(books.effects()) == len(books.rows()) == 16
 
 
+# --- redriven to another topic -------------------------------------------------------------------
+
+
+def moved(key: str = "k") -> Copy:
+    """Return message m1 of topic t, redriven to topic u."""
+    return Copy(key, "m2", topic="u", former=("t", "m1"))
+
+
+@pytest.mark.parametrize("guarded", ["once", "ledger"])
+def test_work_that_was_done_in_the_topic_before_a_redrive_is_not_repeated(
+    books: Books, guarded: str
+) -> None:
+    guard = books.once() if guarded == "once" else books.guard()
+    ran = []
+
+    def work(**given: Any) -> None:
+        ran.append(1)
+
+    assert books.run(guard, Copy(), work)
+    assert not books.run(guard, moved(), work)
+    assert books.run(guard, Copy("k2", "m3"), work)  # of another message with the same key
+    assert books.run(guard, moved("k2"), work)
+    assert not books.run(guard, Copy("k2", former=("u", "m2")), work)  # redriven back
+    assert len(ran) == 3
+
+
+def test_a_late_run_in_the_topic_before_a_redrive_is_waited_for(books: Books) -> None:
+    guard, inside = books.once(), threading.Event()
+
+    def first(**given: Any) -> None:
+        (place,) = given.values()
+        books.inside(place, write("first"))
+        inside.set()
+        time.sleep(0.5)  # as long as the second one has to come and wait
+
+    def second() -> bool:
+        inside.wait(30)
+        return books.run(guard, moved(), writing("second"))
+
+    found = together(lambda: books.run(guard, Copy(), first), second)
+
+    assert (found, books.effects()) == ([True, False], ["first"])
+
+
 # --- beside a Ledger, and time -------------------------------------------------------------------
 
 

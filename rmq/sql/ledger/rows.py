@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from rmq.core.delivery import DeliveryData, Reject, Snooze
+from rmq.core.redriven import FROM_MARK, ID_MARK
 from rmq.errors import InvalidKey
 from rmq.sql.database import insert_new, now_ms
 from rmq.sql.ledger.tables import CONSUMED, CONSUMING, ledger
@@ -28,12 +29,14 @@ class Row(NamedTuple):
     Attributes:
         owner: message id, delivery number and a random part. The random part is needed because a
             Redis that lost its last second gives the same delivery numbers again.
+        former: the topic that the message was redriven from, and its id there.
     """
 
     consumer: str
     topic: str
     key: str
     owner: str
+    former: tuple[str, str] | None = None
 
 
 class StoredRow(NamedTuple):
@@ -91,7 +94,9 @@ def row_of(consumer: str, delivery: DeliveryData, key: str) -> Row:
             "give a digest of it. Nothing was run"
         )
     owner = f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}"
-    return Row(consumer, delivery.topic, key, owner)
+    marks = delivery.marks
+    former = (marks[FROM_MARK], marks[ID_MARK]) if FROM_MARK in marks else None
+    return Row(consumer, delivery.topic, key, owner, former)
 
 
 def _has_key_of(row: Row) -> sa.ColumnElement[bool]:
@@ -140,12 +145,30 @@ def replace(
     return bool(result.rowcount == 1)
 
 
+def _was_done_before_redrive(connection: sa.Connection, row: Row) -> bool:
+    """Whether a run of the same message has done its work in the topic it was redriven from.
+
+    Raises:
+        Snooze, Reject: as `StoredRow.check_done`.
+    """
+    if row.former is None:
+        return False
+    topic, id = row.former
+    stored = look(connection, row._replace(topic=topic))
+    if stored is None or stored.expired or not stored.owner.startswith(f"{id}:"):
+        return False
+    stored.check_done()
+    return True
+
+
 def claim(connection: sa.Connection, row: Row, hold_ms: int) -> bool:
     """Claim a row, in short transactions; return False if its work was done before.
 
     Raises:
         Snooze, Reject: as `StoredRow.check_done`.
     """
+    if _was_done_before_redrive(connection, row):
+        return False
     for _ in range(CLAIM_ATTEMPTS):
         inserted = insert(connection, row, CONSUMING, hold_ms)
         connection.commit()
@@ -175,6 +198,11 @@ def begin(connection: sa.Connection, row: Row) -> bool:
         Snooze: a `Ledger` has the claim, or another run was quicker to take over an expired row.
         Reject: as `StoredRow.check_done`.
     """
+    if row.former is not None:
+        # A run that has lost its lease may still be open there: this waits for its end, too.
+        insert(connection, row._replace(topic=row.former[0]), CONSUMING, None)
+        if _was_done_before_redrive(connection, row):
+            return False
     if insert(connection, row, CONSUMING, None):
         return True
     stored = look(connection, row)
@@ -189,6 +217,8 @@ def begin(connection: sa.Connection, row: Row) -> bool:
 def finish(connection: sa.Connection, row: Row, ttl_ms: int | None) -> bool:
     """Mark the work as done in the caller's transaction; return False if this run lost the row."""
     expires = None if ttl_ms is None else now_ms() + ttl_ms
+    if row.former is not None:
+        finish(connection, row._replace(topic=row.former[0], former=None), ttl_ms)
     result = connection.execute(
         sa.update(ledger).where(_is_claim_of(row)).values(state=CONSUMED, expires=expires)
     )
