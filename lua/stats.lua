@@ -19,7 +19,7 @@ Returns   retries, priority, due, later, in flight, dead, trash, records, merge 
           message waits that may be taken (below), how many waiting messages a pause or the limit holds back, since when
           the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
           shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
-          deliveries that went back at once), rolled back, buried (dead letters), redriven, cancelled, expired, dropped, purged,
+          deliveries that went back at once), rolled back, dead-lettered, redriven, cancelled, expired, dropped, purged,
           dead letters dropped, then the server's time, epoch ms; last the counts of lateness_report, as text.
           A message waits since it failed last or was redriven, else since it was due, else since its producer made its id;
           of an id that a dedup key made that is not known. Looked at are the first due message, and the first ones
@@ -95,7 +95,7 @@ local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
 local past_ms = string.format('%.0f', now)
 local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
-  'buried', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
+  'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
   'paused', 'limit', 'chunk', 'paused_send', 'lateness', 'skipped')
 if not s[1] then
   fail('GONE', slot)

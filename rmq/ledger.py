@@ -11,7 +11,7 @@ own writes commit in one transaction.
     def book(order, connection):
         connection.execute(insert(bookings).values(order=order["id"]))
 
-PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: pip install "rmq[sql]", and a driver.
+PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: the extra `sql`, and a driver.
 `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
 """
 

@@ -19,7 +19,7 @@ end
 local function add_dead(slot, dead, records, bodies, failures, audit, id, now, made, reason, details, retention, entry)
   redis.call('ZADD', dead, now, id)
   note_failure(failures, id, 0, made, reason, details, now, entry)
-  redis.call('HINCRBY', slot, 'buried', 1)
+  redis.call('HINCRBY', slot, 'dead_lettered', 1)
   if retention > 0 then
     drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, 10)
   end

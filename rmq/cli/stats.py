@@ -38,7 +38,7 @@ COUNTERS = {
     "settled": "settled",
     "returned": "failed and went back at once",
     "rolled_back": "leases expired",
-    "buried": "became dead letters",
+    "dead_lettered": "became dead letters",
     "redriven": "redriven",
     "cancelled": "cancelled",
     "expired": "expired",

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import rmq
 from rmq.cli.tables import cells, shorten, styled
-from rmq.cli.text import neutral, span
+from rmq.cli.text import neutral, plural, span
 from rmq.core import lateness
 from rmq.core.lateness import Counts
 
 KEYS = "q quit  s sort  / filter  arrows scroll  p pause"
 WORKERS_LEAST = 3  # lines for workers, where there are so many
-CELL = 6
+CELL = 6  # of a column, with a space before its figure
 
 # The head of each column, and the figure in it; IN/S and OUT/S are rates.
 COLUMNS = {
@@ -197,7 +197,7 @@ class Top:
         return [*lines, self._foot(width, len(topics) - for_topics - self.offset)]
 
     def _title(self, width: int, topics: int, workers: int) -> str:
-        state = f"{topics} topics  {workers} workers"
+        state = f"{plural(topics, 'topic')}  {plural(workers, 'worker')}"
         if self.now is not None:
             state += f"  read in {span(self.now.took_s * 1000)}"
         if self.paused:
@@ -222,12 +222,17 @@ def _shown(width: int) -> list[str]:
     return [head for head, name in COLUMNS.items() if is_wide or name not in PERCENTILES]
 
 
+def _cell(head: str) -> int:
+    """Return the cells of a column; a space stands before the longest head, too."""
+    return max(CELL, len(head) + 1)
+
+
 def _name_width(width: int) -> int:
-    return max(8, width - CELL * len(_shown(width)))
+    return max(8, width - sum(map(_cell, _shown(width))))
 
 
 def _head(width: int, sort: str) -> str:
-    heads = "".join(f"{head:>{CELL}}" for head in _shown(width))
+    heads = "".join(f"{head:>{_cell(head)}}" for head in _shown(width))
     text = f"{'TOPIC':<{_name_width(width)}}{heads}"
     return styled(text, "bold")
 
@@ -244,7 +249,7 @@ def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> 
             text = span(value).split(" ")[0] if value else "-"
         else:
             text = short(value)
-        cell = f"{text:>{CELL}}"
+        cell = f"{text:>{_cell(head)}}"
         line += styled(cell, "red") if value and head in ("DEAD", "LATE") else cell
     return line
 

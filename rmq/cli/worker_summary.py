@@ -45,6 +45,7 @@ def handlers_of(worker: rmq.Worker) -> list[dict[str, Any]]:
             + (f", {handler.batch}" if handler.batch else ""),
             "concurrency": handler.concurrency,
             "prefetch": handler.prefetch,
+            "prefetch_adapts": not handler.is_prefetch_chosen,
             "ordered": handler.ordered,
             "lease": _lease_s(handler),
         }
@@ -68,7 +69,8 @@ def row(handler: Mapping[str, Any]) -> list[str]:
     return [
         handler["topic"], name, handler["kind"],
         output.number(handler["concurrency"]),
-        output.number(handler["prefetch"]), "yes" if handler["ordered"] else "no", lease,
+        "adapts" if handler["prefetch_adapts"] else output.number(handler["prefetch"]),
+        "yes" if handler["ordered"] else "no", lease,
     ]  # fmt: skip
 
 
@@ -141,7 +143,8 @@ class WorkerReport:
                 if any(op in topic_counts for topic_counts in counts.values())
             ]
             ops = (*OPS, *guard_ops, "held")
-            columns = [Column(op.upper().replace("_", "-"), right=True) for op in ops]
+            heads = ("by-handler" if op == "own" else op for op in ops)
+            columns = [Column(head.upper().replace("_", "-"), right=True) for head in heads]
             rows = [
                 [topic, *(output.number(topic_counts.get(op, 0)) for op in ops)]
                 for topic, topic_counts in counts.items()

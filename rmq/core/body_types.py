@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from rmq.core.optional_imports import install
 from rmq.errors import DecodeError, InvalidType
 
 Converter = Callable[[Any], Any]
@@ -56,7 +57,7 @@ def converter(annotation: Any) -> Converter | None:
         + (
             f"see the error of its library ({'; '.join(reasons)}), or annotate it as Any"
             if reasons
-            else 'pip install "rmq[pydantic]" or "rmq[msgspec]", or annotate it as Any'
+            else f"{install('pydantic')}, or msgspec instead of pydantic, or annotate it as Any"
         )
     )
 

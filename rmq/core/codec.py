@@ -157,7 +157,7 @@ class Compressed:
 
     Args:
         codec: the codec that writes the body first: "json", "msgpack" or "bytes".
-        how: "zlib", or "zstd" (quicker and smaller; `pip install "rmq[zstd]"`, for consumers too).
+        how: "zlib", or "zstd" (quicker and smaller; it needs the extra `zstd`, for consumers too).
         above: bodies of fewer bytes are not compressed, nor are those that would not get smaller.
 
     Attributes:

@@ -29,7 +29,7 @@ from rmq.core.lateness import Counts
 from rmq.core.message import moment
 
 LEVELS = ("retries", "priority", "due", "later", "in_flight", "dead", "held")
-COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "buried")
+COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead_lettered")
 
 
 class Ring(NamedTuple):
@@ -69,7 +69,7 @@ class Sample:
             ("later"), are "in_flight", "dead", or "held" back by a pause or a limit.
         late_s: for how long the oldest message that may be taken has waited.
         rates: events a second since the point before: accepted, delivered, settled, returned,
-            rolled_back, buried; empty where that is not known, or not yet.
+            rolled_back, dead_lettered; empty where that is not known, or not yet.
         late_p50_s: half of the messages taken since the sample before were at most so late; None:
             none was taken for the first time, or it is not known. To within a factor of 2.
         late_p99_s: the same for 99 of 100.

@@ -8,6 +8,11 @@ from typing import Any
 from rmq.errors import ConfigurationError
 
 
+def install(*extras: str) -> str:
+    """Return how extras are installed: from a checkout, for RMQ is in no package index."""
+    return f'pip install ".[{",".join(extras)}]" in a checkout of RMQ'
+
+
 def load(module: str, extra: str, feature: str) -> Any:
     """Import a module of an optional package.
 
@@ -23,5 +28,5 @@ def load(module: str, extra: str, feature: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f'{feature}: {module} is not installed; pip install "rmq[{extra}]"'
+            f"{feature}: {module} is not installed; {install(extra)}"
         ) from error

@@ -224,7 +224,8 @@ def time_zone(name: str) -> zoneinfo.ZoneInfo:
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
         if not zoneinfo.available_timezones():
             raise ConfigurationError(
-                'tz: this system has no time zone database; pip install "rmq[schedule]" brings one'
+                "tz: this system has no time zone database; this brings one: "
+                f"{optional_imports.install('schedule')}"
             ) from error
         raise InvalidValue(
             f"tz: {name!r} is no time zone; give a name as Europe/Berlin or UTC"

@@ -104,13 +104,15 @@ def duration_ms(
     if zero and seconds == 0:
         return 0
     if seconds * 1000 > high_ms or seconds <= 0:
-        raise InvalidValue(
-            f"{field}: {value!r}; give more than 0 and at most {high_ms / 1000:g} seconds"
-        )
+        raise InvalidValue(f"{field}: {value!r}; give more than 0 and at most {_longest(high_ms)}")
     ms = math.ceil(round(seconds * 1000, 6))
     if ms < low_ms:
         raise InvalidValue(f"{field}: {value!r}; give at least {low_ms / 1000:g} seconds")
     return ms
+
+
+def _longest(ms: int) -> str:
+    return f"{ms / 1000:g} seconds" if ms < 172_800_000 else f"{ms / 86_400_000:.0f} days"
 
 
 def check_epoch_ms(value: object, field: str) -> int:

@@ -1,6 +1,6 @@
 """Traces: a span for each send and each run of a handler, tied by a header of the message.
 
-Needs `pip install "rmq[otel]"`, which is OpenTelemetry's API; the program chooses SDK and
+Needs the extra `otel`, which is OpenTelemetry's API; the program chooses SDK and
 exporter. Names follow OpenTelemetry's semantic conventions for messaging.
 """
 

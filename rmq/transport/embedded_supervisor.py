@@ -190,7 +190,7 @@ def _refuse_unreadable(directory: str, binary: str) -> None:
         return
     else:
         what = f"{folder} was written by Redis 7 or later"
-    pip = 'pip install --upgrade "rmq[embedded]"'
+    pip = 'pip install --upgrade ".[embedded]" in a checkout of RMQ'
     if wrote is None or reads(Version("Valkey", (9,)), wrote):
         newer = f"redis-server {wrote.short if wrote else 7} or later, or Valkey: {pip}"
     elif wrote.name == "Valkey":

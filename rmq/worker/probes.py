@@ -60,7 +60,7 @@ class Probes:
         if fine is None:
             reply: dict[str, Any] = {"paths": ["/livez", "/readyz", "/metrics"]}
             if path == "/metrics":
-                reply = {"error": 'for metrics: pip install "rmq[prometheus]"'}
+                reply = {"error": f"for metrics: {optional_imports.install('prometheus')}"}
             return 404, "application/json", _json(reply)
         return (
             200 if fine else 503, "application/json",

@@ -202,6 +202,6 @@ def test_without_sqlalchemy_the_extra_is_reported_and_other_commands_work(
     for words in (("create",), ("show", "t", "k"), ("purge", "--older-than", "1d")):
         shown = shell.from_start("ledger", *words, env=env)
         assert shown.returncode == 2
-        assert 'sqlalchemy is not installed; pip install "rmq[sql]"' in shown.stderr
+        assert 'sqlalchemy is not installed; pip install ".[sql]"' in shown.stderr
     assert shell.from_start("ping", env=env).returncode == 0
     assert shell.from_start("ledger", "create", "--help", env=env).returncode == 0

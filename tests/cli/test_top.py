@@ -14,6 +14,7 @@ import struct
 import termios
 import time
 
+import click
 import pytest
 
 from rmq.cli.top import keys
@@ -186,3 +187,21 @@ def test_keys_on_a_real_terminal(shell, client, name):
 
     assert running.wait(60) == 0
     os.close(ours)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_two_heads_or_figures_run_together(width):
+    counts = dict.fromkeys(
+        ("retries", "priority", "due", "later", "in_flight", "dead", "held"), 99_900
+    )
+    counts |= {"late_ms": 3_599_000, "accepted": 0, "settled": 0}
+    top = Top("redis://x")
+    top.update(Reading(0.0, {"orders": counts}, [], 0.001, {}))
+
+    title, heads, figures, *_ = map(click.unstyle, top.frame(width))
+
+    shown = [head for head in COLUMNS if width >= 100 or head not in ("P50", "P99")]
+    assert heads.split() == ["TOPIC", *shown]
+    assert len(figures.split()) == len(shown) + 1
+    assert max(map(len, (heads, figures))) <= width
+    assert "1 topic  0 workers" in title

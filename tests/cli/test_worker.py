@@ -39,7 +39,7 @@ def test_it_tells_what_it_serves_handles_messages_and_tells_what_it_did(shop, or
     assert lines[head].split() == [
         "TOPIC", "HANDLER", "KIND", "CONCURRENCY", "PREFETCH", "ORDERED", "LEASE",
     ]  # fmt: skip
-    assert lines[head + 1].split() == [name, "handle", "sync", "4", "1000", "no", "1s"]
+    assert lines[head + 1].split() == [name, "handle", "sync", "4", "adapts", "no", "1s"]
     assert lines[-2].split() == [name, "1", "1", "0", "0", "0", "0", "0", "0"]
     assert lines[-1].startswith("shop: stopped; everything that had started was finished")
     assert "TOPIC" not in program.out, "stdout is for what handlers print"
@@ -70,7 +70,7 @@ def test_with_json_the_start_the_account_and_the_log_are_lines_of_json(shop, ord
     started = next(one for one in told if one.get("event") == "started")
     assert started["handlers"] == [
         {"topic": name, "handler": "handle", "types": [], "kind": "sync", "concurrency": 4,
-         "prefetch": 1000, "ordered": False, "lease": 1.0}
+         "prefetch": 1000, "prefetch_adapts": True, "ordered": False, "lease": 1.0}
     ]  # fmt: skip
     assert (told[-1]["event"], told[-1]["exit"], told[-1]["counts"][name]["ack"]) == ("ended", 0, 1)
     assert {one["level"] for one in told if "level" in one} == {"info"}
@@ -258,7 +258,7 @@ def test_reload_without_its_package_says_what_to_install(shop, start):
     program = start("shop", "--reload", env={"PYTHONPATH": str(shop)}, from_start=True)
 
     assert program.end() == 2
-    assert 'pip install "rmq[reload]"' in program.err
+    assert 'pip install ".[reload]"' in program.err
 
 
 # --- health --------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_a_reject_whose_reply_is_lost_buries_once(case: Case) -> None:
     case.do(delivery.reject("bad"))
 
     assert case.proxy.fired == 1
-    assert (case.stats()["dead"], case.stats()["buried"]) == (1, 1)
+    assert (case.stats()["dead"], case.stats()["dead_lettered"]) == (1, 1)
 
 
 @pytest.mark.fault("F8")

@@ -33,7 +33,15 @@ def _quiet(client: rmq.Client, names: list[str]) -> None:
 def _all_of_it(client: rmq.Client, name: str, also: str) -> bool:
     """Whether everything has happened in a topic: of each child, and of each kind."""
     found, counts = client.admin.audit(name, older_than=0), client.admin.stats(name)
-    kinds = ("merged", "cancelled", "purged", "rolled_back", "buried", "redriven", *also.split())
+    kinds = (
+        "merged",
+        "cancelled",
+        "purged",
+        "rolled_back",
+        "dead_lettered",
+        "redriven",
+        *also.split(),
+    )
     return (
         found.producers == 2 + ROUNDS
         and min(found.seen, found.accounted) > 500

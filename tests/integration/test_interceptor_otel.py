@@ -337,5 +337,5 @@ def test_nothing_is_kept_of_what_was_sent(link: Any, traces: Traces, name: str) 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
-    with pytest.raises(rmq.ConfigurationError, match=r'pip install "rmq\[otel\]"'):
+    with pytest.raises(rmq.ConfigurationError, match=r'pip install "\.\[otel\]"'):
         OpenTelemetry()

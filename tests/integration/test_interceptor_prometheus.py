@@ -199,5 +199,5 @@ def test_the_default_registry_is_the_librarys() -> None:
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(rmq.ConfigurationError, match=r'pip install "rmq\[prometheus\]"'):
+    with pytest.raises(rmq.ConfigurationError, match=r'pip install "\.\[prometheus\]"'):
         Prometheus()

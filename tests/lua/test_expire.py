@@ -34,7 +34,7 @@ def test_expired_messages_become_dead_letters_and_the_others_stay(box):
         priority: b"\0\0x", due: b"\0\0x",
     }  # fmt: skip
     assert set(state["records"]) == {priority, due, lasting, plain, later}
-    assert (box.counter("buried"), box.counter("expired")) == (2, 0)
+    assert (box.counter("dead_lettered"), box.counter("expired")) == (2, 0)
 
 
 def test_a_topic_that_drops_keeps_nothing_of_them(make_box):

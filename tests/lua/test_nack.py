@@ -67,7 +67,7 @@ def test_message_is_delivered_seventeen_times_and_then_dead(box):
     assert lefts == list(range(16, -1, -1))
     assert letters == "r" * 16 + "d"
     assert box.changed(before) == {
-        ("slot", "buried"): "1",
+        ("slot", "dead_lettered"): "1",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
         ("failures", id): box.failure(0, 17, "f", b"try 17", items=items[1:]),

@@ -175,7 +175,7 @@ def test_expired_message_is_buried_with_its_reason_and_not_handed_over(box):
     assert box.changed(before) == {
         ("slot", "delivered"): "1",
         ("slot", "takes"): "1",
-        ("slot", "buried"): "1",
+        ("slot", "dead_lettered"): "1",
         ("store", id): GONE,
         ("store", fresh): GONE,
         ("prepare", fresh): lease[0].receipt,

@@ -28,7 +28,7 @@ def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
         ("failures", second): box.failure(0, 1, "r", b"why"),
         (f"querylog:{RUN}",): [third],
         (f"query:{RUN}", b"settled"): b"2",
-        ("slot", "buried"): "2",
+        ("slot", "dead_lettered"): "2",
     }
     before = box.state()
     assert reject(box, 2) == QuerySettleReply(0, 0)

@@ -18,7 +18,7 @@ def test_reject_buries_at_once_with_its_reason(box, reason):
     assert box.run(box.reject_command([lease], session, reason, b"no")) == "d"
 
     assert box.changed(before, replay=True) == {
-        ("slot", "buried"): "1",
+        ("slot", "dead_lettered"): "1",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,
         ("failures", id): box.failure(0, 1, reason, b"no"),
@@ -88,7 +88,7 @@ def test_only_the_held_ones_of_a_batch_are_buried(box):
     assert box.reject(a, b, forged, a) == "d000"
 
     assert box.changed(before) == {
-        ("slot", "buried"): "1",
+        ("slot", "dead_lettered"): "1",
         ("prepare", a.id): GONE,
         ("dead", a.id): box.clock.now_ms,
         ("failures", a.id): box.failure(0, 1, "r", b"why"),

@@ -97,7 +97,7 @@ def test_seventeen_leases_that_run_out_are_the_end(box):
     assert lefts == list(range(16, -1, -1))
     assert done == commands.RollbackReply(0, 1, False)
     assert box.changed(before) == {
-        ("slot", "buried"): "1",
+        ("slot", "dead_lettered"): "1",
         ("slot", "rolled_back"): "17",
         ("prepare", id): GONE,
         ("dead", id): box.clock.now_ms,

@@ -147,7 +147,7 @@ def test_every_counter_tells_what_was_done(make_box):
 
     assert {name: found[name] for name in commands.STATS[15:-1]} == {
         "accepted": 27, "merged": 1, "delivered": 5, "settled": 1, "returned": 3,
-        "rolled_back": 2, "buried": 1, "redriven": 1, "cancelled": 1, "expired": 1,
+        "rolled_back": 2, "dead_lettered": 1, "redriven": 1, "cancelled": 1, "expired": 1,
         "dropped": 3, "purged": 1, "dead_dropped": 0,
     }  # fmt: skip
     assert found["remembered"] == 3

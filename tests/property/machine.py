@@ -359,7 +359,7 @@ class Machine(RuleBasedStateMachine):
                     and not (other.moved or msg.moved)
                 ):
                     over = other.expiry is not None and other.expiry <= self.now
-                    # Its last lease has run out: this very call has buried it.
+                    # Its last lease has run out: this very call has made it a dead letter.
                     dies = other.state == "prepare" and not other.left
                     over = over or (dies and other.lease_until <= self.now)
                     lives = other.state in ("store", "prepare") and not over

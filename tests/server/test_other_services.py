@@ -37,7 +37,7 @@ def calls(server: Redis) -> int:
         return int(raw.info("commandstats")["cmdstat_evalsha"]["calls"])  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("on_expire", "place"), [("drop", "expired"), ("dead", "buried")])
+@pytest.mark.parametrize(("on_expire", "place"), [("drop", "expired"), ("dead", "dead_lettered")])
 def test_messages_expire_in_a_topic_that_nobody_takes_from(
     on_expire: str, place: str, client: rmq.Client, prefix: str, clock: Clock
 ) -> None:

@@ -67,7 +67,7 @@ class ExpireReply(NamedTuple):
 
 
 def expire(keys: SlotKeys, rank: int, limit: int) -> Command[ExpireReply]:
-    """Drop or bury the expired ones of a page of waiting messages."""
+    """Drop the expired ones of a page of waiting messages, or make them dead letters."""
     return Command(
         scripts.load("expire"),
         (

@@ -16,8 +16,8 @@ from rmq.protocol.steps import Command
 STATS = (
     "retries", "priority", "due", "later", "in_flight", "dead", "trash", "records", "merge_windows",
     "remembered", "late_ms", "held", "paused_ms", "sends_paused_ms", "expired_leases",
-    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "buried", "redriven",
-    "cancelled", "expired", "dropped", "purged", "dead_dropped", "now_ms",
+    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
+    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped", "now_ms",
 )  # fmt: skip
 
 

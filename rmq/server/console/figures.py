@@ -17,6 +17,7 @@ AT_ONCE = 12  # topics read side by side; the client has 16 connections
 COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
 PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
 WAITING = ("retries", "priority", "due")
+FAILED = ("returned", "rolled_back", "dead_lettered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def rate_chart(samples: Sequence[Sample]) -> Drawn:
             ("settled", "green", [sample.rates.get("settled") for sample in samples]),
             ("failed", "red", [
                 None if not sample.rates
-                else sum(sample.rates[name] for name in ("returned", "rolled_back", "buried"))
+                else sum(sample.rates[name] for name in FAILED)
                 for sample in samples
             ]),
         ],

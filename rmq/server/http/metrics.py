@@ -13,8 +13,8 @@ from rmq.server.survey import TopicCounts
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
 EVENTS = (
-    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "buried", "redriven",
-    "cancelled", "expired", "dropped", "purged", "dead_dropped",
+    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
+    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
 )  # fmt: skip
 TOPICS_MAX = 1000  # topics that are exposed, by name; each has 46 series
 

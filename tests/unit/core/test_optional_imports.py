@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +39,9 @@ def test_importing_rmq_loads_nothing_optional(code: str) -> None:
 
 def test_a_package_is_loaded_and_a_missing_one_is_reported_with_its_extra() -> None:
     assert optional_imports.load("json", "x", "what").dumps({}) == "{}"
-    with pytest.raises(rmq.ConfigurationError, match=r'^what: no_such is .* "rmq\[x\]"$'):
+    with pytest.raises(
+        rmq.ConfigurationError, match=r'^what: no_such is .* ".\[x\]" in a checkout of RMQ$'
+    ):
         optional_imports.load("no_such", "x", "what")
 
 
@@ -55,3 +59,22 @@ def test_rmq_works_where_a_process_cannot_fork() -> None:
     code += f"; sys.modules.update(dict.fromkeys({of_unix}))"
     code += f"; {EVERY_NAME}; {EVERY_COMMAND}; rmq.core.ids.process_bytes()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+def test_nothing_advises_to_install_what_is_in_no_index() -> None:
+    """The name may be of somebody else there. README says what the command will be."""
+    root = Path(__file__).parents[3]
+    files = [
+        *root.glob("rmq/**/*.py"),
+        *root.glob("spark_connector/**/*.py"),
+        *root.glob("docs/*.md"),
+    ]
+    files += [each for each in root.glob("deploy/*") if each.is_file()]
+    assert len(files) > 400
+
+    advising = [
+        str(each) for each in files if re.search(r"install [^`\n]*[\"' ]rmq\[", each.read_text())
+    ]
+
+    assert advising == []
+    assert optional_imports.install("a", "b") == 'pip install ".[a,b]" in a checkout of RMQ'

@@ -389,7 +389,7 @@ def test_system_without_time_zones_is_told_what_to_install(monkeypatch) -> None:
     monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
     monkeypatch.setattr(zoneinfo, "available_timezones", set)
 
-    with pytest.raises(ConfigurationError, match=r"rmq\[schedule\]"):
+    with pytest.raises(ConfigurationError, match=r"\.\[schedule\]"):
         recurring.time_zone("Europe/Berlin")
 
 
@@ -399,6 +399,6 @@ def test_cron_without_its_package_is_told_what_to_install(monkeypatch) -> None:
 
     monkeypatch.setattr(optional_imports.importlib, "import_module", missing)
 
-    with pytest.raises(ConfigurationError, match=r"rmq\[schedule\]"):
+    with pytest.raises(ConfigurationError, match=r"\.\[schedule\]"):
         definition(cron="0 6 * * *").after(NOW)
     assert definition(every_ms=MINUTE).after(NOW) == NOW + MINUTE

@@ -38,3 +38,12 @@ def test_a_rate_is_a_finite_number_above_0(rate: float) -> None:
     validation.check_rate(0.5)
     with pytest.raises(InvalidValue, match="messages a second"):
         validation.check_rate(rate)
+
+
+@pytest.mark.parametrize(
+    ("high_ms", "text"),
+    [(30_000, "at most 30 seconds"), (validation.TEN_YEARS_MS, "at most 3653 days")],
+)
+def test_the_longest_duration_is_named_as_a_person_says_it(high_ms: int, text: str) -> None:
+    with pytest.raises(InvalidValue, match=text):
+        validation.duration_ms(1e12, "x", high_ms=high_ms)

@@ -37,8 +37,8 @@ COUNTS = {
     "remembered": "settled ids remembered",
 }  # fmt: skip
 COUNTERS = (
-    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "buried", "redriven",
-    "cancelled", "expired", "dropped", "purged", "dead_dropped",
+    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
+    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
 )  # fmt: skip
 
 
