@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +22,7 @@ from rmq.cli.worker_summary import WorkerReport
 from rmq.client.handler import MAX_CONCURRENCY
 from rmq.core import optional_imports
 from rmq.worker.control_channel import ControlChannel
-from rmq.worker.process_exit import FINISHED
+from rmq.worker.process_exit import FINISHED, end_after, leave_now
 from rmq.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
-EXIT_DEADLINE_S = 5.0  # for exit functions, while threads of handlers still run
 MAX_PROCESSES = 256
 
 
@@ -60,6 +57,7 @@ Exit codes; with --processes the largest of them:
   4   the grace time ended and running messages were handed back, or Redis was away and some acks
       could not be sent: these messages are delivered again
   70  no progress (--watchdog), or a handler that hung (--timeout-kill)
+  134 the same, where the handler held the GIL: the process was ended by SIGABRT
   71  a lifespan raised: at the start, nothing was received; or it was not closed in time
   75  an rmq.Worker that reached its max_messages or max_memory, and has no supervisor
   128 + n  a second signal n
@@ -278,31 +276,13 @@ def _exit_process(code: int) -> int:
     After exit code 0 none should, and Python exits as usual. Otherwise threads may be running
     handlers: Python would wait forever for some of them, and crash on others.
     """
-    threading.Thread(target=_exit_anyway, args=(code,), name="rmq-leave", daemon=True).start()
-    if code == FINISHED:
-        return code
-    atexit._run_exitfuncs()
-    _flush()
-    os._exit(code)
-
-
-def _exit_anyway(code: int) -> None:
-    time.sleep(EXIT_DEADLINE_S)
-    still_running = [
-        thread.name
-        for thread in threading.enumerate()
-        if not thread.daemon and thread.name != "MainThread"
-    ]
-    if code == FINISHED and still_running:
-        log.warning("exited although your threads still run: %s", ", ".join(still_running))
-    _flush()
-    os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    exiting = threading.Event()
+    exiting.set()
+    end_after(exiting, code)
+    if code != FINISHED:
+        atexit._run_exitfuncs()
+        leave_now(code)
+    return code
 
 
 def _probes(address: tuple[str, int] | None, health: Callable[[], rmq.Health]) -> Probes | None:

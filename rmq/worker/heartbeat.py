@@ -3,8 +3,9 @@
 It runs in a process of its own, so that no handler can starve it: by blocking the event loop, or in
 a C function that holds the GIL. The process has no more than the standard library and three small
 files of RMQ, so it is small and starts at once. It does not renew while the worker is stopped
-(SIGSTOP, a debugger), nor when the worker has not moved `renew_until` forward. When the worker
-dies, it releases the deliveries that had not begun, which no other process knows, and ends.
+(SIGSTOP, a debugger), nor when the worker has not moved `renew_until` forward. It kills a worker in
+which nothing can move, because a handler holds the GIL for ever. When the worker dies, it releases
+the deliveries that had not begun, which no other process knows, and ends.
 
 `rmq.worker.heartbeat_process` starts it; where no process can be started, in a thread.
 """
@@ -84,6 +85,7 @@ class Heartbeat:
         self._now_us = now_us
         self._used_at: dict[int, float] = {}  # by place
         self._reported = float("-inf")
+        self._turn = self._turn_seen = self._quiet_s = 0.0
 
     def beat(self) -> float:
         """Renew what is due; return the seconds until the next round."""
@@ -117,6 +119,18 @@ class Heartbeat:
             for topic in self._topics:
                 topic.claims_renewed = 0.0
         return pause if answered else min(pause, RETRY_S)
+
+    def is_hung(self, now: float) -> bool:
+        """Return whether the worker has made no turn for too long; asked once a round.
+
+        Only time in which this process ran counts: the machine may have been suspended.
+        """
+        turn, kill_s = self.memory.times[4], self.memory.times[5]
+        self._quiet_s += min(now - self._turn_seen, ROUND_MOST_S)
+        self._turn_seen = now
+        if turn != self._turn:
+            self._turn, self._quiet_s = turn, 0.0
+        return 0 < kill_s < self._quiet_s
 
     def _is_used(self, place: int, held: int, now: float) -> bool:
         """Return whether a lease holds something, or did lately: then it may be handed more."""
@@ -295,9 +309,16 @@ def main(fd: int) -> None:
     connection = connect(task["redis"], task["scripts"])
     topics = [Topic(given) for given in task["topics"]]
     heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), connection, topics, _say)
-    pause = 0.0
+    pause, number = 0.0, signal.SIGABRT  # at which a worker prints its stacks, without the GIL
     while not (end := _wait(parent, pause)):
-        pause = 0.1 if is_stopped(parent) else heartbeat.beat()
+        if is_stopped(parent):
+            pause = 0.1
+            continue
+        pause = heartbeat.beat()
+        if heartbeat.is_hung(time.monotonic()):
+            _say(f"the worker does not move, a handler holds the GIL; it gets {number.name}")
+            os.kill(parent, number)
+            number = signal.SIGKILL
     if end == "died":
         connection.close()
         connection.options["timeout"] = min(RELEASE_S, connection.options["timeout"])

@@ -62,6 +62,11 @@ class WorkerMemory:
         """Let the heartbeat renew until this time of the monotonic clock, and no longer."""
         self.shared.times[1] = until
 
+    def note_turn(self, kill_s: float) -> None:
+        """Show the heartbeat that the worker moves; without it for so long, it is to be killed."""
+        self.shared.times[5] = kill_s
+        self.shared.times[4] = time.monotonic()
+
     def last_round(self) -> float:
         """Return when the heartbeat began its last round; 0: never."""
         return self.shared.times[0]

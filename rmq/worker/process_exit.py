@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import sys
@@ -26,18 +27,35 @@ def leave_with(code: int) -> int:
     if register is not None and threading.current_thread() is threading.main_thread():
         exiting = threading.Event()
         register(exiting.set)
-        threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
+        end_after(exiting, code)
     return code
 
 
+def end_after(exiting: threading.Event, code: int) -> None:
+    """Have this process end some seconds after an event, whatever still runs."""
+    with contextlib.suppress(RuntimeError):  # the system has no thread left
+        threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
+
+
 def _leave(exiting: threading.Event, code: int) -> None:
-    """End this process some seconds after its main thread, whatever still runs."""
     exiting.wait()
     time.sleep(LEAVE_AFTER_S)
     main = threading.main_thread()
     names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
     log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
+    leave_now(code)
+
+
+def leave_now(code: int) -> None:
+    """End this process at once, with what it has printed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
+
+
+def print_stacks_when_killed() -> None:
+    """Have a signal that kills this process print the stacks of its threads; SIGABRT does."""
+    with contextlib.suppress(Exception):  # stderr may be anything, or nothing
+        if not faulthandler.is_enabled():
+            faulthandler.enable()

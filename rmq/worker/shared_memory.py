@@ -20,6 +20,7 @@ class SharedMemory:
 
     header   0 time of the heartbeat's last round   1 `renew_until` of the worker
              2 1 if a delivery has begun that has no row   3 base of the times in leases
+             4 time of the worker's last turn   5 seconds without one after which it is killed, or 0
     topics   0 slots, 0 until it is open   1 lease ms
     leases   of each topic and slot: 0 number and how many deliveries it holds (worker)
              1 number and until when it is safe (heartbeat)   2 number that was lost (heartbeat)

@@ -27,6 +27,7 @@ QUIET_S = 5.0  # without a turn of a fetcher, or in one call to settle, a worker
 SILENT_S = 2.0  # without a turn of a fetcher, Redis is pinged
 HEARTBEAT_ROUND_S = 30.0  # a renewal during an outage of Redis may take so long
 LIMIT_MARGIN_S = 1.0  # in which this thread gives back a delivery that exceeded its max_runtime
+KILL_LEAST_S = 10.0  # twice as long as a process needs to end whose watchdog has ended
 PING_S = 1.0  # between two pings while nothing moves
 ALIVE_S = 60.0  # something that hangs for so long in this process will not recover
 
@@ -72,6 +73,7 @@ class Watchdog:
         self._pinged_at = self._last_outage = float("-inf")  # times of a PING, of a failed one
         self._outage_log = OutageLog(transport)
         self.stuck = False
+        self.may_kill = False  # whether the heartbeat may kill this process when nothing moves
         self._thread = threading.Thread(target=self._run, name="rmq-watch", daemon=True)
 
     def start(self) -> None:
@@ -115,11 +117,14 @@ class Watchdog:
     def _allow_renewals(self, now: float) -> None:
         """Let the heartbeat renew for some time, and no longer than the running handlers may run.
 
-        It then renews through a call that holds the GIL, and not for a process that hangs.
+        It then renews through a call that holds the GIL, and not for a process that hangs; it kills
+        one that cannot even notice that.
         """
         first_limit = min(queue.runs.first_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
         self._memory.renew_until(min(now + hang_s, first_limit + LIMIT_MARGIN_S))
+        if self.may_kill:
+            self._memory.note_turn(max(KILL_LEAST_S, hang_s))
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
         """Return whether something has not moved for so long although Redis could be reached."""

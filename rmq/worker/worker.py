@@ -25,6 +25,7 @@ from rmq.worker.process_exit import (
     RECYCLED,
     STUCK,
     leave_with,
+    print_stacks_when_killed,
 )
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.recycling import RecyclingLimits
@@ -219,7 +220,8 @@ class Worker:
         Returns:
             0: every run that had begun was finished and settled. 4: it was not, because the grace
             time was over or Redis could not be reached; the rest is delivered again. 70: the worker
-            was stuck. 71: a lifespan failed. 75: it has reached `max_messages` or `max_memory`;
+            was stuck; where a handler holds the GIL, the heartbeat kills the process by SIGABRT
+            instead. 71: a lifespan failed. 75: it has reached `max_messages` or `max_memory`;
             everything that had started was finished, and another process should take its place.
             128 + n: a second signal n. Unless it is 0, the process ends 5 s after its main thread,
             whatever threads still run.
@@ -236,6 +238,9 @@ class Worker:
                 if not self._finished:
                     return leave_with(HANDED_BACK)
                 return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
+            if threading.current_thread() is threading.main_thread():
+                print_stacks_when_killed()
+                running.watchdog.may_kill = True
             log.info("working on %s", ", ".join(of_topic.context.name for of_topic in self._topics))
             if started is not None:
                 started()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 import urllib.error
@@ -151,6 +152,38 @@ Settler._carry_out = lambda self, items: time.sleep(1000)
     assert program.end() == 70
     assert "Thread" in program.err
     assert "shop: stuck" in program.err
+
+
+# PyDLL keeps the GIL: this costs no CPU, as a regular expression that never ends would.
+GREEDY = """
+import ctypes, rmq
+from rmq.worker import watchdog
+watchdog.KILL_LEAST_S = 1.0
+client = rmq.Client({url!r})
+topic = client.topic({topic!r}, lease=1, retry=rmq.Levels((3600,)))
+@topic.handler(concurrency=4, max_runtime=0.1)
+def handle(body: int) -> None:
+    if body:
+        ctypes.PyDLL(None).sleep(1000)
+"""
+
+
+def test_a_process_whose_handler_holds_the_gil_is_killed_with_its_stacks(
+    tmp_path, server, name, client, start
+):
+    write(tmp_path, GREEDY.format(url=server.url, topic=name))
+    program = start("shop", "--watchdog", "1s", "--processes", 2, from_start=True).ready()
+    topic = client.topic(name)
+
+    topic.send(1)
+    program.wait_for("was killed by SIGABRT")
+    topic.send_many([rmq.Outgoing(0) for _ in range(20)])
+    until(lambda: settled(topic) >= 20)
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
+    assert "a handler holds the GIL; it gets SIGABRT" in program.err
+    assert re.search(r'File ".*shop.py", line \d+ in handle', program.err)
 
 
 # --- several processes ---------------------------------------------------------------------------

@@ -116,6 +116,21 @@ def test_a_heartbeat_starts_at_once_and_takes_little_memory(client: rmq.Client, 
         assert memory.rss < 16 * 2**20
 
 
+def test_a_worker_that_is_part_of_a_program_is_not_one_to_be_killed(
+    client: rmq.Client, name: str
+) -> None:
+    client.topic(name).handler()(lambda body: None)
+    with rmq.Worker(client, heartbeat="thread") as worker:
+        memory = worker._running.memory
+        turns = memory.shared.times
+        until = turns[1]
+        eventually(lambda: turns[1] != until)  # the watchdog has made a turn
+        assert turns[4] == turns[5] == 0
+        worker._running.watchdog.may_kill = True  # as `run` says
+        eventually(lambda: turns[4])
+        assert turns[5] == 60
+
+
 def test_held_messages_are_renewed_by_one_call_and_their_receipts_stay(
     client: rmq.Client, name: str, raw: redis.Redis
 ) -> None:

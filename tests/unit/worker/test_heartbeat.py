@@ -114,6 +114,28 @@ def test_a_lease_that_is_gone_is_noted_as_lost(scene: Scene) -> None:
     scene.beat()
 
 
+def rounds(heartbeat: Heartbeat, *times: float) -> list[bool]:
+    return [heartbeat.is_hung(now) for now in times]
+
+
+def test_a_worker_that_makes_no_turn_for_too_long_hangs(scene: Scene) -> None:
+    scene.memory.note_turn(10.0)
+
+    assert rounds(scene.heartbeat, 1000, 1005, 1010, 1011) == [False, False, False, True]
+    scene.memory.note_turn(10.0)
+    assert rounds(scene.heartbeat, 1012, 1017, 1022) == [False, False, False]
+
+
+def test_a_worker_that_shows_no_turns_may_hang_for_ever(scene: Scene) -> None:
+    assert not any(rounds(scene.heartbeat, *range(0, 1000, 5)))
+
+
+def test_time_in_which_the_heartbeat_did_not_run_either_does_not_count(scene: Scene) -> None:
+    scene.memory.note_turn(10.0)
+
+    assert rounds(scene.heartbeat, 1000, 9000, 9001, 9005) == [False, False, False, False]
+
+
 def test_nothing_is_renewed_when_the_worker_has_not_moved(scene: Scene) -> None:
     scene.lease(0, 7, 41, held=1)
     scene.memory.renew_until(time.monotonic() - 0.01)
