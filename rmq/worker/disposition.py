@@ -6,10 +6,12 @@ Nothing here runs a handler, or talks to Redis.
 from __future__ import annotations
 
 import asyncio
-import inspect
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Literal, NamedTuple
 
 from rmq.client.handler import Handler
@@ -38,6 +40,8 @@ class Disposition(NamedTuple):
 ACK = Disposition("ack")
 DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier run
 RELEASE = Disposition("release", 0.0)
+UNDONE = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # what only stands for work
+LOOKED_AT = 100  # of a list that a handler returns
 INTERRUPTED_S = 1.0  # until a run comes again that the code of another one cancelled
 
 Settled = tuple[DeliveryData, Disposition]
@@ -213,15 +217,18 @@ class HandlerDispositions:
     # --- after it --------------------------------------------------------------------------------
 
     def check_returned(self, returned: object) -> None:
-        """Refuse a generator: none of its code has run, and the message would be acked."""
-        if inspect.isgenerator(returned):
-            returned.close()
-        elif not inspect.isasyncgen(returned):
+        """Refuse work that is returned instead of done, also in a list: it would be acked."""
+        if returned is None:
             return
-        raise InvalidType(
-            f"handler {self._handler.name}: it returned a generator, so none of its code has run; "
-            "a decorator hides a function with a yield. Remove the yield"
-        )
+        for value in returned[:LOOKED_AT] if isinstance(returned, list | tuple) else (returned,):
+            if isinstance(value, UNDONE):
+                with contextlib.suppress(AttributeError):  # nobody will await it
+                    value.close()  # type: ignore[union-attr]
+                raise InvalidType(
+                    f"handler {self._handler.name}: it returned a {type(value).__name__}, whose "
+                    "work is not done; await it in an async def. A generator comes from a function "
+                    "with a yield, which a decorator may hide; remove the yield"
+                )
 
     def by_error(self, delivery: DeliveryData, error: BaseException) -> Disposition:
         """Decide by what the handler raised."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from typing import Any
 
 from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import call_hook
-from rmq.errors import DecodeError, InvalidType
+from rmq.errors import DecodeError
 from rmq.worker.disposition import (
     ACK,
     DONE_BEFORE,
@@ -73,12 +72,6 @@ class PlainRunner(HandlerRunner):
 
     def _call(self, *arguments: Any, **filled: Any) -> None:
         returned = self._handler.function(*arguments, **filled)
-        if inspect.iscoroutine(returned):
-            returned.close()
-            raise InvalidType(
-                f"handler {self._handler.name}: it returned a coroutine, which nobody awaits; make "
-                "it an async def"
-            )
         self._dispositions.check_returned(returned)
 
     def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:

@@ -432,5 +432,6 @@ def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
         eventually(lambda: api.admin.stats(name)["dead"] == 1)
 
     (letter,) = api.admin.peek(name, queue="dead")
-    assert "returned a generator, so none of its code has run" in letter.failure.error
+    kind = "async_generator" if scene.is_async else "generator"
+    assert f"returned a {kind}, whose work is not done" in letter.failure.error
     assert (ran, worker.counts()[name]["ack"]) == ([], 0)

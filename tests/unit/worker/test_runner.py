@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -259,13 +260,49 @@ def test_a_handler_that_cancels_itself_has_failed() -> None:
     assert "cancelled itself" in str(disposition.error)
 
 
-def test_a_plain_function_that_returns_a_coroutine_has_failed() -> None:
+def a_coroutine() -> Any:
     async def work() -> None: ...
 
-    disposition = run(lambda body: work())
+    return work()
 
-    assert disposition.verb == "nack"
-    assert "async def" in str(disposition.error)
+
+def a_task() -> Any:
+    return asyncio.ensure_future(a_coroutine())
+
+
+def a_generator() -> Any:
+    return (n for n in range(3))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("work", [a_coroutine, a_task, a_generator, concurrent.futures.Future])
+def test_a_handler_that_returns_work_which_is_not_done_has_failed(
+    work: Callable[[], Any], listed: bool, batch: bool
+) -> None:
+    def handle(body: Any) -> Any:
+        return [work()] if listed else work()
+
+    async def handle_async(body: Any) -> Any:
+        return handle(body)
+
+    functions = [handle_async] if work is a_task else [handle, handle_async]
+    for function in functions:
+        if batch:
+            (disposition,) = run_batch(function, [1])
+        else:
+            disposition = (run if function is handle else run_async)(function)
+
+        assert disposition.verb == "nack"
+        assert "whose work is not done" in str(disposition.error)
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", [1, 2], (), {"a": 1}, range(3)])
+def test_any_other_value_that_a_handler_returns_is_ignored(value: Any) -> None:
+    async def handle(body: Any) -> Any:
+        return value
+
+    assert run(lambda body: value).verb == run_async(handle).verb == "ack"
 
 
 def test_a_body_that_does_not_fit_is_undecodable_and_the_handler_is_not_called() -> None:
