@@ -86,7 +86,11 @@ class AsyncRunner(HandlerRunner):
         return None
 
     async def _call(self, *arguments: Any, **filled: Any) -> None:
-        self._dispositions.check_returned(await self._handler.function(*arguments, **filled))
+        try:
+            returned = await self._handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        self._dispositions.check_returned(returned)
 
     async def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
         """Run the handler for a list of deliveries."""

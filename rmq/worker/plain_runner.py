@@ -71,7 +71,10 @@ class PlainRunner(HandlerRunner):
         return self._dispositions.of_wrapped(run, delivery, raised), raised
 
     def _call(self, *arguments: Any, **filled: Any) -> None:
-        returned = self._handler.function(*arguments, **filled)
+        try:
+            returned = self._handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
         self._dispositions.check_returned(returned)
 
     def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:

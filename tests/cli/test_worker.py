@@ -186,6 +186,51 @@ def test_a_process_whose_handler_holds_the_gil_is_killed_with_its_stacks(
     assert re.search(r'File ".*shop.py", line \d+ in handle', program.err)
 
 
+FORKING = """
+import os, rmq
+client = rmq.Client({url!r})
+topic = client.topic({topic!r})
+
+def work(body: str) -> None:
+    print(f"did {{body}} {{os.getpid()}}", flush=True)
+    if body.startswith("fork"):
+        child = os.fork()
+        if not child and body == "fork-raise":
+            raise RuntimeError("in the child")
+        if child:
+            print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+{handler}
+"""
+PLAIN = "topic.handler(concurrency=1, prefetch=100)(work)"
+ASYNC = """
+@topic.handler(concurrency=1, prefetch=100)
+async def handle(body: str) -> None:
+    work(body)
+"""
+
+
+@pytest.mark.parametrize("handler", [PLAIN, ASYNC], ids=["plain", "async"])
+def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
+    tmp_path, server, name, client, start, handler
+):
+    write(tmp_path, FORKING.format(url=server.url, topic=name, handler=handler))
+    topic = client.topic(name)
+    bodies = ["fork-raise", "fork-return", *map(str, range(30))]
+    topic.send_many([rmq.Outgoing(body) for body in bodies])
+
+    program = start("shop").ready()
+    until(lambda: settled(topic) == len(bodies), lambda: program.out + program.err)
+    program.ask(signal.SIGTERM)
+
+    assert program.end() == 0
+    did = [line.split()[1:] for line in program.out.splitlines() if line.startswith("did ")]
+    assert sorted(did) == sorted([body, str(program.process.pid)] for body in bodies)
+    assert program.out.count("ended 1\n") == 2
+    assert program.err.count("a process that it forked came back from it") == 2
+    assert "RuntimeError: in the child" in program.err
+
+
 # --- several processes ---------------------------------------------------------------------------
 
 
