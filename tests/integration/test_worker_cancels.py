@@ -57,7 +57,7 @@ def test_a_run_that_cancels_itself_has_failed(
     with rmq.Worker(client, heartbeat="thread"):
         eventually(lambda: client.admin.stats(name)["dead"])
 
-    (dead,) = client.admin.peek(name, place="dead")
+    (dead,) = client.admin.peek(name, queue="dead")
     assert attempts == [1, 2, 3]
     assert "cancelled itself" in dead.failure.error
     assert cancel.__name__ in dead.failure.traceback or cancel is cancel_by_a_child

@@ -137,7 +137,6 @@ BAD = [
     {"max_runtime": float("nan")},
     {"slot_basis": 7},
     {"type": "a b"},
-    {"merge_keys": "a"},
     {"body": object()},
     {"body": float("nan")},
     {"body": "x" * 300_000},
@@ -164,6 +163,7 @@ def test_what_a_direct_send_refuses_is_refused_here_with_the_same_error(
     ("how", "error", "says"),
     [
         ({"merge_key": "a"}, TypeError, "merge_key"),
+        ({"merge_keys": "a"}, TypeError, "merge_keys"),
         ({"id": "06gvgg09v400001cftsm90hr4s"}, TypeError, "id"),
         ({"codec": "pickle"}, rmq.ConfigurationError, "pickle"),
         ({"confirm": 1}, rmq.InvalidType, "confirm"),

@@ -78,7 +78,7 @@ def _headed(headers: dict[str, str]) -> bytes:
 def test_a_filter_reads_a_letter_as_its_message_shows_it(place: str, record: bytes) -> None:
     member = dead(error="a time is out")._replace(queue=place, record=record)
 
-    letter, message = dead_letters._Letter(member), inspect.message_of(member, 3)
+    letter, (message,) = dead_letters._Letter(member), inspect.messages_of([member], 3)
 
     for name in ("id", "body", "priority", "headers", "deliveries", "died", "failure", "type"):
         assert getattr(letter, name) == getattr(message, name), name
