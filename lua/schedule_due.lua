@@ -10,8 +10,11 @@ ARGV[3]   created              the topic's stamp as it was listed; another stamp
 ARGV[4]   generation           as it was listed
 Returns   {now ms, ms until the next one after these is due, -1: there is none, then for each that is due: its name,
           definition, revision, next time, epoch ms}; the earliest first, at most about 1 MiB; {now ms, -2} in another
-          generation: this entry of the list can be removed (schedule_set)
-Cost      O(log S + k), S = schedules of the topic, k = those returned
+          generation: this entry of the list can be removed (schedule_set). After the clock was set back by more than a
+          minute, also those that had been moved to their next time before: that time is to come, and the caller moves them
+          to one that is next by this clock
+Cost      O(log S + k), S = schedules of the topic, k = those returned; where the clock was set back, 1000 more are looked at, in
+          turn, until it is where it was
 Atomic    Only reads.
 ]]
 --- @include "lib/check"
@@ -26,7 +29,20 @@ if generation_of(schedules) ~= ARGV[4] then
   return { now, -2 }
 end
 local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, limit)
-local later = redis.call('ZRANGEBYSCORE', times, '(' .. string.format('%.0f', now), 9e15, 'WITHSCORES', 'LIMIT', 0, 1)
+local after_now = '(' .. string.format('%.0f', now)
+local later = redis.call('ZRANGEBYSCORE', times, after_now, 9e15, 'WITHSCORES', 'LIMIT', 0, 1)
+if later[1] and is_ahead(redis.call('HGET', schedules, 'clock'), now) then
+  local pages = math.ceil(redis.call('ZCOUNT', times, after_now, 9e15) / 1000)
+  local offset, fields = math.floor(now / 1000) % pages * 1000, {}
+  local page = redis.call('ZRANGEBYSCORE', times, after_now, 9e15, 'LIMIT', offset, 1000)
+  for i = 1, #page do
+    fields[i] = page[i] .. ':moved'
+  end
+  local moved = redis.call('HMGET', schedules, unpack(fields))
+  for i = 1, #page do
+    names[#names + 1] = #names < limit and is_ahead(moved[i], now) and page[i] or nil
+  end
+end
 local reply, bytes = { now, later[2] and tonumber(later[2]) - now or -1 }, 0
 for i = 1, #names do
   local s = read_schedule(schedules, names[i])

@@ -32,6 +32,8 @@ Cost      O(log L + log S), L = messages waiting in the slot, S = schedules of t
 Atomic    Sending and moving are one step, which needs the revision and the time that the caller read. So of any number
           of callers one sends the message of a time, and a caller that dies leaves the time to the next one. Types are
           checked first; the first write is one that Redis refuses at maxmemory. A second run finds the schedule moved.
+          One that is not due is moved, and sends nothing, if it was moved last at a time that is to come by more than a
+          minute: the clock was ahead then.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -52,7 +54,8 @@ if ARGV[10] ~= '' then
   whole_number(ARGV[10], 0, 9e15, 'time_ms')
 end
 local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
-if not due or tonumber(due) > now or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
+if not due or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7]
+    or tonumber(due) > now and (ARGV[10] ~= '' or due == 'inf' or not is_ahead(schedule[7], now)) then
   return 0
 end
 if ARGV[10] ~= '' then
@@ -74,6 +77,7 @@ if ARGV[10] ~= '' then
     redis.call('HINCRBY', schedules, name .. ':sent', 1)
   end
 end
-redis.call('HSET', schedules, name .. ':next', ARGV[8])
+local clock_was = redis.call('HGET', schedules, 'clock')
+redis.call('HSET', schedules, name .. ':next', ARGV[8], name .. ':moved', now, 'clock', math.max(now, tonumber(clock_was or 0)))
 redis.call('ZADD', times, ARGV[9] == '' and '+inf' or ARGV[9], name)
 return 1

@@ -76,7 +76,8 @@ ROWS = (
         "sends are refused while it is; what was answered is there after a restart",
         note="20 000 messages in each run; RMQ_TEST_LONG=1 has a million"),
     Row("F21", "Redis' clock steps forward or back",
-        "backward: nothing is lost or early; forward: leases end early, nothing is lost"),
+        "backward: nothing is lost or early, no rate is exceeded, and schedules go on; forward: "
+        "leases and time limits (expiry, retention, dedup window) end early, nothing else is lost"),
     Row("F22", "several producers send the same ids or keys",
         "each is stored once; the others are told that theirs is a duplicate"),
     Row("F23", "a producer, relay or resender of the outbox dies between two steps",

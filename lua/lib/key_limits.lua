@@ -65,10 +65,12 @@ local function read_keys(records, ids, chunk, header, visit)
 end
 
 -- What the keys of a slot have in flight and which tokens they have, for `admit`. `full`: the slot has so much in flight that it
--- gives nothing; `room`: how many messages it gives; `read`: how many records were read.
+-- gives nothing; `room`: how many messages it gives; `read`: how many records were read; `set_back`: buckets that a take has to
+-- note, as ZADD takes them.
 local function open_keys(key_limit, prepare, records, rates, chunk, now)
-  local keys = { limit = key_limit, rates = rates, now = now, in_flight = {}, since = {}, taken = {}, room = 1000, read = 0,
-    next_at = math.huge, new = key_limit.interval and KEYS_MOST - redis.call('ZCOUNT', rates, now, '+inf') or 0 }
+  local keys = { limit = key_limit, rates = rates, now = now, in_flight = {}, since = {}, taken = {}, set_back = {},
+    room = 1000, read = 0, next_at = math.huge,
+    new = key_limit.interval and KEYS_MOST - redis.call('ZCOUNT', rates, now, '+inf') or 0 }
   if key_limit.most > 0 then
     local ids = redis.call('ZRANGE', prepare, 0, IN_FLIGHT_MOST - 1)
     keys.room, keys.read = IN_FLIGHT_MOST - #ids, #ids
@@ -92,12 +94,15 @@ local function admit(keys, key)
     local since = keys.since[key] -- when the bucket is full if nothing is taken
     if not since then
       since = tonumber(redis.call('ZSCORE', keys.rates, key) or 0)
-      if since <= keys.now or since - keys.now > limit.burst * limit.interval then -- full; or the clock was set back
-        if since <= keys.now and keys.new <= 0 then
+      if since <= keys.now then -- full
+        if keys.new <= 0 then
           keys.next_at = math.min(keys.next_at, keys.now + 1000)
           return false
         end
         since, keys.new = keys.now, keys.new - 1
+      elseif since - keys.now > limit.burst * limit.interval then -- the clock was set back: see lib/limits
+        since = keys.now + limit.burst * limit.interval
+        keys.set_back[#keys.set_back + 1], keys.set_back[#keys.set_back + 2] = since, key
       end
       keys.since[key] = since
     end

@@ -10,7 +10,8 @@ flight is counted where it stands, in the PrepareQueue: the share of a consumer 
 --- @include "lib/check"
 
 -- How many messages may be taken now; where that is none, when that changes (as next_ready_in takes it), else nil; and
--- the bucket, as {since, taken}, or false without a rate.
+-- the bucket, as {since, taken}, or false without a rate. A bucket that lacks more than it holds is from before the clock
+-- was set back: nobody knows how much it had then, so it is empty from now on, and `set_back` says that a take has to note it.
 local function room_in(limit, bucket, in_flight, now)
   local rate, per, burst, most = string.match(limit, '^(%d+):(%d+):(%d+):(%d+)')
   if not rate then
@@ -18,15 +19,17 @@ local function room_in(limit, bucket, in_flight, now)
   end
   rate, per, burst, most = tonumber(rate), tonumber(per), tonumber(burst), tonumber(most)
   local room, gate = 1000, nil
-  local since, taken = now, 0
+  local since, taken, set_back = now, 0, false
   if rate > 0 then
     if bucket then
       since, taken = string.match(bucket, '^(%d+):(%d+)$')
       since, taken = tonumber(since), tonumber(taken)
     end
     local missing = taken * per - (now - since) * rate -- tokens times `per`
-    if missing <= 0 or missing > burst * per then -- it is full again; or it lacks more than it holds: the clock was set back
+    if missing <= 0 then
       since, taken, missing = now, 0, 0
+    elseif missing > burst * per then
+      since, taken, missing, set_back = now, burst, burst * per, true
     end
     local periods = math.floor((now - since) / per)
     since, taken = since + periods * per, taken - periods * rate
@@ -40,5 +43,5 @@ local function room_in(limit, bucket, in_flight, now)
   elseif most > 0 then
     room = math.min(room, most - in_flight)
   end
-  return room, gate, rate > 0 and { since, taken }
+  return room, gate, rate > 0 and { since, taken, set_back = set_back }
 end

@@ -16,9 +16,16 @@ local function generation_of(schedules)
   return redis.call('HGET', schedules, 'generation') or '0'
 end
 
--- The fields of a schedule in the hash.
+-- The fields of a schedule in the hash. `moved` is when it was moved to its next time; the field `clock` is the latest such time
+-- of all schedules, epoch ms.
 local function fields_of(name)
-  return name .. ':definition', name .. ':timing', name .. ':revision', name .. ':next', name .. ':last', name .. ':sent'
+  return name .. ':definition', name .. ':timing', name .. ':revision', name .. ':next', name .. ':last', name .. ':sent',
+    name .. ':moved'
+end
+
+-- Whether something happened so far in the future that the clock must have been ahead then, and was set back.
+local function is_ahead(time, now)
+  return tonumber(time or 0) > now + 60000
 end
 
 -- The values of a schedule's fields, in the order of fields_of.

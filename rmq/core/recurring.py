@@ -119,8 +119,11 @@ class Definition:
         """Return the moves of a schedule whose next time is due.
 
         Times that are due for at most ON_TIME_MS are sent, each of them. Of those before, which
-        were missed, the catch-up policy chooses.
+        were missed, the catch-up policy chooses. A next time that is to come was computed while the
+        server's clock was ahead: it becomes the next one from now on.
         """
+        if next_ms > now_ms:
+            return [Step(None, self.after(now_ms))]
         most = self.catch_up_limit if self.catch_up == "all" else int(self.catch_up == "last")
         times, later = self._due_times(next_ms, now_ms, most)
         missed = len(times)

@@ -76,14 +76,18 @@ def test_what_is_settled_brings_no_token_and_nobody_looks_for_one(make_box):
     assert ask(box) == 980_000
 
 
-def test_clock_that_was_set_back_costs_at_most_a_burst(make_box):
+@pytest.mark.fault("F21")
+def test_clock_that_is_set_back_empties_the_bucket_of_a_key_and_never_stops_it(make_box):
     box = rated(make_box, 10, burst=3)
-    send(box, *"a" * 9)
-    taken(box)
+    send(box, *"a" * 9, *"b" * 9)
+    assert len(taken(box)) == 6
     box.clock.advance(-3600)
 
-    assert len(taken(box)) == 3
-    assert box.prepare(10).wait_us == 100_000
+    batch = box.prepare(10)
+    assert (batch.ids, batch.wait_us) == ([], 100_000)
+    assert box.state()["rates"] == dict.fromkeys((b"a", b"b"), box.clock.now_ms + 300)
+    box.clock.advance(0.1)
+    assert len(taken(box)) == 2
 
 
 def test_expired_messages_take_no_token(make_box):

@@ -9,6 +9,7 @@ import pytest
 from rmq.core.layout import Layout
 from rmq.core.limits import Concurrency, Limits, Rate
 from rmq.protocol import commands
+from tests.lua import keyed
 from tests.lua.box import LEASE_MAX_MS, Box
 
 QUERY = commands.QueryLease("a" * 32, "me", 60_000, 60_000)
@@ -109,14 +110,36 @@ def test_reply_of_the_take_says_when_the_next_token_comes(make_box):
     assert box.prepare(10).wait_us == 19_900_000
 
 
-def test_clock_that_was_set_back_costs_at_most_a_burst_and_never_stops_the_slot(make_box):
+@pytest.mark.parametrize("step", [0.01, 3600])
+@pytest.mark.fault("F21")
+def test_clock_that_is_set_back_empties_the_bucket_and_never_stops_the_slot(make_box, step):
     box = rated(make_box, 10, burst=3)
     box.send(9)
     box.prepare(10)
-    box.clock.advance(-3600)
+    before = box.state()
+    box.clock.advance(-step)
 
-    assert len(box.prepare(10).ids) == 3
-    assert box.prepare(10).wait_us == 100_000
+    assert (box.stats()["held"], box.prepare(10).wait_us) == (6, 100_000)
+    assert box.changed(before) == {("slot", "bucket"): f"{box.clock.now_ms}:3"}
+    box.clock.advance(0.099)
+    assert (box.prepare(10).ids, ask(box)) == ([], 1000)
+    box.clock.advance(0.001)
+    assert len(box.prepare(10).ids) == 1
+
+
+@pytest.mark.parametrize("made", [rated, keyed.rated])
+@pytest.mark.fault("F21")
+def test_rate_is_not_exceeded_by_steps_back(make_box, made):
+    box = made(make_box, 10, 60)
+    keyed.send(box, *"a" * 100)
+    taken = 0
+    for _ in range(20):
+        box.clock.advance(0.5)
+        taken += len(box.prepare(100).ids)
+        box.clock.advance(-0.01)
+        taken += len(box.prepare(100).ids)
+
+    assert 10 <= taken <= 10 + 20 * 0.5 / 6
 
 
 def test_retry_takes_a_token_and_costs_no_more_retries(make_box):

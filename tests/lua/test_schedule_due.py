@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rmq.protocol import commands
 from rmq.protocol.commands import DueReply, DueSchedule
 from rmq.protocol.commands.recurring import STALE
@@ -70,3 +72,38 @@ def test_another_generation_than_the_one_listed_is_said(box):
 
     assert box.run(commands.schedule_due(box.keys, b"0")) == DueReply(now, STALE, [])
     assert len(box.run(commands.schedule_due(box.keys, b"1")).due) == 1
+
+
+@pytest.mark.fault("F21")
+def test_schedules_that_were_moved_by_a_clock_that_was_ahead_are_returned_until_it_is_there(box):
+    names = [f"s{n:04}" for n in range(1500)]
+    next_ms = box.clock.now_ms + 3_700_000
+    for name in names:
+        set_schedule(box, name, next_ms=next_ms, due_ms=next_ms, most=2000)
+    ahead = {"clock": box.clock.now_ms + 3_600_000, "s0003:moved": box.clock.now_ms + 3_600_000}
+    box.redis.hset(box.keys.schedules, mapping=ahead | {"s0004:moved": box.clock.now_ms + 60_000})
+    before, seen = box.state(), []
+
+    for _ in range(2):  # a thousand are looked at
+        reply = box.run(commands.schedule_due(box.keys, b"0"))
+        seen += reply.due
+        box.clock.advance(1)
+
+    assert seen == [DueSchedule("s0003", b"definition", b"4", next_ms)]
+    box.clock.advance(3540)
+    assert box.run(commands.schedule_due(box.keys, b"0")).due == []
+    assert box.state() == before
+
+
+@pytest.mark.fault("F21")
+def test_no_more_are_returned_than_the_limit_after_the_clock_was_set_back(box):
+    now = box.clock.now_ms
+    for name in "abcd":
+        set_schedule(box, name, next_ms=now + 3_700_000, due_ms=now + 3_700_000)
+    ahead = dict.fromkeys(["clock", *(f"{name}:moved" for name in "abcd")], now + 3_600_000)
+    box.redis.hset(box.keys.schedules, mapping=ahead)
+    set_schedule(box, "due", next_ms=now, due_ms=now)
+
+    reply = box.run(commands.schedule_due(box.keys, b"0", 3))
+
+    assert [due.name for due in reply.due] == ["due", "a", "b"]

@@ -42,6 +42,8 @@ def test_message_is_stored_and_the_schedule_moved_in_one_step(box):
         ("schedules", b"report:next"): b"%d" % (time_ms + EVERY_MS),
         ("schedules", b"report:last"): b"%d" % time_ms,
         ("schedules", b"report:sent"): b"1",
+        ("schedules", b"report:moved"): b"%d" % box.clock.now_ms,
+        ("schedules", b"clock"): b"%d" % box.clock.now_ms,
         ("schedule_times", b"report"): time_ms + EVERY_MS + 3,
     }
 
@@ -102,9 +104,54 @@ def test_times_can_be_skipped_without_a_message(box):
 
     assert box.changed(before) == {
         ("schedules", b"report:next"): b"%d" % following[0],
+        ("schedules", b"report:moved"): b"%d" % box.clock.now_ms,
+        ("schedules", b"clock"): b"%d" % box.clock.now_ms,
         ("schedule_times", b"report"): following[1],
     }
     assert box.run(skip) == 0
+
+
+def ahead_by(box: Box, seconds: float) -> tuple[str, bytes, int]:
+    """Have a schedule moved by a clock that is so far ahead; return how a caller names it."""
+    time_ms = due_schedule(box)
+    box.clock.advance(seconds)
+    box.run(send_command(box, time_ms))
+    box.clock.advance(-seconds)
+    return "report", b"1", time_ms + EVERY_MS
+
+
+@pytest.mark.fault("F21")
+def test_schedule_that_was_moved_by_a_clock_that_was_ahead_is_moved_back_and_sends_nothing(box):
+    read, now = ahead_by(box, 3600), box.clock.now_ms
+    before = box.state()
+    following = (now + 5, now + 6)
+    message = ids.derive_scheduled("report", now, box.index, box.handle.check), *box.part()
+
+    sending = commands.schedule_send(box.handle, box.keys, read, following, now, message)
+    assert box.run(sending) == 0
+    assert box.state() == before
+    back = commands.schedule_send(box.handle, box.keys, read, following)
+    assert box.run(back) == 1
+
+    assert box.changed(before) == {
+        ("schedules", b"report:next"): b"%d" % following[0],
+        ("schedules", b"report:moved"): b"%d" % now,
+        ("schedule_times", b"report"): following[1],
+    }
+    assert box.run(back) == 0
+
+
+@pytest.mark.parametrize("why", ["a minute", "paused"])
+@pytest.mark.fault("F21")
+def test_schedule_that_is_paused_or_was_moved_a_minute_ahead_is_not_moved_back(box, why):
+    read = ahead_by(box, 60 if why == "a minute" else 3600)
+    if why == "paused":
+        box.run(commands.schedule_pause(box.keys, "report"))
+    before = box.state()
+
+    assert box.run(commands.schedule_send(box.handle, box.keys, read, (read[2], read[2]))) == 0
+
+    assert box.state() == before
 
 
 def test_schedule_without_a_time_left_is_never_due_again(box):

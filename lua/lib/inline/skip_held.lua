@@ -43,6 +43,10 @@ while at <= #ids and #chosen < want and read_bytes < TAKE_BYTES and not (hold an
     end
   end
 end
+if #keys.set_back > 0 then
+  allow_oom(store)
+  redis.call('ZADD', rates, unpack(keys.set_back))
+end
 on_top = on_top and not skipped
 keys.held = skipped and #chosen < limit
 ids, retries_left = chosen, left

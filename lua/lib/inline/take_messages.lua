@@ -54,6 +54,11 @@ elseif s[13] then
   local room
   local noted, in_flight = redis.call('HMGET', slot, 'bucket', 'held'), redis.call('ZCARD', prepare)
   room, gate, bucket = room_in(s[13], noted[1], in_flight, now)
+  if bucket and bucket.set_back then
+    --- @include "lib/writes"
+    allow_oom(store)
+    redis.call('HSET', slot, 'bucket', string.format('%.0f:%.0f', bucket[1], bucket[2]))
+  end
   limit, key_limit = math.min(limit, room), key_limit_in(s[13])
   if key_limit and not gate then
     gate = held_gate(noted[2], now, s[7], in_flight)

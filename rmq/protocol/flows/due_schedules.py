@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from rmq.protocol.flows import open_topic, scheduled_topics
 from rmq.protocol.flows.recurring import SLOT
 from rmq.protocol.flows.scheduled_message import draft, encoded, outgoing
 from rmq.protocol.steps import Flow, Pipeline
+
+log = logging.getLogger("rmq")
 
 CALLS_AT_ONCE = 100  # sends in one round trip
 
@@ -97,6 +100,11 @@ def _calls(
         try:
             definition = Definition.unpack(schedule.definition)
             steps = definition.plan(schedule.next_ms, now_ms)
+            if schedule.next_ms > now_ms:
+                log.warning(
+                    "the clock of Redis was ahead; schedule %r of topic %r goes on by the clock as "
+                    "it is now", schedule.name, context.name,
+                )  # fmt: skip
         except RMQError as error:
             errors[schedule.name] = error
             continue
