@@ -100,6 +100,15 @@ class _ReaderGone(Exception):
 
 
 WATCHED = ("ls", "show", "groups")  # names of commands that take --watch
+# Commands that stand in the audit trail when they have ended, with the option that makes them
+# change something; jobs and tokens note themselves.
+ACTS = dict.fromkeys((
+    "purge", "cancel", "reschedule", "priority", "dlq purge", "dlq restore", "dlq import",
+    "query release", "sink forget", "schedule delete", "schedule pause", "schedule resume",
+    "schedule run", "topic apply", "topic create", "topic delete", "topic pause", "topic resize",
+    "topic resume", "topic set",
+), "") | {"claim": "delete", "audit": "forget"}  # fmt: skip
+ACT_TEXT_MAX = 500  # characters of what a command was given
 
 
 class _HelpSections:
@@ -144,7 +153,13 @@ class Command(_HelpSections, click.Command):
         options.settle()
         try:
             if options.watch is None:
-                return super().invoke(ctx)
+                try:
+                    code = super().invoke(ctx)
+                except KeyboardInterrupt:
+                    _note_act(ctx, options, "interrupted")
+                    raise
+                _note_act(ctx, options, f"exit code {code}" if code else "done")
+                return code
             from rmq.cli import watch
 
             return watch.repeat(lambda: super(Command, self).invoke(ctx), options, _described)
@@ -157,6 +172,26 @@ class Command(_HelpSections, click.Command):
             with formatter.section("Examples"):
                 for example in self.examples:
                     formatter.write(f"  {example}\n")
+
+
+def _note_act(ctx: click.Context, options: CommonOptions, result: str) -> None:
+    """Add a line to the audit trail about a command that changes something."""
+    words = ctx.command_path.split()[1:]
+    wanted = ACTS.get(" ".join(words))
+    if wanted is None or (wanted and not ctx.params.get(wanted)) or ctx.params.get("dry_run"):
+        return
+    from rmq.protocol.flows.jobs import note_act
+
+    given = dict(ctx.params)
+    subject = str(given.pop("topic", None) or given.pop("name", ""))
+    said = [f"{name}={value}" for name, value in given.items() if value and name != "yes"]
+    text = ", ".join(said)[:ACT_TEXT_MAX]
+    try:
+        with options.client() as client:
+            text = f"{text}: {result}" if text else result
+            client._transport.run(note_act(client._prefix, None, "_".join(words), subject, text))
+    except rmq.RMQError as error:
+        options.note(f"not in the audit trail: {error}")
 
 
 class CommandGroup(_HelpSections, click.Group):

@@ -16,6 +16,32 @@ def statuses(done):
     return [one["status"] for one in json.loads(done.stdout)]
 
 
+def test_commands_that_change_something_stand_in_the_audit_trail(run, topic, client):
+    id = topic.send(1).id
+    assert run("cancel", topic.name, id).exit_code == 0
+    topic.send(2)
+    assert run("purge", topic.name, "--dry-run").exit_code == 0
+    assert run("purge", topic.name, stdin="no\n").exit_code == 6
+    assert run("purge", topic.name, "--yes").exit_code == 0
+    with topic.consumer() as consumer:
+        topic.send(3)
+        consumer.receive(1, wait=5)[0].reject("why")
+    assert run("dlq", "purge", topic.name, "reason=rejected", "--yes").exit_code == 0
+    assert run("topic", "set", topic.name, "--lease", "1m").exit_code == 0
+    assert run("topic", "ls").exit_code == 0
+    assert run("audit", topic.name).exit_code == 0
+    assert run("topic", "delete", topic.name, "--yes", "--force").exit_code == 0
+
+    lines = [line for line in client.admin.audit_trail() if line.subject == topic.name]
+
+    assert [line.what for line in reversed(lines)] == [
+        "cancel", "purge", "dlq_purge", "topic_set", "topic_delete",
+    ]  # fmt: skip
+    assert all("@" in line.by for line in lines)
+    assert "filter_text=reason=rejected" in lines[2].text
+    assert lines[2].text.endswith(": done")
+
+
 class TestWaiting:
     def test_cancel_tells_of_each_and_the_exit_code_of_all(self, run, topic):
         first, second = topic.send(1).id, topic.send(2).id

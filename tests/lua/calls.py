@@ -351,7 +351,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "sample": {0: "created", 1: "keep_ms"},
     "topic_resize": {0: "created", 1: "revision"},
     "resize_scan": {0: "now_us", 3: "limit"},
-    "topic_set": {0: "created"},
+    "topic_set": {0: "created", 1: "revision"},
 }
 
 

@@ -45,6 +45,21 @@ def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box):
     assert not box.redis.exists(box.handle.key)
 
 
+def test_settings_of_another_revision_are_left_alone(box):
+    box.run(change(box, lease_ms="60000"))
+    before = fields(box)
+
+    for revision in (0, 2):
+        changed = commands.topic_set(box.handle, box.created, {"lease_ms": "7000"}, revision)
+        assert box.run(changed).state == -2
+        assert fields(box) == before
+
+    changed = commands.topic_set(box.handle, box.created, {"lease_ms": "7000"}, 1)
+    assert box.run(changed).state == 1
+    assert fields(box) == before | {"lease_ms": "7000", "revision": "2"}
+    assert box.run(changed).state == 0  # the second run of a call whose reply was lost
+
+
 def test_slot_of_the_topic_is_not_touched(box):
     box.one()
     before = box.state()

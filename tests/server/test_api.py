@@ -87,6 +87,30 @@ def test_a_topic_that_has_not_changed_is_not_sent_again(api: Ask, client: rmq.Cl
     assert api("/topics/orders", headers={"If-None-Match": etag}).status == 200
 
 
+def test_settings_that_somebody_has_changed_meanwhile_are_not_overwritten(
+    api: Ask, client: rmq.Client
+) -> None:
+    client.topic("orders").open()
+    path = "/topics/orders/settings"
+    etag = api("/topics/orders").headers["ETag"]
+
+    mine = api(path, "PATCH", {"lease": 90}, {"If-Match": etag})
+    yours = api(path, "PATCH", {"lease": 300}, {"If-Match": etag})
+
+    assert (mine.status, yours.status) == (200, 412)
+    assert (yours.body["type"], yours.body["field"]) == ("urn:rmq:error:changed", "If-Match")
+    assert client.admin.settings("orders").lease_ms == 90_000
+    assert mine.headers["ETag"] == api("/topics/orders").headers["ETag"]
+    assert api(path, "PATCH", {"lease": 300}, {"If-Match": mine.headers["ETag"]}).status == 200
+    client.admin.topic_pause("orders")
+    read = client.admin.settings("orders")
+    client.admin.topic_resume("orders")
+    with pytest.raises(rmq.SettingsMismatch, match="changed meanwhile"):
+        client.admin.topic_set("orders", unless_changed=read, lease=5)
+    assert api(path, "PATCH", {"lease": 60}, {"If-Match": "*"}).status == 200
+    assert api(path, "PATCH", {"lease": 61}).status == 200  # the control: who asks for nothing
+
+
 def test_counts_are_those_of_admin(api: Ask, client: rmq.Client) -> None:
     topic = client.topic("orders", slots=2)
     topic.send_many([rmq.Outgoing(n) for n in range(5)])

@@ -16,7 +16,7 @@ from rmq.core import compression
 from rmq.core.access import Role
 from rmq.server.http import guard, tokens
 from rmq.server.http.api import views
-from rmq.server.http.api.application import BASE, TABLES
+from rmq.server.http.api.application import BASE, REFUSALS, TABLES
 from rmq.server.http.api.operation import Operation
 from tests.server.running import PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis
@@ -427,8 +427,12 @@ def test_each_act_is_recorded_with_who_did_it_and_without_bodies(scene: Scene) -
     purge = {"confirm": "recorded", "queue": "store"}
     assert scene.ask("admin", path + "/purge", "POST", purge).status == 200
     assert scene.ask("admin", path + "/purge", "POST", purge | {"confirm": "x"}).status == 400
-    assert scene.ask("viewer", path + "/purge", "POST", purge).status == 403
-    assert scene.ask("viewer", path).status == 200
+    intruder = bearer(scene.client.admin.token_create("intruder").text)
+    until(
+        lambda: ask(scene.url + path + "/purge", "POST", purge, intruder).status == 403,
+        "the server reads the new token",
+    )
+    assert ask(scene.url + path, headers=intruder).status == 200
 
     lines = [each for each in scene.client.admin.audit_trail() if each.subject == "recorded"]
     assert [(line.by, line.what, line.text) for line in reversed(lines)] == [
@@ -437,6 +441,40 @@ def test_each_act_is_recorded_with_who_did_it_and_without_bodies(scene: Scene) -
         ("operator (token, 127.0.0.1)", "resume_topic", "verb=both: done"),
         ("admin (token, 127.0.0.1)", "purge", "queue=store: done"),
         ("admin (token, 127.0.0.1)", "purge", "queue=store: invalid"),
+        ("intruder (token, 127.0.0.1)", "purge", "forbidden"),
     ]
     assert paused.body["by"] == "operator (me)"
     assert "4111" not in str(lines)
+
+
+def test_exports_and_former_settings_are_recorded(scene: Scene) -> None:
+    scene.client.topic("changed", lease=30, max_length=100).open()
+    curious = bearer(scene.client.admin.token_create("curious", "operator").text)
+    path = f"{TOPICS}/changed"
+    export = path + "/dead-letters/export"
+    until(lambda: ask(scene.url + export, headers=curious).status == 403, "the new token")
+    assert scene.ask("admin", export + "?filter=age%3E1h").status == 200
+    change = {"lease": 90, "max_length": 100, "limit": "rate:5:1s"}
+    assert scene.ask("admin", path + "/settings", "PATCH", change).status == 200
+    assert scene.ask("admin", path + "/settings", "PATCH", {"lease": 0.1}).status == 400
+
+    lines = [each for each in scene.client.admin.audit_trail() if each.subject == "changed"]
+    assert [(line.by.partition(" ")[0], line.what, line.text) for line in reversed(lines)] == [
+        ("curious", "export_dead_letters", "forbidden"),
+        ("admin", "export_dead_letters", "filter=age>1h: done"),
+        ("admin", "set_topic", "lease=30.0 -> 90.0, limit=off -> rate:5:1s: done"),
+        ("admin", "set_topic", "lease=90.0 -> 0.1: InvalidValue"),
+    ]
+
+
+def test_refusals_do_not_drive_out_the_audit_trail(
+    server: Redis, prefix: str, client: rmq.Client, no_refill: None
+) -> None:
+    token = bearer(client.admin.token_create("flood").text)
+    with serving(server.url, prefix, auth="token", rate=100_000) as running:
+        url = f"{running.url}{TOPICS}/orders/resume"
+        statuses = {ask(url, "POST", {}, token).status for _ in range(REFUSALS + 5)}
+
+    assert statuses == {403}
+    lines = [line for line in client.admin.audit_trail() if line.what == "resume_topic"]
+    assert 1 <= len(lines) <= REFUSALS  # those of one ms are one line

@@ -29,7 +29,13 @@ class TopicAdmin(AdminPart):
         """Return the settings of a topic. Raises TopicNotFound."""
         return self._run(topic_admin.topic_settings(self._context(topic)))
 
-    def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
+    def topic_set(
+        self,
+        topic: str,
+        *,
+        unless_changed: Settings | None = None,
+        **settings: Unpack[TopicSettings],
+    ) -> Settings:
         """Change settings of a topic while it is in use; return all its settings.
 
         The scripts use the new ones from then on, for waiting messages, too. Clients keep
@@ -40,18 +46,22 @@ class TopicAdmin(AdminPart):
 
         Args:
             topic: its name.
+            unless_changed: the settings as `settings` has returned them. Where somebody has
+                changed, paused or resized the topic since then, nothing is done.
             settings: as for `Client.topic`. `slots` and `max_retries` cannot be changed.
 
         Guarantee:
             Stopped half-way, some slots have the old settings until this call is made again, or any
-            program opens the topic. Two callers at a time: each setting is the later one's.
+            program opens the topic. Two callers at a time: each setting is the later one's, unless
+            they give `unless_changed`.
 
         Raises:
             InvalidValue, InvalidType: a setting cannot be changed, or not to this.
+            SettingsMismatch: the topic is not as in `unless_changed`.
             TopicNotFound: there is no such topic.
         """
         asked = check_changes(settings)
-        return self._run(topic_admin.topic_set(self._context(topic), asked))
+        return self._run(topic_admin.topic_set(self._context(topic), asked, unless_changed))
 
     def topic_pause(
         self, topic: str, *, verb: PauseVerb = "receive", by: str | None = None, why: str = ""
@@ -241,10 +251,16 @@ class AsyncTopicAdmin(AsyncAdminPart):
         """As `Admin.settings`."""
         return await self._run(topic_admin.topic_settings(self._context(topic)))
 
-    async def topic_set(self, topic: str, **settings: Unpack[TopicSettings]) -> Settings:
+    async def topic_set(
+        self,
+        topic: str,
+        *,
+        unless_changed: Settings | None = None,
+        **settings: Unpack[TopicSettings],
+    ) -> Settings:
         """As `Admin.topic_set`."""
         asked = check_changes(settings)
-        return await self._run(topic_admin.topic_set(self._context(topic), asked))
+        return await self._run(topic_admin.topic_set(self._context(topic), asked, unless_changed))
 
     async def topic_pause(
         self, topic: str, *, verb: PauseVerb = "receive", by: str | None = None, why: str = ""

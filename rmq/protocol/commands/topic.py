@@ -15,7 +15,7 @@ from rmq.protocol.steps import Command
 class TopicReply(NamedTuple):
     """The reply to topic, topic_set, topic_pause, topic_resume and topic_resize."""
 
-    state: int  # 1 created or changed, 0 exists or as before; -1 missing
+    state: int  # 1 created or changed, 0 exists or as before; -1 missing, -2 changed meanwhile
     kept: dict[str, str]  # the settings in Redis, with `created`, `revision` and `deleting`
 
 
@@ -47,10 +47,18 @@ def topic(context: TopicContext, create: dict[str, str] | None) -> Command[Topic
     )
 
 
-def topic_set(context: TopicContext, created: bytes, values: dict[str, str]) -> Command[TopicReply]:
-    """Change settings of a topic. The state is -1 where it is missing or being deleted."""
+def topic_set(
+    context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
+) -> Command[TopicReply]:
+    """Change settings of a topic, if its revision is this one; None: whatever it is.
+
+    The state is -1 where it is missing or being deleted, -2 where it has another revision.
+    """
     return Command(
-        scripts.load("topic_set"), (context.key,), [created, *_pairs(values)], _topic_reply
+        scripts.load("topic_set"),
+        (context.key,),
+        [created, "" if revision is None else revision, *_pairs(values)],
+        _topic_reply,
     )
 
 

@@ -46,6 +46,12 @@ def note(prefix: str, line: AuditLine) -> Flow[None]:
     yield RawCommand("audit_trail", "ZREMRANGEBYRANK", key, 0, -AUDIT_LINES_MAX - 1)
 
 
+def note_act(prefix: str, by: str | None, what: str, subject: str, text: str) -> Flow[None]:
+    """Add a line about an act that ends now; `by`: None: user@host."""
+    now_ms = yield from server_ms("audit_trail")
+    yield from note(prefix, AuditLine(now_ms, pause.who(by), what, subject, text))
+
+
 def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[AuditLine]]:
     """Return the newest lines of the audit trail, up to a time; the newest first."""
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)

@@ -15,7 +15,13 @@ from rmq.core.keys import TYPES, SlotKeys, job_key, job_log_key, sink_key, topic
 from rmq.core.pause import Pause, Verb
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
-from rmq.errors import RMQError, TopicNotEmpty, TopicNotFound, TopicVanished
+from rmq.errors import (
+    RMQError,
+    SettingsMismatch,
+    TopicNotEmpty,
+    TopicNotFound,
+    TopicVanished,
+)
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import open_topic, scheduled_topics
@@ -63,8 +69,12 @@ def topic_settings(context: TopicContext) -> Flow[Settings]:
     return context.settings
 
 
-def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
+def topic_set(
+    context: TopicContext, asked: dict[str, Any], unless_changed: Settings | None = None
+) -> Flow[Settings]:
     """Change settings of a topic; return all its settings then.
+
+    `unless_changed`: its settings as they were read; where others have changed them, nothing is.
 
     The topic's hash is changed first, then each slot. If this call stops in between, the same call
     or the next client that opens or follows the topic gives the slots the rest.
@@ -73,12 +83,19 @@ def topic_set(context: TopicContext, asked: dict[str, Any]) -> Flow[Settings]:
         TopicNotFound: there is no such topic.
         TopicVanished: it is being deleted.
         InvalidValue: a limit is too small for the topic's slots.
+        SettingsMismatch: the settings are not those of `unless_changed`.
     """
     values = settings.to_redis(asked)
     yield from open_topic.open(context, create=False)
     replace(context.settings, **asked)  # checks what they must have of each other
-    changed = yield commands.topic_set(context, context.identity, values)
-    return (yield from _give_changed(context, changed))
+    revision = None if unless_changed is None else context.revision
+    if unless_changed in (None, context.settings):
+        changed = yield commands.topic_set(context, context.identity, values, revision)
+        if changed.state != -2:
+            return (yield from _give_changed(context, changed))
+    raise SettingsMismatch(
+        f"topic {context.name!r} was changed meanwhile; nothing was done. Read its settings again"
+    )
 
 
 def topic_pause(

@@ -205,7 +205,8 @@ class Console:
             ask = self._ask(request, form)
             forms.check_origin(request, form)
             if page.role is not None:
-                ask.at.require(page.role)
+                topic = ask.path.get("topic", "")
+                await self._api.require(ask.at, page.role, page.handler.__name__, topic)
             async with asyncio.timeout(ANSWER_S):
                 answer = await self._done(page, ask)
         except Exception as error:

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rmq.core.job import AuditLine
 from rmq.errors import RMQError
-from rmq.protocol.flows.jobs import note
-from rmq.protocol.steps import server_ms
+from rmq.protocol.flows.jobs import note_act
 from rmq.server.http.api.problems import ApiError
 
 if TYPE_CHECKING:
+    from rmq.client.client import AsyncClient
     from rmq.server.http.api.operation import At
+    from rmq.server.http.principal import Principal
 
 log = logging.getLogger("rmq")
 
@@ -53,25 +53,47 @@ async def recorded(
         arguments: of the operation.
     """
     act = Act()
+    if operation == "set_topic":
+        arguments = await _with_former(at, topic, arguments)
     try:
         yield act
     except BaseException as error:  # also one that took too long, and may have been done
         act.result = error.kind if isinstance(error, ApiError) else type(error).__name__
         raise
     finally:
-        await _record(at, operation, topic, detail_of(arguments), act.result)
+        detail = detail_of(arguments)
+        text = f"{detail}: {act.result}" if detail else act.result
+        await record(at.client, at.principal, at.address, operation, topic, text)
 
 
-async def _record(at: At, operation: str, topic: str, detail: str, result: str) -> None:
-    by = f"{at.principal.name} ({at.principal.kind}, {at.address})"
-    text = f"{detail}: {result}" if detail else result
+async def record(
+    client: AsyncClient,
+    principal: Principal | None,
+    address: str,
+    what: str,
+    subject: str,
+    text: str,
+) -> None:
+    """Add a line to the audit trail; one that cannot be added is in the log."""
+    by = f"{principal.name} ({principal.kind}, {address})" if principal else f"nobody ({address})"
     try:
         async with asyncio.timeout(RECORD_S):
-            run, prefix = at.client._transport.run, at.client._prefix
-            now_ms = await run(server_ms("audit_trail"))
-            await run(note(prefix, AuditLine(now_ms, by, operation, topic, text)))
+            await client._transport.run(note_act(client._prefix, by, what, subject, text))
     except (RMQError, TimeoutError) as error:
-        log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, operation, topic, text, error)
+        log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, what, subject, text, error)
+
+
+async def _with_former(at: At, topic: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that change, each with its former value."""
+    try:
+        former = (await at.admin.settings(topic)).shown()
+    except RMQError:
+        return arguments  # the act meets the same error, or says more
+    return {
+        name: f"{former[name]} -> {value}"
+        for name, value in arguments.items()
+        if name in former and str(former[name]) != str(value).strip()
+    }
 
 
 def detail_of(arguments: Mapping[str, Any]) -> str:

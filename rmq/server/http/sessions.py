@@ -71,12 +71,16 @@ class Sessions:
             ApiError: nobody has such a token; or that, and the address has tried too often.
             RMQError: Redis does not tell.
         """
+        from rmq.server.http.acts import record
         from rmq.server.http.api import problems
 
+        assert self._client is not None
         principal = await self._tokens.principal(token.strip())
         # A right token passes: others may have tried wrong ones from the same address.
         if principal is None and (wait_s := self._attempts.take(scope[ADDRESS])):
             raise problems.too_many(wait_s)
+        result = "unauthorized" if principal is None else "done"
+        await record(self._client, principal, scope[ADDRESS], "sign_in", "", result)
         if principal is None:
             raise problems.ApiError(
                 "unauthorized", "there is no such token, or it has expired", "token"

@@ -42,6 +42,10 @@ def test_a_person_signs_in_and_out(scene: Scene) -> None:
 
     assert (out.status, out.headers["Location"]) == (303, "/console/signin")
     assert scene.fetch("/console/topics/orders", session).status == 303
+    assert _trail(scene) == [
+        ("operator (token, 127.0.0.1)", "sign_in", "done"),
+        ("operator (session, 127.0.0.1)", "sign_out", "done"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,12 @@ def test_a_wrong_token_signs_nobody_in(scene: Scene, token: str) -> None:
     assert shown.headers["Set-Cookie"] is None
     assert "no such token" in shown.text
     assert given == "" or len(given) < 10 or given not in shown.text
+    assert _trail(scene) == [("nobody (127.0.0.1)", "sign_in", "unauthorized")]
+
+
+def _trail(scene: Scene) -> list[tuple[str, str, str]]:
+    lines = [line for line in scene.client.admin.audit_trail() if line.what != "token create"]
+    return [(line.by, line.what, line.text) for line in reversed(lines)]
 
 
 @pytest.mark.usefixtures("no_refill")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import threading
@@ -224,6 +225,48 @@ def test_a_wrong_setting_is_explained_beside_it_and_what_was_typed_stays(
         assert fetch(url, typed).status == 303
         assert str(client.admin.settings("orders").shown()["timed_priority"]) == value
     assert client.admin.settings("orders").dead_retention_ms == 77 * 60_000
+
+
+def test_saving_one_setting_leaves_those_that_others_changed_meanwhile(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("orders", lease=30).open()
+    url = console.url + "/console/topics/orders/settings"
+    form = _fields(fetch(url).text)
+    client.admin.topic_set("orders", lease=300)
+
+    assert fetch(url, form | {"dead_retention": "30d"}).status == 303
+
+    found = client.admin.settings("orders")
+    assert (found.lease_ms, found.dead_retention_ms) == (300_000, 30 * 86_400_000)
+
+
+def test_a_setting_that_two_people_change_is_asked_for_again(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("orders", lease=30).open()
+    url = console.url + "/console/topics/orders/settings"
+    form = _fields(fetch(url).text)
+    client.admin.topic_set("orders", lease=300, max_length=50)
+
+    shown = fetch(url, form | {"lease": "60"})
+
+    assert shown.status == 400
+    assert "somebody changed it from 30.0 to 300.0 meanwhile" in shown.text
+    assert client.admin.settings("orders").lease_ms == 300_000
+    again = _fields(shown.text)
+    assert (again["lease"], again["max_length"]) == ("60", "50")
+    assert fetch(url, again).status == 303
+    found = client.admin.settings("orders")
+    assert (found.lease_ms, found.max_length) == (60_000, 50)
+    assert fetch(url, form | {"was": "[1]"}).status == 400
+    assert fetch(url, form | {"was": "{"}).status == 400
+
+
+def _fields(page: str) -> dict[str, str]:
+    """The fields of the form of settings, as a browser sends them."""
+    fields = re.findall(r'<input [^>]*name="(\w+)" value="([^"]*)"', page)
+    return {name: html.unescape(value) for name, value in fields}
 
 
 # --- resizes -------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 
 from rmq.core.limits import Limits
 from rmq.core.settings import Settings
-from rmq.errors import ConfigurationError, InvalidType, InvalidValue
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue, SettingsMismatch
 from rmq.protocol.flows.resize import Resized
 from rmq.server.console.figures import (
     PERIODS,
@@ -96,15 +98,20 @@ async def settings(ask: Ask) -> View:
     return _settings_view(ask, await ask.at.admin.settings(ask.topic))
 
 
-def _settings_view(ask: Ask, found: Settings, mistake: ConfigurationError | None = None) -> View:
+def _settings_view(
+    ask: Ask,
+    found: Settings,
+    mistake: ConfigurationError | None = None,
+    typed: Mapping[str, str] = {},
+) -> View:
     """Return the form; after a mistake with what was typed, and the mistake beside its field."""
     text = str(mistake) if mistake else ""
     field = text.partition(":")[0] if text.partition(":")[0] in found.shown() else ""
     return View(
         "settings.html",
         {
-            "topic": ask.topic, "settings": found, "shown": {**found.shown(), **ask.form},
-            "fixed": FIXED, "mistake": text, "field": field,
+            "topic": ask.topic, "settings": found, "shown": {**found.shown(), **typed},
+            "was": json.dumps(found.shown()), "fixed": FIXED, "mistake": text, "field": field,
         },
         f"{ask.topic}: settings",
         status=400 if mistake else 200,
@@ -113,23 +120,28 @@ def _settings_view(ask: Ask, found: Settings, mistake: ConfigurationError | None
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
 async def set_topic(ask: Ask) -> View | Redirect:
-    """Change the settings that a person has typed anew."""
+    """Change the settings that a person has typed anew; what others changed meanwhile stays."""
     settings = await ask.at.admin.settings(ask.topic)
     found = settings.shown()
-    for name in ask.form:
+    form = dict(ask.form)
+    was = _shown_before(form.pop("was", ""), found)
+    for name in form:
         if name not in found or name in FIXED:
             raise ApiError("invalid", f"{name}: no setting that can be changed", name)
+    typed = {name: text for name, text in form.items() if text.strip() != was[name]}
     try:
-        changed = {
-            name: _value(name, text.strip(), found[name])
-            for name, text in ask.form.items()
-            if text.strip() != str(found[name])
-        }
+        for name in typed:
+            if str(found[name]) != was[name]:
+                raise SettingsMismatch(
+                    f"{name}: somebody changed it from {was[name]} to {found[name]} meanwhile; "
+                    "save again to replace that"
+                )
+        changed = {name: _value(name, text.strip(), found[name]) for name, text in typed.items()}
         if not changed:
             return Redirect(ask.url("topics", ask.topic, "settings"), "Nothing was changed")
-        await ask.at.admin.topic_set(ask.topic, **changed)  # type: ignore[arg-type]
-    except (InvalidValue, InvalidType) as error:
-        return _settings_view(ask, settings, error)
+        await ask.at.admin.topic_set(ask.topic, unless_changed=settings, **changed)  # type: ignore[arg-type]
+    except (InvalidValue, InvalidType, SettingsMismatch) as error:
+        return _settings_view(ask, settings, error, typed)
     names = ", ".join(sorted(changed))
     return Redirect(ask.url("topics", ask.topic, "settings"), f"Changed: {names}")
 
@@ -212,6 +224,15 @@ async def delete(ask: Ask) -> Redirect:
     force = ask.form.get("force") == "on"
     await ask.at.admin.topic_delete(ask.topic, force=force)
     return Redirect(ask.url(), f"Deleted the topic {ask.topic}")
+
+
+def _shown_before(text: str, found: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings that the form was shown with, as text; those of now if it tells none."""
+    try:
+        told = json.loads(text) if text else {}
+        return {name: str(told.get(name, value)) for name, value in found.items()}
+    except (ValueError, RecursionError, AttributeError):
+        raise ApiError("invalid", "the form cannot be read; go back and reload") from None
 
 
 def _value(name: str, text: str, before: object) -> object:

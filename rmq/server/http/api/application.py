@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from rmq.client.client import AsyncClient
 from rmq.server.http import request_body
-from rmq.server.http.acts import NOT_RECORDED, recorded
+from rmq.server.http.acts import NOT_RECORDED, record, recorded
 from rmq.server.http.api import (
     about,
     audits,
@@ -32,11 +32,13 @@ from rmq.server.http.api import (
     queries,
     schedules,
     topics,
+    views,
 )
 from rmq.server.http.api.disclosure import Disclosure
 from rmq.server.http.api.operation import At, Operation
 from rmq.server.http.api.problems import ApiError
-from rmq.server.http.principal import ADDRESS, principal_of
+from rmq.server.http.principal import ADDRESS, Role, principal_of
+from rmq.server.http.rates import Rates
 from rmq.server.http.root_path import root_of
 from rmq.server.service import ServiceStatus
 
@@ -48,6 +50,9 @@ TABLES = (
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # to send a body; 408 then
 ANSWER_S = 12.0  # a request takes no longer; 504 then, or 503 if something may have been done
+# Of one principal's refused requests so many are in the audit trail, where they would drive out
+# all other lines.
+REFUSALS, REFUSALS_A_SECOND = 10, 0.1
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -83,6 +88,7 @@ class Api:
         self._client: AsyncClient | None = None
         self.disclosure = disclosure or Disclosure()
         self._documents: dict[str, bytes] = {}  # by root path
+        self._refusals = Rates(REFUSALS_A_SECOND, REFUSALS)
 
     def routes(self) -> list[Route]:
         """Return a route for each path."""
@@ -112,12 +118,30 @@ class Api:
 
     def at(self, scope: MutableMapping[str, Any]) -> At:
         """Return what answers a request; `scope` is the one that the guard has seen."""
-        return At(self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing)
+        if_match = Headers(scope=scope).get("If-Match", "")
+        return At(
+            self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing, if_match
+        )
 
-    async def _done(self, operation: Operation, at: At, given: dict[str, Any]) -> Any:
-        """Return what an operation answers; note in the audit trail what changes something."""
-        if operation.is_read or operation.name in NOT_RECORDED:
-            return await operation.handler(at, **given)
+    async def require(self, at: At, role: Role, operation: str, topic: str) -> None:
+        """Refuse a principal that lacks the role of an operation, and note that.
+
+        Raises:
+            ApiError: it does.
+        """
+        try:
+            at.require(role)
+        except ApiError as error:
+            if not self._refusals.take(f"{at.principal.name} {at.address}"):
+                await record(at.client, at.principal, at.address, operation, topic, error.kind)
+            raise
+
+    def _recorded(
+        self, operation: Operation, at: At, given: dict[str, Any]
+    ) -> AbstractAsyncContextManager[Any]:
+        """Return a block for what an operation does: what changes something, and exports."""
+        if operation.name in NOT_RECORDED or (operation.is_read and not operation.has_lines):
+            return nullcontext()
         arguments = {
             name: getattr(part, name) for part in given.values() for name in part.__struct_fields__
         }
@@ -131,8 +155,7 @@ class Api:
             )
             del arguments["by"]
         topic = str(arguments.get("topic", ""))
-        async with recorded(at, operation.name, topic, arguments):
-            return await operation.handler(at, **given)
+        return recorded(at, operation.name, topic, arguments)
 
     async def _answer_document(self, request: Request) -> Response:
         root = root_of(request.scope)
@@ -160,7 +183,8 @@ class Api:
         self, operation: Operation, request: Request, request_id: str, given: dict[str, Any]
     ) -> Response:
         at = self.at(request.scope)
-        at.require(operation.role)
+        topic = request.path_params.get("topic", "")
+        await self.require(at, operation.role, operation.name, topic)
         for name, kind in operation.types.items():
             if name == "path":
                 given[name] = msgspec.convert(request.path_params, kind)
@@ -177,13 +201,15 @@ class Api:
                 self.disclosure.check_filter(at.principal, part.filter)
         headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
         shown = functools.partial(self.disclosure.shown, at.principal)
-        if operation.has_lines:
-            return await lines.answer(operation.handler(at, **given), shown, request, headers)
-        answer = _ENCODER.encode(shown(await self._done(operation, at, given)))
+        async with self._recorded(operation, at, given):
+            if operation.has_lines:
+                return await lines.answer(operation.handler(at, **given), shown, request, headers)
+            answered = await operation.handler(at, **given)
+        answer = _ENCODER.encode(shown(answered))
         if operation.has_etag:
-            etag = f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
+            etag = views.etag_of(answer)
             headers |= {"ETag": etag, "Cache-Control": "no-cache"}
-            if etag in request.headers.get("If-None-Match", ""):
+            if operation.is_read and etag in request.headers.get("If-None-Match", ""):
                 return Response(None, 304, headers)
         return Response(answer, operation.status, headers, "application/json")
 

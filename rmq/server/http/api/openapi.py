@@ -14,6 +14,10 @@ from rmq.server.http.api import lines
 from rmq.server.http.api.operation import Operation
 from rmq.server.http.api.problems import KINDS, MEDIA_TYPE, Problem
 
+IF_MATCH = {
+    "name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"},
+    "description": "The ETag that it must still have; else nothing is done (412)",
+}  # fmt: skip
 PLACES = "#/components/schemas/{name}"
 _DESCRIPTION = (
     "The verbs of RMQ over HTTP. Lists that can be long have a cursor: repeat the request with the "
@@ -66,7 +70,8 @@ def _operation(
             for place in ("path", "query")
             if place in operation.types
             for parameter in _parameters(place, refs[id(operation.types[place])], schemas)
-        ],
+        ]
+        + ([IF_MATCH] if operation.has_etag and not operation.is_read else []),
         "responses": _responses(operation, refs),
     }
     if "body" in operation.types:
@@ -104,7 +109,7 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
             },
         }
     }
-    if operation.has_etag:
+    if operation.has_etag and operation.is_read:
         responses["304"] = {"description": "It is as the ETag in If-None-Match says"}
     problem = {MEDIA_TYPE: {"schema": refs[id(Problem)]}}
     by_status: dict[int, list[str]] = {}

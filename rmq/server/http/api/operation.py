@@ -45,6 +45,7 @@ class At:
         principal: who asks.
         address: from where.
         missing: returns, by topic, how many messages the last audit of this server found missing.
+        if_match: the header If-Match: ETags of what is to be changed; empty: whatever it is.
     """
 
     client: AsyncClient
@@ -54,6 +55,7 @@ class At:
     principal: Principal
     address: str
     missing: Callable[[], Mapping[str, int]] = dict
+    if_match: str = ""
 
     @property
     def admin(self) -> AsyncAdmin:
@@ -92,7 +94,7 @@ class Operation:
         tag: what it is about.
         role: that a principal needs for it.
         status: of an answer that is no error.
-        has_etag: whether a client may ask for what has changed.
+        has_etag: whether a client may ask for what has changed, or change what has not.
         errors: kinds of its own, beside those that every operation has.
         handler: the function that answers.
         types: the structs that it reads, by "path", "query" and "body"; and "return".
@@ -154,8 +156,8 @@ class Table:
         return self._register("POST", path, role, status, errors)
 
     def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a function that changes something; it has a body."""
-        return self._register("PATCH", path, role, 200, errors)
+        """Register a function that changes something, and answers with it; it has a body."""
+        return self._register("PATCH", path, role, 200, errors, has_etag=True)
 
     def delete(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
         """Register a function that deletes something; it has no body."""

@@ -40,6 +40,7 @@ KINDS = {
     "method-not-allowed": Kind(405, "The path has no such method"),
     "too-slow": Kind(408, "The request did not come in time"),
     "conflict": Kind(409, "What is stored does not permit it"),
+    "changed": Kind(412, "It has changed since it was read"),
     "too-large": Kind(413, "The request or a body in it is too large"),
     "not-json": Kind(415, "Send JSON, as application/json"),
     "other-host": Kind(421, "The server has another name"),

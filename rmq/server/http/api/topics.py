@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+import msgspec
+
+from rmq.errors import SettingsMismatch
 from rmq.server.http.api import bodies, cursors, views
 from rmq.server.http.api.operation import At, Table, check_confirm
 from rmq.server.http.api.problems import ApiError
@@ -54,10 +57,24 @@ async def delete_topic(
     return views.Deleted(**deleted._asdict(), dry_run=query.dry_run)
 
 
-@TABLE.patch("/topics/{topic}/settings", NONE, "conflict", role=Role.ADMIN)
+@TABLE.patch("/topics/{topic}/settings", NONE, "conflict", "changed", role=Role.ADMIN)
 async def set_topic(at: At, path: bodies.TopicPath, body: bodies.Settings) -> views.Topic:
-    """Change settings of a topic while it is used; `slots` and `max_retries` stay."""
-    return views.topic_of(path.topic, await at.admin.topic_set(path.topic, **body.given()))
+    """Change settings of a topic while it is used; `slots` and `max_retries` stay.
+
+    With the header If-Match, and an ETag of the topic, nothing is done where it has changed since:
+    its settings, a pause or a resize.
+    """
+    read = None
+    if at.if_match not in ("", "*"):
+        read = await at.admin.settings(path.topic)
+        shown = msgspec.json.encode(views.topic_of(path.topic, read))
+        if views.etag_of(shown) not in at.if_match:
+            raise ApiError("changed", "read the topic again; nothing was done", "If-Match")
+    try:
+        done = await at.admin.topic_set(path.topic, unless_changed=read, **body.given())
+    except SettingsMismatch as error:
+        raise ApiError("changed", str(error), "If-Match") from None
+    return views.topic_of(path.topic, done)
 
 
 @TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)

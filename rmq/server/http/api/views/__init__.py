@@ -11,6 +11,7 @@ from rmq.server.http.api.views.about import (
 from rmq.server.http.api.views.answer import (
     Count,
     Done,
+    etag_of,
 )
 from rmq.server.http.api.views.audits import (
     Audited,
@@ -138,6 +139,7 @@ __all__ = [
     "audit_line_of",
     "audited_of",
     "body_of",
+    "etag_of",
     "findings_of",
     "groups_of",
     "job_of",

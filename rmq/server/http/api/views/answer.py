@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 
 class Answer(msgspec.Struct, kw_only=True):
     """The body of an answer."""
+
+
+def etag_of(answer: bytes) -> str:
+    """Return the ETag of an answer as it is sent."""
+    return f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
 
 
 class Count(Answer):
