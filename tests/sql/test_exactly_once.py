@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import rmq
 from rmq.core.middleware import middleware_of
 from rmq.ledger import exactly_once
 from rmq.sql.ledger import exactly_once as exactly_once_module
-from tests.sql.ledgers import CLOCK_MS, OTHER, Books, Copy, by_kind, together, write, writing
+from tests.sql.ledgers import (
+    CLOCK_MS,
+    OTHER,
+    Books,
+    Copy,
+    by_kind,
+    effects,
+    together,
+    write,
+    writing,
+)
 
 
 @by_kind
@@ -432,6 +442,25 @@ def test_a_session_writes_objects_and_a_direct_call_is_the_plain_function(books:
     sheet = Sheet()
     assert book("x", sheet) == "X"
     assert sheet.added.order == "x"
+
+
+def test_a_session_that_reads_from_a_replica_has_its_row_where_it_writes(books: Books) -> None:
+    if books.is_async:
+        pytest.skip("an async session asks a plain one")
+    primary, replica = books.source(), sa.create_engine("sqlite://")  # without tables
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **options: Any) -> Any:
+            return primary if isinstance(clause, sa.Insert | sa.Update | sa.Delete) else replica
+
+    guard = books.once(source=sessionmaker(class_=Routing))
+
+    def work(session: Session) -> None:
+        session.execute(sa.insert(effects).values(key="k"))
+
+    assert books.run(guard, Copy(), work)
+    assert not books.run(guard, OTHER, work)
+    assert (books.effects(), books.states()) == (["k"], {"k": "consumed"})
 
 
 def test_a_ttl_below_the_lease_is_refused(client: rmq.Client, name: str) -> None:

@@ -194,7 +194,9 @@ class ExactlyOnce(Middleware):
     ) -> Procedure[bool]:
         """Insert the row and run the handler; return False if its work was done before."""
         has_sessions = self._settings.has_sessions
-        connection = (yield Call(opened.connection)) if has_sessions else opened
+        connection = opened
+        if has_sessions:  # one may read from a replica, and must write the row where it writes
+            connection = yield Call(opened.connection, bind_arguments={"clause": rows.WRITE})
         if not (yield OnConnection(connection, _begin, row)):
             yield Call(transaction.rollback)
             return False

@@ -20,6 +20,7 @@ from rmq.sql.ledger.tables import CONSUMED, CONSUMING, ledger
 
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 30.0
 CLAIM_ATTEMPTS = 3  # while others insert and delete the row
+WRITE = sa.insert(ledger)  # a write, for a session that chooses a connection by its statement
 _C = ledger.c
 
 
