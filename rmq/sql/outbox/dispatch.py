@@ -8,6 +8,7 @@ the topic's or the server's: a full topic, a refused login. They must not cost a
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -189,6 +190,8 @@ class Dispatcher:
             return self._call(context, pairs)
         except OWN_FAULT as error:
             if len(pairs) == 1:
+                if isinstance(error, PayloadTooLarge) and self._has_more_room(context):
+                    return self._send_halving(context, pairs)
                 return [Refused(error, True)]
         middle = len(pairs) // 2
         first = self._send_halving(context, pairs[:middle])
@@ -196,6 +199,13 @@ class Dispatcher:
         if refusal is not None:
             return first + [refusal] * (len(pairs) - middle)
         return first + self._send_halving(context, pairs[middle:])
+
+    def _has_more_room(self, context: TopicContext) -> bool:
+        """Read the topic's settings again; return whether it takes larger bodies than we knew."""
+        before = context.settings.max_body
+        context.read_at = -math.inf
+        self._client._transport.run(open_topic.ensure_open(context))
+        return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
         """Send; to a slot without room for all of its stubs, send the first ones that have room.

@@ -44,8 +44,9 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `Encoded`.
 
-    A due time that has passed is left out. An expiry counts from the due time, or else from when
-    the stub was written; if it has passed too, the message expires when it is about to be leased.
+    Redis gets the time that is left by the database's clock, whatever its own clock says. A due
+    time that has passed is left out. An expiry counts from the due time, or else from when the stub
+    was written; if it has passed too, the message expires when it is about to be leased.
 
     Raises:
         InvalidValue, InvalidType: the row was not written by RMQ.
@@ -60,7 +61,7 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
         return Outgoing(
             bytes(stub.body),
             priority=options.get("priority"),
-            at=stub.due_ms if stub.due_ms > now_ms else None,
+            delay=(stub.due_ms - now_ms) / 1000 if stub.due_ms > now_ms else None,
             slot_basis=None if stub.slot_basis is None else bytes(stub.slot_basis),
             headers=options.get("headers"),
             expires=None if expires_ms is None else expires_ms / 1000,

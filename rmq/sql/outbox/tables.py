@@ -101,6 +101,7 @@ Index(
     stubs.c.status,
     stubs.c.sends,
     stubs.c.seq,
+    stubs.c.topic,
     postgresql_where=unsent,
     sqlite_where=unsent,
 )
