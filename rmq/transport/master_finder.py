@@ -32,6 +32,8 @@ ANSWER_TIMEOUT_S = 0.5  # to connect to a sentinel, and for its reply
 # silent sentinels take a tenth of a client's time at most.
 VAIN_PAUSE = 10
 
+# Flags of a master that a sentinel cannot reach, or is replacing.
+_AWAY = {b"s_down", b"o_down", b"failover_in_progress"}
 Questions = Generator[HostPort, Any, None]
 
 
@@ -66,6 +68,15 @@ class _FinderState:
         """Whether a connection of redis-py leads to the server that is the master by now."""
         return (connection.host, connection.port) == self.master
 
+    def forget(self) -> None:
+        """Let the next `refresh` ask, unless the last asking was in vain."""
+        if self._ask_at <= self._asked_at + ASK_S:
+            self._ask_at = float("-inf")
+
+    def confirms(self, connection: Any) -> bool:
+        """Whether the last answer names the server of a connection, and nothing against it."""
+        return self._failure is None and self.leads_to_master(connection)
+
     def _is_due(self) -> bool:
         return time.monotonic() >= self._ask_at
 
@@ -90,7 +101,7 @@ class _FinderState:
                 continue
             told = dict(zip(reply[::2], reply[1::2], strict=False))
             master = (told[b"ip"].decode(), int(told[b"port"]))
-            if {b"s_down", b"o_down"} & set(told[b"flags"].split(b",")):
+            if _AWAY & set(told[b"flags"].split(b",")):
                 down = f"sentinel {_text(sentinel)} cannot reach the master {_text(master)}"
                 continue
             if self.master not in (None, master):

@@ -27,6 +27,9 @@ from rmq.transport.redis_errors import REDIS_ERRORS, code_of
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
 CHECK_S = 2.0  # how long its reply may take, unless the client waits less for a reply
+# A master that stood still for longer than this may have been replaced meanwhile, and not know yet:
+# what it answers when it wakes up counts only if it is the master still.
+SLOW_S = 0.5
 _PING = hiredis.pack_command(("PING",))
 # Replies of a server that is no master, or not yet, or no longer. The address may lead to another
 # server by now.
@@ -50,12 +53,13 @@ class StaleConnection(redis.ConnectionError):
 class PooledConnection:
     """A connection of redis-py with the notes of its pool."""
 
-    __slots__ = ("connection", "epoch", "used_at")
+    __slots__ = ("connection", "epoch", "taken_at", "used_at")
 
     def __init__(self, connection: Any, epoch: int) -> None:
         self.connection = connection
         self.epoch = epoch  # the pool's epoch when it was last seen alive
         self.used_at = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
+        self.taken_at = 0.0  # when a call began to use it; only SentinelPool notes it
 
 
 def is_not_master(error: BaseException) -> bool:

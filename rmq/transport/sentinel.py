@@ -1,17 +1,20 @@
 """Connections to the master that the sentinels name, and pools of them.
 
-Three rules keep a client away from a server that was the master, and does not know yet that it is
+Four rules keep a client away from a server that was the master, and does not know yet that it is
 none (one that was stopped, or cut off, accepts writes for ten seconds after it wakes up):
 - a new connection goes where the sentinels say, and is used only if the server says `master`, too;
 - kept connections are used for a second without asking the sentinels again;
 - when they name another server, all idle connections are closed, and a new epoch begins, so that
-  subscriptions are made anew. Connections that were in use are closed before their next use.
+  subscriptions are made anew. Connections that were in use are closed before their next use;
+- after a slow reply they are asked again. It counts only if its server is the master still, because
+  one that stood still answers, when it wakes up, what was sent to it before its failover.
 
 Where no sentinel answers, the client goes on with the master that it knows.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -22,7 +25,7 @@ import redis.asyncio as aredis
 
 from rmq.transport.connector import Connector
 from rmq.transport.master_finder import ANSWER_TIMEOUT_S, AsyncMasterFinder, MasterFinder
-from rmq.transport.pool import AsyncPool, Pool, PooledConnection
+from rmq.transport.pool import SLOW_S, AsyncPool, Pool, PooledConnection, StaleConnection
 from rmq.transport.sentinel_url import HostPort, Sentinels
 from rmq.transport.url import Address
 
@@ -114,8 +117,21 @@ class SentinelPool(Pool):
                 super().close()
             pooled = super().take()
             if self._finder.leads_to_master(pooled.connection):
+                pooled.taken_at = time.monotonic()
                 return pooled
             self.discard(pooled, with_idle=False)
+
+    def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """As `Pool.read`. A slow reply of a server that is the master no more counts as lost."""
+        slow_at = pooled.taken_at + SLOW_S
+        replies = super().read(pooled, count)
+        if time.monotonic() > slow_at:
+            self._finder.forget()
+            self._finder.refresh()
+            if not self._finder.confirms(pooled.connection):
+                super().close()
+                raise StaleConnection("a former master answered late")
+        return replies
 
     def close(self) -> None:
         """As `Pool.close`."""
@@ -144,8 +160,21 @@ class AsyncSentinelPool(AsyncPool):
                 await super().close()
             pooled = await super().take()
             if self._finder.leads_to_master(pooled.connection):
+                pooled.taken_at = time.monotonic()
                 return pooled
             await self.discard(pooled, with_idle=False)
+
+    async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """As `SentinelPool.read`."""
+        slow_at = pooled.taken_at + SLOW_S
+        replies = await super().read(pooled, count)
+        if time.monotonic() > slow_at:
+            self._finder.forget()
+            await self._finder.refresh()
+            if not self._finder.confirms(pooled.connection):
+                await super().close()
+                raise StaleConnection("a former master answered late")
+        return replies
 
     async def close(self) -> None:
         """As `AsyncPool.close`."""

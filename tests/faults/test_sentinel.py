@@ -264,6 +264,41 @@ def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
     assert strays > 0
 
 
+def lost_in_a_pause(service: Sentinels, driver: Driver, name: str) -> bool:
+    """Send while the master stands still; wake it after its failover; whether that is lost."""
+    topic = driver.client.topic(name)
+    driver.do(topic.send("warm", durability=rmq.Replicated(2, 4)))
+    results: list[Any] = []
+    sending = threading.Thread(target=lambda: results.append(driver.do(topic.send("x"))))
+
+    def strike(master: Server) -> None:
+        stop_for_a_while(master)
+        sending.start()
+
+    old, _ = service.fail_over(strike)
+    old.signal(signal.SIGCONT)
+    sending.join(FAILOVER_S)
+    return driver.do(topic.get(results[0].id)) is None
+
+
+@pytest.mark.fault("F13", "F14")
+def test_what_an_old_master_answers_when_it_wakes_up_is_sent_again(
+    service: Sentinels, drive: Callable[..., Driver], name: str
+) -> None:
+    driver = drive(service.url(), timeout=60)
+    assert not lost_in_a_pause(service, driver, name)
+    assert driver.do(driver.client.admin.stats(name))["priority"] == 2
+
+
+@pytest.mark.fault("F13", "F14", control=True)
+def test_a_client_that_believes_late_replies_is_seen_to_lose(
+    service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(sentinel_transport, "SLOW_S", float("inf"))
+    assert lost_in_a_pause(service, drive(service.url(), timeout=60), name)
+
+
 def test_waiting_consumers_and_the_heartbeat_follow_to_the_new_master(
     service: Sentinels, name: str
 ) -> None:

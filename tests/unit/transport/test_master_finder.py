@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,43 @@ def test_a_master_that_a_sentinel_cannot_reach_is_not_connected_to(
     sentinels.now += 1
     with pytest.raises(NoMaster, match="cannot reach the master"):
         finder.locate()
+
+
+def test_a_master_is_confirmed_by_an_answer_that_came_after_it_was_in_doubt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sentinels = Scripted(a=named(OLD), b=AWAY, c=AWAY)
+    finder, connection = sentinels.finder(monkeypatch), SimpleNamespace(host=OLD[0], port=OLD[1])
+    finder.locate()
+
+    def confirmed(answer: Any) -> bool:
+        sentinels.answers["a"] = answer
+        finder.forget()
+        finder.refresh()
+        return finder.confirms(connection)
+
+    assert confirmed(named(OLD))
+    assert not confirmed(named(OLD, "master,failover_in_progress"))
+    assert not confirmed(named(OLD, "master,s_down"))
+    assert not confirmed(named(NEW))
+    assert confirmed(named(OLD))
+    assert confirmed(AWAY), "without sentinels it goes on with the master it knows"
+
+
+def test_silent_sentinels_are_not_asked_after_each_slow_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sentinels = Scripted(a=named(OLD), b=AWAY, c=AWAY)
+    finder = sentinels.finder(monkeypatch)
+    finder.locate()
+    sentinels.answers["a"] = (0.5, AWAY)
+    sentinels.now += 2
+    finder.refresh()
+    asked = len(sentinels.asked)
+
+    finder.forget()
+    finder.refresh()
+    assert len(sentinels.asked) == asked
 
 
 def test_without_sentinels_it_goes_on_with_the_master_it_knows_and_asks_less(
