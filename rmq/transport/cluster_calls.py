@@ -38,7 +38,7 @@ from rmq.transport.cluster_replies import MANY_KEYS, is_away, is_redirection, jo
 from rmq.transport.cluster_slots import Node, SlotTable, address_of, hash_slot
 from rmq.transport.durability import check_wait, wait_words
 from rmq.transport.operations import Operations, Pause
-from rmq.transport.pool import NotConnected, StaleConnection
+from rmq.transport.pool import SLOW_S, NotConnected, StaleConnection
 from rmq.transport.redis_errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
 from rmq.transport.retry_deadline import RetryDeadline
 from rmq.transport.script_calls import is_unknown, key_of_wrong_type, parsed, reply_of, request_of
@@ -243,8 +243,12 @@ class ClusterCalls:
             redis.RedisError: no node told it. ConfigurationError: they are no cluster.
         """
         last: BaseException = NotConnected("no node of the cluster is known")
-        for node in self._table.candidates():
-            (replies,) = yield ExchangeAll([NodeExchange(node, _SLOTS, 1)])
+        nodes = self._table.candidates()
+        for node, is_brief in [
+            *((node, True) for node in nodes),
+            *((node, False) for node in nodes),
+        ]:
+            (replies,) = yield ExchangeAll([NodeExchange(node, _SLOTS, 1, is_brief)])
             reply = replies if isinstance(replies, BaseException) else replies[0]
             if not isinstance(reply, BaseException):
                 self._table.note_answered(node)
@@ -312,7 +316,9 @@ class ClusterCalls:
             error = task.error
             if error is None or not task.fails_fast or not is_away(error):
                 continue
-            if isinstance(error, StaleConnection) and task.losses == 1:
+            node = task.node or self._node_of(task.slot)
+            is_first = task.losses == 1 and isinstance(error, StaleConnection)
+            if is_first and node is not None and not self._table.is_away(node):
                 continue  # the death of an old connection says nothing about its node
             task.fail(deadline.failure(error, task.losses > 0), self._retry_for)
             failed = True
@@ -345,17 +351,29 @@ class ClusterCalls:
         wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
         exchange = ExchangeAll(
             [
-                NodeExchange(node, *_packed(loads[node], part, wait, self._address.calls))
+                NodeExchange(
+                    node,
+                    *_packed(loads[node], part, wait, self._address.calls),
+                    is_brief=all(task.fails_fast for task in part),
+                )
                 for node, part in by_node.items()
             ]
         )
         began = time.monotonic()
         results = (yield exchange) if by_node else []
+        took_s = time.monotonic() - began
+        if took_s > SLOW_S:
+            for node in by_node:
+                self._table.note_failed(node, None)  # so that others say who is a master
+            with contextlib.suppress(*REDIS_ERRORS):
+                yield RefreshTable(self._table.version)
         for sent, replies in zip(exchange.parts, results, strict=True):
             part = by_node[sent.node]
+            is_stale = isinstance(replies, StaleConnection) and took_s < SLOW_S
+            if took_s > SLOW_S and not self._serves(sent.node, part):
+                replies, is_stale = StaleConnection("a former master answered late"), True
             if isinstance(replies, BaseException):
-                is_stale = isinstance(replies, StaleConnection)
-                self._table.note_failed(sent.node, None if is_stale else time.monotonic() - began)
+                self._table.note_failed(sent.node, None if is_stale else took_s)
                 self.loaded[sent.node].clear()  # it may have started anew, without any
                 for task in part:
                     task.note_lost(replies)
@@ -364,6 +382,15 @@ class ClusterCalls:
             yield from self._note_replies(sent.node, part, loads[sent.node], iter(replies))
             if durability is not None and any(task.error is None for task in part):
                 confirmed.append(replies[-1])
+
+    def _serves(self, node: Node, part: Sequence[Task]) -> bool:
+        """Whether a node is the master of what it was sent.
+
+        One that stood still answers, when it wakes up, what came before its failover. Nothing of
+        that is kept.
+        """
+        slots = {task.slot for task in part if task.asked is None and task.slot is not None}
+        return all(self._table.node_of(slot) == node for slot in slots)
 
     def _note_replies(
         self, node: Node, part: Sequence[Task], loads: Sequence[Script], replies: Iterator[Any]

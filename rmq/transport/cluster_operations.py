@@ -8,14 +8,22 @@ from rmq.transport.cluster_slots import Node
 
 
 class NodeExchange:
-    """Packed commands for one node, and how many they are."""
+    """Packed commands for one node.
 
-    __slots__ = ("count", "node", "packed")
+    Args:
+        node: to send them to.
+        packed: what is sent.
+        count: how many commands they are.
+        is_brief: the caller has other nodes to go on with, and does not wait long for this one.
+    """
 
-    def __init__(self, node: Node, packed: bytes, count: int) -> None:
+    __slots__ = ("count", "is_brief", "node", "packed")
+
+    def __init__(self, node: Node, packed: bytes, count: int, is_brief: bool = False) -> None:
         self.node = node
         self.packed = packed
         self.count = count
+        self.is_brief = is_brief
 
 
 class ExchangeAll:

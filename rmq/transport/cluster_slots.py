@@ -15,7 +15,9 @@ from redis.crc import key_slot
 
 HASH_SLOTS = 16_384
 MOVED_MOST = 5  # so many MOVED replies since the last reading say that much has moved: read again
-AGAIN_S = 0.1  # a node that did not answer is asked again no sooner, by calls that fail fast
+# Calls that fail fast ask a node that did not answer again after as long as it took to learn that,
+# within these limits: so they wait for it half of their time at most, and soon see it come back.
+AGAIN_S, AGAIN_MOST_S = 0.1, 1.0
 _NO_HOST = ("", "?", "None")  # a node that does not know its own address
 
 Node = tuple[str, int]  # host and port
@@ -84,10 +86,9 @@ class SlotTable:
     def note_failed(self, node: Node, took_s: float | None = 0.0) -> None:
         """Note that a node did not answer, and how long it took to learn that.
 
-        Who has other nodes to ask spends a fifth of its time on this one at most. `took_s`: None
-        where an old connection was found dead: the next one tells.
+        `took_s`: None where an old connection was found dead: the next one tells.
         """
-        pause_s = 0.0 if took_s is None else max(AGAIN_S, 4 * took_s)
+        pause_s = 0.0 if took_s is None else min(max(AGAIN_S, took_s), AGAIN_MOST_S)
         self.suspects[node] = time.monotonic() + pause_s
 
     def note_answered(self, node: Node) -> None:

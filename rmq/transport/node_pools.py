@@ -1,4 +1,7 @@
-"""Pools of connections to the nodes of a Redis Cluster: one for each node.
+"""Pools of connections to the nodes of a Redis Cluster: two for each node.
+
+Those who have other nodes to go on with take connections of the second, which wait ANSWER_S for a
+reply.
 
 `NodePools` is for threads, `AsyncNodePools` for the tasks of one event loop.
 """
@@ -17,6 +20,8 @@ from rmq.transport.cluster_slots import Node
 from rmq.transport.connector import Connector
 from rmq.transport.pool import AsyncPool, Pool, PooledConnection
 from rmq.transport.redis_errors import REDIS_ERRORS
+
+ANSWER_S = 1.0  # how long a brief exchange waits to connect, and for each part of a reply
 
 P = TypeVar("P", Pool, AsyncPool)
 
@@ -44,16 +49,18 @@ class _NodePoolsState(Generic[P]):
         timeout_s: float,
     ) -> None:
         self._kind: Callable[..., P] = kind
-        self._connector = connector
-        self._limits = size, wait_s, timeout_s
+        brief_s = min(ANSWER_S, timeout_s)
+        # by whether they are for brief exchanges
+        self._connectors = connector, connector.with_timeout(brief_s)
+        self._limits = (size, wait_s, timeout_s), (size, brief_s, brief_s)
         self._generation = fork.generation
-        self._by_node: dict[Node, P] = {}
+        self._pools: dict[tuple[Node, bool], P] = {}
         self.base_epoch = 0
 
     @property
     def epoch(self) -> int:
         """Grows when connections to any node have died, or the nodes have changed."""
-        return self.base_epoch + sum(pool.epoch for pool in list(self._by_node.values()))
+        return self.base_epoch + sum(pool.epoch for pool in list(self._pools.values()))
 
     @property
     def is_inherited(self) -> bool:
@@ -63,18 +70,19 @@ class _NodePoolsState(Generic[P]):
     @property
     def idle(self) -> list[PooledConnection]:
         """The connections that are open and not in use."""
-        return [pooled for pool in list(self._by_node.values()) for pooled in pool.idle]
+        return [pooled for pool in list(self._pools.values()) for pooled in pool.idle]
 
-    def _pool_of(self, node: Node) -> P:
-        pool = self._by_node.get(node)
+    def _pool_of(self, part: NodeExchange) -> P:
+        key = (host, port), is_brief = part.node, part.is_brief
+        pool = self._pools.get(key)
         if pool is None:
-            new = partial(self._connector.new, host=node[0], port=node[1])
-            pool = self._by_node.setdefault(node, self._kind(new, *self._limits))
+            new = partial(self._connectors[is_brief].new, host=host, port=port)
+            pool = self._pools.setdefault(key, self._kind(new, *self._limits[is_brief]))
         return pool
 
     def _remove_others(self, nodes: frozenset[Node]) -> list[P]:
         """Return the pools of all other nodes, to be closed."""
-        removed = [self._by_node.pop(node) for node in self._by_node.keys() - nodes]
+        removed = [self._pools.pop(key) for key in list(self._pools) if key[0] not in nodes]
         self.base_epoch += sum(pool.epoch + 1 for pool in removed)
         return removed
 
@@ -93,7 +101,7 @@ class NodePools(_NodePoolsState[Pool]):
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        for pool in list(self._by_node.values()):
+        for pool in list(self._pools.values()):
             pool.close()
 
     def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
@@ -117,7 +125,7 @@ class NodePools(_NodePoolsState[Pool]):
         return results
 
     def _send(self, part: NodeExchange) -> tuple[Pool, PooledConnection] | BaseException:
-        pool = self._pool_of(part.node)
+        pool = self._pool_of(part)
         try:
             return pool, pool.send(part.packed)
         except REDIS_ERRORS as error:
@@ -146,7 +154,7 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
 
     async def close(self) -> None:
         """Close the connections that are not in use."""
-        for pool in list(self._by_node.values()):
+        for pool in list(self._pools.values()):
             await pool.close()
 
     async def exchange_all(self, parts: Sequence[NodeExchange]) -> list[Any]:
@@ -156,7 +164,7 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
         return list(await asyncio.gather(*map(self._exchange, parts)))
 
     async def _exchange(self, part: NodeExchange) -> Any:
-        pool = self._pool_of(part.node)
+        pool = self._pool_of(part)
         try:
             return await pool.read(await pool.send(part.packed), part.count)
         except REDIS_ERRORS as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,9 +17,11 @@ import pytest
 import rmq
 from rmq.core.keys import SlotKeys, topic_key
 from rmq.transport import cluster_calls, redis_errors
+from rmq.transport.cluster_operations import NodeExchange
 from rmq.transport.cluster_slots import SlotTable, hash_slot
+from rmq.transport.node_pools import NodePools
 from tests.cluster.conftest import ClusterAsServer
-from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
+from tests.clusters import MASTERS, PATIENCE_S, Cluster, Node, until
 from tests.conftest import any_binary
 from tests.patience import asleep
 
@@ -388,6 +392,72 @@ def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_los
     )
     assert load.errors == []
     assert load.lost() == set()
+
+
+def lost_in_a_pause(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Send while a master stands still; wake it after its failover; how many sends are lost."""
+    results: SimpleQueue[Any] = SimpleQueue()
+    waiting: SimpleQueue[None] = SimpleQueue()
+    send = NodePools._send
+
+    def noting_send(self: NodePools, part: NodeExchange) -> Any:
+        sent = send(self, part)
+        waiting.put(None)
+        return sent
+
+    with rmq.Client(cluster.url, timeout=60) as client:
+        topic = client.topic(name)
+        topic.send("warm", durability=rmq.Replicated(1, 5))  # the script is there now
+        pool = client._transport._current_pools()  # type: ignore[attr-defined]
+        master = cluster.master_of(SlotKeys("rmq", name, 0).slot)
+        part = NodeExchange(("127.0.0.1", master.port), b"", 0)
+        taken = [pool._pool_of(part).take() for _ in range(8)]  # a new connection would be asked
+        for one in taken:
+            pool._pool_of(part).give(one)
+        senders = [
+            threading.Thread(target=lambda n=n: results.put(topic.send(n))) for n in range(8)
+        ]
+        monkeypatch.setattr(NodePools, "_send", noting_send)
+        master.signal(signal.SIGSTOP)
+        try:
+            for sender in senders:
+                sender.start()
+            for _ in senders:
+                waiting.get(timeout=PATIENCE_S)
+            replica = cluster.nodes[cluster.nodes.index(master) + MASTERS]
+            others = [node for node in cluster.nodes if node not in (master, replica)]
+            until(lambda: all(serves(node, replica, name) for node in others))
+        finally:
+            master.signal(signal.SIGCONT)
+        for sender in senders:
+            sender.join(PATIENCE_S)
+        stored = replica.call("HLEN", SlotKeys("rmq", name, 0).records)
+        return 1 + len({results.get().id for _ in senders}) - int(stored)
+
+
+def serves(asked: Node, node: Node, name: str) -> bool:
+    """Whether a node says that another one serves the slot of a topic."""
+    slot = hash_slot(SlotKeys("rmq", name, 0).slot)
+    return any(
+        first <= slot <= last and master[1] == node.port
+        for first, last, master, *_ in asked.call("CLUSTER SLOTS")
+    )
+
+
+@pytest.mark.fault("F15")
+def test_what_a_former_master_answers_when_it_wakes_up_is_sent_again(
+    own_cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lost_in_a_pause(own_cluster, name, monkeypatch) == 0
+
+
+@pytest.mark.fault("F15", control=True)
+def test_a_client_of_a_cluster_that_believes_late_replies_is_seen_to_lose(
+    own_cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(cluster_calls, "SLOW_S", float("inf"))
+    assert lost_in_a_pause(own_cluster, name, monkeypatch) > 0
 
 
 class Outage(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,12 @@ from rmq.core.settings import Replicated
 from rmq.errors import AccessDenied, OutcomeUnknown, ScriptFailed, Unavailable
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command
-from rmq.transport import url
+from rmq.transport import cluster_calls, url
 from rmq.transport.cluster_calls import ClusterCalls
 from rmq.transport.cluster_operations import ExchangeAll, RefreshTable
 from rmq.transport.cluster_slots import HASH_SLOTS, SlotTable, hash_slot
 from rmq.transport.operations import Pause
-from rmq.transport.pool import NotConnected, StaleConnection
+from rmq.transport.pool import SLOW_S, NotConnected, StaleConnection
 
 A, B = ("a", 1), ("b", 2)
 SCRIPT = Script("send", "return 1")
@@ -47,6 +48,8 @@ class Nodes:
         self.sent: list[tuple[str, bytes]] = []  # to which node, and what
         self.pauses: list[float] = []
         self.refreshed = 0
+        self.on_refresh: Callable[[], object] = lambda: None
+        self.brief: list[bool] = []  # of each write: whether its replies are waited for briefly
         self.table = SlotTable([A])
         half = HASH_SLOTS // 2
         self.table.read([[0, half - 1, [b"a", 1]], [half, HASH_SLOTS - 1, [b"b", 2]]], A)
@@ -67,6 +70,7 @@ class Nodes:
             self.pauses.append(operation.seconds)
         elif isinstance(operation, RefreshTable):
             self.refreshed += 1
+            self.on_refresh()
         else:
             assert isinstance(operation, ExchangeAll)
             return [self._answer(part) for part in operation.parts]
@@ -74,7 +78,10 @@ class Nodes:
 
     def _answer(self, part: Any) -> Any:
         self.sent.append((part.node[0], part.packed))
+        self.brief.append(part.is_brief)
         answer = self.answers.pop(0)
+        if callable(answer):
+            answer = answer()
         if isinstance(answer, BaseException) and not isinstance(answer, ResponseError):
             return answer
         replies = answer if isinstance(answer, list) else [answer]
@@ -146,6 +153,76 @@ def test_a_node_that_was_away_may_have_lost_its_scripts() -> None:
         written = nodes.calls.pipeline([command()], Replicated(1, 0.2))
         assert nodes.drive(written) == ([value], 1)
     assert [b"LOAD" in packed for _, packed in nodes.sent] == [True, False, True]
+
+
+# --- replies that come late ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """Makes an answer that takes long, for `Nodes`."""
+    now = time.monotonic()
+    monkeypatch.setattr(cluster_calls.time, "monotonic", lambda: now)
+
+    def answer(replies: Any) -> Any:
+        def wait() -> Any:
+            nonlocal now
+            now += SLOW_S + 0.01
+            return replies
+
+        return wait
+
+    return answer
+
+
+@pytest.mark.parametrize("retry_for", [0, 10])
+def test_a_late_reply_of_a_former_master_is_asked_for_again(late: Any, retry_for: float) -> None:
+    nodes = Nodes(late(7), 8, retry_for=retry_for)
+    nodes.on_refresh = lambda: nodes.table.note_moved(hash_slot(KEY), B)  # as the others say
+
+    assert run(nodes) == 8
+    assert [node for node, _ in nodes.sent] == ["a", "b"]
+    assert len(nodes.sent[1][1]) > len(nodes.sent[0][1]), "it is marked as a repetition"
+
+
+def test_a_late_reply_of_a_master_counts(late: Any) -> None:
+    nodes = Nodes(late(7))
+
+    assert run(nodes) == 7
+    assert nodes.refreshed == 1
+
+
+def test_of_a_pipeline_only_the_late_replies_of_a_former_master_are_asked_for_again(
+    late: Any,
+) -> None:
+    nodes = Nodes(late([1]), [2], [3])
+    nodes.on_refresh = lambda: nodes.table.note_moved(hash_slot(LOW), B)
+
+    values, _ = nodes.drive(nodes.calls.pipeline([command(LOW), command(HIGH)], None))
+    assert values == [3, 2]
+
+
+def test_a_late_reply_behind_asking_counts(late: Any) -> None:
+    nodes = Nodes(AskError(f"{hash_slot(KEY)} b:2"), late(7))
+
+    assert run(nodes) == 7
+
+
+def test_the_node_that_answered_late_is_the_last_to_be_asked_who_is_master(late: Any) -> None:
+    nodes = Nodes(late(7))
+    first: list[Any] = []
+    nodes.on_refresh = lambda: first.append(nodes.table.candidates()[0])
+    run(nodes)
+    assert first == [B]
+
+
+def test_the_table_is_asked_for_briefly_at_all_nodes_before_any_is_waited_for() -> None:
+    silent = redis.TimeoutError("no reply")
+    nodes = Nodes(silent, silent, silent, [[[0, HASH_SLOTS - 1, [b"b", 2]]]])
+    nodes.drive(nodes.calls.read_table())
+
+    assert nodes.brief == [True, True, False, False]
+    assert nodes.table.masters() == [B]
 
 
 def test_tryagain_pauses_briefly_and_reads_no_table() -> None:
@@ -285,6 +362,19 @@ def test_a_node_that_is_away_is_not_asked_again_at_once_by_calls_that_fail_fast(
 def test_the_death_of_an_old_connection_does_not_fail_a_call() -> None:
     nodes = Nodes(StaleConnection("closed"), 7)
     assert nodes.drive(nodes.calls.command(quick())) == 7
+
+
+def test_a_call_that_fails_fast_is_not_repeated_at_a_node_that_stands_still(late: Any) -> None:
+    nodes = Nodes(late(StaleConnection("timed out")))
+    with pytest.raises(OutcomeUnknown):
+        nodes.drive(nodes.calls.command(quick()))
+    assert len(nodes.sent) == 1
+
+
+def test_calls_that_fail_fast_wait_briefly_for_a_reply_and_others_do_not() -> None:
+    nodes = Nodes([b"sha", 7], [b"sha", 8])
+    nodes.drive(nodes.calls.pipeline([quick(LOW), command(HIGH)], None))
+    assert nodes.brief == [True, False]
 
 
 def test_a_call_that_fails_fast_follows_its_slot() -> None:

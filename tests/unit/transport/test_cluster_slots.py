@@ -6,6 +6,7 @@ import pytest
 from redis.exceptions import AskError, MovedError
 
 from rmq.core.keys import SlotKeys
+from rmq.transport import cluster_slots
 from rmq.transport.cluster_slots import (
     HASH_SLOTS,
     MOVED_MOST,
@@ -70,6 +71,20 @@ def test_a_node_without_a_host_has_that_of_the_node_that_answered(host: object) 
 def test_moved_and_ask_without_a_host_lead_to_the_host_that_answered(text: str) -> None:
     for error in (MovedError(text), AskError(text)):
         assert address_of(error.host, error.port, ("10.0.0.5", 7000)) == ("10.0.0.5", 7001)
+
+
+@pytest.mark.parametrize(("took_s", "pause_s"), [(None, 0), (0.0, 0.1), (0.5, 0.5), (24.0, 1.0)])
+def test_a_node_that_did_not_answer_is_asked_again_within_a_second(
+    table: SlotTable, monkeypatch: pytest.MonkeyPatch, took_s: float | None, pause_s: float
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(cluster_slots.time, "monotonic", lambda: now)
+    table.note_failed(A, took_s)
+
+    now += pause_s * 0.99
+    assert table.is_away(A) == (took_s is not None)
+    now += pause_s * 0.02
+    assert not table.is_away(A)
 
 
 def test_suspects_are_asked_last(table: SlotTable) -> None:
