@@ -43,6 +43,8 @@ class Outgoing:
         time_range: how long a merging message waits for others, seconds or timedelta.
         merge: which body survives: "first", "last", or "collect" (all of them, as a list; one of
             256 KiB, or of max_body where that is less, is full, and the next body opens another).
+            Every merge writes the whole list again, so the last ones of a full list cost Redis
+            ten times as much as the first; a smaller max_body bounds that.
         extend: every merge starts `time_range` again, up to `max_wait`.
         max_wait: the longest a merging message waits from its first arrival; needed with `extend`.
         slot_basis: messages with one basis share a slot and its order; default: the merge key, or
