@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -27,9 +28,12 @@ _CODE = re.compile(r"[0-9a-v]{8}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 
 
-def new_id(topic: str) -> str:
-    """Return an id for a job of a topic: the topic's name, a dot and 8 random characters."""
-    return f"{topic}." + "".join(secrets.choice(_DIGITS) for _ in range(8))
+def new_id(topic: str, dedup_key: str | None = None) -> str:
+    """Return an id for a job of a topic: its name, a dot and 8 characters, random or of a key."""
+    drawn = secrets.token_bytes(8)
+    if dedup_key is not None:
+        drawn = hashlib.blake2b(dedup_key.encode(), digest_size=8, person=b"rmq job").digest()
+    return f"{topic}." + "".join(_DIGITS[byte % 32] for byte in drawn)
 
 
 def topic_of(id: object) -> str:

@@ -137,6 +137,13 @@ HELD_BACK = Metric(
     "Waiting messages that a pause or a limit of the topic holds back.",
 )  # fmt: skip
 PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
+SENDS_PAUSED = Metric(
+    "rmq_sends_paused", "gauge", "topics", ("topic",), "1 while sends are paused."
+)
+TOPICS_NOT_COUNTED = Metric(
+    "rmq_server_topics_not_counted", "gauge", "topics", (),
+    "Topics that have no series, since only the first 1000 by name have some.",
+)  # fmt: skip
 TOPIC_EVENTS = Metric(
     "rmq_topic_events_total", "counter", "messages", ("topic", "event"),
     "What happened to messages of a topic since it was created.",
@@ -160,8 +167,8 @@ SERVICE_FAILURES = Metric(
 )  # fmt: skip
 
 SERVER_METRICS = (
-    MESSAGES, OLDEST_DUE, TAKE_LATENESS, HELD_BACK, PAUSED, TOPIC_EVENTS, SERVER_AUDIT_MISSING,
-    LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
+    MESSAGES, OLDEST_DUE, TAKE_LATENESS, HELD_BACK, PAUSED, SENDS_PAUSED, TOPICS_NOT_COUNTED,
+    TOPIC_EVENTS, SERVER_AUDIT_MISSING, LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

@@ -293,6 +293,27 @@ def test_a_job_is_started_and_goes_on_by_itself(api: Ask, client: rmq.Client) ->
     assert api("/jobs/orders.00000000").status == 404
 
 
+def test_a_request_that_is_repeated_under_its_key_starts_one_job(
+    api: Ask, client: rmq.Client
+) -> None:
+    dead(client, 2)
+    path, key = "/topics/orders/jobs", {"Idempotency-Key": "k1"}
+
+    first, again = (api(path, "POST", {"type": "t1"}, key) for _ in range(2))
+    other = api(path, "POST", {"type": "t1"}, {"Idempotency-Key": "k2"})
+    for_else = api(path, "POST", {"type": "t0"}, key)
+
+    assert (first.status, again.status) == (201, 201)
+    assert first.body["id"] == again.body["id"] != other.body["id"]
+    assert (for_else.status, for_else.body["field"]) == (400, "dedup_key")
+    until(lambda: api(f"/jobs/{first.body['id']}").body["state"] == "done", "the end of the job")
+    late = api(path, "POST", {"type": "t1"}, key)
+    assert (late.body["id"], late.body["state"]) == (first.body["id"], "done")
+    started = [line for line in client.admin.audit_trail() if line.what == "job start"]
+    assert [line.subject for line in started].count(first.body["id"]) == 1
+    assert {job.id for job in client.admin.jobs()} == {first.body["id"], other.body["id"]}
+
+
 def test_dead_letters_go_to_another_topic_at_once_or_by_a_job(api: Ask, client: rmq.Client) -> None:
     ids = dead(client, 6)
     client.topic("other", max_length=4).open()

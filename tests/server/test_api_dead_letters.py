@@ -208,6 +208,9 @@ def test_exported_dead_letters_are_imported_by_the_command_line_and_the_api(
     ("changed", "detail"),
     [
         ({"body_base64": "?"}, "letters[1]"),
+        ({"body_base64": "bm8="}, "letters[1]: its body cannot be read"),  # no JSON
+        ({"codec": 2, "body_base64": "wQ=="}, "letters[1]: its body cannot be read"),
+        ({"codec": 3, "body_base64": "EW5v"}, "letters[1]: its body cannot be read"),
         ({"body_base64": None}, "letters[1]: give one of"),
         ({"bodies_base64": ["MQ=="]}, "letters[1]: give one of"),
         ({"body_base64": None, "bodies_base64": ["Ww=="]}, "letters[1]: its body"),

@@ -10,6 +10,7 @@ import pytest
 
 import rmq
 from rmq.server import leadership, service, survey
+from rmq.server.http import metrics
 from rmq.server.leadership import Leadership
 from rmq.server.services import retention, rollback
 from tests.server.running import get, serving, until
@@ -147,6 +148,29 @@ def test_metrics_count_messages_and_name_each_series_once(
     age = re.search(r'^rmq_oldest_due_seconds{topic="orders"} (.*)$', text, re.MULTILINE)
     assert age is not None
     assert float(age[1]) > 0, "they were sent a moment ago"
+
+
+def test_metrics_tell_of_paused_sends_and_of_topics_without_series(
+    server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "TOPICS_MAX", 2)
+    for name in ("a", "b", "c"):
+        client.topic(name).open()
+    client.admin.topic_pause("a", verb="send")
+    client.admin.topic_pause("b", verb="receive")
+
+    with serving(server.url, prefix) as running:
+        text = until(
+            lambda: "rmq_server_topics_not_counted 1.0" in (t := _metrics(running)) and t,
+            "the survey",
+        )
+
+    for line in (
+        'rmq_paused{topic="a"} 0.0', 'rmq_paused{topic="b"} 1.0',
+        'rmq_sends_paused{topic="a"} 1.0', 'rmq_sends_paused{topic="b"} 0.0',
+    ):  # fmt: skip
+        assert line in text
+    assert 'topic="c"' not in text
 
 
 def test_a_topic_that_cannot_be_read_does_not_stop_the_others(

@@ -38,6 +38,7 @@ class JobAdmin(AdminPart):
         by: str | None = None,
         expected: int | None = None,
         to: str | None = None,
+        dedup_key: str | None = None,
     ) -> Job:
         """Start a job on the dead letters of a topic, which `rmq server` or `job_run` then runs.
 
@@ -51,6 +52,8 @@ class JobAdmin(AdminPart):
             by: who starts it, for people to read; the default is user@host.
             expected: how many there are, if the caller has counted; for progress bars.
             to: of a redrive: another topic to which they go, as `redrive` does.
+            dedup_key: the caller's name for this call. While the job is kept, another call with it
+                starts none and returns the first one.
 
         Guarantee:
             Each dead letter that fits and died before the job began is sent back once, whoever
@@ -64,7 +67,9 @@ class JobAdmin(AdminPart):
         keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
         return self._run(
-            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected, to)
+            jobs.job_start(
+                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key
+            )
         )
 
     def jobs(self, topic: str | None = None) -> list[Job]:
@@ -141,12 +146,15 @@ class AsyncJobAdmin(AsyncAdminPart):
         by: str | None = None,
         expected: int | None = None,
         to: str | None = None,
+        dedup_key: str | None = None,
     ) -> Job:
         """As `Admin.job_start`."""
         keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
         return await self._run(
-            jobs.job_start(context, verb, conditions or {}, rate, keep_ms, by, expected, to)
+            jobs.job_start(
+                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key
+            )
         )
 
     async def jobs(self, topic: str | None = None) -> list[Job]:

@@ -105,6 +105,7 @@ def job_start(
     by: str | None,
     expected: int | None,
     to: str | None = None,
+    dedup_key: str | None = None,
 ) -> Flow[Job]:
     """Start a job; somebody has to run it.
 
@@ -127,16 +128,24 @@ def job_start(
         if known != "redrive":
             raise InvalidValue("to: it is for a redrive")
         yield from redrive_to.open_target(context, to)
-    job_id, prefix = jobs_core.new_id(context.name), context.prefix
+    job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
     now_ms = yield from server_ms("job_start")
     # The list first: a job that is not in it would never end.
-    yield RawCommand("job_start", "ZADD", jobs_key(prefix), LISTED_ACTIVE + now_ms // 1000, job_id)
+    listed = LISTED_ACTIVE + now_ms // 1000
+    yield RawCommand("job_start", "ZADD", jobs_key(prefix), "NX", listed, job_id)
     fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to)
     began = yield commands.job_start(prefix, job_id, fields)
-    text = f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
+    started = yield from job(prefix, job_id)
+    text = _text_of(known, given, to)
+    if text != _text_of(started.verb, started.conditions, started.to):
+        raise InvalidValue(f"dedup_key: job {job_id} was started with it, and for something else")
     text += f" at {rate:g}/s" if rate else ""
     yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
-    return (yield from job(prefix, job_id))
+    return started
+
+
+def _text_of(verb: str, given: Mapping[str, Any], to: str | None) -> str:
+    return f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
 
 
 def _conditions_text(given: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ EVENTS = (
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
     "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
 )  # fmt: skip
-TOPICS_MAX = 1000  # topics that are exposed, by name; each has 46 series
+TOPICS_MAX = 1000  # topics that are exposed, by name; each has 47 series
 
 
 class ServerMetrics:
@@ -52,7 +52,8 @@ class ServerMetrics:
 
     def collect(self) -> Iterator[Any]:
         """Yield the families; prometheus_client calls it."""
-        topics = dict(sorted(self._topics().items())[:TOPICS_MAX])
+        every = self._topics()
+        topics = dict(sorted(every.items())[:TOPICS_MAX])
         totals = {name: counts.total for name, counts in topics.items()}
         yield self._family(
             telemetry.MESSAGES,
@@ -66,10 +67,13 @@ class ServerMetrics:
         yield self._family(
             telemetry.HELD_BACK, [((name,), count["held"]) for name, count in totals.items()]
         )
-        yield self._family(
-            telemetry.PAUSED,
-            [((name,), int(count["paused_ms"] > 0)) for name, count in totals.items()],
-        )
+        for metric, since in (
+            (telemetry.PAUSED, "paused_ms"),
+            (telemetry.SENDS_PAUSED, "sends_paused_ms"),
+        ):
+            paused = [((name,), int(count[since] > 0)) for name, count in totals.items()]
+            yield self._family(metric, paused)
+        yield self._family(telemetry.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])
         yield self._family(
             telemetry.TOPIC_EVENTS,
             [((name, event), count[event]) for name, count in totals.items() for event in EVENTS],

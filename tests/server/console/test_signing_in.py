@@ -189,3 +189,21 @@ def test_an_admin_makes_and_revokes_tokens(scene: Scene) -> None:
     assert text not in scene.fetch("/console/tokens", cookie).text
     assert scene.fetch("/console/tokens/ann/revoke", cookie, {"csrf": csrf}).status == 303
     assert "ann" not in {token.name for token in scene.client.admin.tokens()}
+
+
+def test_a_token_that_is_made_on_the_page_expires_and_that_of_an_admin_always(
+    scene: Scene,
+) -> None:
+    cookie = scene.cookie("admin")
+    csrf = csrf_of(scene.fetch("/console/tokens", cookie).text)
+
+    def made(name: str, role: str, expires: str) -> int:
+        form = {"csrf": csrf, "name": name, "role": role, "expires": expires}
+        return scene.fetch("/console/tokens", cookie, form).status
+
+    assert made("empty", "admin", "") == 200
+    assert made("never", "admin", "never") == 400
+    assert made("reader", "viewer", "never") == 200
+    found = {token.name: token for token in scene.client.admin.tokens()}
+    days = (found["empty"].expires_ms - found["empty"].created_ms) / 86_400_000
+    assert (days, found["reader"].expires_ms, "never" in found) == (90, None, False)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from rmq.core.access import Role
 from rmq.server.console.page import Ask, Pages, Redirect, View, duration
+from rmq.server.http.api.problems import ApiError
 
 PAGES = Pages()
+
+EXPIRES = "90d"  # of a token for which nobody says when
 
 
 @PAGES.get("/tokens", Role.ADMIN)
@@ -16,13 +19,18 @@ async def tokens(ask: Ask) -> View:
 
 @PAGES.post("/tokens", Role.ADMIN)
 async def create(ask: Ask) -> View:
-    """Create a token; its text is shown by this answer, and never again."""
-    expires = ask.form.get("expires", "").strip()
+    """Create a token; its text is shown by this answer, and never again.
+
+    It expires, unless a person says never, which an admin's token cannot.
+    """
+    expires = ask.form.get("expires", "").strip() or EXPIRES
+    if expires == "never" and ask.form.get("role", "") == Role.ADMIN:
+        raise ApiError("invalid", "expires: a token of an admin has to expire", "expires")
     made = await ask.at.admin.token_create(
         ask.form.get("name", "").strip(),
         ask.form.get("role", ""),
         sees_bodies=ask.form.get("sees_bodies") == "on",
-        expires=duration(expires, "expires") if expires else None,
+        expires=None if expires == "never" else duration(expires, "expires"),
     )
     return await _view(ask, made.text, made.name)
 
@@ -37,5 +45,7 @@ async def revoke(ask: Ask) -> Redirect:
 
 async def _view(ask: Ask, text: str = "", made: str = "") -> View:
     found = await ask.at.admin.tokens()
-    values = {"found": found, "roles": tuple(Role), "text": text, "made": made}
+    values = {
+        "found": found, "roles": tuple(Role), "text": text, "made": made, "expires": EXPIRES,
+    }  # fmt: skip
     return View("tokens.html", values, "Tokens")

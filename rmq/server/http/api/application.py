@@ -118,10 +118,10 @@ class Api:
 
     def at(self, scope: MutableMapping[str, Any]) -> At:
         """Return what answers a request; `scope` is the one that the guard has seen."""
-        if_match = Headers(scope=scope).get("If-Match", "")
         return At(
-            self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing, if_match
-        )
+            self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing,
+            Headers(scope=scope),
+        )  # fmt: skip
 
     async def require(self, at: At, role: Role, operation: str, topic: str) -> None:
         """Refuse a principal that lacks the role of an operation, and note that.

@@ -182,10 +182,11 @@ def _body_of(letter: bodies.ImportedLetter, name: str) -> bytes:
     if (letter.body_base64 is None) == (letter.bodies_base64 is None):
         raise ApiError("invalid", f"{name}: give one of body_base64 and bodies_base64", "letters")
     try:
-        if letter.body_base64 is not None:
-            return base64.b64decode(letter.body_base64, validate=True)
-        pieces = [base64.b64decode(each, validate=True) for each in letter.bodies_base64 or ()]
+        given = letter.bodies_base64 if letter.body_base64 is None else [letter.body_base64]
+        pieces = [base64.b64decode(each, validate=True) for each in given or ()]
         bodies_read = codecs.decode_all(letter.codec, pieces)
+        if letter.body_base64 is not None:
+            return pieces[0]
         return codecs.BY_NUMBER[letter.codec].encode(bodies_read)
     except (ValueError, DecodeError, EncodeError) as error:
         raise ApiError("invalid", f"{name}: its body cannot be read: {error}", "letters") from None

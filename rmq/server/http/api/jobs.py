@@ -33,15 +33,16 @@ async def list_jobs(at: At, query: bodies.JobsQuery) -> views.JobList:
 async def start_job(at: At, path: bodies.TopicPath, body: bodies.NewJob) -> views.Job:
     """Start a redrive or purge of the dead letters of a topic, which goes on after this answer.
 
-    A dry run of `redrive` or `purge` counts them first. A request that is repeated starts another
-    job; each dead letter is sent back once all the same.
+    A dry run of `redrive` or `purge` counts them first. A request that is repeated with the same
+    header Idempotency-Key starts no other job; without one it does, and each dead letter is sent
+    back once all the same.
     """
     if body.verb == "purge":
         at.require(Role.ADMIN)  # as the purge that it does
         check_confirm(body.confirm, path.topic)
     job = await at.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
-        expected=body.expected, to=body.to,
+        expected=body.expected, to=body.to, dedup_key=at.headers.get("Idempotency-Key"),
     )  # fmt: skip
     return views.job_of(job)
 

@@ -45,7 +45,7 @@ class At:
         principal: who asks.
         address: from where.
         missing: returns, by topic, how many messages the last audit of this server found missing.
-        if_match: the header If-Match: ETags of what is to be changed; empty: whatever it is.
+        headers: of the request; names in any case.
     """
 
     client: AsyncClient
@@ -55,7 +55,7 @@ class At:
     principal: Principal
     address: str
     missing: Callable[[], Mapping[str, int]] = dict
-    if_match: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def admin(self) -> AsyncAdmin:

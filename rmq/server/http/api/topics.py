@@ -65,10 +65,11 @@ async def set_topic(at: At, path: bodies.TopicPath, body: bodies.Settings) -> vi
     its settings, a pause or a resize.
     """
     read = None
-    if at.if_match not in ("", "*"):
+    if_match = at.headers.get("If-Match", "*")
+    if if_match != "*":
         read = await at.admin.settings(path.topic)
         shown = msgspec.json.encode(views.topic_of(path.topic, read))
-        if views.etag_of(shown) not in at.if_match:
+        if views.etag_of(shown) not in if_match:
             raise ApiError("changed", "read the topic again; nothing was done", "If-Match")
     try:
         done = await at.admin.topic_set(path.topic, unless_changed=read, **body.given())
