@@ -50,14 +50,13 @@ Exit codes:
   130 stopped with Ctrl-C
   141 the reader of a pipe closed it
 
-\b
 Data goes to stdout, everything else to stderr. With --json a command prints one
-JSON document, and NDJSON (one object a line) where it lists messages: peek,
-tail, dlq ls, outbox ls, send --results. Errors are then {"error": {...}} on stderr.
+JSON document, and NDJSON (one object a line) where it lists messages: peek, tail,
+dlq ls, outbox ls, send --results. Errors are then {"error": {...}} on stderr.
 -o json, ndjson, csv print the same data as one document, line by line, as CSV.
+
 Durations: 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d.
 
-\b
 Put a password in RMQ_URL, not in --url: `ps` shows arguments to other users.
 RMQ_DEBUG=1 adds the traceback to an error.
 """
@@ -206,6 +205,12 @@ class CommandGroup(_HelpSections, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order in which the commands were added."""
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, each with its first sentence in full."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, c.get_short_help_str(500)) for name, c in commands if c])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

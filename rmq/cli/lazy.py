@@ -46,13 +46,8 @@ class LazyCommands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands."""
-        width = formatter.width - 6 - max(map(len, self.places))
-        rows = [
-            (name, click.Command(name, help=place.summary).get_short_help_str(width))
-            for name, place in self.places.items()
-        ]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, place.summary) for name, place in self.places.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the name of a command, or an option."""

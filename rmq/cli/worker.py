@@ -54,12 +54,14 @@ Exit codes; with --processes the largest of them:
   0   stopped; everything that had started was finished
   1   MODULE cannot be imported
   2   wrong usage, or settings that differ from those in Redis
-  4   the grace time ended and running messages were handed back, or Redis was away and some acks
-      could not be sent: these messages are delivered again
+  4   the grace time ended and running messages were handed back, or Redis
+      was away and some acks could not be sent: these are delivered again
   70  no progress (--watchdog), or a handler that hung (--timeout-kill)
   134 the same, where the handler held the GIL: the process was ended by SIGABRT
-  71  a lifespan raised: at the start, nothing was received; or it was not closed in time
-  75  an rmq.Worker that reached its max_messages or max_memory, and has no supervisor
+  71  a lifespan raised: at the start, nothing was received; or it was not
+      closed in time
+  75  an rmq.Worker that reached its max_messages or max_memory, and has no
+      supervisor
   128 + n  a second signal n
 """
 

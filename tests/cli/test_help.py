@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import click
+import pytest
+from click.testing import CliRunner
 
 import rmq
 from rmq.cli import COMMANDS, cli
@@ -84,3 +86,18 @@ def test_no_arguments_show_help_and_are_wrong_usage(shell):
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "Commands:" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_no_line_of_help_is_cut_or_too_long(columns):
+    groups = sorted({path[:-1] for path in ALL})
+    assert len(groups) > 10
+
+    for words in [*groups, *ALL]:
+        done = CliRunner().invoke(cli, [*words, "--help"], terminal_width=columns)
+        lines = done.stdout.splitlines()
+
+        assert [line for line in lines if len(line) > columns] == [], words
+        if words in groups:
+            listed = lines[lines.index("Commands:") :]
+            assert [line for line in listed if line.endswith("...")] == [], words

@@ -27,11 +27,11 @@ def test_topic_that_cannot_be_read_is_an_error(client: rmq.Client, redis: Server
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("store", "5 messages are in no queue"),
-        ("prepare", "1 messages are in no queue"),
-        ("dead", "2 messages are in no queue"),
-        ("trash", "1 messages are in no queue"),
-        ("records", "9 messages in its queues have no record"),
+        ("store", "5 messages in no queue"),
+        ("prepare", "1 message in no queue"),
+        ("dead", "2 messages in no queue"),
+        ("trash", "1 message in no queue"),
+        ("records", "9 messages of its queues without record"),
     ],
 )
 def test_slot_of_which_a_key_was_evicted_is_an_error(
@@ -88,7 +88,7 @@ def test_head_that_waits_for_its_retry_is_named(client: rmq.Client) -> None:
     finding = one(client, "blocked-heads")
 
     assert str(head.id) in finding.evidence
-    assert "1 messages are behind it" in finding.evidence
+    assert "1 message behind it" in finding.evidence
 
 
 def test_head_that_a_worker_runs_for_long_is_named_with_the_worker(
@@ -115,7 +115,7 @@ def test_messages_without_a_taker_are_named_until_somebody_is_there(
 ) -> None:
     topic = client.topic("orders")
     topic.send(1)
-    assert "orders: 1 messages wait" in one(client, "no-consumer").evidence
+    assert "orders: 1 message due, none in flight" in one(client, "no-consumer").evidence
 
     report_worker(redis, "aaaaaaaa", "orders")
     assert grave(client, "no-consumer") == []

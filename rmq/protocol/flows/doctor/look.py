@@ -194,6 +194,11 @@ def at(addresses: list[str]) -> str:
     return f"{some(addresses)}: " if any(addresses) else ""
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def some(names: list[str], most: int = 3) -> str:
     """Return the first names of a list, and how many there are besides."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""

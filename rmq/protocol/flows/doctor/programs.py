@@ -9,7 +9,7 @@ from rmq.core.keys import topics_key, wake_channel
 from rmq.core.version import VERSION
 from rmq.errors import AccessDenied, RMQError
 from rmq.protocol import acl, functions, scripts
-from rmq.protocol.flows.doctor.look import Look, Sight, age, at, some
+from rmq.protocol.flows.doctor.look import Look, Sight, age, at, plural, some
 from rmq.protocol.steps import Flow, RawCommand
 
 CLOCK_NOTE_S, CLOCK_WARNING_S = 0.5, 5.0
@@ -112,7 +112,7 @@ def versions(look: Look) -> Flow[list[Sight]]:
     elif by_version and VERSION not in by_version:
         found.append(Sight("note", f"{here}, workers have {told}", "rmq worker ls --json"))
     count = sum(map(len, by_version.values()))
-    workers = f"{count} workers of RMQ {VERSION}" if count else "no workers"
+    workers = f"{plural(count, 'worker')} of RMQ {VERSION}" if count else "no workers"
     return found or [Sight("ok", f"{', '.join(servers)}; {here}; {workers}")]
 
 

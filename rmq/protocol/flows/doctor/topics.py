@@ -8,7 +8,7 @@ from rmq.core.layout import Resizing
 from rmq.errors import RMQError, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.flows import resize, scheduled_topics
-from rmq.protocol.flows.doctor.look import MIB, Look, Sight, age, some
+from rmq.protocol.flows.doctor.look import MIB, Look, Sight, age, plural, some
 from rmq.protocol.flows.overview import TopicOverview
 from rmq.protocol.flows.recurring import SLOT
 from rmq.protocol.steps import Flow, Pipeline, RawCommand, is_master_away
@@ -43,7 +43,8 @@ def readable(look: Look) -> Flow[list[Sight]]:
         broken.append(Sight("error", text, "rmq doctor --only cluster"))
     if broken:
         return broken
-    return [Sight("ok", f"{len(topics)} topics, {sum(len(t.slots) for t in topics)} slots")]
+    slots = sum(len(topic.slots) for topic in topics)
+    return [Sight("ok", f"{plural(len(topics), 'topic')}, {plural(slots, 'slot')}")]
 
 
 def _mend(topic: TopicOverview) -> str:
@@ -84,7 +85,8 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
         found.append(
             Sight(
                 "warning",
-                f"{topic.name}: slot {index} of {len(topic.slots)} holds {records} messages"
+                f"{topic.name}: slot {index} of {len(topic.slots)} holds "
+                + plural(records, "message")
                 + (f", {size // MIB} MiB" if size else "")
                 + "; one server holds all of it, and a restart loads it",
                 f"rmq stats {topic.name} --slots",
@@ -93,7 +95,7 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
     most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
     if len(fullest) > WEIGHED and not unread:
         unread = f"; memory of the {WEIGHED} fullest of {len(fullest)} slots"
-    return found or [Sight("ok", f"the fullest slot holds {most} messages{unread}")]
+    return found or [Sight("ok", f"the fullest slot holds {plural(most, 'message')}{unread}")]
 
 
 _QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
@@ -110,14 +112,15 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
         for index, counts in enumerate(topic.slots):
             queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
             if queued != records:
-                what = f"{records - queued} messages are in no queue, so that nobody gets them"
+                what, count = "in no queue, which nobody gets", records - queued
                 if queued > records:
-                    what = f"{queued - records} messages in its queues have no record, and no body"
+                    what, count = "of its queues without record and body", queued - records
                 found.append(
                     Sight(
                         "error",
-                        f"{topic.name}: slot {index} has {records} records and {queued} messages "
-                        f"in its queues: {what}; a key was evicted or deleted",
+                        f"{topic.name}: slot {index} has {plural(records, 'record')} and "
+                        f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
+                        f"{what}; a key was evicted or deleted",
                         f"rmq stats {topic.name} --slots",
                     )
                 )
@@ -172,7 +175,7 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
                 Sight(
                     "warning",
                     f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
-                    f"retry of {id}; {behind} messages are behind it",
+                    f"retry of {id}; {plural(behind, 'message')} behind it",
                     f"rmq get {topic.name} {id}",
                 )
             )
@@ -181,8 +184,8 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
                 Sight(
                     "warning",
                     f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
-                    f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; {behind} "
-                    "messages are behind it",
+                    f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; "
+                    f"{plural(behind, 'message')} behind it",
                     f"rmq worker show {worker.id}",
                 )
             )
@@ -211,8 +214,8 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
             found.append(
                 Sight(
                     "warning",
-                    f"{topic.name}: {_ready(topic)} messages wait, none is in flight, no worker "
-                    "handles the topic and no consumer listens",
+                    f"{topic.name}: {plural(_ready(topic), 'message')} due, none in flight, no "
+                    "worker handles the topic and no consumer listens",
                     "rmq worker MODULE  (the one with its handler)",
                 )
             )
