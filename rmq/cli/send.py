@@ -48,7 +48,7 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
         "rmq send reminders '\"call back\"' --at 2030-01-31T09:00:00+01:00",
         "rmq send mail 'a plain text' --raw --header lang=en",
         "rmq send orders '{\"id\": 7}' --type order.refunded",
-        "rmq send search '{\"user\": 42}' --merge-key user:42 --time-range 5s --merge last",
+        "rmq send search '{\"user\": 42}' --merge-key 42 --time-range 5s",
         "jq -c '.orders[]' day.json | rmq send orders -",
     ),
 )

@@ -18,7 +18,6 @@ It gives back expired leases and drops old dead letters in all topics, sends the
 schedules, and answers over HTTP: /livez, /readyz, /metrics, /api/v1. Several servers may run; one
 leads.
 
-\b
 Settings come from flags, the environment, or a file (--config, RMQ_CONFIG, rmq.toml,
 ~/.config/rmq/rmq.toml, /etc/rmq/rmq.toml); `rmq config show` says from which.
 SIGHUP reads the file again; only log levels change without a restart.
@@ -95,6 +94,8 @@ def server(file: str | None, **flags: Any) -> None:
 
     def started() -> None:
         log.info("serving %s at %s", output.neutral(running.redis_url), running.url)
+        if running.asks_for_tokens:
+            log.info("requests need a token: rmq token create NAME --role viewer|operator|admin")
 
     def reload() -> None:
         fresh = ServerConfig.load(given, file=file)

@@ -57,7 +57,7 @@ Exit codes; with --processes the largest of them:
   4   the grace time ended and running messages were handed back, or Redis
       was away and some acks could not be sent: these are delivered again
   70  no progress (--watchdog), or a handler that hung (--timeout-kill)
-  134 the same, where the handler held the GIL: the process was ended by SIGABRT
+  134 the same, where the handler held the GIL: ended by SIGABRT
   71  a lifespan raised: at the start, nothing was received; or it was not
       closed in time
   75  an rmq.Worker that reached its max_messages or max_memory, and has no

@@ -41,9 +41,11 @@ class _Declaring(Generic[ScheduleT]):
     ) -> ScheduleT:
         """Declare a schedule: a message to this topic at recurring times; `rmq schedule` shows it.
 
-        It is written to Redis when a worker or an `rmq.Scheduler` of this client starts, or by
-        `.declare()`. Declared again with the same definition, it stays as it is; with another,
-        it is changed. It goes on after this program has ended, until it is deleted.
+        This call sends nothing. The schedule is written to Redis when a worker or an
+        `rmq.Scheduler` of this client starts, or by `.declare()`; its messages are sent while a
+        worker of the topic, an `rmq.Scheduler` or `rmq server` runs. Declared again with the same
+        definition, it stays as it is; with another, it is changed. It goes on after this program
+        has ended, until it is deleted.
 
         Args:
             name: 1 to 128 of A-Z a-z 0-9 . _ -; what names it in the topic.

@@ -58,8 +58,10 @@ class Server:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         token = config.read_token()
+        mode = config.choose_auth(token)
+        self.asks_for_tokens = mode == "token"
         authentication = Authentication(
-            config.choose_auth(token), token,
+            mode, token,
             Proxy(
                 tuple(map(ipaddress.ip_network, config.proxy_addresses)),
                 config.proxy_user_header, config.proxy_role_header or "",

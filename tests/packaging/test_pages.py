@@ -24,6 +24,11 @@ CHECKOUT += ("constraints.txt",)  # the lock may be missing
 README = "README.md"
 VENV = "python3 -m venv .venv"
 # How many blocks of a page are not run; each says why, beside the block.
+MARKDOWN = [
+    each
+    for folder in ("", "docs", "docs/decisions", "examples", "bench", "lua", "tests")
+    for each in (ROOT / folder).glob("*.md")
+]
 PAGES = {
     "README.md": 1,
     "docs/tutorial.md": 0,
@@ -191,3 +196,30 @@ def test_every_link_to_a_page_leads_to_one() -> None:
         named = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
         gone = [name for name in named if not ((ROOT / page).parent / name).exists()]
         assert gone == [], page
+
+
+def broken_rows(text: str) -> list[str]:
+    """Return the lines of tables that have another number of cells than the head of the table."""
+    found, cells, is_code = [], 0, False
+    for line in (*text.splitlines(), ""):
+        is_code ^= line.lstrip().startswith("```")
+        row = line.strip()
+        if is_code or not row or row.startswith("<!--"):
+            cells = 0
+        elif cells or row.startswith("|"):
+            count = len(re.findall(r"(?<!\\)\|", row))
+            cells = cells or count
+            if count != cells or not row.startswith("|"):
+                found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("page", sorted(str(each.relative_to(ROOT)) for each in MARKDOWN))
+def test_no_row_of_a_table_is_broken(page: str) -> None:
+    assert broken_rows((ROOT / page).read_text()) == []
+
+
+def test_a_broken_row_is_found() -> None:
+    table = "| a | b |\n| --- | --- |\n| c | d |\n"
+    assert broken_rows(table + "\ntext\n") == []
+    assert broken_rows(table + "| e | f\n g |\n") == ["| e | f", " g |"]

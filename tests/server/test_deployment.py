@@ -18,25 +18,30 @@ import pytest
 import yaml
 
 from rmq.cli import app
+from rmq.core.validation import parse_duration
 from rmq.server.config import SETTINGS, ServerConfig
 from tests.server.running import PATIENCE_S, get, until
 from tests.servers import Server as Redis, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-UNIT = (DEPLOY / "rmq-server.service").read_text()
+UNITS = {unit.stem: unit.read_text() for unit in sorted(DEPLOY.glob("*.service"))}
+UNIT = UNITS["rmq-server"]
 CONTAINER = (DEPLOY / "Containerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 VARIABLES = {setting.variable for setting in SETTINGS}
 
 
-def of_unit(name: str) -> list[str]:
-    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+def of_unit(name: str, unit: str = "rmq-server") -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", UNITS[unit], re.MULTILINE)
 
 
 def command_of(words: list[str]) -> click.Command:
     """The command that these words call, with all its options known."""
-    command = app.cli.get_command(click.Context(app.cli), words[0])
+    context = click.Context(app.cli)
+    command = app.cli.get_command(context, words[0])
+    if isinstance(command, click.Group):
+        command = command.get_command(context, words[1]) or command.get_command(context, "run")
     assert command is not None, words
     known = {name for option in command.params for name in option.opts}
     assert {word for word in words if word.startswith("--")} <= known
@@ -56,31 +61,46 @@ def test_the_unit_calls_the_server_with_flags_that_it_has() -> None:
     assert int(of_unit("TimeoutStopSec")[0]) > grace_s
 
 
-def test_the_unit_gives_the_server_no_more_than_it_needs() -> None:
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_unit_gives_a_program_no_more_than_it_needs(unit: str) -> None:
     for name, value in {
         "DynamicUser": "yes", "ProtectSystem": "strict", "ProtectHome": "yes",
         "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "PrivateDevices": "yes",
     }.items():  # fmt: skip
-        assert of_unit(name) == [value], name
+        assert of_unit(name, unit) == [value], name
+    (line,) = of_unit("ExecStart", unit)
+    program, *words = shlex.split(line)
+    assert program.endswith("/bin/rmq")
+    command = command_of(words)
+    assert {"rmq-server": "server", "rmq-worker": "run", "rmq-relay": "run"}[unit] == command.name
+    assert int(of_unit("TimeoutStopSec", unit)[0]) >= 30
+    assert "pypi.org" not in UNITS[unit]
+
+
+def test_a_worker_is_stopped_later_than_its_grace() -> None:
+    words = shlex.split(of_unit("ExecStart", "rmq-worker")[0])
+    grace_s = parse_duration(words[words.index("--grace") + 1])
+    assert int(of_unit("TimeoutStopSec", "rmq-worker")[0]) > grace_s
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="this machine has no systemd")
-def test_systemd_takes_the_unit_and_knows_every_word_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit_text", UNITS.values(), ids=UNITS)
+def test_systemd_takes_the_unit_and_knows_every_word_of_it(tmp_path: Path, unit_text: str) -> None:
     program = tmp_path / "rmq"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
 
     def verify(text: str) -> str:
         unit = tmp_path / "rmq-server.service"
-        unit.write_text(text.replace("/opt/rmq/bin/rmq", str(program)))
+        unit.write_text(re.sub(r"/opt/\w+/bin/rmq", str(program), text))
         ran = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)],
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         return "".join(line for line in ran.stderr.splitlines(True) if "rmq-server.service" in line)
 
-    assert verify(UNIT) == ""
-    assert "Unknown key" in verify(UNIT.replace("ProtectHome=", "ProtectHouse="))
+    assert verify(unit_text) == ""
+    assert "Unknown key" in verify(unit_text.replace("ProtectHome=", "ProtectHouse="))
 
 
 def test_the_unit_starts_reloads_and_stops_the_server_as_systemd_would(
@@ -146,6 +166,9 @@ def test_the_compose_file_names_commands_and_variables_that_exist() -> None:
         assert one["depends_on"]["redis"]["condition"] == "service_healthy"
         assert one["read_only"]
         assert one["cap_drop"] == ["ALL"]
+    assert services["server"]["ports"] == ["127.0.0.1:8800:8800"]
+    config = ServerConfig.load({}, services["server"]["environment"], "/dev/null")
+    assert (config.choose_auth(None), "localhost" in config.hosts) == ("token", True)
     build = services["server"]["build"]
     assert (DEPLOY / build["context"]).resolve() == ROOT
     assert (ROOT / build["dockerfile"]).is_file()
@@ -195,3 +218,15 @@ def test_one_command_is_an_installation_for_a_newcomer(tmp_path: Path, spawn: An
         until(lambda: client.admin.stats("orders")["accepted"] >= 1, "the schedule")
     running.send_signal(signal.SIGTERM)
     assert running.wait() == 0
+
+
+@pytest.mark.parametrize("auth", ["token", "none"])
+def test_a_server_that_asks_for_tokens_says_how_to_make_one(
+    server: Redis, prefix: str, spawn: Any, auth: str
+) -> None:
+    url = ("--url", server.url, "--prefix", prefix)
+    running = spawn("server", *url, "--listen", f"127.0.0.1:{free_port()}", "--auth", auth)
+    running.wait_for("serving redis")
+    running.send_signal(signal.SIGTERM)
+    assert running.wait() == 0
+    assert ("requests need a token: rmq token create" in running.text()) == (auth == "token")
