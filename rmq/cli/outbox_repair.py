@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-import rmq
 from rmq.cli import output
 from rmq.cli.app import NOTHING, PARTLY, CommonOptions, NotFound, common_options
 from rmq.cli.confirm import confirm, progress
@@ -15,6 +14,7 @@ from rmq.cli.outbox import outbox
 from rmq.cli.output import Column
 from rmq.cli.param_types import DURATION
 from rmq.cli.update import IDS, WHY_NOT, read_ids
+from rmq.errors import StubNotFound, StubSettled
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
 NO_STUB = "there is no such stub"
+REFUSALS = (StubNotFound, StubSettled)
 
 
 # --- resend --------------------------------------------------------------------------------------
@@ -63,9 +64,7 @@ def resend(
 
     with opened(database) as engine:
         if ids:
-            return _resend_each(
-                engine, [str(stub_id) for stub_id in read_ids(ids)], "resend", dry_run
-            )
+            return _resend_each(engine, [str(stub_id) for stub_id in read_ids(ids)], dry_run)
         exhausted_ids = repair.exhausted(engine, topic)
         of_topic = "" if topic is None else f" of topic {topic!r}"
         if not exhausted_ids:
@@ -79,7 +78,7 @@ def resend(
         outbox_policy, resent = Outbox(), 0
         with progress("resending") as report_progress:
             for position, stub_id in enumerate(exhausted_ids, 1):
-                resent += _apply(outbox_policy, engine, stub_id, "resend") is None
+                resent += _resend(outbox_policy, engine, stub_id) is None
                 report_progress(position, len(exhausted_ids))
     if common_options().json:
         output.document({"dry_run": False, "matched": len(exhausted_ids), "resent": resent})
@@ -95,41 +94,38 @@ def _name_to_confirm(database: str | None, topic: str | None) -> tuple[str, str]
     return address(database).database or "", "database"
 
 
-def _apply(outbox_policy: Outbox, engine: sa.Engine, id: str, verb: str) -> str | None:
-    """Resend or void one stub; return the reason if it is refused, or None."""
-    from rmq.outbox import StubNotFound, StubSettled
+def _reason(error: StubNotFound | StubSettled) -> str:
+    return f"it is {error.status}" if isinstance(error, StubSettled) else NO_STUB
 
+
+def _resend(outbox_policy: Outbox, engine: sa.Engine, id: str) -> str | None:
+    """Resend one stub; return why it is refused, or None."""
     try:
         with engine.begin() as connection:
-            (outbox_policy.resend if verb == "resend" else outbox_policy.void)(connection, id)
-    except StubNotFound:
-        return NO_STUB
-    except StubSettled as error:
-        return f"it is {error.status}"
+            outbox_policy.resend(connection, id)
+    except REFUSALS as error:
+        return _reason(error)
     return None
 
 
-def _check_only(engine: sa.Engine, id: str, verb: str) -> str | None:
-    """Return what `_apply` would, without a change."""
+def _check_only(engine: sa.Engine, id: str) -> str | None:
+    """Return what `_resend` would, without a change."""
     from rmq.sql.outbox import repair
 
     with engine.connect() as connection:
         stub = repair.destination(connection, id)
     if stub is None:
         return NO_STUB
-    refused_statuses = ("confirmed", "void") if verb == "resend" else ("confirmed",)
-    return f"it is {stub.status}" if stub.status in refused_statuses else None
+    return f"it is {stub.status}" if stub.status in ("confirmed", "void") else None
 
 
-def _resend_each(engine: sa.Engine, ids: list[str], verb: str, dry_run: bool) -> int:
+def _resend_each(engine: sa.Engine, ids: list[str], dry_run: bool) -> int:
     """Resend stubs one by one, and print the result of each."""
     from rmq.outbox import Outbox
 
     outbox_policy = Outbox()
     reasons = [
-        _check_only(engine, stub_id, verb)
-        if dry_run
-        else _apply(outbox_policy, engine, stub_id, verb)
+        _check_only(engine, stub_id) if dry_run else _resend(outbox_policy, engine, stub_id)
         for stub_id in ids
     ]
     accepted = reasons.count(None)
@@ -190,11 +186,12 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
     rows: list[tuple[str, str, str]] = []
     with opened(database) as engine, common.client() as client:
         for given_id in read_ids(ids):
-            stub_id = str(given_id)
-            reason = _apply(outbox_policy, engine, stub_id, "void")
-            rows.append(
-                (stub_id, reason or "", "" if reason else _cancelled(client, engine, stub_id))
-            )
+            reason, state = "", ""
+            try:
+                state = outbox_policy.withdraw(engine, client, given_id)
+            except REFUSALS as error:
+                reason = _reason(error)
+            rows.append((str(given_id), reason, state))
     if common.json:
         output.document(
             [
@@ -221,24 +218,6 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
     voided = sum(not reason for _, reason, _ in rows)
     unasked = any(message_state == "unknown" for _, _, message_state in rows)
     return PARTLY if unasked else _exit_code(voided, len(rows))
-
-
-def _cancelled(client: rmq.Client, engine: sa.Engine, id: str) -> str:
-    """Cancel the message of a void stub if it still waits; return its state."""
-    from rmq.sql.outbox import ids as outbox_ids, repair
-
-    with engine.connect() as connection:
-        stub = repair.destination(connection, id)
-    if stub is None:
-        return "gone"
-    topic = client.topic(stub.topic)
-    try:
-        topic.open(create=False)
-        return topic.cancel(outbox_ids.message_id(id, topic._context, stub.slot_basis))
-    except (rmq.TopicNotFound, rmq.TopicVanished):
-        return "gone"
-    except rmq.StorageError:
-        return "unknown"
 
 
 # --- purge ---------------------------------------------------------------------------------------

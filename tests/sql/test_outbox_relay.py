@@ -296,7 +296,7 @@ def test_arguments_of_a_relay_are_checked(database, client):
 
     with pytest.raises(rmq.InvalidValue, match="batch: 1001"):
         Relay(Outbox(), engine, client, batch=1001)
-    with pytest.raises(rmq.InvalidType, match="Relay: AsyncEngine; give a plain Engine"):
+    with pytest.raises(rmq.InvalidType, match="engine: AsyncEngine; give a plain Engine"):
         Relay(Outbox(), database.async_engine(), client)
-    with pytest.raises(rmq.InvalidType, match=r"Relay: str; give an rmq\.Client"):
+    with pytest.raises(rmq.InvalidType, match=r"client: str; give an rmq\.Client"):
         Relay(Outbox(), engine, "redis://")

@@ -167,6 +167,36 @@ def test_void_leaves_a_message_in_redis_to_the_caller_who_may_cancel_it(scene: L
     assert scene.topic.cancel(scene.message(id)) == "cancelled"
 
 
+@pytest.mark.parametrize("waits", ["by delay", "in a slot of its basis"])
+def test_withdraw_cancels_the_message_too(scene: Lossy, name: str, waits: str) -> None:
+    other = f"{name}-4"
+    scene.client.topic(other, slots=4).open()
+    options = {"delay": 3600} if waits == "by delay" else {"slot_basis": "customer:7"}
+    with scene.engine.begin() as connection:
+        id = scene.outbox.send(connection, other, "x", **options)
+    assert scene.relay.run_once() == 1
+
+    assert scene.outbox.withdraw(scene.engine, scene.client, id) == "cancelled"
+
+    assert scene.status(str(id)) == "void"
+    assert scene.client.admin.stats(other)["accepted"] == 1
+    assert drain(scene.client.topic(other)) == []
+    assert scene.outbox.withdraw(scene.engine, scene.client, id) == "gone"
+
+
+def test_withdraw_says_what_it_could_not_cancel(scene: Lossy, name: str) -> None:
+    taken, unsent = scene.sent(), scene.write()
+    with scene.topic.consumer() as consumer:
+        assert len(consumer.receive(1)) == 1
+        assert scene.outbox.withdraw(scene.engine, scene.client, taken) == "in_flight"
+    assert scene.outbox.withdraw(scene.engine, scene.client, unsent) == "gone"
+    with rmq.Client("redis://127.0.0.1:1/0", retry_for=0) as away:
+        assert scene.outbox.withdraw(scene.engine, away, unsent) == "unknown"
+    scene.change(taken, status="confirmed")
+    with pytest.raises(StubSettled):
+        scene.outbox.withdraw(scene.engine, scene.client, taken)
+
+
 def test_void_is_done_once_and_refused_for_what_is_confirmed(scene: Lossy) -> None:
     id = scene.sent()
     do(scene, "void", id)

@@ -6,5 +6,5 @@ relay      send committed stubs; relay_queries: its SQL; dispatch: send stubs to
 resend     send lost stubs again; lost: decide which are lost; resend_queries: SQL of both
 notify     report exhausted stubs to a hook
 confirm    for consumers: note receipts and confirm stubs; confirm_queries: its SQL
-repair     by hand: resend, void, purge; inspect: list stubs
+repair     by hand: resend, void, withdraw, purge; inspect: list stubs
 """

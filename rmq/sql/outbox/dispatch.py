@@ -37,12 +37,32 @@ from rmq.errors import (
 )
 from rmq.protocol.flows import open_topic, send as send_flow
 from rmq.sql.connections import IdleLimit
+from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.stub import Encoded, Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
 
 IDLE_S = 10.0  # how long a transaction may be idle besides the time that a call may take
 OWN_FAULT = (InvalidValue, InvalidType, PayloadTooLarge, EncodeError)
+
+
+_PARTS: dict[str, tuple[type, str]] = {
+    "outbox": (Outbox, "the rmq.outbox.Outbox that the producers use"),
+    "engine": (sa.Engine, "a plain Engine, of sqlalchemy.create_engine"),
+    "client": (Client, "an rmq.Client"),
+}
+
+
+def check_parts(**parts: object) -> None:
+    """Refuse an outbox, engine or client of another type.
+
+    Raises:
+        InvalidType: names the argument.
+    """
+    for name, value in parts.items():
+        kind, wanted = _PARTS[name]
+        if not isinstance(value, kind):
+            raise InvalidType(f"{name}: {type(value).__name__}; give {wanted}")
 
 
 class Refused(NamedTuple):

@@ -61,7 +61,8 @@ class Outbox(Confirming, Repair):
     """Write messages into the database of a business transaction; the policy of their resends.
 
     Beside `send`: `confirms`, `unconfirmed` and `confirm_handler` for consumers, in
-    `rmq.sql.outbox.confirm`; `resend`, `void` and `purge` for stubs, in `rmq.sql.outbox.repair`.
+    `rmq.sql.outbox.confirm`; `resend`, `void`, `withdraw` and `purge` for stubs, in
+    `rmq.sql.outbox.repair`.
 
     A program needs one object: it has no connection, and threads and tasks may share it. Its tables
     are those of `rmq.outbox.metadata`: create them by a migration, or by `rmq outbox create`.

@@ -24,11 +24,11 @@ from rmq.client.client import Client
 from rmq.core.message import SendResult
 from rmq.core.settings import BATCH_MAX
 from rmq.core.validation import check_int
-from rmq.errors import ConfigurationError, InvalidType, StorageError
+from rmq.errors import ConfigurationError, StorageError
 from rmq.sql.connections import read_committed, with_idle_limit
 from rmq.sql.db_errors import one_line, require_table
 from rmq.sql.outbox import relay_queries
-from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused
+from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused, check_parts
 from rmq.sql.outbox.outbox import CREATE, Outbox
 from rmq.sql.outbox.relay_queries import Mark
 from rmq.sql.outbox.stub import Stub
@@ -68,8 +68,7 @@ class Relay:
     """
 
     def __init__(self, outbox: Outbox, engine: sa.Engine, client: Client, batch: int = 500) -> None:
-        for value, kind in ((outbox, Outbox), (engine, sa.Engine), (client, Client)):
-            _check_kind(value, kind)
+        check_parts(outbox=outbox, engine=engine, client=client)
         self._outbox = outbox
         self._client = client
         self._batch = check_int(batch, "batch", 1, BATCH_MAX)
@@ -219,15 +218,3 @@ class Relay:
                 "outbox: topic %r takes %s just now, again in %.1f s: %s",
                 topic, "no more" if topic in sent else "nothing", pause, one_line(error),
             )  # fmt: skip
-
-
-def _check_kind(value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise InvalidType(f"Relay: {type(value).__name__}; give {_WANTED[kind]}")
-
-
-_WANTED: dict[type, str] = {
-    Outbox: "the rmq.outbox.Outbox that the producers use",
-    sa.Engine: "a plain Engine, of sqlalchemy.create_engine",
-    Client: "an rmq.Client",
-}

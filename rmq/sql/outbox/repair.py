@@ -1,23 +1,25 @@
-"""Repair of stubs by hand: resend, void, purge.
+"""Repair of stubs by hand: resend, void, withdraw, purge.
 
 `resend` and `void` are part of the caller's transaction and do not need Redis: the relay sends
-stubs again, and a message of a void stub that still waits in Redis is cancelled separately.
+stubs again. `withdraw` also cancels the message of a void stub that still waits in Redis.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from rmq.client.client import Client
 from rmq.core.ids import Id
 from rmq.core.validation import Duration, duration_ms
-from rmq.errors import StubNotFound, StubSettled
+from rmq.errors import StorageError, StubNotFound, StubSettled, TopicNotFound, TopicVanished
+from rmq.protocol.flows.schedule import CancelStatus
 from rmq.sql.connections import check_engine
 from rmq.sql.database import now_ms, write_first
 from rmq.sql.db_errors import require_table
-from rmq.sql.outbox.ids import stub_id
+from rmq.sql.outbox.ids import message_id, stub_id
 from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, VOID, logs, stubs
 from rmq.sql.outbox.transaction import CREATE, Here, HereAsync, check, check_async, run_async
 
@@ -57,8 +59,7 @@ class Repair:
     def void(self, here: Here, id: Id) -> None:
         """Withdraw a stub: it is never sent again. A void stub stays void.
 
-        Its message in Redis is not changed: `topic.cancel` with the message's id withdraws it, and
-        `rmq outbox void` does both.
+        Its message in Redis is not changed; `withdraw` cancels it, too.
 
         Args:
             here: a Connection or a Session; its transaction decides. It is not committed here.
@@ -75,6 +76,36 @@ class Repair:
         """As `void`, on an AsyncConnection or an AsyncSession."""
         check_async(here, "outbox.void_async")
         await run_async(here, _void, id)
+
+    def withdraw(
+        self, engine: sa.Engine, client: Client, id: Id
+    ) -> CancelStatus | Literal["unknown"]:
+        """Withdraw a stub, in a transaction of its own, and cancel its message if it still waits.
+
+        Args:
+            engine: where the tables are.
+            client: with the prefix of the relay's.
+            id: of the stub or of its message.
+
+        Returns:
+            What became of the message, as `Topic.cancel` says it; "gone": it is not in Redis;
+            "unknown": Redis was not reached, and it may still be delivered.
+
+        Raises:
+            As `void`.
+        """
+        with engine.begin() as connection:
+            _void(connection, id)
+            stub = destination(connection, id)
+        assert stub is not None
+        topic = client.topic(stub.topic)
+        try:
+            topic.open(create=False)
+            return topic.cancel(message_id(_stub(id), topic._context, stub.slot_basis))
+        except (TopicNotFound, TopicVanished):
+            return "gone"
+        except StorageError:
+            return "unknown"
 
     def purge(
         self,

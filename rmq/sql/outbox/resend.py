@@ -27,7 +27,7 @@ from rmq.errors import (
 from rmq.sql.connections import read_committed, with_idle_limit
 from rmq.sql.db_errors import is_conflict, one_line, require_table
 from rmq.sql.outbox import relay_queries, resend_queries
-from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused
+from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused, check_parts
 from rmq.sql.outbox.lost import LossDetector
 from rmq.sql.outbox.notify import Notifier, Notify, log_error
 from rmq.sql.outbox.outbox import Outbox
@@ -108,11 +108,7 @@ class Resender:
         *,
         batch: int = BATCH,
     ) -> None:
-        for value, kind, field in (
-            (outbox, Outbox, "outbox"), (engine, sa.Engine, "engine"), (client, Client, "client"),
-        ):  # fmt: skip
-            if not isinstance(value, kind):
-                raise InvalidType(f"{field}: {type(value).__name__}; give {_WANTED[kind]}")
+        check_parts(outbox=outbox, engine=engine, client=client)
         if notify is not None and not callable(notify):
             raise InvalidType(
                 f"notify: {type(notify).__name__}; give a function of an rmq.outbox.Exhausted"
@@ -311,13 +307,6 @@ class Resender:
             UNCONFIRMED,
             stub.sends,
         )
-
-
-_WANTED: dict[type, str] = {
-    Outbox: "an rmq.outbox.Outbox",
-    sa.Engine: "an Engine of SQLAlchemy, not an async one",
-    Client: "an rmq.Client",
-}
 
 
 # Redis forgets a settled message after the topic's dedup_window. Then it cannot tell one that was
