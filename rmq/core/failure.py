@@ -76,14 +76,29 @@ class Attempt(NamedTuple):
     worker: str = ""
 
 
+class Rendered(NamedTuple):
+    """An error as text, cut to size.
+
+    Attributes:
+        text: the exception's type and message, or a reason.
+        traceback: of the exception, or ''.
+    """
+
+    text: str
+    traceback: str = ""
+
+
+Error = BaseException | str | Rendered | None
+
+
 def text_of(error: BaseException | str | None) -> str:
-    """Return the text of an exception or a string; never raises.
+    """Return the text of an exception or a string, cut to size; never raises.
 
     A user's `__str__` may raise, or return something other than a string. The message that failed
     must still get its retry.
     """
     try:
-        return str.__str__(str(error))
+        return str.__str__(str(error))[:ERROR_CHARS]
     except BaseException as problem:  # even sys.exit(): this is not the place to end a process
         return f"<str() of this {type(error).__name__} raised {type(problem).__name__}>"
 
@@ -114,15 +129,20 @@ def this_worker() -> str:
     return f"{_host()}:{os.getpid()}"[-WORKER_CHARS:]
 
 
-def encode(error: BaseException | str | None, worker: str = "") -> bytes:
-    """Encode an exception or a text for a script, cut to size; never raises."""
+def render(error: Error) -> Rendered:
+    """Return an error as text; never raises. It runs code of the exception, which may hang."""
+    if isinstance(error, BaseException):
+        return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
+    if isinstance(error, Rendered):
+        return error
+    return Rendered("" if error is None else text_of(error))
+
+
+def encode(error: Error, worker: str = "") -> bytes:
+    """Encode an error for a script, cut to size; never raises."""
     if error is None and not worker:
         return b""
-    if isinstance(error, BaseException):
-        text, lines = summary(error), traceback_of(error)
-    else:
-        text, lines = "" if error is None else text_of(error), ""
-    parts = [text[:ERROR_CHARS], lines[-TRACEBACK_CHARS:], *([worker] if worker else ())]
+    parts = [*render(error), *([worker] if worker else ())]
     packed: bytes = msgpack.packb(parts, unicode_errors="replace")
     return packed
 

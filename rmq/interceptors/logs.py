@@ -12,7 +12,6 @@ from typing import Any
 
 from rmq.core import failure
 from rmq.core.delivery import DeliveryData
-from rmq.core.failure import ERROR_CHARS
 from rmq.core.interceptor import Interceptor, Outcome
 from rmq.core.message import Outgoing, SendResult
 from rmq.core.telemetry import (
@@ -43,7 +42,7 @@ class Logging(Interceptor):
         if isinstance(result, BaseException):
             _emit(
                 MESSAGE_NOT_SENT, "not sent to %s: %s: %s",
-                topic=topic, error_type=type(result).__name__, error=_text(result),
+                topic=topic, error_type=type(result).__name__, error=failure.text_of(result),
                 **_type_field(message.type),
             )  # fmt: skip
         elif log.isEnabledFor(logging.INFO):
@@ -78,16 +77,12 @@ class Logging(Interceptor):
         fields |= _type_field(delivery.type)
         if outcome.error is not None:
             fields["error_type"] = type(outcome.error).__name__
-            fields["error"] = _text(outcome.error)
+            fields["error"] = failure.text_of(outcome.error)
         _emit(event, text, **fields)
 
 
 def _type_field(message_type: str | None) -> dict[str, str]:
     return {} if message_type is None else {"type": message_type}
-
-
-def _text(error: BaseException) -> str:
-    return failure.text_of(error)[:ERROR_CHARS]
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:

@@ -33,7 +33,7 @@ class Disposition(NamedTuple):
 
     verb: Literal["ack", "nack", "reject", "release"]
     wait_s: float | None = None  # until it comes back; None: the topic's policy
-    error: BaseException | str | None = None
+    error: failure.Error = None
     kind: str = "r"  # of a rejection: r by the handler, u the body does not fit, n no handler
 
 

@@ -154,7 +154,7 @@ class HandlerConsumer:
         self,
         deliveries: list[Delivery],
         wait_s: float | None,
-        errors: Mapping[Delivery, BaseException | str | None],
+        errors: Mapping[Delivery, failure.Error],
     ) -> list[Delivery]:
         """Nack deliveries, each with its own error; return those whose lease was lost."""
         wait_ms = None if wait_s is None else round(wait_s * 1000)
@@ -167,9 +167,7 @@ class HandlerConsumer:
 
         return self.transport.run(self._consumer._settle("nack", deliveries, build))
 
-    def bury(
-        self, deliveries: list[Delivery], reason: BaseException | str, kind: str
-    ) -> list[Delivery]:
+    def bury(self, deliveries: list[Delivery], reason: failure.Error, kind: str) -> list[Delivery]:
         """Reject deliveries. `kind`: r by the handler; u the body does not fit; n no handler."""
         return self.transport.run(self._consumer._reject(deliveries, reason, kind))
 

@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from rmq.client.handler import Handler
+from rmq.core import failure
 from rmq.core.delivery import LOST, OPEN, DeliveryData
 from rmq.worker.disposition import ACK, RELEASE, Disposition, Halt, disposition_for, error_of_cancel
 from rmq.worker.handler_consumer import HandlerConsumer
@@ -184,7 +185,7 @@ class HandlerRuns:
         self, run: list[DeliveryData], place: int, disposition: Disposition
     ) -> bool:
         """Report a delivery of an ordered run; return whether the run has to stop here."""
-        delivery, rest = run[place], run[place + 1 :]
+        delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
         self._end_run(delivery)
         if delivery in self._overdue:  # settled when it exceeded its max_runtime, with the rest
             self._overdue.discard(delivery)
@@ -215,6 +216,7 @@ class HandlerRuns:
                 self._runtime_limits.begin(delivery, until, seconds)
 
     def _report(self, delivery: DeliveryData, disposition: Disposition) -> None:
+        disposition = _rendered(disposition)
         self._end_run(delivery)
         self.settler.put(delivery if disposition is ACK else (delivery, disposition))
 
@@ -253,6 +255,13 @@ class HandlerRuns:
     def first_limit(self) -> float:
         """Return when the first running delivery exceeds its max_runtime; infinity: none does."""
         return self._runtime_limits.first_end()
+
+
+def _rendered(disposition: Disposition) -> Disposition:
+    """Read the text of an error as a part of the run: it is the handler's code, and may hang."""
+    if isinstance(disposition.error, BaseException):
+        return disposition._replace(error=failure.render(disposition.error))
+    return disposition
 
 
 def _resume(

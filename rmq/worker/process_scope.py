@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
 from rmq.client.dependencies import Dependencies, Node, flattened, lifespan_node
+from rmq.core import failure
 from rmq.errors import LifespanFailed
 from rmq.worker.event_loop import GuardedTask, call_in
 from rmq.worker.run_scope import Values, open_node, open_node_async
@@ -42,7 +43,7 @@ class _Holder:
 
     def _failed_to_open(self, node: Node, error: BaseException) -> None:
         failed = LifespanFailed(
-            f"{node.name} raised {type(error).__name__}: {error}; the worker has not begun"
+            f"{node.name} raised {failure.summary(error)}; the worker has not begun"
         )
         failed.__cause__ = error
         self.opened.set_exception(failed)

@@ -204,17 +204,12 @@ class Settler:
         for delay, deliveries in released.items():
             self._settle("release", deliveries, partial(self._consumer.release, delay=delay))
 
-    def _log_failure(
-        self, delivery: DeliveryData, what: str, error: BaseException | str | None
-    ) -> None:
+    def _log_failure(self, delivery: DeliveryData, what: str, error: failure.Error) -> None:
         """Log a failure in one line. The traceback is in the message, and in a DEBUG log."""
-        trace = None
-        if isinstance(error, BaseException):
-            trace = error if log.isEnabledFor(logging.DEBUG) else None
-            error = failure.summary(error)
+        text, trace = failure.render(error)
         log.warning(
-            "%s: %s, attempt %d, %s: %s", self._handler.name, delivery.id, delivery.attempt, what,
-            error, exc_info=trace,
+            "%s: %s, attempt %d, %s: %s%s", self._handler.name, delivery.id, delivery.attempt, what,
+            text, f"\n{trace}" if log.isEnabledFor(logging.DEBUG) else "",
         )  # fmt: skip
 
     def _settle_aside(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
+import threading
 import time
 from typing import Any
 
@@ -435,3 +437,62 @@ def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
     kind = "async_generator" if scene.is_async else "generator"
     assert f"returned a {kind}, whose work is not done" in letter.failure.error
     assert (ran, worker.counts()[name]["ack"]) == ([], 0)
+
+
+class Hanging(Exception):
+    """Its text blocks until the test lets it go."""
+
+    go = threading.Event()
+
+    def __str__(self) -> str:
+        self.go.wait(60)
+        return "at last"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_error_whose_text_hangs_hangs_its_own_run_alone(
+    client: rmq.Client, name: str, ordered: bool
+) -> None:
+    topic = client.topic(name, slots=4 if ordered else 1, retry="immediate", max_retries=0)
+
+    @topic.handler(concurrency=4, max_runtime=0.5, ordered=ordered)
+    def work(body: str) -> None:
+        if body == "hang":
+            raise Hanging
+
+    Hanging.go.clear()
+    topic.send_many([rmq.Outgoing("hang", slot_basis=b"0")])
+    with rmq.Worker(client, heartbeat="thread") as worker:
+        try:
+            eventually(lambda: worker._running.engine.queues[0].runs.times.running)
+            topic.send_many([rmq.Outgoing("x", slot_basis=b"%d" % n) for n in range(20)])
+            (letter,) = dead_of(client, name)
+            eventually(lambda: client.admin.stats(name)["settled"] == 20)
+        finally:
+            Hanging.go.set()
+
+    assert "max_runtime" in letter.failure.error
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_the_log_has_the_beginning_of_an_error_and_its_traceback_for_debugging(
+    client: rmq.Client, name: str, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = client.topic(name, max_retries=0)
+
+    @topic.handler
+    def work(body: str) -> None:
+        if body == "reject":
+            raise rmq.Reject("r" * 1_000_000)
+        raise ValueError("x" * 5_000)
+
+    topic.send("fail")
+    topic.send("reject")
+    with caplog.at_level(level, "rmq"), rmq.Worker(client, heartbeat="thread"):
+        dead_of(client, name, 2)
+
+    records = [one for one in caplog.records if "attempt 1" in one.getMessage()]
+    assert len(records) == 2
+    assert all(len(one.getMessage()) < 20_000 for one in records)
+    by_fail = next(one.getMessage() for one in records if "ValueError" in one.getMessage())
+    assert ("Traceback" in by_fail) == (level == logging.DEBUG)

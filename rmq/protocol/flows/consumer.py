@@ -410,7 +410,7 @@ class ConsumerFlows(Generic[D]):
         return (yield from self._settle("nack", deliveries, build))
 
     def _reject(
-        self, deliveries: Iterable[D], reason: BaseException | str, kind: str = "r"
+        self, deliveries: Iterable[D], reason: failure.Error, kind: str = "r"
     ) -> Flow[list[D]]:
         self._check_has_leases()
 

@@ -64,6 +64,22 @@ def test_the_text_of_an_exception_without_one_says_so() -> None:
     assert failure.summary(ValueError("x")) == "ValueError: x"
 
 
+def test_a_text_is_cut_to_size_wherever_it_is_shown() -> None:
+    error = ValueError("x" * 5_000_000)
+
+    for text in (failure.text_of(error), failure.text_of(str(error)), failure.render(error).text):
+        assert len(text) == failure.ERROR_CHARS
+    assert len(failure.summary(error)) <= failure.ERROR_CHARS + len("ValueError: ")
+
+
+def test_what_was_rendered_is_encoded_as_the_error_was() -> None:
+    try:
+        raise KeyError("x" * 10_000)
+    except KeyError as error:
+        for given in (error, "a reason", "", None):
+            assert failure.encode(failure.render(given), "w") == failure.encode(given, "w")
+
+
 def test_a_failure_has_type_and_traceback_cut_to_size() -> None:
     try:
         raise KeyError("x" * 10_000)
