@@ -13,7 +13,7 @@ import zoneinfo
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -30,6 +30,7 @@ JITTER_MAX_MS = 86_400_000
 CATCH_UP_MOST = 10_000
 ON_TIME_MS = 10_000  # a time that is sent no later than this after it was due was not missed
 STEPS_MOST = 1000  # times of one schedule in one plan; the next plan goes on
+QUARTER_S = 900  # clocks of all time zones differ by a multiple of it
 FIELDS = 5  # of a cron expression: intervals serve for seconds, where cron knows no rule for DST
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -205,7 +206,7 @@ class _Cron:
         """Yield the times after this one, or those before it, as cronsim finds them."""
         moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
         try:
-            moments = self._cronsim.CronSim(self._expression, moment, reverse)
+            moments = _simulation(self._cronsim)(self._expression, moment, reverse)
         except self._cronsim.CronSimError as error:
             raise InvalidValue(
                 f"cron: {self._expression!r}: {error}; give minute, hour, day of month, month and "
@@ -213,6 +214,23 @@ class _Cron:
             ) from error
         for found in moments:
             yield (found - _EPOCH) // _MS
+
+
+@lru_cache(1)
+def _simulation(cronsim: Any) -> Any:
+    """Return cronsim's class, mended for clocks that change by a part of an hour, or within one."""
+
+    class Simulation(cronsim.CronSim):  # type: ignore[misc]
+        def advance_hour(self) -> bool:
+            if self.dt.hour in self.hours:
+                return False
+            while self.dt.hour not in self.hours:  # cronsim's steps of an hour miss such parts
+                self.tick(QUARTER_S - (self.dt.minute * 60 + self.dt.second) % QUARTER_S)
+                if self.dt.hour == 0:  # the day has to be looked at
+                    break
+            return True
+
+    return Simulation
 
 
 def time_zone(name: str) -> zoneinfo.ZoneInfo:

@@ -167,6 +167,23 @@ def test_every_hour_goes_by_elapsed_time_through_both_changes() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("tz", "start", "cron", "expected"),
+    [  # half an hour back at 02:00; an hour back at 03:45
+        ("Australia/Lord_Howe", "2026-04-05T01:40+11:00", "10 */2 * * *",
+         ["02:10+10:30", "04:10+10:30"]),
+        ("Australia/Lord_Howe", "2026-04-05T00:50+11:00", "*/20 2 * * *",
+         ["02:00+10:30", "02:20+10:30", "02:40+10:30"]),
+        ("Pacific/Chatham", "2026-04-05T02:45+13:45", "*/7 2 * * *",
+         ["02:49+13:45", "02:56+13:45", "02:49+12:45", "02:56+12:45"]),
+    ],
+)  # fmt: skip
+def test_clocks_that_change_by_a_part_of_an_hour_or_within_one_miss_no_time(
+    tz, start, cron, expected
+) -> None:
+    assert cron_times(cron, tz, start, len(expected)) == [f"2026-04-05T{time}" for time in expected]
+
+
 @pytest.mark.parametrize("tz", ["Europe/Berlin", "America/New_York"])
 @pytest.mark.parametrize(
     "cron", ["30 2 * * *", "*/15 * * * *", "0,30 1-3 * * *", "*/20 2 * * *", "0 */3 * * *"]
