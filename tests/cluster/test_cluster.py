@@ -16,6 +16,7 @@ import pytest
 
 import rmq
 from rmq.core.keys import SlotKeys, topic_key
+from rmq.core.slots import slot_of
 from rmq.transport import cluster_calls, redis_errors
 from rmq.transport.cluster_operations import NodeExchange
 from rmq.transport.cluster_slots import SlotTable, hash_slot
@@ -392,6 +393,56 @@ def test_a_killed_master_is_followed_by_its_replica_and_nothing_confirmed_is_los
     )
     assert load.errors == []
     assert load.lost() == set()
+
+
+def test_a_program_that_starts_while_a_master_is_dead_uses_the_slots_of_the_others(
+    calm_cluster: Cluster, name: str
+) -> None:
+    cluster = calm_cluster
+    victim = next(
+        m for m in cluster.masters() if m is not cluster.master_of(topic_key("rmq", name))
+    )
+    with rmq.Client(cluster.url) as before:
+        before.topic(name, slots=SLOTS).open()
+    living = next(
+        str(n)
+        for n in range(1000)
+        if cluster.master_of(SlotKeys("rmq", name, slot_of(str(n), SLOTS)).slot) is not victim
+    )
+    gone = next(
+        n for n in range(SLOTS) if cluster.master_of(SlotKeys("rmq", name, n).slot) is victim
+    )
+    victim.kill()
+    url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+
+    with rmq.Client(url, retry_for=0.3) as client:
+        topic = client.topic(name)
+        topic.send("received", slot_basis=living)
+        with topic.consumer() as consumer:
+            (delivery,) = consumer.receive(wait=PATIENCE_S)
+            assert delivery.body == "received"
+            delivery.ack()
+
+    handled: SimpleQueue[str] = SimpleQueue()
+    with rmq.Client(url, retry_for=0.3) as client:
+        topic = client.topic(name)
+        topic.handler(handled.put)
+        with rmq.Worker(client):
+            topic.send("handled", slot_basis=living)
+            assert handled.get(timeout=PATIENCE_S) == "handled"
+
+        # A slot that was left out has the topic's settings as soon as its master is back: this one
+        # kept no data.
+        victim.start()
+        until(lambda: cluster.master_of(SlotKeys("rmq", name, gone).slot) is victim)
+        id = topic.new_id(next(str(n) for n in range(1000) if slot_of(str(n), SLOTS) == gone))
+        until_stored = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                assert topic.send("stored", id=id).status == "stored"
+                break
+            except (rmq.StorageError, rmq.TopicVanished):
+                assert time.monotonic() < until_stored
 
 
 def lost_in_a_pause(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch) -> int:

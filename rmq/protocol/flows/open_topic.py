@@ -29,7 +29,14 @@ from rmq.errors import (
 from rmq.protocol import commands
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import eviction
-from rmq.protocol.steps import Flow, RawCommand, Sleep, is_master_away, pipeline
+from rmq.protocol.steps import (
+    Flow,
+    Pipeline,
+    RawCommand,
+    Sleep,
+    is_master_away,
+    raise_first_error,
+)
 
 RESIZES_IN_CALL = 10  # that a call follows
 AWAY_S = 1.0  # settings are read again so much later if the master of their key is away
@@ -69,7 +76,10 @@ def open(context: TopicContext, create: bool = True) -> Flow[bool]:
     except RMQError:
         context.forget()
         raise
-    with suppress(QueueFull):  # a full Redis must not keep consumers out; the next opening lists it
+    # A full Redis, or one of many masters that is away, must not keep consumers out; the next
+    # opening lists it.
+    away = () if reply.state else (Unavailable, OutcomeUnknown)
+    with suppress(QueueFull, *away):
         yield RawCommand("topics", "SADD", context.topics_key, context.name)
     if reply.state:
         yield from eviction.warn()
@@ -133,8 +143,11 @@ def _give_and_adopt(context: TopicContext, reply: TopicReply, kept: Settings) ->
     """
     prepared = copy(context)
     adopt(prepared, reply, kept)
-    yield from give_slots(prepared)
+    is_resizing = kept.layout is not None and kept.layout.resizing is not None
+    have_all = yield from give_slots(prepared, spare_away=not is_resizing)
     adopt(context, reply, kept, True)
+    if not have_all:  # again soon, and whatever the revision is then
+        context.revision, context.read_at = -1, time.monotonic() - FOLLOW_S + AWAY_S
 
 
 def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bool = False) -> None:
@@ -142,19 +155,29 @@ def adopt(context: TopicContext, reply: TopicReply, kept: Settings, is_ready: bo
     context.mark_open(kept, _created(reply), is_ready, _revision(reply))
 
 
-def give_slots(context: TopicContext) -> Flow[int]:
-    """Write the settings of the context to every slot; return how many had older ones.
+def give_slots(context: TopicContext, spare_away: bool = False) -> Flow[bool]:
+    """Write the settings of the context to every slot; return whether each has them now.
+
+    Args:
+        context: of the topic.
+        spare_away: leave out slots of a cluster whose masters are away, if all the others had these
+            settings already: then those slots have them, too, unless somebody died half-way.
 
     Raises:
         TopicVanished: a slot belongs to another life of the topic.
     """
     settings_of = context.settings.for_slot
-    replies = yield from pipeline(
-        [
-            commands.slot(context, keys, context.created, settings_of(keys.index), context.revision)
-            for keys in context.slots
-        ]
-    )
+    calls = [
+        commands.slot(context, keys, context.created, settings_of(keys.index), context.revision)
+        for keys in context.slots
+    ]
+    for call in calls:
+        call.fails_fast = spare_away
+    replies = yield Pipeline(calls)
+    are_away = [is_master_away(reply) for reply in replies]
+    if any(are_away) and (all(are_away) or 1 in replies):
+        return (yield from give_slots(context))
+    raise_first_error([reply for reply in replies if not is_master_away(reply)])
     for keys, reply in zip(context.slots, replies, strict=True):
         if reply == -1:
             raise TopicVanished(
@@ -164,7 +187,7 @@ def give_slots(context: TopicContext) -> Flow[int]:
                 f"rmq topic delete {context.name} --force; or use another name",
                 is_stamp=True,
             )
-    return replies.count(1)
+    return not any(are_away)
 
 
 def forget_if_recreated(context: TopicContext, error: TopicVanished) -> Flow[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from rmq.core.codec import JSON
 from rmq.core.replay_session import ReplaySessions
 from rmq.core.settings import Settings
 from rmq.core.topic_context import TopicContext
+from rmq.errors import Unavailable
 from rmq.protocol.commands import TopicReply
 from rmq.protocol.flows import open_topic
 from rmq.protocol.steps import Pipeline, RawCommand, Sleep
@@ -62,3 +64,63 @@ def test_a_reader_does_not_wait_for_slots_for_ever() -> None:
         while len(steps) < 1000:
             steps.append(flow.send(0 if isinstance(steps[-1], RawCommand) else None))
     assert len(steps) == 2 * open_topic.SLOT_LOOKS
+
+
+def away() -> Unavailable:
+    """The error of a call that fails fast: the master of its slot is away."""
+    error = Unavailable("away")
+    error._repeat_for = 1.0
+    return error
+
+
+def opened(*answers: list[Any], layout: str = "") -> tuple[TopicContext, list[Pipeline]]:
+    """Open a topic of three slots whose calls get these answers, one list for each try."""
+    context, tries = TopicContext("rmq", "orders", JSON, ReplaySessions(), {}), list[Pipeline]()
+    kept = {**Settings(slots=3).to_redis(), "created": "7", "revision": "4"}
+    if layout:
+        kept |= {"layout": "1 3 3", "resizing": layout, "format": "5"}
+    flow = open_topic.open(context)
+    next(flow)
+    step = flow.send(TopicReply(0, kept))
+    for replies in answers:
+        assert isinstance(step, Pipeline)
+        tries.append(step)
+        step = flow.send(replies)
+    assert isinstance(step, RawCommand), "the topic is listed then"
+    flow.close()
+    return context, tries
+
+
+def test_slots_whose_masters_are_away_are_left_out_and_tried_again_soon() -> None:
+    context, tries = opened([0, away(), 0])
+
+    assert all(call.fails_fast for call in tries[0].commands)
+    assert context.is_ready
+    context.read_at -= open_topic.AWAY_S
+    assert context.is_old()
+    following = open_topic.ensure_open(context)
+    next(following)
+    again = following.send(TopicReply(0, {**Settings(slots=3).to_redis(), "created": "7",
+                                          "revision": "4"}))  # fmt: skip
+    assert isinstance(again, Pipeline)
+    with pytest.raises(StopIteration):
+        following.send([0, 1, 0])
+    assert not context.is_old()
+
+
+@pytest.mark.parametrize(
+    "first", [[1, 0, "away"], ["away", "away", "away"]], ids=["settings-changed", "all-away"]
+)
+def test_all_slots_are_waited_for_if_others_lacked_the_settings_or_none_answers(
+    first: list[Any],
+) -> None:
+    context, tries = opened([away() if one == "away" else one for one in first], [0, 0, 1])
+
+    assert [call.fails_fast for call in tries[1].commands] == [False] * 3
+    assert context.is_ready
+    assert not context.is_old()
+
+
+def test_all_slots_are_waited_for_while_a_resize_goes_on() -> None:
+    _, tries = opened([0, 0, 0], layout="9 1 0")
+    assert not any(call.fails_fast for call in tries[0].commands)
