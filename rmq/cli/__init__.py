@@ -15,7 +15,7 @@ topic_names     names of topics, without a client
 confirm         the question before a command that cannot be undone, and progress bars
 ping, topics, topic_list, topic_files, send, inspect, tail, update, dlq, job, stats,
 audit, claim, query, sink, schedule, ledger, outbox, outbox_repair, worker, worker_list, token,
-acl, functions, config, doctor, check, soak: the commands
+acl, functions, config, doctor: the commands
 server          `rmq server`
 worker_group    `rmq worker`: runs handlers where no command of the group is named
 dead_letter_options, dead_letter_list, dead_letter_files: parts of `rmq dlq`
@@ -111,13 +111,6 @@ COMMANDS = {
     "completion": Place(
         "rmq.cli.completion:completion",
         "Print the completion script for a SHELL: bash, zsh or fish.",
-    ),
-    "check": Place(
-        "rmq.cli.check:check",
-        "Check the HISTORY of a run, which rmq soak or your own programs recorded.",
-    ),
-    "soak": Place(
-        "rmq.cli.soak:soak", "Run RMQ under faults on this machine, record a history, and check it."
     ),
 }
 type(cli).places = COMMANDS

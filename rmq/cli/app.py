@@ -32,7 +32,7 @@ from rmq.cli.options import (
 from rmq.cli.text import neutral
 from rmq.core.validation import nearest
 
-OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED, UNPROVEN = range(8)
+OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED = range(7)
 INTERRUPTED = 128 + signal.SIGINT
 READER_GONE = 128 + 13  # SIGPIPE, which not every platform names
 
@@ -45,7 +45,6 @@ Exit codes:
   4  partly done; the message says how far. rmq doctor: warnings, no errors
   5  Redis, or the database, cannot be reached, or did not answer
   6  refused for safety: not confirmed, or a driver runs the query
-  7  nothing is proven: the verdict of rmq soak or rmq check is unknown
   70 a worker was stuck; see rmq worker --help
   130 stopped with Ctrl-C
   141 the reader of a pipe closed it

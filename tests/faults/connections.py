@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.soak.proxy import Proxy, between
+from bench.soak.proxy import Proxy, between
 from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
 from tests.servers import Server

@@ -42,7 +42,7 @@ from typing import Any
 import redis
 
 import rmq
-from rmq.soak.proxy import Proxy
+from bench.soak.proxy import Proxy
 from tests.conftest import any_binary
 from tests.faults.hostile_pull import REPEATED, Pull
 from tests.faults.preload import Clock

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 import rmq
-from rmq.soak.proxy import between
+from bench.soak.proxy import between
 from tests.conftest import any_binary
 from tests.databases import Postgres, fresh
 from tests.faults import (
@@ -151,11 +151,11 @@ def everything(stage: Stage, seed: int) -> Played:
 
 
 def soak(stage: Stage, seed: int) -> Played:
-    """`rmq soak`, without its controls."""
+    """`python -m bench.soak`, without its controls."""
     with stage.folder() as folder:
         words = "--history", folder / "history.jsonl", "--seed", seed, "--minutes", SOAK_MINUTES
         process = Forked(
-            "tests.cli.command", "soak", *map(str, words), "--json", "--no-controls", "--every",
+            "bench.soak.command", "run", *map(str, words), "--json", "--no-controls", "--every",
             "1s", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         out, err = process.communicate(timeout=END_S)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.soak.proxy import between
+from bench.soak.proxy import between
 from rmq.transport import operations, script_calls
 from rmq.transport.connector import Connector
 from rmq.transport.redis_errors import Kind, code_of, kind_of

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 import rmq
-from rmq.soak.proxy import Proxy, between
+from bench.soak.proxy import Proxy, between
 from rmq.transport import pool
 from tests.conftest import any_binary
 from tests.faults.connections import IDLE, SOON_S, drive, eventually, fill, idle, proxy

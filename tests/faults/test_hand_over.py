@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import rmq
+from bench.soak.proxy import between
 from rmq.protocol import scripts
 from rmq.protocol.flows import receive
 from rmq.protocol.flows.receive_state import ReceiveState
 from rmq.protocol.steps import AwaitSignal, Command, Flow, Step
-from rmq.soak.proxy import between
 from tests.faults.child import running, wait_for_lines
 from tests.forkserver import Forked
 from tests.integration.driven import connect

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.soak.proxy import between
 from rmq.core.keys import SlotKeys
-from rmq.soak.proxy import between
 from tests.conftest import any_binary
 from tests.faults.load import Load
 from tests.faults.process import wait_for

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.soak.proxy import between
+from bench.soak.proxy import between
 from tests.conftest import Clock
 from tests.faults.child import running, wait_for_lines
 from tests.patience import asleep

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import rmq
-from rmq.soak.proxy import Proxy, between
+from bench.soak.proxy import Proxy, between
 from tests.faults.worker_scene import Scene
 from tests.patience import PATIENCE_S
 from tests.servers import Server

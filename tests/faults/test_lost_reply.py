@@ -9,8 +9,8 @@ import pytest
 import redis
 
 import rmq
+from bench.soak.proxy import Proxy, between
 from rmq.protocol import scripts
-from rmq.soak.proxy import Proxy, between
 from tests.property.driver import Driver
 from tests.property.mutants import MUTANTS, loader
 from tests.servers import Server

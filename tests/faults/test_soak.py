@@ -1,4 +1,4 @@
-"""`rmq soak`: RMQ passes under faults, broken variants do not, and nothing is left behind."""
+"""A soak: RMQ passes under faults, broken variants do not, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rmq.soak.checker import LEAST_SENDS
+from bench.soak.checker import LEAST_SENDS
 from tests.faults.process import wait_for
 from tests.forkserver import Forked
 
@@ -32,7 +32,7 @@ def soak(tmp_path: Path) -> Iterator[Start]:
         asked = ["--history", tmp_path / "history.jsonl", "--seed", SEED, "--json", *words]
         made.append(
             Forked(
-                "tests.cli.command", "soak", *map(str, asked),
+                "bench.soak.command", "run", *map(str, asked),
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
         )  # fmt: skip
@@ -113,7 +113,7 @@ def test_ctrl_c_leaves_no_process_and_prints_what_was_found(soak, tmp_path):
 def test_a_soak_that_is_killed_leaves_no_process(soak, tmp_path):
     process = soak("--minutes", 10, "--no-controls", "--fault", "reset")
     processes = at_work(process, tmp_path / "history.jsonl")
-    stopped = next(one for one in processes if "rmq.soak.child" in one.cmdline())
+    stopped = next(one for one in processes if "bench.soak.child" in one.cmdline())
     stopped.suspend()
     wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, "it stands still")
 

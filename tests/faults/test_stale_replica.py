@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.soak.proxy import Proxy, between
+from bench.soak.proxy import Proxy, between
 from tests.conftest import any_binary
 from tests.faults.checker import History
 from tests.faults.test_kill import drained

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq.soak.proxy import between
+from bench.soak.proxy import between
 from tests.faults.load import Load
 from tests.patience import PATIENCE_S
 from tests.servers import Server

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rmq
+from bench.soak.proxy import Proxy, between
 from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, Subscription
-from rmq.soak.proxy import Proxy, between
 from rmq.transport import subscription
 from tests.conftest import any_binary
 from tests.faults.connections import drive, eventually, proxy

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.soak.proxy import Proxy, between
+from bench.soak.proxy import Proxy, between
 from tests.conftest import any_binary
 from tests.faults.worker_scene import KINDS, Scene, stages, wait_for
 from tests.patience import PATIENCE_S

@@ -6,10 +6,10 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rmq.soak import run
-from rmq.soak.checker import Report, check
-from rmq.soak.history import Recorder, read
-from rmq.soak.run import Options, Tell
+from bench.soak import run
+from bench.soak.checker import Report, check
+from bench.soak.history import Recorder, read
+from bench.soak.run import Options, Tell
 
 SECONDS = 6.0
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rmq.soak.history import Event
-from rmq.soak.per_id import ROUNDING_MS
+from bench.soak.history import Event
+from bench.soak.per_id import ROUNDING_MS
 
 SETTLING = frozenset(("ack", "nack", "release"))
 

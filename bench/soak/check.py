@@ -1,18 +1,18 @@
-"""`rmq check`: what must hold in the recorded history of a run; the verdict of `rmq soak`, too."""
+"""What must hold in the recorded history of a run, printed; the verdict of a soak, too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from bench.soak import checker, history as histories
+from bench.soak.checker import Report
 from rmq.cli import output
-from rmq.cli.app import ERROR, OK, UNPROVEN, Command, Failed, common_options
+from rmq.cli.app import ERROR, OK, Command, Failed, common_options
 from rmq.cli.output import Column
 
-if TYPE_CHECKING:
-    from rmq.soak.checker import Report
-
+UNPROVEN = 7  # an exit code that no command of `rmq` has
 EXIT_CODES = {"pass": OK, "fail": ERROR, "unknown": UNPROVEN}
 SHOWN = 5  # findings of a check in a table; --json has all
 
@@ -20,8 +20,8 @@ SHOWN = 5  # findings of a check in a table; --json has all
 @click.command(
     cls=Command,
     examples=(
-        "rmq check history.jsonl",
-        "rmq check history.jsonl --json | jq .findings",
+        "python -m bench.soak check history.jsonl",
+        "python -m bench.soak check history.jsonl --json | jq .findings",
     ),
 )
 @click.argument("history", type=click.Path())
@@ -33,14 +33,12 @@ SHOWN = 5  # findings of a check in a table; --json has all
     help="With fewer answered sends the verdict is unknown.",
 )
 def check(history: str, least_sends: int) -> int:
-    """Check the HISTORY of a run, which rmq soak or your own programs recorded.
+    """Check the HISTORY of a run, which a soak or your own programs recorded.
 
     It needs no Redis. Exit code 0: pass. 1: fail, something that must hold does not. 7: unknown,
     nothing is wrong, and nothing is proven: no fault fired, too few sends were answered, messages
     are left, no control was run, or one was not caught.
     """
-    from rmq.soak import checker, history as histories  # other commands do without them
-
     try:
         report = checker.check(histories.read(history), least_sends=least_sends)
     except histories.HistoryError as error:

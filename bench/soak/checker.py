@@ -26,10 +26,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq.soak import deliveries, per_id
-from rmq.soak.deliveries import Message
-from rmq.soak.figures import Fault, faults, percentile
-from rmq.soak.history import Event
+from bench.soak import deliveries, per_id
+from bench.soak.deliveries import Message
+from bench.soak.figures import Fault, faults, percentile
+from bench.soak.history import Event
 
 MUST = (
     "lost", "stuck", "unexpected", "copies", "returned", "unexplained", "double acks", "overlaps",

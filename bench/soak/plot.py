@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from bench.soak.figures import beginning, faults
+from bench.soak.history import Event
 from rmq.errors import ConfigurationError
-from rmq.soak.figures import beginning, faults
-from rmq.soak.history import Event
 
 COLORS = ("#c2410c", "#1d4ed8", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be185d", "#4d7c0f")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rmq.soak.history import HistoryError, Recorder, parse, read
+from bench.soak.history import HistoryError, Recorder, parse, read
 
 BASE = {"type": "ok", "op": "handle", "t": 1, "wall": 2, "pid": 3, "id": "m"}
 

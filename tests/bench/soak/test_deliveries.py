@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from rmq.soak import deliveries
-from rmq.soak.deliveries import Message
-from tests.unit.soak.histories import START_MS, Story
+from bench.soak import deliveries
+from bench.soak.deliveries import Message
+from tests.bench.soak.histories import START_MS, Story
 
 LEASE = 3_000
 

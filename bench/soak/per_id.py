@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rmq.soak.history import Event
+from bench.soak.history import Event
 
 NEVER = 1 << 62
 ROUNDING_MS = 5  # the recorder and Redis each round the time

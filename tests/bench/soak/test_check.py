@@ -1,4 +1,4 @@
-"""`rmq check`: the verdict on a history, as text, as JSON and as an exit code."""
+"""`python -m bench.soak check`: the verdict on a history, as text, as JSON and as an exit code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.soak.histories import Story, sound
+from tests.bench.soak.histories import Story, sound
 
 
 def write(path: Path, story: Story) -> Path:

@@ -1,4 +1,4 @@
-"""`rmq soak`: RMQ under faults on this machine, and the verdict on what was recorded."""
+"""The command line of a soak: `run`, and `check` of what was recorded."""
 
 from __future__ import annotations
 
@@ -8,33 +8,54 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
-from rmq.cli.app import INTERRUPTED, Command, Refused, common_options
-from rmq.cli.check import print_report
+from bench.soak import checker, controls, history as histories, plot as plots, run
+from bench.soak.check import print_report
+from bench.soak.faults import FAULTS
+from rmq.cli.app import INTERRUPTED, Command, Refused, RootGroup, common_options
+from rmq.cli.lazy import Place
 from rmq.cli.param_types import DURATION
 
-# The names of rmq.soak, which is loaded when it is needed. A test compares them.
-FAULTS = (
-    "kill-consumer", "stop-consumer", "kill-redis", "stop-redis", "delay", "cut-replies",
-    "cut-frames", "black-hole", "reset", "client-kill", "script-flush",
-)  # fmt: skip
-CONTROLS = ("settle-first", "unfenced-ack", "no-aof", "new-id")
+PROGRAM = "python -m bench.soak"
+
+
+class SoakCommands(RootGroup):
+    """The commands of a soak, with the common options and exit codes of `rmq`."""
+
+    places: ClassVar[dict[str, Place]] = {
+        "run": Place("bench.soak.command:run_soak", "Run RMQ under faults on this machine."),
+        "check": Place("bench.soak.check:check", "Check the HISTORY of a run."),
+    }
+
+
+@click.group(
+    cls=SoakCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def cli() -> None:
+    """Run RMQ under faults for minutes or hours, and check what was recorded."""
+
+
+def main(*words: str) -> None:
+    """Run the command line with the arguments of this process, and exit."""
+    cli.main(prog_name=PROGRAM)
 
 
 @click.command(
+    "run",
     cls=Command,
     examples=(
-        "rmq soak --minutes 5",
-        "rmq soak --fault kill-consumer --fault cut-replies --minutes 60 --seed 7",
-        "rmq soak --minutes 1 --control settle-first",
-        "rmq soak --minutes 5 --plot soak.svg --json",
+        f"{PROGRAM} run --minutes 5",
+        f"{PROGRAM} run --fault kill-consumer --fault cut-replies --minutes 60 --seed 7",
+        f"{PROGRAM} run --minutes 1 --control settle-first",
+        f"{PROGRAM} run --minutes 5 --plot soak.svg --json",
     ),
 )
 @click.option(
-    "--fault", "faults", multiple=True, type=click.Choice(FAULTS), metavar="NAME",
+    "--fault", "faults", multiple=True, type=click.Choice(list(FAULTS)), metavar="NAME",
     help=f"May be repeated; default: all of {', '.join(FAULTS)}.",
 )  # fmt: skip
 @click.option(
@@ -48,8 +69,8 @@ CONTROLS = ("settle-first", "unfenced-ack", "no-aof", "new-id")
 )  # fmt: skip
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw a chart: .svg, .png or .pdf.")
 @click.option(
-    "--control", type=click.Choice(CONTROLS), metavar="NAME",
-    help=f"Break this on purpose, under the fault that shows it: {', '.join(CONTROLS)}.",
+    "--control", type=click.Choice(list(controls.CONTROLS)), metavar="NAME",
+    help=f"Break this on purpose, under the fault that shows it: {', '.join(controls.CONTROLS)}.",
 )  # fmt: skip
 @click.option(
     "--controls/--no-controls", "runs_controls", default=True, show_default=True,
@@ -75,7 +96,7 @@ CONTROLS = ("settle-first", "unfenced-ack", "no-aof", "new-id")
     "--every", type=DURATION, default="4s", show_default=True,
     help="The mean time from one fault to the next.",
 )  # fmt: skip
-def soak(
+def run_soak(
     faults: tuple[str, ...], minutes: float, seed: int | None, history: str, plot: str | None,
     control: str | None, runs_controls: bool, producers: int, consumers: int, rate: float,
     slots: int, lease: float, every: float,
@@ -85,10 +106,8 @@ def soak(
     It starts a Redis of its own (needs redis-server, or rmq[embedded]) behind a proxy, and
     producers and consumers as processes; it touches no other Redis, and --url has no effect.
     Exit code 0: pass. 1: fail. 7: unknown, nothing is proven. After Ctrl-C it checks what was
-    recorded until then, and ends with 130. `rmq check` checks the file again.
+    recorded until then, and ends with 130. `check` checks the file again.
     """
-    from rmq.soak import checker, controls, history as histories, plot as plots, run
-
     if os.path.exists(history):
         raise Refused(f"{history} is there already; name another file with --history")
     if plot:

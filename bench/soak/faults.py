@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from rmq.soak.run import Scene
+    from bench.soak.run import Scene
 
 CUT_S = 3.0  # how long a cut waits for a call that it can cut
 SCRIPTS = ("send", "prepare", "ack")  # that a soak calls all the time

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rmq.soak.child import digest
+from bench.soak.child import digest
 
 
 def test_a_digest_is_of_the_body_and_not_of_its_order():

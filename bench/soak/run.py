@@ -1,6 +1,6 @@
 """A soak: producers and consumers as processes, an embedded Redis, and faults by a plan.
 
-It writes a history and judges nothing: `rmq.soak.checker` reads the history.
+It writes a history and judges nothing: `bench.soak.checker` reads the history.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import rmq
-from rmq.soak import faults
-from rmq.soak.child import Task
-from rmq.soak.history import Recorder
-from rmq.soak.server import Server, wait_for
+from bench.soak import faults
+from bench.soak.child import Task
+from bench.soak.history import Recorder
+from bench.soak.server import Server, wait_for
 
 TOPIC = "soak"
 MAX_RETRIES = 5
@@ -76,7 +76,7 @@ class Child:
         self._errors = directory / f"{task.name}.stderr"
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "rmq.soak.child", json.dumps(asdict(task))],
+                [sys.executable, "-m", "bench.soak.child", json.dumps(asdict(task))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

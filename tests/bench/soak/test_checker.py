@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq.soak.checker import MUST, check
-from tests.unit.soak.histories import START_MS, Story, sound
+from bench.soak.checker import MUST, check
+from tests.bench.soak.histories import START_MS, Story, sound
 
 LEASE = 3_000
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from rmq.soak.per_id import is_linearizable, operations
-from tests.unit.soak.histories import Story
+from bench.soak.per_id import is_linearizable, operations
+from tests.bench.soak.histories import Story
 
 LEASE = 3_000
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from rmq.soak.history import Event
+from bench.soak.history import Event
 
 WINDOW_NS = 5_000_000_000  # before and after a fault, at most
 CLASSES = ("send", "deliver", "ack")

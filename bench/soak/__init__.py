@@ -1,5 +1,9 @@
 """Soak tests: RMQ under faults for minutes or hours, and the check of the recorded history.
 
+`python -m bench.soak run --minutes 5` runs one, `python -m bench.soak check FILE` checks what was
+recorded; docs/faults.md has the faults, the controls and the form of the file.
+
+command     the command line; `check` prints what was found
 history     one event of a history, the recorder and the reader of its file
 checker     what must hold in a history, and the verdict
 deliveries  the checks of messages that were delivered more than once, and of their order

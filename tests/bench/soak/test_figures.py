@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.soak.figures import faults, gap, percentile, rate
-from tests.unit.soak.histories import Story
+from bench.soak.figures import faults, gap, percentile, rate
+from tests.bench.soak.histories import Story
 
 S = 1_000_000_000
 

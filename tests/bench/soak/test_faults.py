@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rmq.soak.faults import FAULTS, plan
+from bench.soak.faults import FAULTS, plan
 
 NAMES = tuple(FAULTS)
 

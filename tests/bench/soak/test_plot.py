@@ -6,8 +6,8 @@ from importlib.util import find_spec
 import pytest
 
 import rmq
-from rmq.soak import plot
-from tests.unit.soak.histories import Story, sound
+from bench.soak import plot
+from tests.bench.soak.histories import Story, sound
 
 
 def test_without_matplotlib_an_error_says_how_to_install_it(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.soak.history import Event
+from bench.soak.history import Event
 
 STEP_NS = 10_000_000
 LEASE_MS = 3_000

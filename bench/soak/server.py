@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from bench.soak.proxy import Proxy
 from rmq.errors import Unavailable
-from rmq.soak.proxy import Proxy
 from rmq.transport import embedded_supervisor
 from rmq.transport.embedded import Embedded
 

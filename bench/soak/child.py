@@ -1,4 +1,4 @@
-"""A producer or a consumer of a soak, as a process: `python -m rmq.soak.child TASK`.
+"""A producer or a consumer of a soak, as a process: `python -m bench.soak.child TASK`.
 
 It records what it asks and what it is told. A SIGTERM ends it once its batch is settled; it dies
 with its parent. With a control's name it does one thing wrong:
@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import rmq
-from rmq.soak.history import Recorder
+from bench.soak.history import Recorder
 
 PRIORITIES = (20, 500, 90_000)
 BATCH = 10

@@ -1,0 +1,5 @@
+"""`python -m bench.soak`."""
+
+from bench.soak.command import main
+
+main()
