@@ -117,7 +117,8 @@ def test_the_services_named_here_are_those_of_the_server() -> None:
 
 def test_each_alert_has_a_severity_a_summary_and_a_section_of_the_runbook() -> None:
     sections = re.split(r"^## ", RUNBOOK, flags=re.MULTILINE)[1:]
-    by_title = {section.splitlines()[0]: section for section in sections}
+    titled = {section.splitlines()[0]: section for section in sections}
+    by_title = {title: section for title, section in titled.items() if title.startswith("Rmq")}
     assert sorted(by_title) == sorted(rule["alert"] for rule in RULES)
     assert len(RULES) == len(by_title) >= 10
     for rule in RULES:

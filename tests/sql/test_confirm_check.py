@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,32 @@ def test_work_that_a_guard_below_finds_done_is_confirmed(scene: Consuming) -> No
     scene.work(lambda: scene.status(id) == "confirmed")
 
     assert done == []
+
+
+def test_after_a_restore_of_the_database_the_runbook_lets_work_be_done_again(
+    scene: Consuming,
+) -> None:
+    """Without it, claims in Redis say that the work is done, and it is confirmed."""
+    pages = Path(__file__).parents[2] / "docs" / "runbook.md"
+    found = re.search(r"--scan --pattern '([^']*)'", pages.read_text())
+    assert found is not None
+    pattern = found[1].replace("orders", scene.name)
+    id, done = scene.sent(), []
+    scene.consume(
+        lambda body, d: done.append(d.attempt), scene.confirms(), rmq.idempotent(rmq.Claims())
+    )
+
+    def restored_and_worked() -> int:
+        scene.change(id, status="unconfirmed", sends=0)
+        assert scene.relay.run_once() == 1
+        scene.work(lambda: scene.status(id) == "confirmed")
+        return len(done)
+
+    scene.work(lambda: scene.status(id) == "confirmed")
+    assert restored_and_worked() == 1
+    with scene.server.raw() as raw:
+        assert raw.unlink(*raw.scan_iter(match=pattern)) == 1
+    assert restored_and_worked() == 2
 
 
 # --- rung 3: is the work still to be done? -------------------------------------------------------
