@@ -78,6 +78,29 @@ def test_a_take_that_does_not_look_at_the_time_delivers_early(
     assert len(delivered_before_due(shop, f"{name}-broken", clock)) == 1
 
 
+def taken_over_steps_back(client: rmq.Client, name: str, clock: Clock) -> int:
+    """Take what a rate of 10 a minute gives while the clock is set back by 10 ms ten times."""
+    topic = client.topic(name, limit=rmq.Rate(10, per=60))
+    topic.send_many([rmq.Outgoing(n) for n in range(200)])
+    taken = 0
+    with topic.consumer() as consumer:
+        for _ in range(10):
+            taken += len(consumer.receive(100))
+            clock.advance(-0.01)
+    return taken
+
+
+@pytest.mark.fault("F21", control=True)
+def test_a_bucket_that_is_full_after_a_step_back_exceeds_its_rate(
+    shop: rmq.Client, name: str, clock: Clock, weaken: Break
+) -> None:
+    assert taken_over_steps_back(shop, name, clock) == 10
+
+    empty = "since, taken, missing, set_back = now, burst, burst * per, true"
+    weaken([("prepare", empty, "since, taken, missing = now, 0, 0")])
+    assert taken_over_steps_back(shop, f"{name}-broken", clock) > 20
+
+
 def refused_when_full(client: rmq.Client, server: Server, name: str) -> bool:
     topic = client.topic(name)
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
