@@ -13,39 +13,10 @@ from rmq.cli import output
 from rmq.cli.app import Command, common_options
 from rmq.cli.output import Column
 from rmq.cli.topic_list import note_held, overview, waiting
+from rmq.core.counts import COUNTERS, GAUGES
 from rmq.core.message import moment
 from rmq.core.validation import format_duration
 
-GAUGES = {
-    "priority": "waiting by priority",
-    "due": "waiting, timed and due",
-    "retries": "waiting to be retried at once",
-    "later": "not due yet",
-    "in_flight": "in flight",
-    "dead": "dead letters",
-    "merge_windows": "open merge windows",
-    "records": "message records",
-    "remembered": "settled ids remembered",
-    "late_ms": "oldest due message waits for",
-    "held": "held back by a pause or limit",
-    "paused_ms": "paused since",
-    "sends_paused_ms": "sends paused since",
-}
-COUNTERS = {
-    "accepted": "accepted",
-    "merged": "merged into another",
-    "delivered": "delivered",
-    "settled": "settled",
-    "returned": "failed and went back at once",
-    "rolled_back": "leases expired",
-    "dead_lettered": "became dead letters",
-    "redriven": "redriven",
-    "cancelled": "cancelled",
-    "expired": "expired",
-    "dropped": "dropped as overflow",
-    "purged": "purged",
-    "dead_dropped": "dead letters past retention",
-}
 ROW_FIGURES = ("waiting", "later", "in_flight", "dead", "late_ms", "accepted", "settled")
 ROW_TITLES = ("WAITING", "LATER", "IN-FLIGHT", "DEAD", "LATE", "ACCEPTED", "SETTLED")
 BAR = 48  # cells of the longest bar; beside it a count of 13 digits still fits 80 columns

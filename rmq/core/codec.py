@@ -7,7 +7,7 @@ read raise DecodeError; the consumer sends such a message to the DeadQueue with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol
 
 import msgpack
@@ -82,11 +82,8 @@ NAMED_DEPTH = 20  # an error names no value that is nested deeper
 
 def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
     """Return which value of a body cannot be written, and its type, as `body['at']: datetime`."""
-    inner: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        inner = value.items()
-    elif isinstance(value, list | tuple):
-        inner = enumerate(value)
+    listed = enumerate(value) if isinstance(value, list | tuple) else ()
+    inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else listed
     for name, each in inner if path.count("[") < NAMED_DEPTH else ():
         try:
             encode(each)
@@ -101,9 +98,7 @@ def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "bo
 _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
 
 
-def _pack(body: Any) -> bytes:
-    packed: bytes = msgpack.packb(body, use_bin_type=True, default=to_builtins)
-    return packed
+_pack: Callable[[Any], bytes] = partial(msgpack.packb, use_bin_type=True, default=to_builtins)
 
 
 class MsgpackCodec:

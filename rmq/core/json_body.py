@@ -25,16 +25,10 @@ def to_builtins(value: Any) -> Any:
         return importlib.import_module("msgspec").to_builtins(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
-    remedy = "str(value)"
-    if hasattr(value, "isoformat"):
-        remedy = "value.isoformat()"
-    elif isinstance(value, set | frozenset):
-        remedy = "list(value)"
-    elif isinstance(value, bytes):
-        remedy = 'text, or give the topic codec="msgpack"'
-    raise TypeError(
-        f"{type(value).__name__} is not a JSON type, model, struct or dataclass; send {remedy}"
-    )
+    other = "list(value)" if isinstance(value, set | frozenset) else "str(value)"
+    remedy = "value.isoformat()" if hasattr(value, "isoformat") else other
+    kind = type(value).__name__
+    raise TypeError(f"{kind} is not a JSON type, model, struct or dataclass; send {remedy}")
 
 
 def _no_constant(name: str) -> Any:

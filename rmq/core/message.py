@@ -88,10 +88,7 @@ class Outgoing:
 
 
 # Names that other queues give to options of a send.
-_OF_OTHERS = {
-    "countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis",
-    "idempotency_key": "dedup_key",
-}  # fmt: skip
+_OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis"}
 
 
 def refuse_unknown(options: Mapping[str, object]) -> None:

@@ -18,14 +18,7 @@ from rmq.core.limits import Limit, Limits, parse_limits
 from rmq.core.pause import Pause
 from rmq.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.core.score import PRIORITY_MAX, PRIORITY_MIN
-from rmq.core.validation import (
-    Duration,
-    check_int,
-    duration_ms,
-    format_duration,
-    nearest,
-    parse_duration,
-)
+from rmq.core.validation import Duration, check_int, duration_ms, format_duration, parse_duration
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 
 # The format of records, scores, members and keys; a client refuses a topic of another format.
@@ -366,10 +359,7 @@ def check(requested: Mapping[str, object]) -> dict[str, Any]:
     checked = {}
     for name, value in requested.items():
         if name not in _CHECKS:
-            raise InvalidType(
-                f"{name}: there is no such setting{nearest(name, PUBLIC)}; known are "
-                f"{', '.join(PUBLIC)}"
-            )
+            raise InvalidType(f"{name}: there is no such setting; known are {', '.join(PUBLIC)}")
         target, check = _CHECKS[name]
         checked[target] = check(value)
     return checked
@@ -455,21 +445,18 @@ def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) ->
     Raises:
         SettingsMismatch: names each setting, with the value in Redis and the requested value.
     """
-    names = [
-        name
+    differences = {
+        name: f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "
+        f"{_describe(name, value)} in settings"
         for name, value in requested.items()
         if _to_redis(getattr(actual, name)) != _to_redis(value)
-    ]
-    if names:
-        differences = [
-            f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "
-            f"{_describe(name, requested[name])} in settings"
-            for name in names
-        ]
-        remedy = f"change it (rmq topic set {topic}), " if set(names) - set(FIXED) else ""
-        if "slots" in names and not max(slots := (actual.slots, requested["slots"])) % min(slots):
+    }
+    if differences:
+        slots = actual.slots, requested.get("slots", 1)
+        remedy = f"change it (rmq topic set {topic}), " if differences.keys() - FIXED else ""
+        if "slots" in differences and not max(slots) % min(slots):
             remedy += f"change the number of slots (rmq topic resize {topic} {slots[1]}), "
         raise SettingsMismatch(
-            f"topic {topic!r} has {'; '.join(differences)}; leave the setting out to use "
+            f"topic {topic!r} has {'; '.join(differences.values())}; leave the setting out to use "
             f"what is there, {remedy}or use another topic name"
         )

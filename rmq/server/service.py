@@ -86,10 +86,6 @@ class ServiceThread:
         """Begin; the first run starts at once."""
         self._thread.start()
 
-    def run_soon(self) -> None:
-        """Begin the next run now, or after the one that goes on."""
-        self._wake.set()
-
     def ask_to_stop(self) -> None:
         """Ask the thread to end; a run that goes on is finished."""
         self._stopping = True

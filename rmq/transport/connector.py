@@ -68,9 +68,7 @@ class Connector:
             ConfigurationError: the client is closed.
         """
         if self._is_closed:
-            raise ConfigurationError(
-                "this client is closed; make another one, or close this one later"
-            )
+            raise ConfigurationError("this client is closed; make another, or close it later")
         factory = self._factory
         return (kind or factory.connection_class)(**{**factory.connection_kwargs, **changes})
 

@@ -160,12 +160,8 @@ def _warn_in_a_loop() -> None:
     """Warn where a blocking client connects inside a running event loop, which it stops."""
     with contextlib.suppress(RuntimeError):  # this thread has no loop
         asyncio.get_running_loop()
-        warnings.warn(
-            "rmq.Client blocks the event loop that runs in this thread, for as long as Redis takes "
-            "to answer: use rmq.AsyncClient here, or call it by asyncio.to_thread",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        text = "rmq.Client blocks the event loop of this thread: use rmq.AsyncClient, or a thread"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 class _Waiter:

@@ -13,7 +13,8 @@ import yaml
 
 from rmq.cli import app
 from rmq.core import telemetry
-from rmq.server.http.metrics import EVENTS, QUEUES
+from rmq.core.counts import COUNTERS
+from rmq.server.http.metrics import QUEUES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CATALOGUE = {metric.name: metric for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)}
@@ -22,7 +23,7 @@ SERVICES = (
     "leadership", "survey", "rollback", "retention", "schedules", "sampler", "expiry", "audits",
     "worker_records", "resizes",
 )  # fmt: skip
-VALUES = {"queue": QUEUES, "event": EVENTS, "service": SERVICES}
+VALUES = {"queue": QUEUES, "event": tuple(COUNTERS), "service": SERVICES}
 
 RULES: list[dict[str, Any]] = [
     rule

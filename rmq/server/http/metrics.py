@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rmq.core import optional_imports, telemetry
+from rmq.core.counts import COUNTERS
 from rmq.core.telemetry import Metric
 from rmq.server.service import ServiceStatus
 from rmq.server.survey import TopicCounts
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
-EVENTS = (
-    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
-    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
-)  # fmt: skip
 TOPICS_MAX = 1000  # topics that are exposed, by name; each has 47 series
 
 
@@ -76,7 +73,7 @@ class ServerMetrics:
         yield self._family(telemetry.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])
         yield self._family(
             telemetry.TOPIC_EVENTS,
-            [((name, event), count[event]) for name, count in totals.items() for event in EVENTS],
+            [((name, event), count[event]) for name, count in totals.items() for event in COUNTERS],
         )
         audited = dict(sorted(self._missing().items())[:TOPICS_MAX])
         yield self._family(

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 
+from rmq.core.counts import COUNTERS, GAUGES
 from rmq.core.limits import Limits
 from rmq.core.settings import Settings
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue, SettingsMismatch
@@ -31,17 +32,9 @@ WHY_MAX = 200  # characters of a reason that a person types
 # Durations are typed with a unit, and shown so; the rest is numbers and words.
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
 FIXED = ("slots", "max_retries")
-COUNTS = {
-    "retries": "to be retried at once", "priority": "waiting by priority",
-    "due": "waiting, timed and due", "later": "not due yet", "merge_windows": "open merge windows",
-    "in_flight": "in flight", "expired_leases": "leases that have expired",
-    "held": "held back by a pause or limit", "dead": "dead letters", "trash": "in the trash",
-    "remembered": "settled ids remembered",
+COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_ms")} | {
+    "expired_leases": "leases that have expired", "trash": "in the trash",
 }  # fmt: skip
-COUNTERS = (
-    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
-    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
-)  # fmt: skip
 
 
 @PAGES.get("/topics/{topic}")
