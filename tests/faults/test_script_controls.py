@@ -266,7 +266,8 @@ def test_an_opening_that_overwrites_the_settings_strands_messages(
 
     reads = "local reply = redis.call('HGETALL', KEYS[1])"
     writes = "if ARGV[2] == '1' then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end\n"
-    weaken([("topic", reads, writes + reads)])
+    unread = "if ARGV[2] ~= '1' then return { -1 } end\nlocal created = 0"
+    weaken([("topic", reads, writes + reads), ("topic", "local created = 0", unread)])
     count = stranded(shop, ours, f"{name}-broken")
     with capsys.disabled():
         print(f"\nFIG control, the last one's settings stand: {count} of 40 stranded")
