@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
 
 import rmq
+from rmq.client.admin import AsyncAdmin
 from rmq.core.settings import TopicSettings
+from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
 from rmq.server.http.api import bodies, views
+from rmq.server.http.api.application import PLACES
 from rmq.server.services.sampler import Sampler
 from tests.server.conftest import Ask
 from tests.server.running import ask, dead, serving, until, walked
@@ -481,6 +487,37 @@ def test_an_error_that_nobody_expected_tells_nothing_but_its_id(
     assert "secret" not in json.dumps(failed.body)
     assert failed.body["request_id"] in caplog.text
     assert "Traceback" in caplog.text
+
+
+def test_one_who_asks_for_much_has_a_few_places_and_others_have_theirs(
+    server: Redis, prefix: str, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.topic("orders").open()
+    tokens = {name: client.admin.token_create(name).text for name in ("greedy", "other")}
+    running_now, most, go = [0], [0], threading.Event()
+
+    async def slow(admin: object, topic: str, **options: object) -> DeadLetterGroups:
+        running_now[0] += 1
+        most[0] = max(most[0], running_now[0])
+        await asyncio.to_thread(go.wait, 60)
+        running_now[0] -= 1
+        return DeadLetterGroups([], 0, 0)
+
+    monkeypatch.setattr(AsyncAdmin, "dead_letter_groups", slow)
+    with serving(server.url, prefix, auth="token") as running, ThreadPoolExecutor(12) as pool:
+
+        def status(name: str, path: str) -> int:
+            headers = {"Authorization": f"Bearer {tokens[name]}"}
+            return ask(f"{running.url}/api/v1{path}", headers=headers).status
+
+        groups = "/topics/orders/dead-letters/groups"
+        asked = [pool.submit(status, "greedy", groups) for _ in range(12)]
+        until(lambda: running_now[0] == PLACES, "as many as have places")
+        assert status("other", "/topics/orders/stats") == 200
+        go.set()
+        assert {each.result(60) for each in asked} == {200}
+
+    assert most[0] == PLACES
 
 
 def test_redis_being_away_is_told_in_time(

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -39,7 +40,9 @@ ANSWER_S = 12.0  # a page takes no longer
 LIVE_S = 2.0  # from one look at a live page to the next
 SILENT_S = 20.0  # a stream says at least so often that it is alive
 FOREVER = "public, max-age=31536000, immutable"
+STREAM_SHARE = 4  # all streams rest so many times as long as their pages take to be written
 STREAM_S = 600.0  # a stream ends after so long; the browser asks again, with its rights of then
+ERROR = "error.html"
 NOTICE = "rmq_notice"  # the cookie that carries what was done to the next page
 NOTICE_MAX = 300
 
@@ -70,6 +73,7 @@ class Console:
         self._signs_in = any(page.path == "/signin" for page in self._pages)
         self._sign_in_url = sign_in_url
         self._streams = streams
+        self._streams_open = 0
         self._readings = Readings()
         self._assets = Assets()
         self._renderer = Renderer(self._assets.digest)
@@ -144,10 +148,12 @@ class Console:
 
     async def _view(self, page: Page, ask: Ask) -> View | Redirect:
         try:
-            if page.role is not None:
-                ask.at.require(page.role)
             async with asyncio.timeout(ANSWER_S):
-                return await page.handler(ask)
+                if page.role is None:
+                    return await page.handler(ask)
+                ask.at.require(page.role)
+                async with self._api.place(ask.at):
+                    return await page.handler(ask)
         except Exception as error:
             return self._of_error(ask, error, is_read=True)
 
@@ -158,7 +164,7 @@ class Console:
         values = {
             "problem": told, "kind": kind, "request_id": request_id, "signs_in": self._signs_in,
         }  # fmt: skip
-        return View("error.html", values, kind.title, kind.status)
+        return View(ERROR, values, kind.title, kind.status)
 
     def _shown(self, request: Request, ask: Ask, view: View | Redirect) -> Response:
         """Return a page, or 304 if the browser has it as it is."""
@@ -180,18 +186,27 @@ class Console:
         from sse_starlette import EventSourceResponse, ServerSentEvent
 
         async def events() -> AsyncIterator[ServerSentEvent]:
-            sent = b""
-            until = asyncio.get_running_loop().time() + STREAM_S
-            while asyncio.get_running_loop().time() < until:
-                view = await self._view(page, ask)
-                if isinstance(view, View):
-                    text = self._renderer.page(ask, view, "")
+            self._streams_open += 1
+            try:
+                sent = b""
+                until = time.monotonic() + STREAM_S
+                while time.monotonic() < until:
+                    view = await self._view(page, ask)
+                    began = time.monotonic()
+                    text = self._renderer.page(ask, view, "") if isinstance(view, View) else ""
                     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-                    if digest != sent:
+                    if isinstance(view, View) and view.template == ERROR:
+                        yield ServerSentEvent(data=view.title, event="failure")
+                    elif digest == sent:
+                        yield ServerSentEvent(data="", event="same")  # the reader knows its age
+                    else:
                         sent = digest
                         yield ServerSentEvent(data=text, event="page")
-                await asyncio.sleep(self._live_s)
-            yield ServerSentEvent(data="", event="end")
+                    rest_s = STREAM_SHARE * (time.monotonic() - began) * self._streams_open
+                    await asyncio.sleep(max(self._live_s, rest_s))
+                yield ServerSentEvent(data="", event="end")
+            finally:
+                self._streams_open -= 1
 
         return EventSourceResponse(
             events(), ping=int(SILENT_S), headers={"Cache-Control": "no-store"}

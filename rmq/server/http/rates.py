@@ -1,10 +1,15 @@
-"""Rates: how many requests somebody may make, each by a bucket of tokens that fills with time."""
+"""Rates: how many requests somebody may make, each by a bucket of tokens that fills with time.
+
+And places: how many of them are answered at a time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 BUCKETS_MAX = 10_000  # of one table; the one that was used longest ago gives way
 
@@ -49,3 +54,28 @@ class Rates:
 
     def __len__(self) -> int:
         return len(self._buckets)
+
+
+class Places:
+    """Places in which requests are answered, so many for each key; the others wait for one.
+
+    All answers are made in one event loop: without places, whoever asks for much at a time would
+    have nearly all of it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_key: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}  # and who uses it
+
+    @asynccontextmanager
+    async def of(self, key: str) -> AsyncIterator[None]:
+        """Have a place of a key for the block."""
+        places, users = self._by_key.setdefault(key, (asyncio.Semaphore(self._most), []))
+        users.append(None)
+        try:
+            async with places:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._by_key[key]

@@ -5,6 +5,7 @@ Everything is done in a real Chromium, against `rmq server` and a real Redis.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -246,3 +247,36 @@ def test_a_console_that_is_killed_comes_back_with_its_history_and_jobs(
         window.open("/topics/orders")
         page.wait_for_selector("#chart-depth path.line")
         client.admin.job_stop(job.id)
+
+
+def test_a_page_that_is_no_longer_live_says_so_in_red_and_how_old_it_is(
+    browser: Any, own_server: Redis, prefix: str
+) -> None:
+    with rmq.Client(own_server.url, prefix=prefix) as client:
+        client.topic("orders").send("first")
+    with (
+        serving(own_server.url, prefix) as running,
+        Window(browser, running.url) as window,
+    ):
+        page = window.page
+        window.open("/topics/orders/messages")
+        page.wait_for_function("document.querySelector('#live .live-text').textContent === 'Live'")
+        assert page.locator("#stale").is_hidden()
+
+        own_server.kill()
+
+        page.locator("#stale").wait_for(state="visible")
+        assert "Redis does not answer" in page.inner_text("#stale")
+        assert re.search(r"What is shown is \d+ (s|min) old", page.inner_text("#stale"))
+        assert page.inner_text("#live") == "Not live"
+        if shown := os.environ.get("RMQ_TEST_PICTURE"):
+            page.screenshot(path=shown)
+        own_server.start()
+        page.locator("#stale").wait_for(state="hidden")
+        assert page.inner_text("#live") == "Live"
+
+        running.stop()
+        page.locator("#stale").wait_for(state="visible")
+        assert "connection is lost" in page.inner_text("#stale") or "does not answer" in (
+            page.inner_text("#stale")
+        )

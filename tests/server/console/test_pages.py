@@ -13,7 +13,8 @@ from rmq.server import Server
 from tests.server.console import corpus
 from tests.server.console.conftest import PAGES, Filled
 from tests.server.console.fetching import chosen_in, csrf_of, fetch
-from tests.server.running import PATIENCE_S, dead, until
+from tests.server.running import PATIENCE_S, dead, serving, until
+from tests.servers import Server as Redis
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -74,22 +75,44 @@ def test_a_stream_sends_the_page_when_it_changes(console: Server, client: rmq.Cl
     )
     with urllib.request.urlopen(request, timeout=PATIENCE_S) as stream:
         assert stream.headers["Content-Type"].startswith("text/event-stream")
-        assert "No message is waiting" in _event(stream)
+        assert "No message is waiting" in _event(stream, "page")
+        assert _event(stream, "same") == ""
 
         id = str(client.topic("live").send("hello").id)
 
-        assert id in _event(stream)
+        assert id in _event(stream, "page")
 
 
-def _event(stream: object) -> str:
-    lines: list[str] = []
-    while not lines or lines[-1] != "":
+def test_a_stream_says_that_a_page_can_no_longer_be_read(own_server: Redis, prefix: str) -> None:
+    with rmq.Client(own_server.url, prefix=prefix) as client:
+        client.topic("live").open()
+    with serving(own_server.url, prefix) as running:
+        url = running.url + "/console/topics/live/messages"
+        request = urllib.request.Request(url, headers={"Accept": "text/event-stream"})
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as stream:
+            assert "No message is waiting" in _event(stream, "page")
+
+            own_server.kill()
+
+            assert _event(stream, "failure") == "Redis does not answer"
+            own_server.start()
+            with rmq.Client(own_server.url, prefix=prefix) as client:
+                client.topic("live").send("back")
+            assert "back" in _event(stream, "page")
+
+
+def _event(stream: object, name: str) -> str:
+    """Return the text of the next event of a name."""
+    event, lines = "", list[str]()
+    while True:
         line = stream.readline().decode().rstrip("\r\n")  # type: ignore[attr-defined]
-        if line.startswith("data: "):
-            lines.append(line[6:])
-        elif line == "" and lines:
-            lines.append("")
-    return "\n".join(lines)
+        kind, _, text = line.partition(": ")
+        if kind == "event":
+            event, lines = text, []
+        elif kind.startswith("data"):
+            lines.append(text)
+        elif line == "" and event == name:
+            return "\n".join(lines)
 
 
 def test_an_act_needs_the_text_of_its_form(console: Server, client: rmq.Client) -> None:

@@ -5,12 +5,18 @@ import { remember, remembered } from "./memory.js";
 import { writeTimes } from "./times.js";
 
 const POLL_MS = 4000;
+const STALE_MS = 8000; // without news for so long, a page is not live
 const button = document.getElementById("live");
 const state = document.getElementById("state");
+const stale = document.getElementById("stale");
 let wanted = remembered("live") !== "off";
 let source = null;
 let timer = null;
 let waiting = null; // the newest page, while a part of it waits
+let shownAt = Date.now(); // when what is shown was true
+let askedAt = Date.now(); // since when there should be news
+let failure = ""; // why there are none
+let isTold = false; // whether the server itself says so
 
 export function start() {
   if (!button || !document.querySelector("[data-live]")) return;
@@ -21,6 +27,7 @@ export function start() {
   document.addEventListener("focusout", () => { if (waiting) setTimeout(() => waiting && offer(waiting)); });
   window.addEventListener("pagehide", stop);
   window.addEventListener("pageshow", follow);
+  setInterval(judge, 1000);
   follow();
 }
 
@@ -49,12 +56,15 @@ function stop() {
 }
 
 function listen() {
+  askedAt = Date.now();
   source = new EventSource(location.href);
-  source.addEventListener("page", (event) => { say(""); offer(event.data); });
+  source.addEventListener("page", (event) => { renew(); offer(event.data); });
+  source.addEventListener("same", renew);
+  source.addEventListener("failure", (event) => fail(event.data, true));
   source.addEventListener("end", () => { stop(); follow(); });
   source.onerror = () => {
     // CLOSED: the answer was no stream. Otherwise the browser tries again by itself.
-    if (source.readyState === EventSource.CLOSED) { stop(); poll(); } else say("The connection is lost; trying again");
+    if (source.readyState === EventSource.CLOSED) { stop(); poll(); } else fail("The connection is lost; trying again");
   };
 }
 
@@ -63,11 +73,38 @@ async function poll() {
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-cache" });
     if (answer.redirected) { location.reload(); return; }
-    if (answer.ok) { say(""); offer(await answer.text()); } else say(`The server answers ${answer.status}`);
-  } catch { say("The server does not answer; trying again"); }
+    if (answer.ok) { renew(); offer(await answer.text()); } else fail(`The server answers ${answer.status}`);
+  } catch { fail("The server does not answer; trying again"); }
 }
 
-function say(text) { if (state.textContent !== text) state.textContent = text; }
+function renew() {
+  shownAt = Date.now();
+  fail("");
+}
+
+function fail(text, told = false) {
+  failure = text;
+  isTold = told;
+  judge();
+}
+
+// Says in red that the page is old, and how old: numbers that stand still look like those of a quiet system.
+function judge() {
+  const isStale = wanted && !document.hidden && (isTold || Date.now() - Math.max(shownAt, askedAt) > STALE_MS);
+  stale.hidden = !isStale;
+  button.classList.toggle("stale", isStale);
+  if (isStale) {
+    const seconds = Math.round((Date.now() - shownAt) / 1000);
+    const age = seconds < 120 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
+    say(stale.querySelector(".why"), `${failure || "There is no news from the server"}.`);
+    say(stale.querySelector(".age"), `What is shown is ${age} old.`);
+  }
+  say(state, failure);
+  const text = button.querySelector(".live-text");
+  if (isStale) text.textContent = "Not live"; else if (text.textContent === "Not live") text.textContent = "Live";
+}
+
+function say(element, text) { if (element.textContent !== text) element.textContent = text; }
 
 // Rows that are ticked, and forms that are being filled in, must not move: their part of the page waits.
 function isHeld(region) {

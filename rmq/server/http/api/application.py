@@ -38,7 +38,7 @@ from rmq.server.http.api.disclosure import Disclosure
 from rmq.server.http.api.operation import At, Operation
 from rmq.server.http.api.problems import ApiError
 from rmq.server.http.principal import ADDRESS, Role, principal_of
-from rmq.server.http.rates import Rates
+from rmq.server.http.rates import Places, Rates
 from rmq.server.http.root_path import root_of
 from rmq.server.service import ServiceStatus
 
@@ -50,6 +50,7 @@ TABLES = (
 BODY_MAX = 1024 * 1024  # bytes
 BODY_S = 10.0  # to send a body; 408 then
 ANSWER_S = 12.0  # a request takes no longer; 504 then, or 503 if something may have been done
+PLACES = 4  # requests of a principal from an address that are answered at a time
 # Of one principal's refused requests so many are in the audit trail, where they would drive out
 # all other lines.
 REFUSALS, REFUSALS_A_SECOND = 10, 0.1
@@ -89,6 +90,7 @@ class Api:
         self.disclosure = disclosure or Disclosure()
         self._documents: dict[str, bytes] = {}  # by root path
         self._refusals = Rates(REFUSALS_A_SECOND, REFUSALS)
+        self._places = Places(PLACES)
 
     def routes(self) -> list[Route]:
         """Return a route for each path."""
@@ -122,6 +124,10 @@ class Api:
             self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing,
             Headers(scope=scope),
         )  # fmt: skip
+
+    def place(self, at: At) -> AbstractAsyncContextManager[None]:
+        """Return a block in which a request of somebody is answered, or a page is made."""
+        return self._places.of(f"{at.principal.name} {at.address}")
 
     async def require(self, at: At, role: Role, operation: str, topic: str) -> None:
         """Refuse a principal that lacks the role of an operation, and note that.
@@ -171,7 +177,7 @@ class Api:
             request_id = secrets.token_hex(8)
             given: dict[str, Any] = {}
             try:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(ANSWER_S), self.place(self.at(request.scope)):
                     return await self._answer(operation, request, request_id, given)
             except Exception as error:
                 told = problems.of_exception(error, request_id, operation.reads_only(given))

@@ -144,7 +144,11 @@ async def list_trash(at: At, path: bodies.TopicPath, query: bodies.TrashQuery) -
 
 @TABLE.post("/topics/{topic}/trash/restore", NONE, "conflict", role=Role.OPERATOR)
 async def restore(at: At, path: bodies.TopicPath, body: bodies.Restore) -> views.Restored:
-    """Put dead letters back from the trash, with the time at which they died."""
+    """Put dead letters back from the trash, with the time at which they died.
+
+    One whose `dead_retention` is over, or would be within 24 hours, gets a later one: it stays for
+    another 24 hours, or for the retention if that is shorter.
+    """
     count = await at.admin.restore(path.topic, **body.given(), dry_run=body.dry_run)
     shown = await sample(at, path.topic, body, "trash") if body.dry_run and count else []
     return views.Restored(count=count, sample=shown)
