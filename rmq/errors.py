@@ -155,7 +155,8 @@ class TopicPaused(SendError):
 class NotDurable(SendError):
     """The message is stored, but fewer copies than asked confirmed it in time.
 
-    Sending the same id again is safe: it adds nothing where the message is stored.
+    Sending the same id again adds nothing while the message is there, nor inside the topic's
+    `dedup_window` after it was settled.
 
     Attributes:
         results: the results of the send, with the level that was reached.

@@ -260,6 +260,7 @@ _WHY = {
     "full": "at its max_length",
     "paused": "sends to it are paused",
     "moving": "on the way to another topic: run the redrive to that topic again",
+    "not durable": "there, but in too few copies: run the redrive to that topic again",
 }
 
 

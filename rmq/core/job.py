@@ -23,6 +23,7 @@ ENDED = ("stopped", "done")
 
 # What became of a message; those that another topic refused stay dead.
 REFUSED = {"c": "conflict", "t": "too large", "f": "full", "p": "paused", "m": "moving"}
+REFUSED["n"] = "not durable"  # stored there, but not in as many copies as its topic asks for
 LETTERS = {"1": "done", "0": "gone", "x": "unreadable"} | REFUSED
 _CODE = re.compile(r"[0-9a-v]{8}")
 _DIGITS = "0123456789abcdefghijklmnopqrstuv"
@@ -126,7 +127,7 @@ class JobOutcome(NamedTuple):
         id: of the message.
         outcome: "done", "gone" (somebody else had taken it away) or "unreadable"; on the way to
             another topic also "conflict" (that has a message of this id), "too large", "full",
-            "paused" (sends to it), "moving" (to a third topic).
+            "paused" (sends to it), "moving" (to a third topic), "not durable" (it is there, too).
     """
 
     id: MessageId

@@ -88,7 +88,7 @@ _CONSUMING = (
 _OPERATING = (
     "info", "smembers", "smismember", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get",
     "pttl", "del", "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore",
-    "zremrangebyrank", "zremrangebyscore", "lrange",
+    "zremrangebyrank", "zremrangebyscore", "lrange", "zmscore", "wait", "waitaof",
 )  # fmt: skip
 
 # The plain commands of each role: transports, and RawCommand in `flows/`.
@@ -104,7 +104,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
     # The last three: tokens and sessions of those who ask over HTTP.
     "server": frozenset((
-        *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "wait", "waitaof", "hgetall", "set", "pexpire",
+        *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "hgetall", "set", "pexpire",
     )),
     # Who creates tokens may do over HTTP whatever a server can.
     "admin": frozenset((

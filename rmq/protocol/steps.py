@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-from rmq.core.settings import Fsync, Replicated
+from rmq.core.settings import Durability, Fsync, Replicated, describe_durability
 from rmq.errors import RMQError, StorageError
 from rmq.protocol.scripts import Script
 
@@ -259,6 +259,24 @@ def server_ms(what: str) -> Flow[int]:
 def pipeline(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
     """Run commands in one round trip; raise the first error after all of them have run."""
     return raise_first_error((yield Pipeline(commands)))
+
+
+def durable_pipeline(
+    commands: Sequence[Command[Any]], wanted: Durability
+) -> Flow[tuple[list[Any], str]]:
+    """Run commands in one round trip, and wait for copies.
+
+    Returns:
+        Their values or RMQErrors, and what the copies lack, for an error; '': nothing.
+    """
+    if wanted is None:
+        return (yield Pipeline(commands)), ""
+    replies, copies, disks = yield DurablePipeline(commands, wanted)
+    is_fsync = isinstance(wanted, Fsync)
+    if copies >= wanted.n and (disks or not is_fsync):
+        return replies, ""
+    found = f"{copies} replicas" + (f" and {disks} local disks" if is_fsync else "")
+    return replies, f"durability: {describe_durability(wanted)} asked, {found} confirmed in time"
 
 
 def raise_first_error(replies: list[Any]) -> list[Any]:

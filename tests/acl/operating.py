@@ -19,7 +19,7 @@ from tests.acl.registry import (
     settle_one_with_a_dedup_key,
     waiting,
 )
-from tests.acl.scene import Scene
+from tests.acl.scene import Scene, version_of
 
 
 @of("operator", "viewer", "server")
@@ -169,6 +169,25 @@ def redrives_to_another_topic(s: Scene) -> None:
         consumer.receive()[0].reject("why")
     job = s.api.admin.job_start(s.name, to=f"{s.name}b")
     assert s.api.admin.job_run(job.id).done == 1
+
+
+@of("operator", "server")
+def redrives_to_a_topic_with_a_durability(s: Scene) -> None:
+    topic = s.full.topic(s.name)
+    topic.send(1)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    s.full.topic(f"{s.name}b", durability=rmq.Replicated(1, timeout=0.01)).open()
+    assert dict(s.api.admin.redrive(s.name, to=f"{s.name}b").refused) == {"not durable": 1}
+    if version_of(s.server) != "7.2":
+        return
+    s.full.admin.topic_set(f"{s.name}b", durability=rmq.Fsync(0, timeout=0.01))
+    try:
+        s.api.admin.redrive(s.name, to=f"{s.name}b")
+    except rmq.AccessDenied:
+        raise
+    except rmq.ConfigurationError:
+        pass  # this server keeps no log
 
 
 @of("operator", "server")

@@ -38,8 +38,8 @@ OTHERS = {
         "looks_at_the_rest", "creates_and_deletes_topics",
     ],
     "operator": [
-        "claims_keys", "replays_a_query", "waits", "sends_large_bodies", "sends_for_good",
-        "stages_and_publishes", "reports_its_status",
+        "claims_keys", "replays_a_query", "waits", "sends_large_bodies", "stages_and_publishes",
+        "reports_its_status",
     ],
     "viewer": sorted(
         {name for role in STEPS for name in STEPS[role]}

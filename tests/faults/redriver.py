@@ -1,7 +1,7 @@
 """A process that runs a job and kills itself inside a move of dead letters to another topic.
 
-`python -m tests.faults.redriver <url> <job> <kind> <move> <command>`: before that command of that
-move, both counted from 0; -1: it lives.
+`python -m tests.faults.redriver <url> <job> <kind> <command> <nth>`: before the nth command of that
+name, counted from 0; -1: it lives.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from typing import Any
 
 import rmq
 from rmq.protocol.flows import job_run, redrive_to
+from rmq.protocol.steps import RawCommand
 
 HOLD_MS = 300  # so long the next runner waits for a dead one
 _move = redrive_to._move
-_moves = itertools.count()
 
 
-def main(url: str, job: str, kind: str, move: str, command: str) -> None:
+def main(url: str, job: str, kind: str, command: str, nth: str) -> None:
+    seen = itertools.count()
+
     def dying(*args: Any) -> Generator[Any, Any, str]:
-        number = next(_moves)
         flow = _move(*args)
         value = None
-        for place in itertools.count():
+        while True:
             try:
                 step = flow.send(value)
             except StopIteration as end:
                 return str(end.value)
-            if (number, place) == (int(move), int(command)):
+            sent = getattr(step, "commands", [step])[0]
+            name = sent.words[0] if isinstance(sent, RawCommand) else sent.script.name
+            if name == command and next(seen) == int(nth):
                 os.kill(os.getpid(), signal.SIGKILL)
             value = yield step
-        raise AssertionError
 
     redrive_to._move = dying  # type: ignore[assignment]
     job_run.HOLD_MS = HOLD_MS

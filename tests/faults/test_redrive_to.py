@@ -18,7 +18,7 @@ from tests.servers import Server
 
 LETTERS = 1000
 # Before the send, before the removal, and before the note that the letter is gone; early and late.
-DEATHS = [(move, command) for command in (1, 2, 3) for move in (0, 1)]
+DEATHS = [(each, nth) for each in ("redrive_send", "redrive_settle", "ZADD") for nth in (0, 1)]
 
 
 @contextmanager
@@ -63,12 +63,10 @@ def run(
     time.sleep(0.002)  # a job begins after the last one died
     job = client.admin.job_start(name, to=other)
     with consuming(server.url, other) as seen:
-        for move, command in [*DEATHS, (-1, -1)]:
-            runner = Forked(
-                "tests.faults.redriver", server.url, job.id, kind, str(move), str(command)
-            )
+        for command, nth in [*DEATHS, ("none", -1)]:
+            runner = Forked("tests.faults.redriver", server.url, job.id, kind, command, str(nth))
             code = runner.wait(4 * PATIENCE_S)
-            assert code == (0 if move < 0 else -signal.SIGKILL)
+            assert code == (0 if nth < 0 else -signal.SIGKILL)
             if forgets:
                 client.admin.stats(other)  # what was stored is consumed before the notes go
                 until = time.monotonic() + PATIENCE_S

@@ -70,12 +70,52 @@ def test_a_replica_that_does_not_answer_is_not_durable_and_a_resend_adds_nothing
         assert api.admin.stats(name)["priority"] == 1
 
 
+def test_what_a_send_of_the_same_id_does_is_said_as_the_topic_remembers_it(
+    kind: str, pair: tuple[Server, Server], name: str
+) -> None:
+    """Without a dedup window the same id is a new message when the first was settled."""
+    with connect(kind, pair[0].url) as api:
+        topic = api.topic(name, dedup_window=0, durability=rmq.Replicated(2, 0.1))
+        with pytest.raises(rmq.NotDurable, match=r"adds nothing while the message is there$"):
+            topic.send("x")
+
+
+def test_dead_letters_stay_until_the_other_topic_has_them_in_enough_copies(
+    kind: str, pair: tuple[Server, Server], name: str
+) -> None:
+    main, replica = pair
+    with connect(kind, main.url) as api:
+        other = f"{name}-other"
+        api.topic(other, durability=rmq.Replicated(1, 0.3)).open()
+        topic = api.topic(name)
+        topic.send_many([rmq.Outgoing("x"), rmq.Outgoing("y")])
+        with topic.consumer() as consumer:
+            consumer.reject(consumer.receive(2), "bad")
+        replica.signal(signal.SIGSTOP)
+        try:
+            short = api.admin.redrive(name, to=other)
+        finally:
+            replica.signal(signal.SIGCONT)
+        assert (short.sent, dict(short.refused)) == (0, {"not durable": 2})
+        assert api.admin.stats(name)["dead"] == 2
+        api.admin.topic_set(other, durability=rmq.Replicated(1, 5))
+
+        assert api.admin.redrive(name, to=other).sent == 2
+
+        assert api.admin.stats(name)["dead"] == 0
+        assert api.admin.stats(other)["accepted"] == 2
+        with replica.raw() as redis:
+            assert redis.hlen(f"rmq:{{{other}_0}}:records") == 2
+
+
 def test_more_replicas_than_there_are_is_not_durable(
     kind: str, pair: tuple[Server, Server], name: str
 ) -> None:
     with (
         connect(kind, pair[0].url) as api,
-        pytest.raises(rmq.NotDurable, match=r"2 messages are stored.*same ids"),
+        pytest.raises(
+            rmq.NotDurable, match=r"2 messages are stored.*same id again adds nothing.*for 1m after"
+        ),
     ):
         api.topic(name).send_many(
             [rmq.Outgoing("x"), rmq.Outgoing("y")], durability=rmq.Replicated(2, 0.2)

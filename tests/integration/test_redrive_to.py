@@ -12,7 +12,7 @@ import pytest
 import rmq
 from rmq.core.slots import slot_of
 from rmq.errors import InvalidValue, TopicNotFound
-from rmq.protocol.flows import redrive_to
+from rmq.protocol.flows import job_run, redrive_to
 from tests.integration.driven import both_clients
 from tests.servers import Server
 
@@ -319,6 +319,32 @@ def test_a_resize_of_the_other_topic_between_the_steps_stores_nothing_twice(
 
     got += bodies(api, other)
     assert sorted(each["n"] for each in got) == list(range(300))
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
+def test_job_counts_what_it_moved_before_the_other_topic_was_resized(
+    api: Any, name: str, other: str, before: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runner dies between the removal and the record: holds are gone, which told the slots."""
+    api.topic(other, slots=before).open()
+    bury(api, name, *(rmq.Outgoing(n, slot_basis=str(n)) for n in range(40)), slots=4)
+    time.sleep(0.002)  # a job begins after the last one died
+    job = api.admin.job_start(name, to=other)
+    step, seen = job_run._Runner._step, itertools.count()
+
+    def dying(self: Any, number: int, letters: str, batch: Any) -> Generator[Any, Any, Any]:
+        if letters and next(seen) == 3:  # the last slot's: that is 1 by one of the two numbers
+            raise Killed
+        return (yield from step(self, number, letters, batch))
+
+    monkeypatch.setattr(job_run._Runner, "_step", dying)
+    with pytest.raises(Killed):
+        api.admin.job_run(job.id)
+    api.admin.topic_resize(other, after, wait=False)
+    ended = api.admin.job_run(job.id)
+
+    assert (ended.done, ended.gone, dict(ended.refused)) == (40, 0, {})
+    assert api.admin.stats(other)["accepted"] == 40
 
 
 def test_two_at_once_move_each_letter_once(

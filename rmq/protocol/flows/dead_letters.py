@@ -41,7 +41,7 @@ class Redriven(NamedTuple):
         sent: of them, sent back to the StoreQueue.
         unreadable: of them, left in the DeadQueue because their record cannot be read.
         refused: of them, left in the DeadQueue because of another topic, by outcome: "conflict",
-            "too large", "full", "paused", "moving".
+            "too large", "full", "paused", "moving", "not durable".
     """
 
     matched: int

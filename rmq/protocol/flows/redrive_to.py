@@ -17,7 +17,7 @@ from rmq.errors import DecodeError, InvalidValue, TopicVanished
 from rmq.protocol import commands
 from rmq.protocol.commands import Arrival, ArrivalReply, HeldLetter
 from rmq.protocol.flows import large_bodies, open_topic
-from rmq.protocol.steps import Flow, RawCommand
+from rmq.protocol.steps import Flow, RawCommand, durable_pipeline, raise_first_error
 
 PAGE = 200  # letters of one call: each takes some 10 us of Redis
 PAGE_BYTES = 4 * 1024 * 1024  # of their records and bodies, since scripts copy them
@@ -104,7 +104,13 @@ def _move(
     for slot, group in by_slot.items():
         arrivals = [arrival for _, arrival in group]
         answer = yield from _send(target, slot, arrivals)
-        outcomes = [(a.entry, x == "s") for a, x in zip(arrivals, answer.letters, strict=True)]
+        for (place, _), letter in zip(group, answer.letters, strict=True):
+            letters[place] = letter
+        # What is stored in too few copies stays here, and held: who goes on waits for them again.
+        sent = [(place, arrival) for place, arrival in group if letters[place] != "n"]
+        if not sent:
+            continue
+        outcomes = [(arrival.entry, letters[place] == "s") for place, arrival in sent]
         with source.sessions.borrowed() as session:
             settled = yield commands.redrive_settle(keys, session, outcomes)
         stored = [entry for entry, is_stored in outcomes if is_stored]
@@ -112,18 +118,21 @@ def _move(
             # The letters are gone, so what the other topic has noted may be forgotten some day.
             words = [word for entry in stored for word in (answer.now_ms, entry)]
             yield RawCommand("redrive", "ZADD", _keys_of(target, slot).arrivals, "XX", *words)
-        for (place, arrival), sent, end in zip(group, answer.letters, settled, strict=True):
-            letters[place] = sent
-            if sent == "s":
+        for (place, arrival), end in zip(sent, settled, strict=True):
+            if letters[place] == "s":
                 is_mine = end == "1" or (is_own_token and arrival.entry.endswith(token))
                 letters[place] = "1" if is_mine else "0"
-    if is_own_token:
-        for place, letter in enumerate(letters):
-            if letter == "0":
-                arrivals_key = _keys_of(target, slots[place]).arrivals
-                entry = member_of(ids[place]) + token
-                score = yield RawCommand("redrive", "ZSCORE", arrivals_key, entry)
-                letters[place] = "1" if score is not None and float(score) > 0 else "0"
+    gone = [place for place, letter in enumerate(letters) if letter == "0"] if is_own_token else []
+    if gone:
+        # The hold is gone, too, which told the slot: since then the topic may have been resized.
+        entries = [member_of(ids[place]) + token for place in gone]
+        asked = {slots[place] for place in gone}
+        for slot in range(len(target.slots)) if target.settings.layout else asked:
+            key = _keys_of(target, slot).arrivals
+            scores = yield RawCommand("redrive", "ZMSCORE", key, *entries)
+            for place, score in zip(gone, scores, strict=True):
+                if score is not None and float(score) > 0:
+                    letters[place] = "1"
     return "".join(letters)
 
 
@@ -168,13 +177,17 @@ def _keys_of(target: TopicContext, slot: int) -> SlotKeys:
 
 
 def _send(target: TopicContext, slot: int, arrivals: list[Arrival]) -> Flow[ArrivalReply]:
-    """Store them in a slot of the other topic, which may be resized meanwhile."""
+    """Store them in a slot of the other topic, which may be resized meanwhile.
+
+    The letter is n for those that are stored in fewer copies than that topic asks for.
+    """
     times = 0
     while True:
+        command = commands.redrive_send(target, _keys_of(target, slot), arrivals)
         try:
-            reply = yield commands.redrive_send(target, _keys_of(target, slot), arrivals)
+            replies, short = yield from durable_pipeline([command], target.settings.durability)
+            reply: ArrivalReply = raise_first_error(replies)[0]
         except TopicVanished as error:
             times = yield from open_topic.follow_resize(target, error, times)
         else:
-            assert isinstance(reply, ArrivalReply)
-            return reply
+            return reply._replace(letters=reply.letters.replace("s", "n")) if short else reply

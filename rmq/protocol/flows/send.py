@@ -13,14 +13,10 @@ from rmq.core.ids import MessageId
 from rmq.core.interceptor import start_hooks
 from rmq.core.message import Outgoing, SendResult, SendStatus, StoredResults
 from rmq.core.replay_session import ReplaySession
-from rmq.core.settings import (
-    COLLECT_MAX,
-    Durability,
-    Fsync,
-    describe_durability,
-)
+from rmq.core.settings import COLLECT_MAX, Durability, Fsync
 from rmq.core.slots import slot_of
 from rmq.core.topic_context import TopicContext
+from rmq.core.validation import format_duration
 from rmq.errors import (
     InvalidType,
     NotDurable,
@@ -34,7 +30,7 @@ from rmq.protocol import commands
 from rmq.protocol.commands import MergeReply, SendReply
 from rmq.protocol.flows import audit_report, open_topic, resize
 from rmq.protocol.flows.send_groups import Group, group_messages
-from rmq.protocol.steps import Await, Command, DurablePipeline, Flow, Pipeline, Sleep
+from rmq.protocol.steps import Await, Command, Flow, Sleep, durable_pipeline
 
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
@@ -284,19 +280,15 @@ def _call(
     """Make the calls; where a topic blocks when full, repeat the refused ones until `timeout`."""
     until = time.monotonic() + timeout
     pause = 0.01
-    level = "memory"
     wanted = context.settings.durability if override is None else override.level
     while True:
-        copies, disks, short = 0, 0, False
-        replies: list[Any]
-        if wanted is not None:
-            replies, copies, disks = yield DurablePipeline(calls, wanted)
-            short = copies < wanted.n or (isinstance(wanted, Fsync) and not disks)
-            level = "memory" if short else ("fsync" if isinstance(wanted, Fsync) else "replicated")
-        elif len(calls) == 1:
-            replies = [(yield calls[0])]
+        if wanted is None and len(calls) == 1:
+            replies, short = [(yield calls[0])], ""
         else:
-            replies = yield Pipeline(calls)
+            replies, short = yield from durable_pipeline(calls, wanted)
+        level = "fsync" if isinstance(wanted, Fsync) else "replicated"
+        if wanted is None or short:
+            level = "memory"
         full: list[int] = []
         is_paused = False
         failed: RMQError | None = None
@@ -309,7 +301,7 @@ def _call(
                 is_paused = True
             elif not _write_results(group, reply, results, level):
                 full.append(number)
-        is_stored_short = wanted is not None and short and any(results.rows)
+        is_stored_short = short and any(results.rows)
         if failed is not None and not (isinstance(failed, TopicVanished) and is_stored_short):
             raise failed
         if is_paused:
@@ -319,12 +311,10 @@ def _call(
             )
             what += ": send the others again" if stored else " stored: send again"
             raise (yield from open_topic.paused_error(context, what, list(results.rows)))
-        if wanted is not None and short:
+        if short:
+            window_ms = context.settings.dedup_window_ms
             raise NotDurable(
-                f"durability: {describe_durability(wanted)} asked, {copies} replicas"
-                + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
-                + f" confirmed in time. {_describe_stored(results.rows)}",
-                list(results.rows),
+                f"{short}. {_describe_stored(results.rows, window_ms)}", list(results.rows)
             )
         if not full:
             return
@@ -371,14 +361,17 @@ def _write_results(group: Group, reply: Any, results: Results, level: str) -> bo
     return True
 
 
-def _describe_stored(results: Sequence[SendResult | None]) -> str:
+def _describe_stored(results: Sequence[SendResult | None], window_ms: int) -> str:
     """Say how to send again messages that are less durable than asked."""
     stored = [result.id for result in results if result is not None]
+    adds = "adds nothing while the message is there" + (
+        f", and for {format_duration(window_ms / 1000)} after it was settled" if window_ms else ""
+    )
     if len(stored) == 1:
-        return f"The message is stored as {stored[0]}; sent again with that id, it adds nothing"
+        return f"The message is stored as {stored[0]}; sent again with that id, it {adds}"
     return (
         f"{len(stored)} messages are stored, {stored[0]} first; the error's `results` have all "
-        "ids, and sending the same ids again adds nothing"
+        f"ids, and sending the same id again {adds}"
         if stored
-        else "Whether they are stored is not known; sending the same ids again is safe"
+        else f"Whether they are stored is not known; sending the same id again {adds}"
     )

@@ -18,14 +18,7 @@ from typing import Any, NamedTuple
 from rmq.core import ids, record
 from rmq.core.keys import SlotKeys
 from rmq.core.message import Outgoing
-from rmq.core.settings import (
-    BATCH_MAX,
-    CALL_BYTES,
-    COLLECT_MAX,
-    Fsync,
-    Settings,
-    describe_durability,
-)
+from rmq.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
 from rmq.core.slots import RUN_LENGTH
 from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
@@ -35,7 +28,7 @@ from rmq.protocol.commands.stage import PUBLISH_PAUSED
 from rmq.protocol.draft import body_too_large
 from rmq.protocol.flows import open_topic
 from rmq.protocol.flows.send_groups import Group, group_messages
-from rmq.protocol.steps import Command, DurablePipeline, Flow, Pipeline, Sleep, pipeline
+from rmq.protocol.steps import Command, Flow, Sleep, durable_pipeline, pipeline
 
 PUSHES = 16  # calls of one round trip
 PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn with other clients
@@ -274,19 +267,11 @@ def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Fl
             commands.publish(context, context.slots[index], session, name)
             for (index, name), session in zip(turn, sessions, strict=True)
         ]
-        copies, disks = 0, 0
-        if wanted is None:
-            replies = yield Pipeline(calls)
-        else:
-            replies, copies, disks = yield DurablePipeline(calls, wanted)
+        replies, short = yield from durable_pipeline(calls, wanted)
         for session in sessions:
             context.sessions.give(session)
-        if wanted is not None and (copies < wanted.n or (isinstance(wanted, Fsync) and not disks)):
-            raise NotDurable(
-                f"durability: {describe_durability(wanted)} asked, {copies} replicas"
-                + (f" and {disks} local disks" if isinstance(wanted, Fsync) else "")
-                + " confirmed in time; publish again to go on"
-            )
+        if short:
+            raise NotDurable(f"{short}; publish again to go on")
         last: dict[tuple[int, str], PublishReply | None] = {}
         is_paused = False
         for pair, reply in zip(turn, replies, strict=True):

@@ -53,8 +53,9 @@ class JobOutcome(Answer):
 
     id: str
     outcome: Literal[
-        "done", "gone", "unreadable", "conflict", "too large", "full", "paused", "moving"
-    ]
+        "done", "gone", "unreadable", "conflict", "too large", "full", "paused", "moving",
+        "not durable",
+    ]  # fmt: skip
 
 
 class JobOutcomes(Answer):
