@@ -37,6 +37,7 @@ from datetime import UTC, datetime
 from typing import overload
 
 from rmq.core import fork
+from rmq.core.validation import utf8
 from rmq.errors import InvalidType, InvalidValue
 
 SIZE = 16
@@ -253,10 +254,7 @@ def key_bytes(key: object) -> bytes:
     """
     if not isinstance(key, str | bytes):
         raise InvalidType(f"dedup_key: {type(key).__name__}; give str or bytes")
-    try:
-        encoded = key.encode() if isinstance(key, str) else bytes(key)
-    except UnicodeEncodeError as error:
-        raise InvalidValue(f"dedup_key: {error}; give text that UTF-8 can carry") from error
+    encoded = utf8(key, "dedup_key") if isinstance(key, str) else bytes(key)
     if not 1 <= len(encoded) <= DEDUP_KEY_BYTES:
         raise InvalidValue(
             f"dedup_key: {len(encoded)} bytes; give 1 to {DEDUP_KEY_BYTES}, "

@@ -136,10 +136,8 @@ class Limits:
         if self == Limits():
             return ""
         texts = []
-        for rate, concurrency in (
-            (self.rate, self.concurrency),
-            (self.key_rate, self.key_concurrency),
-        ):
+        pairs = ((self.rate, self.concurrency), (self.key_rate, self.key_concurrency))
+        for rate, concurrency in pairs:
             count = per = burst = most = 0
             if rate:
                 count, per = rate.count, ceil(rate.per_ms / layout.part(index, slots))

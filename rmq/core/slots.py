@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import zlib
 
+from rmq.core.validation import utf8
 from rmq.errors import InvalidType
 
 # Messages without a basis go to a slot in runs of this length: the load is even over time, and a
@@ -19,7 +20,7 @@ RUN_LENGTH = 100
 def slot_of(basis: str | bytes, slots: int) -> int:
     """Return the slot of a basis: always the same while the topic exists."""
     if isinstance(basis, str):
-        basis = basis.encode()
+        basis = utf8(basis, "slot_basis")
     elif not isinstance(basis, bytes):
         raise InvalidType(f"slot_basis: {type(basis).__name__}; give str or bytes")
     return zlib.crc32(basis) % slots

@@ -48,6 +48,14 @@ def format_duration(value: Duration) -> str:
     return f"{value:.10g}s"
 
 
+def utf8(text: str, field: str) -> bytes:
+    """Return a text as UTF-8, if it can be."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"{field}: {error}; give text that UTF-8 can carry") from error
+
+
 def check_int(value: object, field: str, low: int, high: int) -> int:
     """Return a whole number if it is in [low, high]; True is not a number here."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -76,8 +84,9 @@ def check_priority(value: object) -> int:
 
 
 def check_rate(value: float | None) -> None:
-    """Refuse a rate that is not finite, or not more than 0; None: as fast as it goes."""
-    if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
+    """Refuse a rate that is not more than 0 and at most a billion; None: as fast as it goes."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value <= 1e9):
         raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")
 
 
@@ -98,7 +107,7 @@ def duration_ms(
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidType(f"{field}: {value!r} is not a duration; give seconds or a timedelta")
     else:
-        seconds = float(value)
+        seconds = float(value) if abs(value) < 1e300 else math.inf  # an int may be larger than any
     if not math.isfinite(seconds):
         raise InvalidValue(f"{field}: {value!r}; give a finite number of seconds")
     if zero and seconds == 0:

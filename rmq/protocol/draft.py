@@ -21,6 +21,7 @@ from rmq.core.validation import (
     check_message_type,
     check_priority,
     duration_ms,
+    utf8,
 )
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.protocol import clock
@@ -187,7 +188,7 @@ def _check_merge(out: Outgoing, draft: Draft) -> int:
         raise InvalidValue("delay, at: a merging message waits for its time_range; leave them out")
     if not isinstance(out.merge_key, str):
         raise InvalidType(f"merge_key: {type(out.merge_key).__name__}; give a str")
-    if not 1 <= len(out.merge_key.encode()) <= MERGE_KEY_BYTES:
+    if not 1 <= len(utf8(out.merge_key, "merge_key")) <= MERGE_KEY_BYTES:
         raise InvalidValue(f"merge_key: give 1 to {MERGE_KEY_BYTES} bytes of UTF-8")
     if out.merge_key.startswith("\0"):
         raise InvalidValue(

@@ -242,6 +242,17 @@ def test_nesting_without_end_is_refused(api: Any, name: str) -> None:
 
 @pytest.mark.fault("F29")
 @both_clients
+@pytest.mark.parametrize("field", ["merge_key", "slot_basis", "dedup_key"])
+def test_text_that_utf_8_cannot_carry_is_refused_in_every_key(
+    api: Any, name: str, field: str
+) -> None:
+    more = {"time_range": 1} if field == "merge_key" else {}
+
+    with pytest.raises(rmq.InvalidValue, match=f"{field}: .*surrogates"):
+        api.topic(name).send(1, **{field: "\ud800"}, **more)
+
+
+@both_clients
 def test_a_body_over_the_limit_is_refused_and_one_at_the_limit_is_not(api: Any, name: str) -> None:
     topic = api.topic(name, max_body=1000, codec="bytes")
     assert topic.send(b"x" * 1000).status == "stored"

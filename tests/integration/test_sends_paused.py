@@ -151,11 +151,13 @@ def test_schedule_holds_its_message_until_sends_are_resumed(server: Server, name
     with rmq.Client(server.url) as client:
         topic = client.topic(name)
         topic.every("nightly", every=3600, catch_up="last").declare()
+        topic.every("skipped", every=3600, catch_up="skip").declare()
         client.admin.topic_pause(name, verb="send", by="me", why="it moves")
-        due_ms = int(time.time()) // 3600 * 3_600_000
-        with server.raw() as raw:
-            raw.hset(f"rmq:{{{name}_0}}:schedules", "nightly:next", due_ms)
-            raw.zadd(f"rmq:{{{name}_0}}:schedule_times", {"nightly": due_ms})
+
+        def become_due(schedule: str, due_ms: int) -> None:
+            with server.raw() as raw:
+                raw.hset(f"rmq:{{{name}_0}}:schedules", f"{schedule}:next", due_ms)
+                raw.zadd(f"rmq:{{{name}_0}}:schedule_times", {schedule: due_ms})
 
         def send_due() -> Any:
             transport = client._transport
@@ -163,10 +165,19 @@ def test_schedule_holds_its_message_until_sends_are_resumed(server: Server, name
             context = client.admin._context(name)
             return transport.run(due_schedules.send_due(context, reply.due, reply.now_ms))
 
+        become_due("skipped", int(time.time() * 1000))
+        _, errors = send_due()
+        assert "after 10 s its time counts as missed, and `catch_up` decides" in str(
+            errors["skipped"]
+        )
+        become_due("skipped", int(time.time() * 1000) - 11_000)
+        assert send_due() == (0, {}), "it goes on with the next time, as it does after an outage"
+
+        become_due("nightly", int(time.time()) // 3600 * 3_600_000)
         sent, errors = send_due()
         assert (sent, list(errors)) == (0, ["nightly"])
         assert isinstance(errors["nightly"], rmq.TopicPaused)
-        assert "The message is held" in str(errors["nightly"])
+        assert "It is held" in str(errors["nightly"])
         with pytest.raises(rmq.TopicPaused):
             client.admin.schedule_run(name, "nightly")
         client.admin.topic_resume(name)

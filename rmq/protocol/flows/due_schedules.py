@@ -81,7 +81,7 @@ def send_due(
             if isinstance(reply, RMQError):
                 errors[name] = reply
             elif reply == PAUSED:  # its time stays due until sends are resumed
-                what = "The message is held, and sent"
+                what = "It is held; after 10 s its time counts as missed, and `catch_up` decides"
                 errors[name] = yield from open_topic.paused_error(context, what)
             elif reply < 0:
                 errors[name] = QueueFull(f"topic {context.name!r} is at its max_length", [])

@@ -28,14 +28,7 @@ from rmq.protocol.flows.away_slots import VISIT_S
 from rmq.protocol.flows.hand_over import SlotBatch, Take
 from rmq.protocol.flows.receive_lock import RECHECK_S
 from rmq.protocol.flows.receive_state import NEVER, ReceiveState
-from rmq.protocol.steps import (
-    POLL_S,
-    AwaitSignal,
-    Flow,
-    InBackground,
-    Sleep,
-    is_master_away,
-)
+from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, InBackground, Sleep, is_master_away
 
 ASK_S = 0.05  # a busy consumer asks its other slots again after so long
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait

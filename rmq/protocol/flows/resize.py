@@ -186,14 +186,11 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
         settings = context.settings
         if settings.layout and settings.layout.resizing:
             raise InvalidValue(f"slots: somebody else is resizing topic {context.name!r} just now")
-        before, known = settings.slots, settings.layout or Layout(0, settings.slots, settings.slots)
+        before = settings.slots
+        known = replace(settings.layout or Layout(0, before, before), dealt=dealt)
         resizing = Resizing(since_ms, before, _awaited(before, slots))
         layout = replace(
-            known,
-            resizes=known.resizes + 1,
-            most=max(known.most, slots),
-            resizing=resizing,
-            dealt=dealt,
+            known, resizes=known.resizes + 1, most=max(known.most, slots), resizing=resizing
         )
         replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
         fields = {"format": str(RESIZED_FORMAT), "slots": str(slots)} | layout.to_redis()
@@ -228,13 +225,9 @@ def deal(context: TopicContext, refused: Collection[tuple[int, int]]) -> Flow[bo
     yield from open_topic.open(mine, create=False)
     settings, dealt = mine.settings, (yield from _waiting(mine))
     layout = replace(settings.layout, dealt=dealt) if settings.layout else None
-    if (
-        layout is None  # it was created anew
-        or sum(dealt) >= settings.max_length
-        or not any(
-            dealt[slot] + count <= layout.capacity(settings.max_length, slot, settings.slots)
-            for slot, count in refused
-        )
+    if layout is None or not any(  # None: it was created anew
+        dealt[slot] + count <= layout.capacity(settings.max_length, slot, settings.slots)
+        for slot, count in refused
     ):
         context.full_until = time.monotonic() + FULL_S
         return False

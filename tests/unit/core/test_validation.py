@@ -32,7 +32,18 @@ def test_a_type_has_1_to_128_plain_characters() -> None:
         check_message_type(7)
 
 
-@pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan"), True])
+def test_a_number_that_no_float_can_be_is_refused_as_any_other() -> None:
+    for check in (
+        lambda: validation.duration_ms(10**400, "lease"),
+        lambda: validation.duration_ms(-(10**400), "lease"),
+        lambda: validation.check_int(10**400, "slots", 1, 1024),
+        lambda: validation.check_epoch_ms(10**400, "at"),
+    ):
+        with pytest.raises(InvalidValue, match="give"):
+            check()
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan"), True, "5", 10**400])
 def test_a_rate_is_a_finite_number_above_0(rate: float) -> None:
     validation.check_rate(None)
     validation.check_rate(0.5)
