@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
 from urllib.parse import quote
 
 from rmq.client.client import Client
@@ -31,6 +30,7 @@ from rmq.server.services.sampler import Sampler
 from rmq.server.services.schedules import Schedules
 from rmq.server.services.worker_records import WorkerRecords
 from rmq.server.survey import Survey
+from rmq.worker.stop_signals import STOPPING, handling
 
 log = logging.getLogger("rmq")
 
@@ -198,26 +198,18 @@ class Server:
             reload: called at each SIGHUP.
         """
         signals: SimpleQueue[int] = SimpleQueue()  # no Event: a signal may interrupt its `set`
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before: dict[int, Any] = {
-            number: signal.signal(number, lambda n, frame: signals.put(n)) for number in numbers
-        }
-        try:
-            with self:
-                if started is not None:
-                    started()
-                while True:
-                    try:
-                        number = signals.get(timeout=0.5)
-                    except Empty:
-                        continue
-                    if number != signal.SIGHUP:
-                        break
-                    if reload is not None:
-                        self._reload(reload)
-        finally:
-            for number, previous in before.items():
-                signal.signal(number, previous)
+        with handling((*STOPPING, signal.SIGHUP), lambda number, _: signals.put(number)), self:
+            if started is not None:
+                started()
+            while True:
+                try:
+                    number = signals.get(timeout=0.5)
+                except Empty:
+                    continue
+                if number != signal.SIGHUP:
+                    break
+                if reload is not None:
+                    self._reload(reload)
 
     def _reload(self, reload: Callable[[], object]) -> None:
         try:

@@ -6,14 +6,11 @@ one send each time. Every worker has a scheduler for its topics.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from queue import Empty, SimpleQueue
 
 from rmq.client.client import AsyncClient, Client
 from rmq.core.codec import JSON
@@ -22,6 +19,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue, RMQError
 from rmq.transport import as_blocking
 from rmq.worker.dispatch import RETRY_S, Dispatch
+from rmq.worker.stop_signals import StopSignals
 
 log = logging.getLogger("rmq")
 
@@ -157,20 +155,12 @@ class Scheduler:
         Args:
             started: called once, when it works.
         """
-        signals: SimpleQueue[int] = SimpleQueue()  # no Event: a signal may interrupt its `set`
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, lambda n, frame: signals.put(n)) for number in numbers]
-        try:
-            with self:
-                if started is not None:
-                    started()
-                ended = False
-                while not ended:
-                    with contextlib.suppress(Empty):
-                        ended = bool(signals.get(timeout=0.5))
-        finally:
-            for number, previous in zip(numbers, before, strict=True):
-                signal.signal(number, previous)
+        signals = StopSignals()
+        with signals.received(), self:
+            if started is not None:
+                started()
+            while not signals.asked:
+                signals.wait(0.5)
 
     def __enter__(self) -> Scheduler:
         self.start()

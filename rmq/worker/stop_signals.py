@@ -6,11 +6,24 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Any
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
 END_S = 2.0  # from a second signal to the end of the process, whatever it does
+
+
+@contextlib.contextmanager
+def handling(numbers: Iterable[int], handler: Callable[..., object]) -> Iterator[None]:
+    """Have signals handled by a function of number and frame, and at the end as before."""
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 class StopSignals:
@@ -30,14 +43,11 @@ class StopSignals:
             yield
             return
         self.asked = self.at_once = False
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._on_signal) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, previous in zip(numbers, before, strict=True):
-                signal.signal(number, previous)
-            self.asked = False
+        with handling(STOPPING, self._on_signal):
+            try:
+                yield
+            finally:
+                self.asked = False
 
     def wait(self, seconds: float) -> None:
         """Wait until a signal comes, or `wake` is called."""

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from rmq.worker.process_exit import HANDED_BACK, RECYCLED, STUCK
+from rmq.worker.stop_signals import STOPPING, handling
 from rmq.worker.watchdog import Health
 from rmq.worker.worker_process import Counts, WorkerProcess
 
@@ -119,16 +120,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the processes running; return the largest exit code of those that ran at the end."""
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._on_signal) for number in numbers]
-        wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
-        try:
-            while not self._stopping or any(process.popen for process in self.processes):
-                self._turn()
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, previous in zip(numbers, before, strict=True):
-                signal.signal(number, previous)
+        with handling(STOPPING, self._on_signal):
+            wakeup = signal.set_wakeup_fd(self._wakeup_write.fileno(), warn_on_full_buffer=False)
+            try:
+                while not self._stopping or any(process.popen for process in self.processes):
+                    self._turn()
+            finally:
+                signal.set_wakeup_fd(wakeup)
         return max(process.code for process in self.processes)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
