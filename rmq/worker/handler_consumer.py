@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -221,28 +221,5 @@ class AsyncVerbs:
         """Run a flow of the consumer."""
         return await asyncio.to_thread(self._consumer._transport.run, flow)
 
-    async def ack(self, deliveries: Iterable[Any]) -> list[Any]:
-        """As `Consumer.ack`."""
-        return await asyncio.to_thread(self._consumer.ack, deliveries)
-
-    async def nack(
-        self,
-        deliveries: Iterable[Any],
-        *,
-        delay: Duration | None = None,
-        error: BaseException | str | None = None,
-    ) -> list[Any]:
-        """As `Consumer.nack`."""
-        return await asyncio.to_thread(self._consumer.nack, deliveries, delay=delay, error=error)
-
-    async def reject(self, deliveries: Iterable[Any], reason: BaseException | str) -> list[Any]:
-        """As `Consumer.reject`."""
-        return await asyncio.to_thread(self._consumer.reject, deliveries, reason)
-
-    async def release(self, deliveries: Iterable[Any], *, delay: Duration = 0) -> list[Any]:
-        """As `Consumer.release`."""
-        return await asyncio.to_thread(self._consumer.release, deliveries, delay=delay)
-
-    async def extend(self, deliveries: Iterable[Any], lease: Duration | None = None) -> list[Any]:
-        """As `Consumer.extend`."""
-        return await asyncio.to_thread(self._consumer.extend, deliveries, lease)
+    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
+        return partial(asyncio.to_thread, getattr(self._consumer, verb))
