@@ -13,7 +13,7 @@ import zoneinfo
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -206,31 +206,29 @@ class _Cron:
         """Yield the times after this one, or those before it, as cronsim finds them."""
         moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
         try:
-            moments = _simulation(self._cronsim)(self._expression, moment, reverse)
+            moments = self._cronsim.CronSim(self._expression, moment, reverse)
         except self._cronsim.CronSimError as error:
             raise InvalidValue(
                 f"cron: {self._expression!r}: {error}; give minute, hour, day of month, month and "
                 'day of week, as "0 6 * * mon-fri"'
             ) from error
+        moments.advance_hour = partial(_advance_hour, moments)
         for found in moments:
             yield (found - _EPOCH) // _MS
 
 
-@lru_cache(1)
-def _simulation(cronsim: Any) -> Any:
-    """Return cronsim's class, mended for clocks that change by a part of an hour, or within one."""
+def _advance_hour(moments: Any) -> bool:
+    """Go on to an hour of the expression, as `CronSim.advance_hour`, by quarters of an hour.
 
-    class Simulation(cronsim.CronSim):  # type: ignore[misc]
-        def advance_hour(self) -> bool:
-            if self.dt.hour in self.hours:
-                return False
-            while self.dt.hour not in self.hours:  # cronsim's steps of an hour miss such parts
-                self.tick(QUARTER_S - (self.dt.minute * 60 + self.dt.second) % QUARTER_S)
-                if self.dt.hour == 0:  # the day has to be looked at
-                    break
-            return True
-
-    return Simulation
+    Its steps of an hour jump over times where a clock changes by a part of one, or within one.
+    """
+    if moments.dt.hour in moments.hours:
+        return False
+    while moments.dt.hour not in moments.hours:
+        moments.tick(QUARTER_S - (moments.dt.minute * 60 + moments.dt.second) % QUARTER_S)
+        if moments.dt.hour == 0:  # the day has to be looked at
+            break
+    return True
 
 
 def time_zone(name: str) -> zoneinfo.ZoneInfo:

@@ -22,7 +22,6 @@ from rmq.core.interceptor import Outcome
 from rmq.core.retry import Policy, draw_wait_ms
 from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
-from rmq.worker.event_loop import is_interrupted
 from rmq.worker.wrapped_call import WrappedRun
 
 log = logging.getLogger("rmq")
@@ -77,19 +76,16 @@ def runtime_exceeded(seconds: float) -> RuntimeExceeded:
     )
 
 
-def is_cancelled() -> bool:
-    """Return whether somebody has cancelled the current task."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 def error_of_cancel(error: asyncio.CancelledError, is_stopping: Callable[[], bool]) -> Exception:
     """Return what it means that a run was cancelled: by the worker, another run, or its own code.
 
     Another run costs it no retry. Its own code does, because it may cancel it each time.
     """
-    if is_stopping() or is_interrupted():
-        return Snooze(0 if is_stopping() else INTERRUPTED_S)
+    task: Any = asyncio.current_task()
+    if task.cancelling() and is_stopping():
+        return Snooze(0)
+    if getattr(task, "is_interrupted", False):
+        return Snooze(INTERRUPTED_S)
     cancelled = RMQError("the handler cancelled itself, by a task or a callback of its own")
     cancelled.__cause__ = error
     return cancelled
@@ -162,10 +158,10 @@ class HandlerDispositions:
 
     Args:
         handler: ran them, or will.
-        is_stopping: whether a run that is cancelled is handed back.
+        is_stopping: whether who cancels a run stops it, so that it is handed back.
     """
 
-    def __init__(self, handler: Handler, is_stopping: Callable[[], bool] = is_cancelled) -> None:
+    def __init__(self, handler: Handler, is_stopping: Callable[[], bool] = lambda: True) -> None:
         self._handler = handler
         self.is_stopping = is_stopping
 

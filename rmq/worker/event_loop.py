@@ -49,12 +49,6 @@ class GuardedTask(asyncio.Task[None]):
         return super().cancel(msg)
 
 
-def is_interrupted() -> bool:
-    """Return whether the current task was cancelled by code of other work than its own."""
-    task = asyncio.current_task()
-    return isinstance(task, GuardedTask) and task.is_interrupted
-
-
 class LoopHeartbeat:
     """Shows other threads for how long an event loop has been blocked."""
 

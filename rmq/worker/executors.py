@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from rmq.worker.event_loop import GuardedTask, call_in, current_work
 from rmq.worker.lane import Lane, Work
@@ -29,33 +29,14 @@ YIELD_EVERY = 100  # work items in a row, after which a task yields to the event
 _UNSET = object()
 
 
-class Executor(Protocol):
-    """Runs the work of lanes.
-
-    Attributes:
-        error: why no more threads can be started at present; "": they can.
-    """
-
-    error: str
-
-    def put(self, lane: Lane, works: Sequence[Work]) -> None:
-        """Queue work items of a lane; from any thread."""
-
-    def close(self) -> None:
-        """Accept no more work. Returns at once."""
-
-    def join(self, wait_s: float) -> bool:
-        """Wait for running work; return whether all has ended."""
-
-    def cancel(self, wait_s: float) -> None:
-        """Cancel running work, where that is possible."""
-
-
 class ThreadExecutor:
     """Runs work in threads, for plain functions.
 
     Args:
         limit: how many threads at most.
+
+    Attributes:
+        error: why no more threads can be started at present; "": they can.
     """
 
     def __init__(self, limit: int) -> None:
@@ -80,19 +61,17 @@ class ThreadExecutor:
 
     def _start_threads(self, count: int) -> None:
         """Start threads, as far as the system permits; the next `put` tries again."""
-        error = ""
-        for _ in range(count):
-            name = f"rmq-run-{len(self._threads)}"
-            thread = threading.Thread(target=self._run_lanes, name=name, daemon=True)
-            try:
+        try:
+            for _ in range(count):
+                name = f"rmq-run-{len(self._threads)}"
+                thread = threading.Thread(target=self._run_lanes, name=name, daemon=True)
                 thread.start()
-            except RuntimeError as failed:  # a limit on processes or memory
-                error = f"{failed} ({len(self._threads)} run)"
-                break
-            self._threads.append(thread)
-        if error and not self.error:
-            log.error("handlers wait for threads: %s", error)
-        self.error = error
+                self._threads.append(thread)
+            self.error = ""
+        except RuntimeError as error:  # a limit on processes or memory
+            if not self.error:
+                log.error("handlers wait for threads: %s", error)
+            self.error = f"{error} ({len(self._threads)} run)"
 
     def _run_lanes(self) -> None:
         get = self._assigned.get
@@ -263,6 +242,9 @@ class TaskExecutor:
         """Cancel running work."""
         call_in(self._loop, lambda: [task.cancel() for task in list(self._tasks)])
         self.join(wait_s)
+
+
+Executor = ThreadExecutor | TaskExecutor
 
 
 def _is_same_context(now: contextvars.Context, before: contextvars.Context) -> bool:

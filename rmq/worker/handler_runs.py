@@ -114,13 +114,8 @@ class HandlerRuns:
         try:
             return await runner.run_async(delivery)
         except asyncio.CancelledError as error:
-            return self._disposition_of_cancel(delivery, error)
-
-    def _disposition_of_cancel(
-        self, delivery: DeliveryData, error: asyncio.CancelledError
-    ) -> Disposition:
-        """Decide for a run that was cancelled in a hook."""
-        return disposition_for(self.handler, delivery, error_of_cancel(error, self._is_stopping))
+            raised = error_of_cancel(error, self._is_stopping)  # in a hook
+            return disposition_for(self.handler, delivery, raised)
 
     def _begin_batch(self, batch: list[DeliveryData], margin_s: float = 0.0) -> list[DeliveryData]:
         ready = [delivery for delivery in batch if self._may_run(delivery)]
@@ -138,7 +133,8 @@ class HandlerRuns:
         try:
             dispositions = await self.runner.run_batch_async(ready)
         except asyncio.CancelledError as error:
-            dispositions = [(each, self._disposition_of_cancel(each, error)) for each in ready]
+            raised = error_of_cancel(error, self._is_stopping)
+            dispositions = [(each, disposition_for(self.handler, each, raised)) for each in ready]
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
 

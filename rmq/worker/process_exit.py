@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
 import sys
@@ -52,10 +51,3 @@ def leave_now(code: int) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(code)
-
-
-def print_stacks_when_killed() -> None:
-    """Have a signal that kills this process print the stacks of its threads; SIGABRT does."""
-    with contextlib.suppress(Exception):  # stderr may be anything, or nothing
-        if not faulthandler.is_enabled():
-            faulthandler.enable()

@@ -13,7 +13,7 @@ from rmq.core.delivery import DeliveryData
 from rmq.core.interceptor import Hooks
 from rmq.worker.async_runner import AsyncRunner
 from rmq.worker.detached_claims import DetachedClaims
-from rmq.worker.disposition import Disposition, HandlerDispositions, Overrun, Settled, is_cancelled
+from rmq.worker.disposition import Disposition, HandlerDispositions, Overrun, Settled
 from rmq.worker.plain_runner import PlainRunner
 from rmq.worker.run_scope import Values
 
@@ -26,7 +26,7 @@ class Runner:
         hooks: of the interceptors.
         claims: of its runs, if it has any.
         process_values: of the dependencies and lifespans of this process.
-        is_stopping: whether a run that is cancelled is handed back.
+        is_stopping: whether who cancels a run stops it, so that it is handed back.
     """
 
     _plain: PlainRunner  # a handler has one of these two
@@ -38,7 +38,7 @@ class Runner:
         hooks: Hooks,
         claims: DetachedClaims | None = None,
         process_values: Values | None = None,
-        is_stopping: Callable[[], bool] = is_cancelled,
+        is_stopping: Callable[[], bool] = lambda: True,
     ) -> None:
         self.claims = claims
         self._handler = handler

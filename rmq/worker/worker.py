@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import faulthandler
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +27,6 @@ from rmq.worker.process_exit import (
     RECYCLED,
     STUCK,
     leave_with,
-    print_stacks_when_killed,
 )
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.recycling import RecyclingLimits
@@ -239,8 +240,10 @@ class Worker:
                     return leave_with(HANDED_BACK)
                 return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
             if threading.current_thread() is threading.main_thread():
-                print_stacks_when_killed()
                 running.watchdog.may_kill = True
+                with contextlib.suppress(Exception):  # stderr may be anything, or nothing
+                    if not faulthandler.is_enabled():
+                        faulthandler.enable()  # so that SIGABRT prints all stacks
             log.info("working on %s", ", ".join(of_topic.context.name for of_topic in self._topics))
             if started is not None:
                 started()
