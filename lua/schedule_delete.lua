@@ -21,6 +21,7 @@ end
 redis.call('HDEL', schedules, fields_of(name))
 redis.call('ZREM', times, name)
 if redis.call('ZCARD', times) == 0 then
+  redis.call('HDEL', schedules, 'clock')
   redis.call('HINCRBY', schedules, 'generation', 1)
 end
 return 1

@@ -4,20 +4,23 @@ schedule_resume: let a paused schedule go on, from a time to come.
 KEYS[1]   slot           hash  settings and counters of slot 0
 KEYS[2]   schedules      hash  see schedule_set
 KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
-ARGV[1]   created              the topic's stamp as the caller opened it; another stamp is an error
-ARGV[2]   name
-ARGV[3]   revision             of the schedule, as the caller read it
-ARGV[4]   next_ms              its next time, epoch ms
-ARGV[5]   due_ms               the same with its jitter
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[3]   name
+ARGV[4]   revision             of the schedule, as the caller read it
+ARGV[5]   next_ms              its next time, epoch ms
+ARGV[6]   due_ms               the same with its jitter
 Returns   1 resumed, 0 it was not paused, -1 there is no such schedule, -2 nothing: it has changed since the caller read it
 Cost      O(log S), S = schedules of the topic
 Atomic    Types are checked first. A second run finds it resumed.
 ]]
 --- @include "lib/check"
+--- @include "lib/clock"
 --- @include "lib/schedules"
-check_created(KEYS[1], ARGV[1])
-check_times(ARGV[4], ARGV[5])
-local schedules, times, name = KEYS[2], KEYS[3], ARGV[2]
+local now = clock(ARGV[1])
+check_created(KEYS[1], ARGV[2])
+check_times(ARGV[5], ARGV[6])
+local schedules, times, name = KEYS[2], KEYS[3], ARGV[3]
 local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
 if not due then
   return -1
@@ -25,9 +28,9 @@ end
 if due ~= 'inf' then
   return 0
 end
-if schedule[3] ~= ARGV[3] then
+if schedule[3] ~= ARGV[4] then
   return -2
 end
-redis.call('HSET', schedules, name .. ':next', ARGV[4])
-redis.call('ZADD', times, ARGV[5], name)
+note_move(schedules, name, ARGV[5], now)
+redis.call('ZADD', times, ARGV[6], name)
 return 1

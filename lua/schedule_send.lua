@@ -54,8 +54,8 @@ if ARGV[10] ~= '' then
   whole_number(ARGV[10], 0, 9e15, 'time_ms')
 end
 local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
-if not due or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7]
-    or tonumber(due) > now and (ARGV[10] ~= '' or due == 'inf' or not is_ahead(schedule[7], now)) then
+local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now)
+if not due or tonumber(due) > now and not moves_back or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
   return 0
 end
 if ARGV[10] ~= '' then
@@ -77,7 +77,6 @@ if ARGV[10] ~= '' then
     redis.call('HINCRBY', schedules, name .. ':sent', 1)
   end
 end
-local clock_was = redis.call('HGET', schedules, 'clock')
-redis.call('HSET', schedules, name .. ':next', ARGV[8], name .. ':moved', now, 'clock', math.max(now, tonumber(clock_was or 0)))
+note_move(schedules, name, ARGV[8], now)
 redis.call('ZADD', times, ARGV[9] == '' and '+inf' or ARGV[9], name)
 return 1

@@ -4,45 +4,47 @@ schedule_set: store a schedule, or change it where its definition differs.
 KEYS[1]   slot           hash  settings and counters of slot 0
 KEYS[2]   schedules      hash  <name>:definition, <name>:timing, <name>:revision, <name>:next, <name>:last, <name>:sent
 KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms; +inf: paused, or no time is left
-ARGV[1]   created              the topic's stamp as the caller opened it; another stamp is an error
-ARGV[2]   name
-ARGV[3]   definition           msgpack, of the client
-ARGV[4]   timing               text; where it is that of the stored schedule, the next time stays
-ARGV[5]   next_ms              the next time, epoch ms
-ARGV[6]   due_ms               the same with its jitter
-ARGV[7]   most                 how many schedules a topic may have
-ARGV[8]   generation           under which the caller has listed the topic: how often its last schedule was deleted
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   created              the topic's stamp as the caller opened it; another stamp is an error
+ARGV[3]   name
+ARGV[4]   definition           msgpack, of the client
+ARGV[5]   timing               text; where it is that of the stored schedule, the next time stays
+ARGV[6]   next_ms              the next time, epoch ms
+ARGV[7]   due_ms               the same with its jitter
+ARGV[8]   most                 how many schedules a topic may have
+ARGV[9]   generation           under which the caller has listed the topic: how often its last schedule was deleted
 Returns   'created', 'updated', 'unchanged', 'full': there are `most` already, or 'stale': this is another generation
 Cost      O(log S), S = schedules of the topic, and the size of the definition
 Atomic    The first write is one that Redis refuses at maxmemory. A second run finds the same definition and changes
           nothing. A paused schedule stays paused.
 ]]
 --- @include "lib/check"
+--- @include "lib/clock"
 --- @include "lib/schedules"
-local schedules, times, name = KEYS[2], KEYS[3], ARGV[2]
-check_created(KEYS[1], ARGV[1])
-if #ARGV ~= 8 or name == '' then
+local now, schedules, times, name = clock(ARGV[1]), KEYS[2], KEYS[3], ARGV[3]
+check_created(KEYS[1], ARGV[2])
+if #ARGV ~= 9 or name == '' then
   fail('ARG', 'name')
 end
-local most = whole_number(ARGV[7], 1, 1000000, 'most')
-check_times(ARGV[5], ARGV[6])
-if generation_of(schedules) ~= ARGV[8] then
+local most = whole_number(ARGV[8], 1, 1000000, 'most')
+check_times(ARGV[6], ARGV[7])
+if generation_of(schedules) ~= ARGV[9] then
   return 'stale'
 end
 local before = read_schedule(schedules, name)
 local due = redis.call('ZSCORE', times, name)
-if due and before[1] == ARGV[3] and before[2] == ARGV[4] then
+if due and before[1] == ARGV[4] and before[2] == ARGV[5] then
   return 'unchanged'
 end
 if not due and redis.call('ZCARD', times) >= most then
   return 'full'
 end
 local revision = redis.call('HINCRBY', schedules, 'revision', 1)
-redis.call('HSET', schedules, name .. ':definition', ARGV[3], name .. ':timing', ARGV[4], name .. ':revision', revision)
-if not due or before[2] ~= ARGV[4] then
-  redis.call('HSET', schedules, name .. ':next', ARGV[5])
+redis.call('HSET', schedules, name .. ':definition', ARGV[4], name .. ':timing', ARGV[5], name .. ':revision', revision)
+if not due or before[2] ~= ARGV[5] then
+  note_move(schedules, name, ARGV[6], now)
   if due ~= 'inf' or before[4] == '' then
-    redis.call('ZADD', times, ARGV[6], name)
+    redis.call('ZADD', times, ARGV[7], name)
   end
 end
 return due and 'updated' or 'created'

@@ -16,8 +16,8 @@ local function generation_of(schedules)
   return redis.call('HGET', schedules, 'generation') or '0'
 end
 
--- The fields of a schedule in the hash. `moved` is when it was moved to its next time; the field `clock` is the latest such time
--- of all schedules, epoch ms.
+-- The fields of a schedule in the hash. `moved` is when it got its next time; the field `clock` is the latest such time of all
+-- schedules, epoch ms.
 local function fields_of(name)
   return name .. ':definition', name .. ':timing', name .. ':revision', name .. ':next', name .. ':last', name .. ':sent',
     name .. ':moved'
@@ -26,6 +26,12 @@ end
 -- Whether something happened so far in the future that the clock must have been ahead then, and was set back.
 local function is_ahead(time, now)
   return tonumber(time or 0) > now + 60000
+end
+
+-- Note the next time of a schedule, and when that was computed.
+local function note_move(schedules, name, next_ms, now)
+  local latest = math.max(now, tonumber(redis.call('HGET', schedules, 'clock') or 0))
+  redis.call('HSET', schedules, name .. ':next', next_ms, name .. ':moved', now, 'clock', latest)
 end
 
 -- The values of a schedule's fields, in the order of fields_of.

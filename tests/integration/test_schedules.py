@@ -205,6 +205,23 @@ def test_schedule_goes_on_after_a_clock_that_was_ahead_is_set_right(
     assert api.admin.schedule(name, "beat").next.timestamp() <= clock.now_us / 1e6 + 60
 
 
+@pytest.mark.parametrize("verb", ["declare", "resume"])
+@pytest.mark.fault("F21")
+def test_schedule_that_began_while_the_clock_was_ahead_goes_on(api, name, at, clock, verb) -> None:
+    schedule = api.topic(name).every("beat", every=60, body=1)
+    if verb == "resume":
+        schedule.declare()
+        api.admin.schedule_pause(name, "beat")
+    clock.advance(3600)
+    api.admin.schedule_resume(name, "beat") if verb == "resume" else schedule.declare()
+    clock.advance(-3600)
+    scheduler = serving(api)
+    scheduler.run_once()
+    clock.advance(60)
+
+    assert scheduler.run_once() == 1
+
+
 @pytest.mark.fault("F21", control=True)
 def test_a_schedule_that_is_silent_after_a_clock_was_ahead_is_seen(
     client: rmq.Client, name: str, at: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch

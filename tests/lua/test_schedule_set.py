@@ -12,8 +12,9 @@ def test_new_schedule_is_stored_with_its_next_time(box):
     assert set_schedule(box) == "created"
 
     assert box.changed(before) == {
-        **fields(next_ms),
+        **fields(next_ms, moved=b"%d" % box.clock.now_ms),
         ("schedules", b"revision"): b"1",
+        ("schedules", b"clock"): b"%d" % box.clock.now_ms,
         ("schedule_times", b"report"): next_ms + 7,
     }
 

@@ -204,7 +204,10 @@ def test_without_the_guard_of_the_script_the_time_is_sent_twice(
 ) -> None:
     """The negative control: the same two servers, and a script that sends what it is given."""
     load = scripts.load
-    guard = "if not due or tonumber(due) > now or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7]"
+    guard = (
+        "if not due or tonumber(due) > now and not moves_back "
+        "or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7]"
+    )
     text = load("schedule_send").text
     assert text.count(guard) == 1
     # It sends under ids of its own; that one id is stored once is another guard.

@@ -96,7 +96,7 @@ def schedule_set(
     return Command(
         scripts.load("schedule_set"),
         _keys(keys),
-        [keys.created, name, definition, timing, next_ms, due_ms, most, generation],
+        [clock.now_us, keys.created, name, definition, timing, next_ms, due_ms, most, generation],
         lambda reply: reply.decode(),
     )
 
@@ -168,7 +168,7 @@ def schedule_resume(
     return Command(
         scripts.load("schedule_resume"),
         _keys(keys),
-        [keys.created, name, revision, next_ms, due_ms],
+        [clock.now_us, keys.created, name, revision, next_ms, due_ms],
         int,
     )
 
