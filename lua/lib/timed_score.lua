@@ -16,26 +16,38 @@ local function timed_fraction(score)
 end
 
 -- The score behind all messages that are due in the same ms, so that equal times go in the order of arrival, whatever
--- the ids. Where that ms is full, the message takes a place in the next ms that is not. After 1000 full ones, a million
--- messages, it shares the last place, and such messages go by id. The last place of each ms is remembered,
--- since a batch is written after all its scores are known.
-local last_places, first_free_ms
+-- the ids. Where that ms is full, the message takes a place in a later one that has room: looked for 1, 3, 7, ... ms later, and
+-- then by halves, so that no more than some 20 are looked at. As more of them fill, that search never ends at an earlier one. After
+-- 1000 full ones, a million messages, it shares the last place, and such messages go by id. The last place of each ms is
+-- remembered, since a batch is written after all its scores are known.
+local last_places, ms_with_room
 local function next_timed_score(store, due, has_priority)
-  last_places, first_free_ms = last_places or {}, first_free_ms or {}
-  local ms = first_free_ms[due] or due
-  while ms < due + 1000 do
-    local place = last_places[ms]
-    if not place then
+  last_places, ms_with_room = last_places or {}, ms_with_room or {}
+  local function is_full(ms)
+    if not last_places[ms] then
       local last = redis.call('ZREVRANGEBYSCORE', store, '(' .. string.format('%.0f', ms + 1), ms, 'WITHSCORES', 'LIMIT', 0, 1)
-      place = last[2] and timed_fraction(tonumber(last[2])) or -1
-      last_places[ms] = place
+      last_places[ms] = last[2] and timed_fraction(tonumber(last[2])) or -1
     end
-    first_free_ms[due] = ms
-    if place < PLACES - 1 then
-      last_places[ms] = place + 1
-      return timed_score(ms, place + 1, has_priority)
-    end
-    ms = ms + 1
+    return last_places[ms] >= PLACES - 1
   end
-  return timed_score(due + 999, PLACES - 1, has_priority)
+  local ms, ends = ms_with_room[due] or due, due + 999
+  if is_full(ms) then
+    local full, ahead = due, 1
+    ms = due + 1
+    while ms < ends and is_full(ms) do
+      full, ahead = ms, 2 * ahead + 1
+      ms = math.min(due + ahead, ends)
+    end
+    while ms - full > 1 do
+      local middle = math.floor((full + ms) / 2)
+      if is_full(middle) then
+        full = middle
+      else
+        ms = middle
+      end
+    end
+    ms_with_room[due] = ms
+  end
+  last_places[ms] = is_full(ms) and PLACES - 1 or last_places[ms] + 1
+  return timed_score(ms, last_places[ms], has_priority)
 end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from rmq.protocol import commands
@@ -18,6 +20,11 @@ def falling(box, count):
 def send(box, given, **options):
     assert box.run(box.send_command(given, **options)).letters == ""
     return given
+
+
+def fill(box, *times):
+    """Take the last place of each of these ms."""
+    box.redis.zadd(box.keys.store, {b"full%d" % ms: timed(ms, False, PLACES - 1) for ms in times})
 
 
 def test_equal_dues_go_by_arrival_in_one_send_and_across_sends(box):
@@ -96,10 +103,34 @@ def test_one_hundred_thousand_of_one_moment_are_due_within_98_ms_and_in_order(bo
     assert taken == given
 
 
+def test_a_moment_for_which_many_wait_costs_a_send_some_20_looks(box):
+    due = box.clock.now_ms + 5000
+    fill(box, *range(due, due + 700))
+    box.redis.config_resetstat()
+
+    (id,) = send(box, box.ids(), due=due)
+
+    assert box.score(id) == timed(due + 700, False)
+    assert box.redis.info("commandstats")["cmdstat_zrevrangebyscore"]["calls"] <= 21
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_dues_go_by_arrival_whatever_else_fills_the_ms_behind_them(box, seed):
+    random = Random(seed)
+    due = box.clock.now_ms + 5000
+    fill(box, *range(due, due + 4), *(due + random.randrange(200) for _ in range(200)))
+    scores = []
+    for id in falling(box, 60):
+        send(box, [id], due=due)
+        scores.append(box.score(id))
+        fill(box, int(scores[-1]), due + random.randrange(200))
+
+    assert scores == sorted(set(scores))
+
+
 def test_beyond_a_thousand_full_ms_messages_share_the_last_place_and_go_by_id(box):
     due = box.clock.now_ms + 5000
-    for ms in range(1000):  # as after a million sends
-        box.redis.zadd(box.keys.store, {b"full%d" % ms: timed(due + ms, False, PLACES - 1)})
+    fill(box, *range(due, due + 1000))  # as after a million sends
 
     given = falling(box, 3)
     send(box, given, due=due)
