@@ -25,7 +25,7 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           memory. Sent twice with one number, it gives the first answer. In a slot in order, the last ack of a batch
           wakes the consumers that wait for the batch to end; elsewhere, any ack those that wait for room.
 ]]
-local slot, prepare, call = KEYS[1], KEYS[2], ARGV[2]
+local slot, prepare, failures, dead, call = KEYS[1], KEYS[2], KEYS[4], KEYS[8], ARGV[2]
 --- @include "lib/inline/session"
 local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk',
   'settled', session, 'given_back', 'large')
@@ -37,9 +37,8 @@ local id = ARGV[9]
 if known and s[1] and #ARGV == 9 and not s[5] and not s[6] and not s[11] and string.byte(call, 1) == 64
     and string.byte(id, 1) < 64 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score, receipt = redis.call('ZSCORE', prepare, id), ARGV[7]
-  local failed = redis.call('HLEN', KEYS[4])
-  if score and (score == receipt or tonumber(score) == tonumber(receipt))
-      and (failed == 0 or failed == redis.call('ZCARD', KEYS[8])) then
+  --- @include "lib/inline/count_failed"
+  if failed == 0 and score and (score == receipt or tonumber(score) == tonumber(receipt)) then
     --- @include "lib/inline/time"
     redis.call('HDEL', KEYS[3], id)
     redis.call('ZREM', prepare, id)
@@ -128,10 +127,8 @@ else
   end
   letters = table.concat(marks)
 end
-local failed, window, last_turn, blocked = redis.call('HLEN', KEYS[4]), tonumber(s[2]), tonumber(s[3]), s[5]
-if failed > 0 then
-  failed = failed - redis.call('ZCARD', KEYS[8]) -- each dead letter has an entry too
-end
+--- @include "lib/inline/count_failed"
+local window, last_turn, blocked = tonumber(s[2]), tonumber(s[3]), s[5]
 local channel, index, large, bodies = ARGV[3], ARGV[4], s[11], KEYS[9]
 local kept = window > 0 and kept_ids(held_ids)
 if kept then

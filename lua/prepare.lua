@@ -88,9 +88,8 @@ if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and 
       and (not lease_end or lease_end - now_ms >= lease / 2) and tonumber(s[10] or now_ms + 1) > now_ms
       and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
     local record = redis.call('HGET', records, id)
-    local failed = redis.call('HLEN', failures)
-    if record and #record >= 8 and string.byte(record, 1) % 16 < 2
-        and (failed == 0 or failed == redis.call('ZCARD', dead)) then
+    --- @include "lib/inline/count_failed"
+    if failed == 0 and record and #record >= 8 and string.byte(record, 1) % 16 < 2 then
       local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
       local delivery = tonumber(s[5] or 0) + 1
       local deadline = lease_end and 3000000000 + shared or math.ceil((now_ms + lease) / 1000)

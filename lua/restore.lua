@@ -18,6 +18,7 @@ Atomic    Where the topic drops dead letters after a time, a letter that has les
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+--- @include "lib/trash"
 --- @include "lib/writes"
 local slot, dead, trash, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = clock(ARGV[1])
@@ -54,6 +55,7 @@ if #ids > 0 then
   redis.call('ZREM', trash, unpack(ids))
   redis.call('HDEL', deaths, unpack(ids))
   redis.call('ZADD', dead, unpack(add))
+  count_trash(slot, trash)
   remember(slot, ARGV[2], now, table.concat(letters))
 end
 return table.concat(letters)

@@ -21,8 +21,8 @@ Atomic    Only dead letters move, with their time of death; record and failure s
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drop"
 --- @include "lib/replay"
+--- @include "lib/trash"
 --- @include "lib/writes"
 local slot, dead = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
@@ -75,6 +75,7 @@ if #ids > 0 then
   else
     redis.call('ZADD', KEYS[3], unpack(add))
     redis.call('HSET', KEYS[4], unpack(deaths))
+    count_trash(slot, KEYS[3])
   end
   remember(slot, ARGV[2], now, table.concat(letters))
 end

@@ -1,8 +1,19 @@
 --[[
 The trash: purged dead letters that can be restored for a time. Their records and failure entries stay; the hash `deaths`
-keeps their time of death, since the score in the trash is when they go for good.
+keeps their time of death, since the score in the trash is when they go for good. The field `trashed` of the slot counts them, so
+that a take knows which failure entries are theirs (lib/inline/count_failed).
 ]]
 --- @include "lib/drop"
+
+-- Count the letters in the trash, after some came or went.
+local function count_trash(slot, trash)
+  local count = redis.call('ZCARD', trash)
+  if count > 0 then
+    redis.call('HSET', slot, 'trashed', count)
+  else
+    redis.call('HDEL', slot, 'trashed')
+  end
+end
 
 -- Delete up to `limit` letters of the trash whose time has come, count them as purged, and return how many. The first write
 -- frees memory. `audit`: the key where the slot is audited, else nil.
@@ -13,6 +24,7 @@ local function empty_trash(slot, trash, deaths, records, bodies, failures, audit
     redis.call('HDEL', deaths, unpack(ids))
     drop_for_good(slot, records, bodies, failures, audit, page, ids, now)
     redis.call('HINCRBY', slot, 'purged', #ids)
+    count_trash(slot, trash)
   end
   return #ids
 end

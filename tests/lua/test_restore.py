@@ -71,7 +71,9 @@ def test_a_letter_past_the_retention_is_kept_for_a_day_or_the_retention(make_box
 
     died = box.clock.now_ms - (retention_s - stays_s) * 1000
     assert box.score(id, "dead") == died
-    assert box.changed(before) == {("dead", id): died, ("trash", id): GONE, ("deaths", id): GONE}
+    assert box.changed(before) == {
+        ("dead", id): died, ("trash", id): GONE, ("deaths", id): GONE, ("slot", "trashed"): GONE,
+    }  # fmt: skip
     assert tidy(box) == 0
     box.clock.advance(stays_s - 1)
     assert tidy(box) == 0

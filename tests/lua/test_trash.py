@@ -31,6 +31,7 @@ def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_s
         ("dead", a): GONE,
         ("trash", a): box.clock.now_ms + 1000,
         ("deaths", a): str(died).encode(),
+        ("slot", "trashed"): "1",
     }
     assert box.order("dead") == [b]
     found = box.run(commands.get(box.keys, a))
@@ -38,6 +39,34 @@ def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_s
     stats = box.run(commands.stats(box.keys))
     assert (stats["dead"], stats["trash"], stats["purged"]) == (1, 1, 0)
     assert box.run(commands.locate(box.keys, [a])).letters == "d"
+
+
+def commands_of_a_take_and_an_ack(box):
+    box.send()
+    box.redis.hset(box.keys.slot, "takes", 0)  # one take in five looks at more
+    box.redis.config_resetstat()
+    batch = box.prepare()
+    assert not batch.lefts  # the short way, on which nobody has failed
+    box.ack(*box.leases(batch))
+    return sum(row["calls"] for row in box.redis.info("commandstats").values())
+
+
+def test_letters_in_the_trash_make_no_take_and_no_ack_longer(box):
+    dead = bury(box, 10)
+    commands_of_a_take_and_an_ack(box)  # Redis has the scripts now
+    costs = [commands_of_a_take_and_an_ack(box)]
+    trash(box, *dead[:5])
+    costs.append(commands_of_a_take_and_an_ack(box))
+    box.run(commands.restore(box.keys, box.session(), dead[:5]))
+    costs.append(commands_of_a_take_and_an_ack(box))
+    trash(box, *dead[:5])
+    costs.append(commands_of_a_take_and_an_ack(box))
+    box.clock.advance(10)
+    assert box.run(commands.tidy(box.keys)).dropped == 5
+    costs.append(commands_of_a_take_and_an_ack(box))
+
+    assert costs[0] == costs[2] == costs[4]
+    assert costs[1] == costs[3] == costs[0] + 2  # each reads how many letters the trash has
 
 
 def test_run_again_it_finds_nothing_and_changes_nothing(box):

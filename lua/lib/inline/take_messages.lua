@@ -35,8 +35,8 @@ end
 local max_retries, chunk = tonumber(s[2]), tonumber(s[3])
 -- A deadline is a whole second, a receipt just above it.
 local expired_leases = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
-local failed = redis.call('HLEN', failures)
-local any_failed = failed > 0 and failed > redis.call('ZCARD', dead) -- each dead letter has an entry too
+--- @include "lib/inline/count_failed"
+local any_failed = failed > 0
 local TAKE_MOST, TAKE_BYTES = 1000, 16777216
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold, gate = {}, false, 0, nil, nil
