@@ -143,7 +143,7 @@ if #held_ids > 0 then
   --- @include "lib/inline/settle_held"
   redis.call('HSET', slot, 'settled', tonumber(s[8] or 0) + removed, session, kept_answer(number, now, letters))
   if not known then
-    sweep_sessions(slot, now, 20)
+    sweep_sessions(slot, now, SWEPT)
   end
 end
 return letters

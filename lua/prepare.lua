@@ -188,7 +188,7 @@ end
 redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes, session,
   kept_answer(number, now, string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n)))
 if not known then
-  sweep_sessions(slot, now, 20)
+  sweep_sessions(slot, now, SWEPT)
 end
 reply[3] = deadline
 if string.byte(waits, 1) == 61 then -- =

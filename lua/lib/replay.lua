@@ -16,6 +16,7 @@ therefore remembers when it is a repetition.
 ]]
 --- @include "lib/check"
 local KEPT_S = 300
+local SWEPT = 5 -- fields at each new session: five come for one that goes. An answer may have 13 KB, and each is read whole
 
 -- The (session, number) of a call: the argument is `<session> <number>`.
 local function session_of(call)
@@ -74,6 +75,6 @@ end
 local function remember(slot, call, now, answer)
   local session, number = session_of(call)
   if redis.call('HSET', slot, session, kept_answer(number, now, answer)) == 1 then
-    sweep_sessions(slot, now, 20)
+    sweep_sessions(slot, now, SWEPT)
   end
 end
