@@ -19,7 +19,8 @@ and the hash tag of the slot: the master of the slot alone publishes there.
 local CREDITS_MAX = 64 -- of a slot: more consumers than that are woken by a signal
 local CREDIT_MS = 3000 -- how long a credit lasts; its consumer renews it once a second
 local CALLS_MAX = 16 -- of a credit
-local HAND_OVER_BYTES = 16384 -- a consumer that has stopped holds so much in Redis' memory, and no more
+local HAND_OVER_MOST, HAND_OVER_BYTES = 100, 16384 -- messages, and bytes of their records, in one hand-over
+local HAND_OVER_LARGEST = 33792 -- a single record: a body of 32 KiB or more stands beside its record
 
 -- A credit in front of others: channel, number, until, limit, lease, session and sequence number of its first call, the others.
 local FIRST_CREDIT = '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);'

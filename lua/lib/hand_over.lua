@@ -5,14 +5,19 @@ and wakes one consumer.
 
 It takes what a prepare would take now, or nothing: where that is not plain, consumers are woken, and take it themselves.
 What is plain: a priority or a retry, without an expiry, merge key or large body, in a slot that is not in order, not
-paused and without a limit, and at most 16 KiB of records for each credit. A due message joins its priority first, and one
-take in five begins with retries; both are left to prepare.
+paused and without a limit, and at most 16 KiB of records for each credit, or one larger record. A due message joins its priority
+first, and one take in five begins with retries; both are left to prepare. One script hands over so much that it takes some 3 ms,
+and wakes those whose credits are left.
 
 What is published is msgpack: the number of the hand-over, the slot's index, deadline s, number of the first delivery,
 acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
 ]]
 --- @include "lib/credits"
 --- @include "lib/wake"
+
+-- What hand-overs of one script may cost together, in bytes of records. A message costs as much as 400 bytes more, and a hand-over
+-- no less than HAND_OVER_LEAST.
+local HAND_OVERS_COST, HAND_OVER_LEAST = 262144, 8192
 
 -- Whether a key holds this type, or nothing.
 local function is_kind(key, kind)
@@ -29,7 +34,7 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
   local left_over = true
   if credits ~= '' and not s[6] and not s[9] and not s[10] and tonumber(s[7] or 0) < 4294967296
       and tonumber(s[8] or 0) > -4294967296 and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
-    local past, failed, moved = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0
+    local past, failed, moved, cost = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0, 0
     local steps = 0
     if delivered >= 1e12 then
       --- @include "lib/delivery_numbers"
@@ -37,6 +42,9 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
       delivered = delivered + steps
     end
     for _ = 1, CREDITS_MAX do
+      if cost >= HAND_OVERS_COST then
+        break
+      end
       local _, last, own_channel, number, till, limit, lease, session, call_number, calls = string.find(credits, FIRST_CREDIT)
       if not last then
         credits = ''
@@ -45,7 +53,8 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
       local others = string.sub(credits, last + 1)
       local ids, receipts, taken, marks, bytes, any_failed = {}, {}, {}, {}, 0, false
       if tonumber(till) > now then
-        local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0, limit)
+        local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0,
+          math.min(limit, HAND_OVER_MOST))
         left_over = #page > 0
         if not left_over or tonumber(page[2]) >= PRIORITY_END
             or (takes + 1) % 5 == 0 and redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN) > 0 then
@@ -53,7 +62,8 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
         end
         for i = 1, #page, 2 do
           local record = redis.call('HGET', records, page[i])
-          if not record or #record < 8 or string.byte(record, 1) % 16 > 1 or bytes + #record > HAND_OVER_BYTES then
+          if not record or #record < 8 or string.byte(record, 1) % 16 > 1
+              or bytes + #record > (i == 1 and HAND_OVER_LARGEST or HAND_OVER_BYTES) then
             break
           end
           local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
@@ -82,6 +92,7 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
           redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
             .. table.concat(ids))
           delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
+          cost = cost + math.max(HAND_OVER_LEAST, bytes + 400 * #ids)
           others = credits_after(others, own_channel, number, till, limit, lease, calls)
         end
       end

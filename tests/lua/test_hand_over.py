@@ -122,6 +122,41 @@ def test_more_messages_than_the_credits_take_wait_and_wake(box, sleepers):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_message_of_up_to_32_kib_is_handed_over_by_itself(box, sleepers, way):
+    for one in sleepers:
+        one.offer(limit=10)
+
+    sent = send_way(box, way, body=b"x" * 32_767)
+
+    taken = [[lease.id for lease in one.taken()] for one in sleepers]
+    assert [ids for ids in taken if ids] == [[id] for id in sent]
+
+
+@pytest.mark.parametrize(("size", "least"), [(0, 500), (1000, 100)])
+def test_what_one_script_hands_over_is_bounded_and_the_others_are_woken(box, size, least):
+    crowd = [Sleeper(box, f"s{n}") for n in range(64)]
+    for one in crowd:
+        one.offer(limit=1000)
+    wake = box.redis.pubsub()
+    wake.subscribe(box.handle.channel)
+    assert wake.get_message(timeout=5)
+    box.redis.config_resetstat()
+
+    sent = box.send(1000, body=b"x" * size)
+
+    calls = box.redis.info("commandstats")
+    assert wake.get_message(timeout=5)["data"] == b"0"
+    wake.close()
+    for one in crowd:
+        one.close()
+    assert set(in_flight(box)) | set(waiting(box)) == set(sent)
+    assert least <= len(in_flight(box)) <= 700
+    assert calls["cmdstat_publish"]["calls"] <= 33
+    assert calls["cmdstat_hget"]["calls"] <= 1000  # records, but for the credit
+    assert calls["cmdstat_zrevrangebyscore"]["calls"] <= 33
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("refusal", ["gone", "lapsed", *REFUSALS])
 def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
     box, sleepers, refusal, way
@@ -246,12 +281,12 @@ def test_a_shared_lease_is_over_what_is_handed_over(box, sleepers):
     "options",
     [
         {"expires": 60_000},
-        {"body": b"x" * 17_000},
+        {"body": b"x" * 34_000},
         {"large": b"x" * 40_000},
         {"due": 0},
         {"due": 0, "priority": 300},
     ],
-    ids=["expires", "17 KB", "large body", "due", "due with a priority"],
+    ids=["expires", "34 KB", "large body", "due", "due with a priority"],
 )
 def test_what_is_not_plain_is_left_to_prepare(box, sleepers, options):
     sleepers[0].offer()

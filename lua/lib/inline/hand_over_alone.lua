@@ -16,7 +16,7 @@ Returns for the caller: yes: the answer, when the message was handed over
 local prepare, kind = KEYS[10], redis.call('TYPE', KEYS[10]).ok
 local c = redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes', 'ordered', 'paused', 'limit')
 local credits = c[1] or ''
-if credits ~= '' and tonumber(c[3] or 0) < 1e12 and not c[5] and not c[6] and not c[7] and #ARGV[9] + 8 <= HAND_OVER_BYTES
+if credits ~= '' and tonumber(c[3] or 0) < 1e12 and not c[5] and not c[6] and not c[7] and #ARGV[9] + 8 <= HAND_OVER_LARGEST
     and redis.call('ZCOUNT', store, '-inf', string.format('(%d', now_ms + 1)) == 0 and (kind == 'zset' or kind == 'none') then
   local record = head .. struct.pack('>I4', accepted % 4294967296) .. ARGV[9]
   local delivery = tonumber(c[3] or 0) + 1
