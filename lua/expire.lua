@@ -13,7 +13,7 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   rank                 place in the StoreQueue, from 0, of the first message to look at
 ARGV[3]   limit                1 to 1000 messages to look at
 Returns   {how many had expired, rank of the next page or -1, when the first of those left expires, epoch ms, or 0}
-Cost      O(log L + n), n = limit, with their records, 16 MiB at most
+Cost      O(log L + n), n = limit, with their records, 4 MiB at most
 Atomic    Types are checked before the first write, and the first write frees memory. Messages that are due later stay,
           as they do for a consumer. A second run goes on. Ranks move while others send and take; a message that is
           passed over is for the next pass.
@@ -24,7 +24,7 @@ Atomic    Types are checked before the first write, and the first write frees me
 --- @include "lib/envelope"
 --- @include "lib/member"
 local slot, store, records, dead, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local bodies, MOST_BYTES = KEYS[8], 16777216
+local bodies, MOST_BYTES = KEYS[8], 4194304
 local now = clock(ARGV[1])
 local rank = whole_number(ARGV[2], 0, 9007199254740991, 'rank')
 local limit = whole_number(ARGV[3], 1, 1000, 'limit')
@@ -90,8 +90,9 @@ if s[3] == 'drop' then
   redis.call('HINCRBY', slot, 'expired', #ids)
   return reply
 end
+local mades = {}
 for i = 1, #ids do
-  local made = entries[i] and string.byte(entries[i], 2) or 0
-  add_dead(slot, dead, records, bodies, failures, s[5] and KEYS[7], ids[i], now, made, 'x', '', tonumber(s[4]))
+  mades[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
+add_dead(slot, dead, records, bodies, failures, s[5] and KEYS[7], ids, now, mades, 'x', '', tonumber(s[4]))
 return reply

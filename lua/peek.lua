@@ -12,7 +12,7 @@ ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
 Returns   {acceptance number of the newest, member, score as text, record or '', failure or '', end of its shared
-          lease in epoch ms or '', member, ...}: at most 16 MiB of
+          lease in epoch ms or '', member, ...}: at most 4 MiB of
           records and failures, so a page may be short; an empty page is the end
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.
@@ -36,7 +36,7 @@ for i = 1, #page, 2 do
   local record = redis.call('HGET', KEYS[3], page[i]) or ''
   local told = redis.call('HGET', KEYS[4], page[i]) or ''
   bytes = bytes + #record + #told
-  if bytes > 16777216 and i > 1 then
+  if bytes > 4194304 and i > 1 then
     break
   end
   local n = #reply

@@ -35,13 +35,13 @@ Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expire
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
           A member of '' stands where the caller no longer holds a delivery of the first answer.
-Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 16 MiB. With a limit for
-          each key, up to 1000 records that wait and 1000 in flight are read first, at most 16 MiB of each
+Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 4 MiB. With a limit for
+          each key, up to 1000 records that wait and 1000 in flight are read first, at most 4 MiB of each
 Atomic    All messages are read and checked before they move; the first write frees memory, so a full Redis can still be
           drained. Sent twice with one number, it hands over the same deliveries. A repeated call that found nothing is
           remembered too, so that the earlier copy takes nothing if it comes late. Messages that have expired are
           not handed over: they are dropped, or go to the DeadQueue.
-          With a limit for each key it looks at 1000 waiting messages, or 16 MiB of them, and passes over those of held
+          With a limit for each key it looks at 1000 waiting messages, or 4 MiB of them, and passes over those of held
           keys; what is behind waits. Where it finds no others, it writes a note (`held`) and takes nothing.
           A take in order sets the slot's `ordered`. Where that is set, a take not in order also waits for the
           deliveries in flight and for the hold; then it takes, and clears the field.

@@ -11,7 +11,7 @@ ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 1000
 Returns   {numbers, members, receipts as text ('' where the PrepareQueue no longer has the message), records}, in the order
-          of their numbers; fewer than the limit where the range is at its end, or 16 MiB are full. Receipts are left
+          of their numbers; fewer than the limit where the range is at its end, or 4 MiB are full. Receipts are left
           out where nothing in the slot has ever failed: all messages have every retry then
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
 Atomic    One moment of one slot. The only write is that of `read`, and needs no memory. A second run does the same.
@@ -45,7 +45,7 @@ page = redis.call('HMGET', records, unpack(ids))
 for i = 1, #ids do
   bytes = bytes + (page[i] and #page[i] or 0)
   page[i] = page[i] or ''
-  if bytes >= 16777216 then
+  if bytes >= 4194304 then
     last = i
     break
   end

@@ -71,11 +71,11 @@ end
 allow_oom(prepare)
 if #held_ids > 0 then
   redis.call('ZREM', prepare, unpack(held_ids))
+  local mades = {}
   for m = 1, #held_ids do
-    local made = tonumber(s[2]) - retries_left[m] + 1
-    add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids[m], now, made, 'r', string.sub(ARGV[8], 1, 65536),
-      tonumber(s[3]))
+    mades[m] = tonumber(s[2]) - retries_left[m] + 1
   end
+  add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, 65536), tonumber(s[3]))
   if unblock(slot, prepare, s[4], now) then
     wake(slot, ARGV[4], ARGV[5])
   end

@@ -26,7 +26,7 @@ ARGV[8]   exact                1 or 0: see query_renew
 ARGV[9]   created              the topic's stamp as the caller opened it; another stamp is an error
 Returns   {how many messages the query holds beyond `from`, the newest number, ms the other owner has left, the other
           owner}: the last two only where another owner runs the query, and nothing was done
-Cost      O(k log L), k = limit; at most 16 MiB of records are read, with a limit for each key three times that
+Cost      O(k log L), k = limit; at most 4 MiB of records are read, with a limit for each key three times that
 Atomic    Where numbers beyond `from` were given out, nothing is taken, even if their leases have expired: a command sent
           twice, and a caller that died before it could note its messages, find the same messages again or none.
           Numbers are never used twice. All messages are read and checked before they move. The first write needs no

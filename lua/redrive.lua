@@ -15,7 +15,7 @@ ARGV[5]   died_by        ''    or epoch ms: only those that died until then
 ARGV[6..] members, at most 1000, 13 bytes each
 Returns   a letter for each: 1 sent back, 0 not in the DeadQueue, or died later, x unreadable and left there, m left there: on
           its way to another topic (redrive_hold)
-Cost      O(n log L), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
+Cost      O(n log L), at most 4 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Only dead letters move, each to the end of its priority; one without a priority is due now. An expiry that has
           passed is removed. The failure entry stays, and notes the redrive. Sent twice with one number, it gives the first
           answer.
@@ -63,7 +63,7 @@ for i = 6, #ARGV do
     letter = is_held and is_held(slot, id, died) and 'm' or 'x'
     if letter == 'x' and record and #record >= 8 then
       bytes = bytes + #record
-      if bytes > 16777216 and #ids > 0 then
+      if bytes > 4194304 and #ids > 0 then
         break
       end
       letter = '1'

@@ -12,7 +12,7 @@ ARGV[4]   died_by        ''    or epoch ms: only those that died until then
 ARGV[5..] pairs of member (13 bytes) and index of the slot in the other topic, at most 1000 pairs
 Returns   {the server's time in epoch ms, a letter for each: 1 held, 0 not in the DeadQueue, or died later, m on its way to a third
           topic, x it has no record, then token, index and record for each that is held}
-Cost      O(n), at most 16 MiB of records; members beyond that are not looked at, and the answer is shorter
+Cost      O(n), at most 4 MiB of records; members beyond that are not looked at, and the answer is shorter
 Atomic    Nothing moves. A letter that is held for this topic already keeps its token and index, which are returned: so all who
           move it agree where it goes. Sent twice, it gives the same answer.
 ]]
@@ -49,7 +49,7 @@ for i = 5, #ARGV, 2 do
     letter = 'x'
     if record and #record >= 8 then
       bytes = bytes + #record
-      if bytes > 16777216 and held > 0 then
+      if bytes > 4194304 and held > 0 then
         break
       end
       seen[id] = true

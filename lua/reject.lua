@@ -52,12 +52,13 @@ if #held_ids == 0 then
   return letters
 end
 redis.call('ZREM', prepare, unpack(held_ids))
+local mades, details = {}, {}
 for m = 1, #held_ids do
   local i = positions[m]
-  local made = tonumber(s[2]) - math.floor(tonumber(scores[i]) % 1000) + 1
-  local details = string.sub(ARGV[5 + 2 * n + i], 1, 65536)
-  add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids[m], now, made, ARGV[5], details, tonumber(s[3]))
+  mades[m] = tonumber(s[2]) - math.floor(tonumber(scores[i]) % 1000) + 1
+  details[m] = string.sub(ARGV[5 + 2 * n + i], 1, 65536)
 end
+add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids, now, mades, ARGV[5], details, tonumber(s[3]))
 if unblock(slot, prepare, s[4], now) then
   wake(slot, ARGV[3], ARGV[4])
 end

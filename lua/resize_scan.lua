@@ -27,7 +27,7 @@ local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'upto', 'delivered')
 if s[1] ~= ARGV[2] then
   fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
 end
-local limit = math.min(whole_number(ARGV[4], 1, 1000, 'limit'), tonumber(s[2]))
+local limit = math.min(whole_number(ARGV[4], 1, 1000, 'limit'), 4 * tonumber(s[2]))
 local cursor, server = read_cursor(ARGV[3])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)

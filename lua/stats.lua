@@ -24,7 +24,7 @@ Returns   retries, priority, due, later, in flight, dead, trash, records, merge 
           A message waits since it failed last or was redriven, else since it was due, else since its producer made its id;
           of an id that a dedup key made that is not known. Looked at are the first due message, and the first ones
           of the 24 lowest priorities and numbers of retries: the others are taken before them
-Cost      O(log L), up to 50 looks; with a limit for each key it reads up to 2000 records, 32 MiB at most
+Cost      O(log L), up to 50 looks; with a limit for each key it reads up to 2000 records, 8 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"

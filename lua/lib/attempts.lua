@@ -141,15 +141,6 @@ local function failure_entry(entry, left, made, reason, details, now)
   return head .. string.char(own + 1) .. at .. struct.pack('>I2BI2', attempts, kept, #items) .. items .. details
 end
 
--- Note in the failures hash how a delivery, or a message, has failed. Arguments as those of failure_entry; `entry` is read
--- where it is nil.
-local function note_failure(failures, id, left, made, reason, details, now, entry)
-  if entry == nil then
-    entry = redis.call('HGET', failures, id)
-  end
-  redis.call('HSET', failures, id, failure_entry(entry, left, made, reason, details, now))
-end
-
 -- Note for several deliveries or messages that they have failed in the same way. `lefts`: the deliveries left of each.
 local function note_failures(failures, ids, lefts, max_retries, reason, details, now)
   for first = 1, #ids, ENTRIES_AT_ONCE do

@@ -95,7 +95,7 @@ local function add_numbers(list, read, numbers)
   return numbers
 end
 
--- The numbers of messages whose records are read here, `chunk` at a time: as many as 16 MiB hold.
+-- The numbers of messages whose records are read here, `chunk` at a time: as many as 4 MiB hold.
 local function read_numbers(records, ids, chunk)
   local numbers = {}
   for from = 1, #ids, chunk do

@@ -14,13 +14,26 @@ local function drop_old_dead(slot, dead, records, bodies, failures, audit, befor
   return #ids
 end
 
--- Add a message to the DeadQueue, with the reason. Its record stays. Where the topic has a retention, a few dead letters
--- past it are dropped. `entry`: its failure entry until now, false where there is none, nil where it was not read.
-local function add_dead(slot, dead, records, bodies, failures, audit, id, now, made, reason, details, retention, entry)
-  redis.call('ZADD', dead, now, id)
-  note_failure(failures, id, 0, made, reason, details, now, entry)
-  redis.call('HINCRBY', slot, 'dead_lettered', 1)
+-- Add messages to the DeadQueue, with the reason. Their records stay. `mades`: how often each was delivered; `details`: the text of
+-- each error, or one for all. Where the topic has a retention, a few dead letters past it are dropped, more than are added.
+local function add_dead(slot, dead, records, bodies, failures, audit, ids, now, mades, reason, details, retention)
+  for first = 1, #ids, ENTRIES_AT_ONCE do
+    local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
+    local entries, times, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}, {}
+    for i = first, last do
+      local text = details
+      if type(details) == 'table' then
+        text = details[i]
+      end
+      times[#times + 1], times[#times + 2] = now, ids[i]
+      noted[#noted + 1] = ids[i]
+      noted[#noted + 1] = failure_entry(entries[i - first + 1], 0, mades[i], reason, text, now)
+    end
+    redis.call('ZADD', dead, unpack(times))
+    redis.call('HSET', failures, unpack(noted))
+  end
+  redis.call('HINCRBY', slot, 'dead_lettered', #ids)
   if retention > 0 then
-    drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, 10)
+    drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, math.max(10, 2 * #ids))
   end
 end

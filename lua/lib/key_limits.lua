@@ -19,7 +19,7 @@ cost Redis a few percent of its time, whatever waits there.
 ]]
 --- @include "lib/check"
 --- @include "lib/envelope"
-local KEYS_MOST, IN_FLIGHT_MOST, KEYED_BYTES = 100000, 1000, 16777216
+local KEYS_MOST, IN_FLIGHT_MOST, KEYED_BYTES = 100000, 1000, 4194304
 
 -- The limits for each key; nil where the slot has none. `interval`: ms for one token, or false.
 local function key_limit_in(limit)

@@ -244,10 +244,10 @@ def test_slot_gives_nothing_while_it_has_a_thousand_in_flight(make_box):
     assert len(taken(box, 20)) == 1
 
 
-def test_records_in_flight_are_read_up_to_16_mib(make_box):
-    box = bounded(make_box, max_body=1024 * 1024)
+def test_records_in_flight_are_read_up_to_4_mib(make_box):
+    box = bounded(make_box, max_body=256 * 1024)
     for _ in range(34):
-        send(box, None, body=b"x" * 1_000_000)
+        send(box, None, body=b"x" * 250_000)
     while taken(box, 10):
         pass
     assert len(box.state()["prepare"]) == 34
@@ -256,12 +256,12 @@ def test_records_in_flight_are_read_up_to_16_mib(make_box):
     assert box.stats()["held"] == 2
 
 
-def test_take_looks_at_16_mib_of_waiting_records_and_no_further(make_box):
-    box = bounded(make_box, max_body=1024 * 1024)
+def test_take_looks_at_4_mib_of_waiting_records_and_no_further(make_box):
+    box = bounded(make_box, max_body=256 * 1024)
     send(box, "a")
     (holding,) = box.take(1)
     for _ in range(33):
-        send(box, "a", body=b"x" * 1_000_000)
+        send(box, "a", body=b"x" * 250_000)
     send(box, "b")
 
     assert taken(box) == []

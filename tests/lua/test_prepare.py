@@ -347,13 +347,22 @@ def test_limit_takes_no_more_than_asked(box):
 
 
 def test_reply_is_bounded_by_bytes_and_the_rest_stays(make_box):
-    box = make_box(max_body=4 * 1024 * 1024)
-    body = b"b" * (4 * 1024 * 1024)
-    given = [box.one(body=body) for _ in range(6)]
+    box = make_box(max_body=1024 * 1024)
+    given = [box.one(body=b"b" * (1024 * 1024 - 100)) for _ in range(6)]
 
     first = box.take(100)
     assert 4 <= len(first) <= 5
     assert [lease.id for lease in first + box.take(100)] == given
+
+
+def test_records_below_32_kib_are_read_until_4_mib_are_full_and_no_further(box):
+    box.send(300, body=b"b" * 31_000)
+    box.redis.config_resetstat()
+
+    first = box.take(1000)
+
+    assert [len(taken) for taken in (first, box.take(1000), box.take(1000))] == [136, 136, 28]
+    assert box.redis.info("commandstats")["cmdstat_hmget"]["calls"] <= 18
 
 
 def test_thousand_expired_messages_in_one_take(box):

@@ -95,12 +95,12 @@ def test_what_has_lapsed_is_not_handed_out(box):
     assert read(box).ids == []
 
 
-def test_a_page_ends_where_16_mib_are_full(box):
-    box.send(3, body=b"x" * 6_000_000)
+def test_a_page_ends_where_4_mib_are_full(box):
+    box.send(3, body=b"x" * 1_500_000)
     take(box)
 
     assert read(box).numbers == [1, 2, 3]
-    box.send(1, body=b"x" * 6_000_000)
+    box.send(1, body=b"x" * 1_500_000)
     take(box, after=3)
     assert read(box).numbers == [1, 2, 3]
     assert read(box, 3).numbers == [4]

@@ -134,11 +134,11 @@ def test_record_cut_short_behind_its_head_does_not_stop_the_others(box):
     assert fine in box.order()
 
 
-def test_answer_is_shorter_where_records_exceed_16_mib(make_box):
-    box = make_box(max_body=6 * 1024 * 1024)
+def test_answer_is_shorter_where_records_exceed_4_mib(make_box):
+    box = make_box(max_body=2 * 1024 * 1024)
     ids = []
     for _ in range(4):
-        ids += bury(box, body=b"b" * (6 * 1024 * 1024))
+        ids += bury(box, body=b"b" * (2 * 1024 * 1024 - 100))
 
     assert redrive(box, *ids) == "11"
     assert redrive(box, *ids[2:]) == "11"

@@ -73,7 +73,7 @@ def test_slot_with_messages_keeps_the_smaller_chunk(make_box):
 
     box.run(command(box, box.created, 1, max_body=1024))
 
-    assert box.state()["slot"]["chunk"] == large == "16"
+    assert box.state()["slot"]["chunk"] == large == "4"
     box.ack(box.take_one())
     box.run(command(box, box.created, 2, max_body=1024))
     assert box.state()["slot"]["chunk"] == "1000"

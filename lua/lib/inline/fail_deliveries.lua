@@ -14,7 +14,7 @@ Reads:     KEYS: 1 to 6 and 8 as nack has them
 Writes:    nothing
 Declares:  letters: for each delivery r retry or d dead
            dead_count: how many went to the DeadQueue
-           max_retries, in_order
+           retried, retried_ids, dead_ids, dead_texts, mades, max_retries, in_order
 Returns for the caller: no
 ]]
 --- @include "lib/attempts"
@@ -23,43 +23,48 @@ Returns for the caller: no
 --- @include "lib/retry"
 --- @include "lib/in_order"
 --- @include "lib/wake"
-local letters, dead_count, max_retries = {}, 0, tonumber(s[2])
+local letters, retried, retried_ids, max_retries = {}, {}, {}, tonumber(s[2])
+local dead_ids, dead_texts, mades, dead_count = {}, {}, {}, 0
 local in_order = s[7] and read_places(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
-for first = 1, #ids, ENTRIES_AT_ONCE do
-  local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
-  local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
+for i = 1, #ids do
+  if details[i] and #details[i] > 65536 then
+    details[i] = string.sub(details[i], 1, 65536)
+  end
+  if math.floor(tonumber(receipts[i]) % 1000) > 0 then
+    letters[i] = 'r'
+    retried[#retried + 1], retried_ids[#retried + 1] = i, ids[i]
+  else
+    letters[i] = 'd'
+    dead_count = dead_count + 1
+    dead_ids[dead_count], dead_texts[dead_count], mades[dead_count] = ids[i], details[i], max_retries + 1
+  end
+end
+for first = 1, #retried, ENTRIES_AT_ONCE do
+  local last = math.min(first + ENTRIES_AT_ONCE - 1, #retried)
+  local entries, noted = redis.call('HMGET', failures, unpack(retried_ids, first, last)), {}
   local at_once, lefts = {}, {}
-  for i = first, last do
-    local receipt, entry = tonumber(receipts[i]), entries[i - first + 1]
+  for r = first, last do
+    local id, receipt, text = retried_ids[r], tonumber(receipts[retried[r]]), details[retried[r]]
     local left = math.floor(receipt % 1000)
-    local made, text = max_retries - left + 1, details[i]
-    if text and #text > 65536 then
-      text = string.sub(text, 1, 65536)
-    end
-    if left == 0 then
-      letters[i] = 'd'
-      dead_count = dead_count + 1
-      add_dead(slot, KEYS[5], KEYS[4], KEYS[8], failures, audit, ids[i], now, made, reason, text, tonumber(s[6]), entry)
+    local made = max_retries - left + 1
+    local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
+    local score = in_order and retry_score(in_order, KEYS[4], id, receipt, pause > 0 and now + pause or 0)
+    if score or pause > 0 then
+      add_waiting_retry(store, id, now, pause, score)
     else
-      letters[i] = 'r'
-      local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
-      local score = in_order and retry_score(in_order, KEYS[4], ids[i], receipt, pause > 0 and now + pause or 0)
-      if score or pause > 0 then
-        add_waiting_retry(store, ids[i], now, pause, score)
-      else
-        at_once[#at_once + 1], lefts[#lefts + 1] = ids[i], left
-      end
-      noted[#noted + 1], noted[#noted + 2] = ids[i], failure_entry(entry, left, made, reason, text, now)
+      at_once[#at_once + 1], lefts[#lefts + 1] = id, left
     end
+    noted[#noted + 1], noted[#noted + 2] = id, failure_entry(entries[r - first + 1], left, made, reason, text, now)
   end
   if #at_once > 0 then
     add_retries(slot, store, at_once, lefts)
   end
-  if #noted > 0 then
-    redis.call('HSET', failures, unpack(noted))
-  end
+  redis.call('HSET', failures, unpack(noted))
+end
+if dead_count > 0 then
+  add_dead(slot, KEYS[5], KEYS[4], KEYS[8], failures, audit, dead_ids, now, mades, reason, dead_texts, tonumber(s[6]))
 end
 if in_order then
   write_places(slot, in_order)

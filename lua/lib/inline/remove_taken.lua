@@ -38,22 +38,25 @@ end
 if expired then
   --- @include "lib/dead_letters"
   local on_expire = redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms')
-  local live, dropped = {}, {}
+  local live, gone, mades, dropped = {}, {}, {}, {}
   n = 0
   for i = 1, all do
     local left = retries_left and retries_left[i]
     if not expired[i] then
       n = n + 1
       ids[n], taken[n], live[n] = ids[i], taken[i], left or nil
-    elseif on_expire[1] == 'drop' then
-      drop_records(slot, records, bodies, { ids[i] })
-      redis.call('HDEL', failures, ids[i])
-      redis.call('HINCRBY', slot, 'expired', 1)
-      dropped[#dropped + 1] = taken[i]
     else
-      add_dead(slot, dead, records, bodies, failures, s[9] and audit, ids[i], now, max_retries - (left or max_retries), 'x', '',
-        tonumber(on_expire[2]))
+      gone[#gone + 1], dropped[#dropped + 1] = ids[i], taken[i]
+      mades[#mades + 1] = max_retries - (left or max_retries)
     end
+  end
+  if on_expire[1] == 'drop' then
+    drop_records(slot, records, bodies, gone)
+    redis.call('HDEL', failures, unpack(gone))
+    redis.call('HINCRBY', slot, 'expired', #gone)
+  else
+    add_dead(slot, dead, records, bodies, failures, s[9] and audit, gone, now, mades, 'x', '', tonumber(on_expire[2]))
+    dropped = {}
   end
   retries_left = retries_left and live
   if s[9] and #dropped > 0 then

@@ -1,6 +1,6 @@
 --[[
 skip_held: of the messages that take_messages picked, keep those that may go by the limits for each key, for
-take_messages. In order, what is behind a held message waits, too; else it is passed over. At most 16 MiB of records
+take_messages. In order, what is behind a held message waits, too; else it is passed over. At most 4 MiB of records
 are read.
 
 Reads:     slot, store, prepare, records, rates: keys

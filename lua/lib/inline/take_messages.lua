@@ -21,7 +21,7 @@ Declares:  ids, taken, n: ids and records of the messages taken, and how many th
            key_limit, keys: nil, or the limits of the slot for each key, and what open_keys returns
            bucket: nil, or what room_in returns of the slot's rate
            max_retries, chunk, expired_leases, failed, any_failed, on_top, priorities, promoted, hold, shared_expired,
-           picked, to_inspect, any_large, bytes, want, from, all, due, TAKE_MOST, TAKE_BYTES, ORDER_END
+           picked, to_inspect, any_large, bytes, want, from, page, all, due, TAKE_MOST, TAKE_BYTES, ORDER_END
 Returns for the caller: yes: the reply, when there is nothing to take
 ]]
 --- @include "lib/check"
@@ -37,7 +37,7 @@ local max_retries, chunk = tonumber(s[2]), tonumber(s[3])
 local expired_leases = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
 --- @include "lib/inline/count_failed"
 local any_failed = failed > 0
-local TAKE_MOST, TAKE_BYTES = 1000, 16777216
+local TAKE_MOST, TAKE_BYTES = 1000, 4194304
 local ORDER_END = 4294967296 -- from here on, scores of the largest priorities tie
 local ids, retries_left, promoted, hold, gate = {}, false, 0, nil, nil
 local key_limit, keys, want, bucket
@@ -184,11 +184,12 @@ if ordered and retries_left then
   end
 end
 
--- The records, as many as 16 MiB hold with their large bodies. An id without a record stops the script: nothing has been
--- taken. `to_inspect`: the positions of records that may have expired or may be in the merge index (flags 2 and 4).
-local picked, taken, to_inspect, any_large, bytes, from = #ids, {}, nil, false, 0, 1
+-- The records, as many as 4 MiB hold; a large body counts a quarter, since it does not pass through here. An id without a
+-- record stops the script: nothing has been taken. `to_inspect`: the positions of records that may have expired or may be in the
+-- merge index (flags 2 and 4).
+local picked, taken, to_inspect, any_large, bytes, from, page = #ids, {}, nil, false, 0, 1, chunk
 while from <= picked and bytes < TAKE_BYTES do
-  local to = math.min(picked, from + chunk - 1)
+  local to = math.min(picked, from + page - 1)
   local batch = redis.call('HMGET', records, unpack(ids, from, to))
   for i = 1, #batch do
     local record = batch[i]
@@ -205,7 +206,7 @@ while from <= picked and bytes < TAKE_BYTES do
       if flags >= 8 then
         --- @include "lib/large_bodies"
         if is_large(record) then
-          any_large, bytes = true, bytes + large_size(record)
+          any_large, bytes = true, bytes + large_size(record) / 4
         end
       end
     end
@@ -217,6 +218,8 @@ while from <= picked and bytes < TAKE_BYTES do
     taken = batch
   end
   from = to + 1
+  -- As many more as fit if they are as large as those so far.
+  page = math.max(1, math.min(4 * chunk, math.floor((TAKE_BYTES - bytes) / bytes * to)))
 end
 
 local all = #taken

@@ -102,7 +102,7 @@ class MessageAdmin(AdminPart):
         raw: bool = False,
         limit: int = pages.PAGE,
     ) -> Page:
-        """Return the next messages of a part of a queue, up to 1000 and 16 MiB. Takes nothing.
+        """Return the next messages of a part of a queue, up to 1000 and 4 MiB. Takes nothing.
 
         Args:
             topic: its name.
