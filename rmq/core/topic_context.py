@@ -56,6 +56,7 @@ class TopicContext:
         self.read_at = 0.0  # when the settings were read, by the monotonic clock
         self.full_until = 0.0  # no slot has room to give before, by the monotonic clock
         self.is_ready = False
+        self.had_large = False  # whether this client has received a large body of it
         self._settings: Settings | None = None
         self._slots: list[SlotKeys] = []
         self._spread: SlotRotation | None = None

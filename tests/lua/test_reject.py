@@ -122,3 +122,21 @@ def test_a_thousand_in_one_call(box):
     assert box.reject(*box.take(1000)) == "d" * 1000
     assert set(box.order("dead")) == set(given)
     assert "prepare" not in box.state()
+
+
+def test_a_call_buries_many_with_few_commands_and_drops_no_more_than_twice_as_many(make_box):
+    box = make_box(dead_retention_ms=1000)
+    for _ in range(3):
+        box.send(200)
+        box.reject(*box.take(200))
+    box.clock.advance(1)
+    box.send(100)
+    leases = box.take(100)
+    box.redis.config_resetstat()
+
+    assert box.reject(*leases) == "d" * 100
+
+    calls = {name: row["calls"] for name, row in box.redis.info("commandstats").items()}
+    assert box.counter("dead_dropped") == 200
+    assert calls["cmdstat_hget"] + calls["cmdstat_hmget"] <= 10
+    assert calls["cmdstat_zadd"] + calls["cmdstat_hset"] + calls["cmdstat_zrem"] <= 10

@@ -287,7 +287,7 @@ def test_a_call_that_does_a_part_of_its_messages_is_followed_by_one_for_the_rest
 
     ended = client.admin.job_run(job.id)
 
-    assert first[:2] == [200, 200]
+    assert first[:2] == [100, 100]
     assert {100, 50, 25} < set(first), "what a call left is done by further ones"
     assert (ended.state, ended.done, ended.gone) == ("done", 500, 0)
     assert client.admin.stats("orders")["redriven"] == 500

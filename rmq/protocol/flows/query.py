@@ -17,6 +17,7 @@ from rmq.errors import QueryOwned
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease, QueryLog, QueryPage, QuerySettleReply
 from rmq.protocol.flows import large_bodies, open_topic, rollback
+from rmq.protocol.flows.rollback import QUERY_MOST
 from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, RawCommand, Subscription, pipeline
 
 TAKE_MOST = 500  # messages of one call: a few ms of the server's time
@@ -192,14 +193,14 @@ def settle(
     while left:
         answers = yield from pipeline(
             [
-                commands.query_settle(context, keys, lease, since[index], upto[index], BATCH_MAX)
+                commands.query_settle(context, keys, lease, since[index], upto[index], QUERY_MOST)
                 for index, keys in left.items()
             ]
         )
         ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
         total += sum(reply.settled for reply in ended.values())
-        missing += sum(reply.missing for reply in ended.values() if reply.gone < BATCH_MAX)
-        left = {index: left[index] for index, reply in ended.items() if reply.gone == BATCH_MAX}
+        missing += sum(reply.missing for reply in ended.values() if reply.gone < QUERY_MOST)
+        left = {index: left[index] for index, reply in ended.items() if reply.gone == QUERY_MOST}
     return total, missing
 
 
@@ -228,13 +229,13 @@ def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str)
     while left:
         answers = yield from pipeline(
             [
-                commands.query_reject(context, keys, lease, upto[index], failure_entry, BATCH_MAX)
+                commands.query_reject(context, keys, lease, upto[index], failure_entry, QUERY_MOST)
                 for index, keys in left.items()
             ]
         )
         ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
         total += sum(reply.settled for reply in ended.values())
-        left = {index: left[index] for index, reply in ended.items() if reply.gone == BATCH_MAX}
+        left = {index: left[index] for index, reply in ended.items() if reply.gone == QUERY_MOST}
     return total
 
 
@@ -244,7 +245,7 @@ def release(context: TopicContext, run: str) -> Flow[int]:
     total = 0
     for keys in context.slots:
         while True:
-            reply = yield commands.query_rollback(keys, run, BATCH_MAX, force=True)
+            reply = yield commands.query_rollback(keys, run, QUERY_MOST, force=True)
             total += reply.back
             if not reply.more:
                 break

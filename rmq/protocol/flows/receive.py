@@ -360,6 +360,7 @@ def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
         lease = state.shared.taken(take.keys.index, number, take.began, lease_ms)
         batch = batch._replace(lease=lease)
     if batch.any_large:
+        state.context.had_large = True
         # Without its bodies the take counts as unanswered: if this fails, the next call repeats it.
         records = yield from large_bodies.fetch(take.keys, batch.ids, batch.records)
         batch = batch._replace(records=records)

@@ -15,7 +15,8 @@ from rmq.protocol.steps import Flow
 
 ROLLBACKS_MAX = 20  # calls of 100 leases in one turn; the next turn goes on
 LEASE_CALLS_MAX = 100  # calls for shared leases in one turn
-QUERY_CALLS_MAX = 100  # calls for one query in one turn
+QUERY_MOST = 250  # messages of one call that ends deliveries of a query: some ms of Redis
+QUERY_CALLS_MAX = 400  # calls for one query in one turn
 
 
 def rollback_long(keys: SlotKeys) -> Flow[int]:
@@ -33,7 +34,7 @@ def rollback_long(keys: SlotKeys) -> Flow[int]:
         if left_ms > 0:
             break
         for _ in range(QUERY_CALLS_MAX):
-            reply = yield commands.query_rollback(keys, run, BATCH_MAX)
+            reply = yield commands.query_rollback(keys, run, QUERY_MOST)
             total += reply.back
             if not reply.more:
                 break

@@ -1,10 +1,10 @@
 """Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
 
 Each verb takes the leases of the deliveries and returns a `Settling`: one call for each slot and
-thousand, each in a replay session of its own. The reply has a letter for each delivery, in order. A
-settling without a reply keeps its sessions and their numbers, so it can be run again: calls that
-were made answer as before, and the others are made. Extra commands go before the calls, in the same
-round trip.
+thousand, or hundred, each in a replay session of its own. The reply has a letter for each delivery,
+in order. A settling without a reply keeps its sessions and their numbers, so it can be run again:
+calls that were made answer as before, and the others are made. Extra commands go before the calls,
+in the same round trip.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from rmq.protocol.flows.claim import ExtraCommands
 from rmq.protocol.steps import Command, Flow, Pipeline
 
 T = TypeVar("T")
+# Deliveries of one call with an error for each, or of an ack where Redis frees large bodies: it
+# stands still for some ms.
+SLOW_MAX = 100
 UNKNOWN = "?"  # the letter of a delivery whose slot answered with an error
 
 
@@ -85,18 +88,18 @@ def check_topic(context: TopicContext, keys: SlotKeys) -> None:
 _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]]
 
 
-def _split(leases: Leases) -> list[tuple[int, Leases, Sequence[int]]]:
-    """Split leases by slot, at most a batch each."""
+def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
+    """Split leases by slot, at most so many each."""
     count = len(leases.ids)
-    if count <= BATCH_MAX and len(set(leases.slots)) == 1:
+    if count <= most and len(set(leases.slots)) == 1:
         return [(leases.slots[0], leases, range(count))]
     by_slot: dict[int, list[int]] = {}
     for position, slot in enumerate(leases.slots):
         by_slot.setdefault(slot, []).append(position)
     return [
-        (slot, leases.pick(positions[at : at + BATCH_MAX]), positions[at : at + BATCH_MAX])
+        (slot, leases.pick(positions[at : at + most]), positions[at : at + most])
         for slot, positions in by_slot.items()
-        for at in range(0, len(positions), BATCH_MAX)
+        for at in range(0, len(positions), most)
     ]
 
 
@@ -132,8 +135,9 @@ class Settling(Generic[T]):
         read: _Read[T],
         extra: ExtraCommands | None,
         last_first: bool = False,
+        most: int = BATCH_MAX,
     ) -> None:
-        parts = _split(leases) if leases.ids else []
+        parts = _split(leases, most) if leases.ids else []
         if last_first:
             parts.reverse()
         # A topic that was created anew may have fewer slots: leases of the others are lost.
@@ -258,7 +262,8 @@ def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = Non
     ) -> Command[Any]:
         return commands.ack(context, keys, session, part.ids, part.scores, part.numbers, part.marks)
 
-    return Settling(context, leases, build, _letters, extra)
+    most = SLOW_MAX if context.had_large else BATCH_MAX
+    return Settling(context, leases, build, _letters, extra, most=most)
 
 
 def nack(
@@ -276,7 +281,7 @@ def nack(
         texts = [errors[p] for p in positions]
         return commands.nack(context, keys, session, part.ids, part.scores, texts, wait_ms)
 
-    return Settling(context, leases, build, _letters, extra)
+    return Settling(context, leases, build, _letters, extra, most=SLOW_MAX)
 
 
 def reject(
@@ -297,7 +302,7 @@ def reject(
         texts = [errors[p] for p in positions]
         return commands.reject(context, keys, session, part.ids, part.scores, texts, reason)
 
-    return Settling(context, leases, build, _letters, extra)
+    return Settling(context, leases, build, _letters, extra, most=SLOW_MAX)
 
 
 def release(

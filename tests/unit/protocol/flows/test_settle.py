@@ -68,6 +68,19 @@ def test_a_call_carries_a_batch_at_most_and_the_last_is_released_first() -> None
     assert first_ids == [b"%d" % BATCH_MAX, b"0"]
 
 
+def test_calls_that_keep_redis_for_long_carry_fewer() -> None:
+    topic, many = context(1), leases(*[0] * 250)
+    assert [len(part) for part in settle.ack(topic, many)._positions] == [250]
+    for settling in (
+        settle.nack(topic, many, [b""] * 250, None),
+        settle.reject(topic, many, [b""] * 250, "r"),
+    ):
+        assert [len(positions) for positions in settling._positions] == [100, 100, 50]
+
+    topic.had_large = True  # Redis frees their bodies
+    assert [len(part) for part in settle.ack(topic, many)._positions] == [100, 100, 50]
+
+
 def test_a_settling_without_a_reply_is_repeated_under_the_same_number() -> None:
     settling = settle.ack(context(1), leases(0))
     flow = settling.try_run()
