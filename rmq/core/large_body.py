@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 MIN_BYTES = 4096  # smaller bodies stand in their records
 # So do the large ones of a call that has fewer bytes of them: commands and round trips cost more.
+# Not so in a topic with limits for each key, where takes read many records.
 MIN_BYTES_OF_CALL = 32768
 LARGE, KIND = 8, 12  # of the first byte: a flag, and the bits in which no other record has it
 RANDOM = 8

@@ -187,3 +187,33 @@ def test_a_stage_keeps_large_bodies_in_its_records(api: Any, name: str, server: 
 
     assert bodies(server, name) == []
     assert [delivery.body[0] for delivery in topic.consumer().receive(10)] == [0, 1, 2]
+
+
+@both_clients
+def test_a_client_that_has_received_large_bodies_acks_a_hundred_at_a_time(
+    api: Any, name: str, server: Server
+) -> None:
+    topic = api.topic(name)
+    for _ in range(3):
+        topic.send_many([rmq.Outgoing("x" * 5000) for _ in range(100)])
+    with server.raw() as raw, topic.consumer() as consumer:
+        deliveries = consumer.receive(300)
+        raw.config_resetstat()
+        assert consumer.ack(deliveries) == []
+        assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] == 3
+    assert bodies(server, name) == []
+
+
+@both_clients
+def test_in_a_topic_with_limits_for_each_key_every_body_of_4_kib_stands_apart(
+    api: Any, name: str, server: Server
+) -> None:
+    topic = api.topic(name, limit=rmq.Concurrency(5, key="tenant"))
+
+    topic.send("x" * 4093, headers={"tenant": "a"})  # 4095 bytes of JSON
+    topic.send("x" * 4094, headers={"tenant": "b"})
+    topic.send("y" * 4094)
+
+    assert len(bodies(server, name)) == 2
+    with topic.consumer() as consumer:
+        assert [len(d.body) for d in consumer.receive(10)] == [4093, 4094, 4094]

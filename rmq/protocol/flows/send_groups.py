@@ -49,9 +49,9 @@ class Group:
         self.numbers: list[int] = []  # of each, where the client has rmq.Audit
         self.sequence: SlotSequence | None = None
 
-    def set_apart(self, may_be_large: bool) -> None:
-        """Let records refer to large bodies, where there are enough of them to be worth it."""
-        if not may_be_large or sum(map(len, self.large.values())) < large_body.MIN_BYTES_OF_CALL:
+    def set_apart(self, worth: int) -> None:
+        """Let records refer to large bodies, where these have so many bytes together."""
+        if sum(map(len, self.large.values())) < worth:
             self.large.clear()
             return
         random = os.urandom(large_body.RANDOM)
@@ -110,9 +110,13 @@ def group_messages(
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
     if outs is None or not _group_alike(context, outs, groups, group_max):
         _group_each(context, messages, groups, group_max, allow_past)
+    # A take with limits for each key reads many records.
+    worth = 0 if context.settings.limit.key else large_body.MIN_BYTES_OF_CALL
     for group in groups:
         group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
-        group.set_apart(may_be_large=not staged)
+        if staged:
+            group.large.clear()
+        group.set_apart(worth)
         if group.given_ids:
             group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
 
