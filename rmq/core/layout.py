@@ -93,13 +93,15 @@ class Layout:
     def capacity(self, max_length: int, slot: int, slots: int) -> int:
         """Return how many messages may wait in a slot: those dealt to it, and a part of the rest.
 
-        Rounded up, so that a slot without messages takes one; 0 would be no limit.
+        Rounded up, so that a slot without messages takes one. 0 is no limit.
         """
+        if not max_length:
+            return 0
         dealt = self.dealt[slot] if slot < len(self.dealt) else 0
         free = max_length - sum(self.dealt)
         if free < 0:  # max_length was lowered since
             return max(1, dealt * max_length // sum(self.dealt))
-        return dealt + ceil(free * self.part(slot, slots)) or min(1, max_length)
+        return dealt + ceil(free * self.part(slot, slots)) or 1
 
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash; an empty one is to be removed."""
