@@ -26,37 +26,31 @@ AnyEngine = sa.Engine | AsyncEngine
 class WithConnection:
     """An action: call a function with a new connection, in transactions that it commits itself."""
 
+    _open = "connect"  # the method of the engine
+
     def __init__(
         self, engine: AnyEngine, function: Callable[..., Any], *arguments: Any, **named: Any
     ) -> None:
-        self._engine: Any = engine
+        self._engine = engine
         self._function = function
         self._arguments = arguments
         self._named = named
 
     def run(self) -> Any:
         """As `Action.run`."""
-        with self._engine.connect() as connection:
+        with getattr(self._engine, self._open)() as connection:
             return self._function(connection, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
         """As `Action.run_async`."""
-        async with self._engine.connect() as connection:
+        async with getattr(self._engine, self._open)() as connection:
             return await connection.run_sync(self._function, *self._arguments, **self._named)
 
 
 class InTransaction(WithConnection):
     """An action: call a function with a connection in a transaction, and commit it."""
 
-    def run(self) -> Any:
-        """As `Action.run`."""
-        with self._engine.begin() as connection:
-            return self._function(connection, *self._arguments, **self._named)
-
-    async def run_async(self) -> Any:
-        """As `Action.run_async`."""
-        async with self._engine.begin() as connection:
-            return await connection.run_sync(self._function, *self._arguments, **self._named)
+    _open = "begin"
 
 
 class OnConnection:
