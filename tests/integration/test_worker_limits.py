@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rmq
+from rmq.worker import poison_messages
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
@@ -252,6 +254,52 @@ def test_behind_a_suspect_in_order_nothing_is_held(
         eventually(lambda: api.admin.stats(name)["settled"] == 11)
 
     assert running == ["killer", *range(10)]
+
+
+def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_what_comes_then(
+    client: rmq.Client, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another such one, handed over in that moment, must not take its place."""
+    topic, others = client.topic(name, max_retries=1), client.topic(f"{name}o")
+    go, began, later_s = threading.Event(), [], [0.0]
+    monkeypatch.setattr(
+        poison_messages, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
+    )
+
+    def work(body: str) -> None:
+        began.append(body)
+        go.wait(60)
+
+    topic.handler(work)
+    others.handler(work)
+    others.send("busy")
+    with rmq.Worker(client, heartbeat="thread") as worker:
+        eventually(lambda: began == ["busy"])
+        engine = worker._running.engine
+        engine.fetcher.stop()
+        engine.fetcher.join(60)
+        topic.send_many([rmq.Outgoing("first"), rmq.Outgoing("second")])
+        assert len(topic.consumer(lease=1).receive(2)) == 2  # and whoever took them died
+        clock.advance(3)
+        client.admin.rollback(name)
+        clock.advance(3)
+        feed = engine.feeds[0]
+        feed.consumer.receive_state.interrupted = False
+        feed.consumer.receive_state.ready_at = []
+        first, second = sorted(feed.consumer.take(2, 0), key=lambda each: each.body)
+
+        feed._put(feed.first_queue, [first])
+        waited = list(began)
+        later_s[0] = poison_messages.ALONE_S
+        feed._put(feed.first_queue, [second])
+
+        eventually(lambda: len(began) == 2)
+        go.set()
+        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = worker.counts()[name]
+
+    assert (waited, began) == (["busy"], ["busy", "first"])
+    assert (counts["ack"], counts["release"]) == (1, 1)
 
 
 @pytest.mark.parametrize("options", [{}, {"batch": 5}, {"prefetch": 60}])
