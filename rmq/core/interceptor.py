@@ -56,6 +56,12 @@ class Interceptor:
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """Runs after a handler and before its delivery is settled."""
 
+    def on_overrun(self, delivery: DeliveryData) -> None:
+        """Runs when a delivery is settled as failed because its handler exceeds its max_runtime.
+
+        In a thread of the worker; the handler goes on, and `after_handle` runs when it has ended.
+        """
+
     def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
         """Runs around a plain handler, which `call_next(delivery)` runs.
 
@@ -102,7 +108,8 @@ class Hooks:
     """
 
     __slots__ = (
-        "after_handle", "after_send", "before_handle", "before_send", "chain", "producer_sequence",
+        "after_handle", "after_send", "before_handle", "before_send", "chain", "on_overrun",
+        "producer_sequence",
     )  # fmt: skip
 
     def __init__(self, chain: Iterable[Interceptor] = ()) -> None:
@@ -121,6 +128,7 @@ class Hooks:
         self.after_send = self._overridden("after_send")[::-1]
         self.before_handle = self._overridden("before_handle")
         self.after_handle = self._overridden("after_handle")[::-1]
+        self.on_overrun = self._overridden("on_overrun")
 
     def _overridden(self, name: str) -> list[Hook]:
         return [getattr(each, name) for each in self.chain if _overrides(each, name)]

@@ -43,6 +43,7 @@ class Prometheus(Interceptor):
         self._families = optional_imports.load("prometheus_client.core", "prometheus", "Prometheus")
         self._registry = self._lib.REGISTRY if registry is None else registry
         self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._overran: set[DeliveryData] = set()
         self._types: set[str] = set()  # that handlers of watched workers take
         self._late = self._metric(telemetry.LATENESS)
         self._seconds = self._metric(telemetry.HANDLER_SECONDS)
@@ -90,7 +91,15 @@ class Prometheus(Interceptor):
         """Count and time the run."""
         topic, message_type = delivery.topic, self._type(delivery)
         self._seconds.labels(topic, message_type).observe(outcome.seconds)
-        self._handled.labels(topic, message_type, outcome.verb).inc()
+        if delivery in self._overran:
+            self._overran.discard(delivery)  # counted when it exceeded its max_runtime
+        else:
+            self._handled.labels(topic, message_type, outcome.verb).inc()
+
+    def on_overrun(self, delivery: DeliveryData) -> None:
+        """Count a run that goes on beyond its max_runtime."""
+        self._overran.add(delivery)
+        self._handled.labels(delivery.topic, self._type(delivery), "overrun").inc()
 
     def _type(self, delivery: DeliveryData) -> str:
         """Return the label of a message's type; senders could fill a registry with others."""

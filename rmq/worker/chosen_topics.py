@@ -53,6 +53,7 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
     Raises:
         InvalidType: the error names the hook.
     """
+    hooks.refuse_async("the watchdog of a worker", ("on_overrun",))
     for handler in handlers:
         if not handler.is_async:
             hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))

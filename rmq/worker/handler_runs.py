@@ -17,6 +17,7 @@ from typing import Any
 from rmq.client.handler import Handler
 from rmq.core import failure
 from rmq.core.delivery import LOST, OPEN, DeliveryData
+from rmq.core.interceptor import call_hook
 from rmq.worker.disposition import ACK, RELEASE, Disposition, Halt, disposition_for, error_of_cancel
 from rmq.worker.handler_consumer import HandlerConsumer
 from rmq.worker.lane import Work
@@ -247,6 +248,8 @@ class HandlerRuns:
                 "%s: %s ran for more than %g s", self.handler, delivery.id, overrun.max_runtime_s
             )
             self.settler.put(overrun)
+            for hook in self.runner.hooks.on_overrun:
+                call_hook(hook, delivery)
 
     def first_limit(self) -> float:
         """Return when the first running delivery exceeds its max_runtime; infinity: none does."""

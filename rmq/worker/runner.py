@@ -41,6 +41,7 @@ class Runner:
         is_stopping: Callable[[], bool] = lambda: True,
     ) -> None:
         self.claims = claims
+        self.hooks = hooks
         self._handler = handler
         self._dispositions = HandlerDispositions(handler, is_stopping)
         values = {} if process_values is None else process_values  # filled before the first run

@@ -93,6 +93,26 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     assert counted("rmq_claim_lost_total") == 0
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_a_run_beyond_its_max_runtime_is_counted_at_once_and_once(
+    link: Any, registry: CollectorRegistry, name: str, style: str
+) -> None:
+    client, go = link(Prometheus(registry)), threading.Event()
+    topic = client.topic(name, max_retries=0)
+    # Blocked in the event loop, a task cannot be cancelled, either.
+    handle(topic, style, lambda body, d: go.wait(60), max_runtime=0.2)
+    topic.send("x")
+
+    with rmq.Worker(getattr(client, "target", client), heartbeat="thread"):
+        until(lambda: total(registry, "rmq_handled_total") == 1)
+        assert total(registry, "rmq_handled_total", verb="overrun") == 1
+        assert total(registry, "rmq_handler_seconds_count") == 0
+        go.set()
+        until(lambda: total(registry, "rmq_handler_seconds_count") == 1)
+
+    assert total(registry, "rmq_handled_total") == 1
+
+
 def test_without_it_nothing_is_counted(link: Any, registry: CollectorRegistry, name: str) -> None:
     metrics = Prometheus(registry)
     client = link()
