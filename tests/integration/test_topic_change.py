@@ -228,7 +228,7 @@ def furnish(api: Any, name: str) -> Any:
 
 @both_clients
 def test_topic_goes_with_every_key_and_neighbours_stay(api: Any, server: Server, name: str) -> None:
-    neighbours = [f"{name}_1", f"{name}_", f"{name}_0_1", f"{name}x", f"{name}.1"]
+    neighbours = [f"{name}-1", f"{name}_", f"{name}_0_1", f"{name}x", f"{name}.1"]
     for other in neighbours:
         send_each(api.topic(other, slots=2), 3)
     with server.raw() as raw:
