@@ -79,10 +79,12 @@ class Layout:
         """Return the parts of all slots before this one.
 
         New messages go by the number of slots, those with a dedup key by the first number, and old
-        ones may be in every slot. Each of the three gets a third, divided evenly.
+        ones may be in every slot. Each of these numbers gets the same, divided evenly.
         """
-        thirds = (Fraction(min(slot, each), each * 3) for each in (slots, self.first, self.most))
-        return sum(thirds, Fraction(0))
+        numbers = {slots, self.first, self.most}
+        return sum(Fraction(min(slot, each), each * len(numbers)) for each in numbers) or Fraction(
+            0
+        )
 
     def share(self, count: int, slot: int, slots: int) -> int:
         """Return how many of `count` a slot has: one at least, and those of all make `count`."""
