@@ -6,6 +6,7 @@ one line on stderr and an exit code.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -151,13 +152,8 @@ class Command(_HelpSections, click.Command):
         options.settle()
         try:
             if options.watch is None:
-                try:
-                    code = super().invoke(ctx)
-                except KeyboardInterrupt:
-                    _note_act(ctx, options, "interrupted")
-                    raise
-                _note_act(ctx, options, f"exit code {code}" if code else "done")
-                return code
+                options.note_act = functools.partial(_note_act, ctx)
+                return super().invoke(ctx)
             from rmq.cli import watch
 
             return watch.repeat(lambda: super(Command, self).invoke(ctx), options, _described)
@@ -172,8 +168,8 @@ class Command(_HelpSections, click.Command):
                     formatter.write(f"  {example}\n")
 
 
-def _note_act(ctx: click.Context, options: CommonOptions, result: str) -> None:
-    """Add a line to the audit trail about a command that changes something."""
+def _note_act(ctx: click.Context, client: rmq.Client, result: str) -> None:
+    """Add a line to the audit trail about a command, if it changes something."""
     words = ctx.command_path.split()[1:]
     wanted = ACTS.get(" ".join(words))
     if wanted is None or (wanted and not ctx.params.get(wanted)) or ctx.params.get("dry_run"):
@@ -184,12 +180,11 @@ def _note_act(ctx: click.Context, options: CommonOptions, result: str) -> None:
     subject = str(given.pop("topic", None) or given.pop("name", ""))
     said = [f"{name}={value}" for name, value in given.items() if value and name != "yes"]
     text = ", ".join(said)[:ACT_TEXT_MAX]
+    text = f"{text}: {result}" if text else result
     try:
-        with options.client() as client:
-            text = f"{text}: {result}" if text else result
-            client._transport.run(note_act(client._prefix, None, "_".join(words), subject, text))
+        client._transport.run(note_act(client._prefix, None, "_".join(words), subject, text))
     except rmq.RMQError as error:
-        options.note(f"not in the audit trail: {error}")
+        ctx.find_root().obj.note(f"not in the audit trail: {error}")
 
 
 class CommandGroup(_HelpSections, click.Group):

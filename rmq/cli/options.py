@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ class CommonOptions:
         seen: what a repeated command keeps for its next turn.
         open_client: the client of a repeated command.
         file: what the configuration file says of Redis; None: it was not read.
+        note_act: notes in the audit trail what the command has done, and how it ended.
     """
 
     url: str | None = None
@@ -48,6 +49,7 @@ class CommonOptions:
     seen: dict[str, Any] = field(default_factory=dict)
     open_client: rmq.Client | None = None
     file: dict[str, str] | None = None
+    note_act: Callable[[rmq.Client, str], None] = lambda client, result: None
 
     @property
     def json(self) -> bool:
@@ -90,6 +92,10 @@ class CommonOptions:
         ) as client:
             try:
                 yield client
+                self.note_act(client, "done")
+            except KeyboardInterrupt:
+                self.note_act(client, "interrupted")
+                raise
             except rmq.TopicNotFound as error:
                 name = str(error).partition("'")[2].partition("'")[0]
                 near = nearest(name, client.admin.topics())

@@ -64,7 +64,7 @@ def decompress(how: int, data: bytes, max_bytes: int) -> bytes:
 def beginning(how: int, data: bytes, most: int) -> bytes:
     """Return the first bytes of what was compressed, at most so many; errors as of `decompress`."""
     if how == ZLIB:
-        return _read_zlib(zlib.decompressobj(), data, most)
+        return _from_zlib(data, most, cut=True)
     zstandard = _zstandard_for(data)
     try:
         reader = zstandard.ZstdDecompressor(max_window_size=CEILING).stream_reader(data)
@@ -74,17 +74,14 @@ def beginning(how: int, data: bytes, most: int) -> bytes:
     return first
 
 
-def _read_zlib(reader: Any, data: bytes, most: int) -> bytes:
+def _from_zlib(data: bytes, max_bytes: int, cut: bool = False) -> bytes:
+    reader = zlib.decompressobj()
     try:
-        found: bytes = reader.decompress(data, most)
+        result = reader.decompress(data, max_bytes + 1)
     except zlib.error as error:
         raise DecodeError(f"body of {len(data)} bytes is not zlib: {error}") from error
-    return found
-
-
-def _from_zlib(data: bytes, max_bytes: int) -> bytes:
-    reader = zlib.decompressobj()
-    result = _read_zlib(reader, data, max_bytes + 1)
+    if cut:
+        return result[:max_bytes]
     if len(result) > max_bytes:
         raise _too_large(data, max_bytes)
     if not reader.eof:

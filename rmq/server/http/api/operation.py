@@ -183,18 +183,10 @@ class Table:
             assert inspect.getdoc(handler), handler
             self.operations.append(
                 Operation(
-                    method,
-                    path,
-                    self.tag,
-                    role,
-                    status,
-                    has_etag,
-                    errors,
-                    handler,
-                    types,
+                    method, path, self.tag, role, status, has_etag, errors, handler, types,
                     has_lines,
                 )
-            )
+            )  # fmt: skip
             return handler
 
         return register
