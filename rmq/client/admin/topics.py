@@ -164,7 +164,8 @@ class TopicAdmin(AdminPart):
             progress: called with (slots done, all slots) as it goes.
 
         Guarantee:
-            If it is stopped half-way, no client can open the topic; run it again. A slot is deleted
+            If it is stopped half-way, no client can open the topic, or sends stay paused (by
+            "topic_delete"); run it again, or resume them. A slot is deleted
             whole or not at all. Without `force` no message is deleted: sends raise TopicPaused
             while all slots are looked at, and nothing is deleted if one has a message.
 
