@@ -330,19 +330,20 @@ def purge_dead(
 
 
 @dlq.command(
-    examples=("rmq dlq restore orders", "rmq dlq restore orders --reason failed --dry-run")
+    examples=("rmq dlq restore orders --reason failed", "rmq dlq restore orders --job ID --dry-run")
 )
 @click.argument("topic")
 @filter_options
+@click.option("--job", metavar="ID", help="Only those that this purge put there.")
 @dry_run_option
-def restore(topic: str, dry_run: bool, **filters: Any) -> int | None:
+def restore(topic: str, dry_run: bool, job: str | None, **filters: Any) -> int | None:
     """Put dead letters of TOPIC back from the trash, with the time at which they died.
 
     All of them, or those that match every filter. In a topic with --dead-retention they stay for
     another 24 hours at least, or for that time if it is shorter.
     """
     common = common_options()
-    given_filters = conditions_given(filters)
+    given_filters = conditions_given(filters) | ({} if job is None else {"job": job})
     with common.client() as client:
         if "older_than" in given_filters:
             raise click.UsageError("--older-than: the trash has no such filter; use the others")

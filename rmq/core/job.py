@@ -114,6 +114,15 @@ class Job(NamedTuple):
         """When it ended; None: it has not."""
         return None if self.ended_ms is None else moment(self.ended_ms)
 
+    def has_trashed(self, goes_ms: float) -> bool:
+        """Whether it put a letter into the trash that goes for good at that time.
+
+        The times tell: another purge at the same time and for as long counts as this one, too.
+        """
+        put_ms = goes_ms - self.keep_ms
+        is_over = self.ended_ms is not None and put_ms > self.ended_ms
+        return self.verb == "purge" and self.began_ms <= put_ms and not is_over
+
     @property
     def is_active(self) -> bool:
         """Whether somebody has to run it."""

@@ -11,7 +11,9 @@ import rmq
 from rmq.core.dead_letter_filter import parse
 from rmq.errors import InvalidReceipt, InvalidValue, TopicNotFound
 from rmq.protocol.flows import dead_letter_groups, inspect
+from tests.conftest import Clock
 from tests.integration.driven import both_clients
+from tests.servers import Server
 
 
 def bury(api: Any, name: str, count: int, slots: int = 1, error: str = "Boom: {}") -> Any:
@@ -146,13 +148,17 @@ def test_calls_are_small_where_dead_letters_are_large(
 
 
 def test_the_program_of_the_page_runs(
-    client: rmq.Client, name: str, request: pytest.FixtureRequest, capsys: Any
-) -> None:
+    client: rmq.Client, name: str, request: pytest.FixtureRequest, capsys: Any,
+    server: Server, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("RMQ_URL", server.url)
     page = (request.config.rootpath / "docs" / "dead-letters.md").read_text()
     (program,) = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
     bury(client, name, 3, error="ReadTimeout: timeout of {} s")
 
-    exec(program.replace("orders", name), {"client": client})
+    names: dict[str, Any] = {}
+    exec(program.replace("orders", name), names)
+    names["client"].close()
 
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 4
@@ -186,3 +192,26 @@ def test_a_topic_that_does_not_exist_has_no_pages_and_no_groups(api: Any, name: 
         api.admin.dead_letters(name)
     with pytest.raises(TopicNotFound):
         api.admin.dead_letter_groups(name)
+
+
+@both_clients
+def test_what_one_purge_has_put_into_the_trash_is_restored_alone(
+    api: Any, name: str, clock: Clock
+) -> None:
+    bury(api, name, 6)
+    clock.advance(1)
+    assert api.admin.purge(name, "dead", filter="body.n<2") == 2  # somebody else's
+    clock.advance(1)
+    job = api.admin.job_start(name, "purge", conditions={"filter": "body.n<4"})
+    api.admin.job_run(job.id)
+    clock.advance(1)
+    assert api.admin.purge(name, "dead", filter="body.n=4") == 1
+
+    assert api.admin.restore(name, job=job.id, dry_run=True) == 2
+    assert api.admin.restore(name, job=job.id) == 2
+    assert sorted(m.body["n"] for m in api.admin.peek(name, queue="dead")) == [2, 3, 5]
+    assert sorted(m.body["n"] for m in api.admin.peek(name, queue="trash")) == [0, 1, 4]
+    redrive = api.admin.job_start(name, "redrive")
+    assert api.admin.restore(name, job=redrive.id) == 0
+    with pytest.raises(rmq.JobNotFound):
+        api.admin.restore(name, job=f"{name}.00000000")

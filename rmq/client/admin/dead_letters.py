@@ -10,7 +10,7 @@ from rmq.core import dead_letter_filter
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.ids import Id
 from rmq.core.queues import QueueWord
-from rmq.protocol.flows import dead_letter_groups, dead_letter_pages, dead_letters
+from rmq.protocol.flows import dead_letter_groups, dead_letter_pages, dead_letters, jobs
 from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
 from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
 from rmq.protocol.flows.dead_letters import Filter, Redriven
@@ -110,19 +110,22 @@ class DeadLetterAdmin(AdminPart):
         error: str | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        job: str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """Put dead letters back from the trash, with their time of death; return how many.
 
-        The filters are those of `redrive`. In a topic with a `dead_retention`, each letter stays
+        The filters are those of `redrive`; with `job`, the id of a purge, only those that it put
+        there. In a topic with a `dead_retention`, each letter stays
         for another 24 hours at least, or for the retention if that is shorter: one that has less
         time left gets a later time of death.
 
         Guarantee:
             A letter is in the trash or in the DeadQueue. Stopped half-way, run it again.
         """
-        wanted = Filter(ids, reason, error, None, type, filter)
+        by = None if job is None else self._run(jobs.job(self._prefix, job))
+        wanted = Filter(ids, reason, error, None, type, filter, by)
         context = self._context(topic)
         return self._run(dead_letters.restore(context, wanted, dry_run, progress))
 
@@ -220,11 +223,13 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         error: str | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        job: str | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
         """As `Admin.restore`."""
-        wanted = Filter(ids, reason, error, None, type, filter)
+        by = None if job is None else await self._run(jobs.job(self._prefix, job))
+        wanted = Filter(ids, reason, error, None, type, filter, by)
         context = self._context(topic)
         return await self._run(dead_letters.restore(context, wanted, dry_run, progress))
 

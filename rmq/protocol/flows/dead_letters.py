@@ -15,7 +15,7 @@ from rmq.core import dead_letter_filter, failure, record
 from rmq.core.dead_letter_filter import DeadLetterFilter
 from rmq.core.failure import Failure
 from rmq.core.ids import Id, MessageId
-from rmq.core.job import REFUSED
+from rmq.core.job import REFUSED, Job
 from rmq.core.keys import SlotKeys
 from rmq.core.message import moment
 from rmq.core.queues import TRASH_KEEP_S, QueueName, parse_queue
@@ -61,6 +61,7 @@ class Filter:
         older_than: dead for at least this long, seconds or timedelta.
         type: messages that were sent with this type.
         filter: a filter, or its text, as error~"timeout" and body.order>100.
+        trashed_by: of the trash, those that this job put there.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Filter:
         older_than: float | timedelta | None = None,
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
+        trashed_by: Job | None = None,
     ) -> None:
+        self.trashed_by = trashed_by
         self.ids = None if ids is None else [MessageId.parse(id) for id in ids]
         self.reason = reason
         self.type = None if type is None else check_message_type(type)
@@ -99,6 +102,8 @@ class Filter:
     def fits(self, member: QueueMember, now_ms: int) -> bool:
         """Whether a dead letter fits."""
         if self.older_ms and member.score > now_ms - self.older_ms:
+            return False
+        if self.trashed_by and not self.trashed_by.has_trashed(member.score):
             return False
         if self.type and inspect.type_of(member) != self.type:
             return False

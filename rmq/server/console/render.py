@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rmq.core.ids import MessageId
 from rmq.core.message import moment
 from rmq.core.unseen import UNSEEN
 from rmq.core.version import VERSION
@@ -47,7 +48,7 @@ class Renderer:
         )
         self._environment.filters.update(
             number=number, moment=moment, rate=rate, span=span, stamp=stamp, seen=seen, body=body,
-            preview=preview, iso=iso,
+            preview=preview, iso=iso, made=lambda id: MessageId.parse(id).made_at,
         )  # fmt: skip
         self._environment.globals.update(version=VERSION, digest=digest, bars=charts.bars)
 

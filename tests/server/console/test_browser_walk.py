@@ -191,7 +191,8 @@ def test_the_keyboard_is_enough(browser: Any, running: Server, client: rmq.Clien
         page.wait_for_url("**/dead-letters")
         for key in ("j", "Enter"):
             page.keyboard.press(key)
-        page.wait_for_url("**/topics/orders/dead-letters")
+        page.wait_for_url("**/topics/orders/dead-letters/groups")
+        window.open("/topics/orders/dead-letters")
         page.keyboard.press("/")
         page.keyboard.type("err")
         page.keyboard.press("Tab")  # takes the suggestion

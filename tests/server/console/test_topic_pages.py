@@ -12,6 +12,7 @@ import pytest
 import rmq
 from rmq.core import topic_context
 from rmq.server import Server
+from rmq.server.console.pages import dead_letters
 from rmq.server.services.audits import Audits
 from rmq.server.services.resizes import Resizes
 from rmq.server.survey import Survey
@@ -327,3 +328,80 @@ def test_a_number_of_slots_that_does_not_fit_is_explained_and_kept(
             assert f'value="{typed}"' in shown.text
             assert 'id="mistake"' in shown.text, typed
     assert client.admin.settings("orders").slots == 2
+
+
+def test_a_topic_that_cannot_be_resized_says_so_before_a_number_is_typed(
+    console: Server, numbered: str
+) -> None:
+    shown = fetch(f"{console.url}/console/topics/{numbered}/resize")
+    assert (shown.status, "is audited" in shown.text) == (200, True)
+
+
+# --- messages and dead letters -------------------------------------------------------------------
+
+
+def test_a_waiting_message_has_its_time_and_is_not_deleted_by_one_click(
+    console: Server, client: rmq.Client
+) -> None:
+    id = client.topic("orders").send("body").id
+    assert id.made_at is not None
+    page = fetch(f"{console.url}/console/topics/orders/messages").text
+    alone = fetch(f"{console.url}/console/topics/orders/messages/{id}").text
+
+    shown = f'datetime="{id.made_at:%Y-%m-%dT%H:%M:%S}'
+    assert shown in page
+    assert shown in alone
+    assert _texts(page, str(id))[3] == "now"
+    assert re.search(r'<details id="cancel"><summary>.*?</summary>.*<button class="danger">', alone)
+    assert "decoded</a>" in alone
+    nav = re.search(r'<nav class="nav".*?</nav>', alone, re.S)
+    assert nav is not None
+    assert "aria-current" not in nav[0]
+
+
+def test_the_trash_says_who_purged_and_one_purge_is_undone_from_its_page(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", max_retries=0)
+    topic.send_many([rmq.Outgoing(n) for n in range(5)])
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(5), "why")
+    client.admin.purge("orders", "dead", filter="body<2", keep=600)
+    job = client.admin.job_start("orders", "purge", conditions={"filter": "body<4"}, by="ann")
+    client.admin.job_run(job.id)
+    at = f"{console.url}/console"
+
+    trash = fetch(f"{at}/topics/orders/trash").text
+    page = fetch(f"{at}/jobs/{job.id}").text
+    undo = re.search(r'id="undo" href="([^"]+)"', page)
+    assert undo is not None
+    ask = fetch(console.url + html.unescape(undo[1])).headers["Location"]
+    asked = fetch(console.url + ask).text
+    form = {"csrf": csrf_of(asked), "all": "on", "job": job.id}
+    done = fetch(f"{at}/topics/orders/dead-letters/restore", form)
+
+    assert _texts(trash, job.id)[0] == "ann"
+    assert sorted(re.findall(r'data-label="Purged by"><?[^>]*>?(ann|a program)<', trash)) == [
+        "a program", "a program", "ann", "ann", "ann",
+    ]  # fmt: skip
+    assert "Restore 2 letters" in " ".join(re.sub(r"<[^>]+>", "", asked).split())
+    assert f'name="job" value="{job.id}"' in asked
+    assert done.status == 303
+    assert sorted(m.body for m in client.admin.peek("orders", queue="dead")) == [2, 3, 4]
+
+
+def test_dead_letters_open_by_cause_and_a_rare_cause_is_found_at_once(
+    console: Server, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "SCAN", 10)
+    topic = client.topic("orders", max_retries=0)
+    topic.send_many([rmq.Outgoing(n) for n in range(60)])
+    with topic.consumer() as consumer:
+        batch = consumer.receive(60)
+        for delivery in batch:
+            delivery.reject("rare" if delivery is batch[-1] else "usual")
+    at = f"{console.url}/console/topics/orders"
+
+    assert f'href="{at.removeprefix(console.url)}/dead-letters/groups"' in fetch(at).text
+    page = fetch(f"{at}/dead-letters?filter=error~rare").text
+    assert str(batch[-1].id) in page

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +30,8 @@ from rmq.server.http.principal import Role
 PAGES = Pages()
 
 ROWS = 50
-SCAN = 5_000  # dead letters that a page with a filter looks at
+SCAN = 5_000  # dead letters that one look of a page with a filter looks at
+SEARCH_S = 2.0  # for so long a page looks on until it has found one
 GROUPS_S = 30.0  # groups are counted anew after so long
 GROUPS_SHOWN_S = 1.0  # so long a page waits for them, before it shows how far it is
 COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
@@ -59,11 +61,15 @@ async def dead_letters(ask: Ask) -> View:
     try:
         if text:
             ask.disclosure.check_filter(ask.at.principal, text)
-        page = await ask.at.admin.dead_letters(
-            ask.topic, filter=text or None, cursor=after, limit=ROWS, scan=SCAN, raw=True
-        )
+        cursor, until = after, time.monotonic() + SEARCH_S
+        while True:
+            page = await ask.at.admin.dead_letters(
+                ask.topic, filter=text or None, cursor=cursor, limit=ROWS, scan=SCAN, raw=True
+            )
+            cursor = page.cursor
+            if page.messages or cursor is None or time.monotonic() > until:
+                break
         found = ask.shown([api_messages.shown(ask.at, message) for message in page.messages])
-        cursor = page.cursor
     except InvalidValue as error:
         if not str(error).startswith("filter: "):
             raise
@@ -103,9 +109,11 @@ async def trash(ask: Ask) -> View:
     """List the trash: dead letters that were purged and can be restored."""
     query = bodies.MessagesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
     found = await api_messages.walk(ask.at, ask.topic, query, "trash")
+    jobs = await ask.at.admin.jobs(ask.topic)
     return View(
         "trash.html",
         {
+            "purges": [job for job in jobs if job.verb == "purge" and job.done],
             "topic": ask.topic, "found": ask.shown(found.messages), "cursor": found.cursor,
             "is_first": not query.cursor, "figures": await topic_figures(ask, ask.topic),
         },
@@ -123,28 +131,30 @@ async def ask_act(ask: Ask) -> View | Redirect:
     text = ask.query.get("filter", "").strip()
     at = ask.query.get("at")
     to = ask.query.get("to", "").strip() if verb == "redrive" else ""
+    job = ask.query.get("job", "") if verb == "restore" else ""
     others = await _other_topics(ask) if verb == "redrive" else []
     _check_other(to, others)
     if at is None and not ids:
         now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
         at = datetime.fromtimestamp(now_ms // 1000 + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        query = {"filter": text, "at": at, "to": to}
+        query = {"filter": text, "at": at, "to": to, "job": job}
         return Redirect(ask.url("topics", ask.topic, "dead-letters", verb, **query))
     moment = _moment(at)
     # A letter has no time of death while it is in the trash.
     chosen = "" if ids else text if verb == "restore" else _bounded(text, moment)
     if chosen:
         ask.disclosure.check_filter(ask.at.principal, chosen)
-    found = await _counted(ask, verb, ids, chosen)
+    found = await _counted(ask, verb, ids, chosen, job)
     return View(
         "dead_act.html",
         {
+            "job": job,
             "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
             "count": found.count, "is_all": found.is_all,
             "sample": ask.shown([api_messages.shown(ask.at, each) for each in found.sample]),
             "moment": moment, "keeps": KEEPS, "to": to, "others": others[:TOPICS_MAX],
             "is_listed": len(others) <= TOPICS_MAX,
-            "command": _command(ask.topic, verb, ids, chosen, to),
+            "command": _command(ask.topic, verb, ids, chosen, to, job),
         },
         f"{ask.topic}: {verb}",
     )  # fmt: skip
@@ -157,7 +167,8 @@ async def act(ask: Ask) -> Redirect:
     conditions = _conditions(ask)
     if verb == "restore":
         async with asyncio.timeout(RESTORE_S):
-            count = await ask.at.admin.restore(ask.topic, **conditions)
+            purge = ask.form.get("job") or None
+            count = await ask.at.admin.restore(ask.topic, job=purge, **conditions)
         return Redirect(ask.url("topics", ask.topic, "dead-letters"), f"Restored {count}")
     options: dict[str, Any] = {}
     if verb == "purge":
@@ -168,9 +179,14 @@ async def act(ask: Ask) -> Redirect:
         if ask.form.get("rate", "").strip():
             options["rate"] = _rate(ask.form["rate"].strip())
         options["to"] = ask.form.get("to", "").strip() or None  # job_start checks it
+    expected = whole_number(ask.form.get("expected", ""))
+    if expected is None:  # the page was left before all were counted
+        ids, text = conditions.get("ids", []), conditions.get("filter", "")
+        found = await _counted(ask, verb, ids, text)
+        expected = found.count if found.is_all else None
     job = await ask.at.admin.job_start(
-        ask.topic, verb, conditions=conditions, by=ask.at.principal.name,
-        expected=whole_number(ask.form.get("expected", "")), **options,
+        ask.topic, verb, conditions=conditions, by=ask.at.principal.name, expected=expected,
+        **options,
     )  # fmt: skip
     return Redirect(ask.url("jobs", job.id), f"Started the {verb}")
 
@@ -211,7 +227,7 @@ class _Counted:
     sample: list[Message]
 
 
-async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted:
+async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str, job: str = "") -> _Counted:
     """Count the letters that fit, for as long as a page may take; a live page asks again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
@@ -219,7 +235,9 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str) -> _Counted
         there = [message for message in found if message and message.queue == queue]
         return _Counted(len(there), True, there[:SAMPLE])
     if queue == "trash":
-        count = await ask.at.admin.restore(ask.topic, filter=chosen or None, dry_run=True)
+        count = await ask.at.admin.restore(
+            ask.topic, filter=chosen or None, job=job or None, dry_run=True
+        )
         return _Counted(count, True, [])
 
     async def count_all(reading: LongReading) -> list[Message]:
@@ -262,13 +280,15 @@ def _check_other(to: str, others: list[str]) -> None:
         raise ApiError("invalid", f"to: {to!r} is not another topic that exists", "to")
 
 
-def _command(topic: str, verb: str, ids: list[str], chosen: str, to: str = "") -> str:
+def _command(
+    topic: str, verb: str, ids: list[str], chosen: str, to: str = "", job: str = ""
+) -> str:
     words = ["rmq", "dlq", verb, topic]
     if ids:
         words += [f"--id {id}" for id in ids]
     else:
         words.append(shlex.quote(chosen) if chosen else "--all")
-    return " ".join([*words, *([f"--to {to}"] if to else [])])
+    return " ".join([*words, *([f"--to {to}"] if to else []), *([f"--job {job}"] if job else [])])
 
 
 def _rate(text: str) -> float:

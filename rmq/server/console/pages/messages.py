@@ -14,7 +14,7 @@ PAGES = Pages()
 
 ROWS = 50
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
-BODY_VIEWS = {"": "as it is meant", "text": "text", "hex": "hex"}
+BODY_VIEWS = {"": "decoded", "text": "text", "hex": "hex"}
 LISTED = ("store", "prepare")  # dead letters have a page of their own
 
 

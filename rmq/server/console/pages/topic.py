@@ -164,6 +164,9 @@ async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
         try:
             slots = _slots(typed) if typed else settings.slots
             found = await ask.at.admin.topic_resize(ask.topic, slots, dry_run=True)
+            if not typed and not found.pending:  # one that cannot be resized says so at once
+                other = slots * 2 if slots <= 512 else 1
+                await ask.at.admin.topic_resize(ask.topic, other, dry_run=True)
         except InvalidValue as error:
             mistake = str(error)
     return View(
@@ -173,7 +176,7 @@ async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
             "resizing": settings.layout.resizing if settings.layout else None, "found": found,
         },
         f"{ask.topic}: resize",
-        status=400 if mistake else 200,
+        status=400 if mistake and typed else 200,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
 Slot = Annotated[int, Meta(ge=0, le=1023)]
 CursorText = Annotated[str, Meta(max_length=500)]
 FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]
+JobText = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\.[0-9a-v]{8}$", max_length=137)]
 PeekCursor = Annotated[str, Meta(max_length=4000)]  # has a place in each slot: enough for 100
 Queue = Literal["store", "prepare", "dead"]
 Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
@@ -62,7 +63,7 @@ class SchedulePath(TopicPath):
 class JobPath(Request):
     """A job, as TOPIC.XXXXXXXX."""
 
-    job: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\.[0-9a-v]{8}$", max_length=137)]
+    job: JobText
 
 
 class QueryPath(TopicPath):
@@ -352,8 +353,9 @@ class Redrive(DeadLetterConditions):
 
 
 class Restore(LetterConditions):
-    """Letters of the trash to put back; `dry_run`: count, and show some."""
+    """Letters of the trash to put back; `job`: those of that purge; `dry_run`: count, show some."""
 
+    job: JobText | None = None
     dry_run: bool = False
 
 

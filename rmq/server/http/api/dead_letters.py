@@ -149,7 +149,7 @@ async def restore(at: At, path: bodies.TopicPath, body: bodies.Restore) -> views
     One whose `dead_retention` is over, or would be within 24 hours, gets a later one: it stays for
     another 24 hours, or for the retention if that is shorter.
     """
-    count = await at.admin.restore(path.topic, **body.given(), dry_run=body.dry_run)
+    count = await at.admin.restore(path.topic, **body.given(), job=body.job, dry_run=body.dry_run)
     shown = await sample(at, path.topic, body, "trash") if body.dry_run and count else []
     return views.Restored(count=count, sample=shown)
 
