@@ -128,9 +128,10 @@ def keys(data: bytes) -> Iterator[str]:
 def _draw(state: Top, drawn: tuple[tuple[int, int], str]) -> tuple[tuple[int, int], str]:
     """Draw a frame in one write, if it differs from what is drawn."""
     size = _size()
-    frame = "\x1b[K\r\n".join(state.frame(*size))
+    # Each line is cleared before it is written: after a full one that would clear its last cell.
+    frame = "\r\n".join(f"\x1b[K{line}" for line in state.frame(*size))
     if (size, frame) != drawn:
-        sys.stdout.write(f"{BEGIN}{frame}\x1b[K{END}")
+        sys.stdout.write(f"{BEGIN}{frame}{END}")
         sys.stdout.flush()
     return size, frame
 

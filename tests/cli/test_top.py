@@ -171,6 +171,10 @@ def test_keys_on_a_real_terminal(shell, client, name):
 
     wait_for("q quit")
     assert shown.startswith("\x1b[?1049h")
+    assert "OUT/S" in shown
+    assert not re.search(r"OUT/S(\x1b\[0m)?\x1b\[K", shown), (
+        "it clears the last cell of a full line"
+    )
     wait_for("by PRIO", press(b"s"))
     wait_for("PAUSED", press(b"p"))
     wait_for(f"/{name}-al_", press(f"/{name}-al".encode()))
