@@ -17,7 +17,7 @@ Returns   for each slot, us until it has work: 0 now, -1 never as things stand. 
           messages of held keys alone, there is none until its note ends.
           With a credit, then for each slot 1 if it stands there, else 0; for a call that is repeated, which removes
           the credits and leaves none, -1 less the hand-overs for which it was still good
-Cost      O(s log L), s = slots, at most 1024
+Cost      O(s log L), s = slots; clients ask for 256 at most
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
           others to settle), and that at most every 1.5 s; and the credits.
 ]]

@@ -6,13 +6,15 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 import rmq
-from rmq.protocol import scripts
+from rmq.core.keys import SlotKeys
+from rmq.protocol import commands, scripts
+from rmq.protocol.steps import Command
 from tests.integration.driven import connect
 from tests.integration.test_resize import basis_of
 from tests.patience import PATIENCE_S
@@ -290,6 +292,26 @@ def test_at_most_once_a_message_is_settled_before_it_is_handed_over(
 
     assert client.admin.stats(topic.name)["settled"] == 1
     assert consumer.end(client, topic.name) == [("once", 1)]
+
+
+def test_a_consumer_of_many_slots_asks_for_a_part_at_a_time_and_leaves_no_credit(
+    client: rmq.Client, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    next_ready = commands.next_ready
+
+    def noting(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
+        asked.append(len(slots))
+        return next_ready(slots, waits)
+
+    monkeypatch.setattr(commands, "next_ready", noting)
+    topic = client.topic(name, slots=300)
+    with topic.consumer(lease=LEASE_S) as consumer, server.raw() as raw:
+        assert consumer.receive(1, wait=0.5) == []
+        assert not any(raw.hexists(keys.slot, "credits") for keys in topic._context.slots)
+        assert sorted(set(asked)) == [44, 256]
+        topic.send("work")
+        assert [d.body for d in consumer.receive(1, wait=PATIENCE_S)] == ["work"]
 
 
 def test_an_ordered_consumer_leaves_no_credit(

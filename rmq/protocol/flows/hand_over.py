@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Leases count from the last poll, since what comes later may have been in a socket all the time. A
 # lease of which the second since then is much is taken by prepare.
 LEASE_MIN_MS = 5000
+SLOTS_MAX = 64  # of a topic; in more, credits are dearer than a signal to all consumers
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
 COLLECT_S = 1.0  # how long to wait for what is on its way
 DEAF_S = 0.5  # a connection on which an offer was not heard after so long is given up
@@ -114,7 +115,7 @@ class Credits:
             subscription.held is not None
             and not subscription.is_deaf
             and subscription.own_channel != b""
-            and (not subscription.is_sharded or len(state.context.slots) == 1)
+            and len(state.context.slots) <= (1 if subscription.is_sharded else SLOTS_MAX)
             and (state.lease_ms or 0) >= LEASE_MIN_MS
             and state.until - time.monotonic() >= WAIT_MIN_S
         )

@@ -16,7 +16,7 @@ from rmq.core.topic_context import TopicContext
 from rmq.errors import QueryOwned
 from rmq.protocol import commands
 from rmq.protocol.commands import QueryLease, QueryLog, QueryPage, QuerySettleReply
-from rmq.protocol.flows import large_bodies, open_topic, rollback
+from rmq.protocol.flows import large_bodies, open_topic, receive, rollback
 from rmq.protocol.flows.rollback import QUERY_MOST
 from rmq.protocol.steps import POLL_S, AwaitSignal, Flow, RawCommand, Subscription, pipeline
 
@@ -86,7 +86,7 @@ def take(
     tails = {index: max(log.newest, after.get(index, 0)) for index, log in enumerate(logs)}
     if any(tails[index] > after.get(index, 0) for index in tails):
         return tails
-    ready = yield commands.next_ready(context.slots, False)
+    ready = yield from receive.next_ready(context.slots, False)
     # A slot that is ready has waiting messages, or expired leases of consumers or queries.
     for keys in context.slots:
         if ready[keys.index] == 0:
@@ -117,7 +117,7 @@ def wait(context: TopicContext, subscription: Subscription, seconds: float) -> F
     if subscription.held is None:
         yield AwaitSignal(subscription, 0)
     # Ask after subscribing: later messages send a signal, which may still get lost.
-    ready = yield commands.next_ready(context.slots, True)
+    ready = yield from receive.next_ready(context.slots, True)
     pause = min([seconds, POLL_S, *(us / 1_000_000 for us in ready if us >= 0)])
     if pause > 0:
         yield AwaitSignal(subscription, pause)

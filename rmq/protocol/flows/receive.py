@@ -23,6 +23,7 @@ from rmq.core.validation import duration_ms
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.protocol import commands
 from rmq.protocol.commands import LONG_EXPIRED, Batch, CreditState
+from rmq.protocol.commands.receive import NEXT_READY_MAX
 from rmq.protocol.flows import hand_over, large_bodies, lateness, open_topic, rollback, settle, tidy
 from rmq.protocol.flows.away_slots import VISIT_S
 from rmq.protocol.flows.hand_over import SlotBatch, Take
@@ -213,6 +214,16 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         yield from _ask_slots(state, limit, waits)
 
 
+def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
+    """Ask any number of slots of a topic when they have work, as the command does for some."""
+    waits_us: list[int] = []
+    for at in range(0, len(slots), NEXT_READY_MAX):
+        command = commands.next_ready(slots[at : at + NEXT_READY_MAX], waits)
+        command.fails_fast = fails_fast
+        waits_us += yield command
+    return waits_us
+
+
 def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Ask slots when they have work: all at once, and leave credits where none has.
 
@@ -234,10 +245,8 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         sessions = [state.context.sessions.take() for _ in slots]
         offer = credits.offer(state, range(len(slots)), sessions, limit)
     if offer is None:
-        command = commands.next_ready([slots[index] for index in asked], waits)
-        command.fails_fast = True
         try:
-            waits_us = yield command
+            waits_us = yield from next_ready([slots[index] for index in asked], waits, True)
         except StorageError as error:
             if not is_master_away(error):
                 raise
