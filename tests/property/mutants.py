@@ -79,7 +79,7 @@ MUTANTS: dict[str, list[Change]] = {
     "a cancel takes what is in flight": [
         ("cancel", "if redis.call('ZSCORE', KEYS[3], id) then", "if false then")
     ],
-    "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, now, id)", "")],
+    "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, unpack(times))", "")],
     "a rollback before its time": [
         ("rollback", "math.floor(now / 1000) + 1", "math.floor(now / 1000) + 3")
     ],
