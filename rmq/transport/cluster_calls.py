@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -28,91 +28,28 @@ from redis.exceptions import AskError, MovedError
 
 from rmq.core import keys as rmq_keys
 from rmq.core.settings import Fsync, Replicated
-from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.protocol.divide import divide
-from rmq.protocol.functions import Calls
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command, OnEveryMaster
 from rmq.transport.cluster_operations import ExchangeAll, NodeExchange, RefreshTable
 from rmq.transport.cluster_replies import MANY_KEYS, is_away, is_redirection, joined, least
 from rmq.transport.cluster_slots import Node, SlotTable, address_of, hash_slot
+from rmq.transport.cluster_tasks import Task, missing_scripts, packed_part, worst_error
 from rmq.transport.durability import check_wait, wait_words
 from rmq.transport.operations import Operations, Pause
 from rmq.transport.pool import SLOW_S, NotConnected, StaleConnection
 from rmq.transport.redis_errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
 from rmq.transport.retry_deadline import RetryDeadline
-from rmq.transport.script_calls import is_unknown, key_of_wrong_type, parsed, reply_of, request_of
+from rmq.transport.script_calls import is_unknown, key_of_wrong_type, parsed, reply_of
 from rmq.transport.url import Address
 
 AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no progress
 TRYAGAIN_PAUSE_S = 0.1  # the longest: a slot of a few keys moves in milliseconds
 PAUSE_S = 0.1  # the longest while a node is away: the others know of its successor in moments
-_ASKING = hiredis.pack_command(("ASKING",))
 _SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
 _SLOTS = hiredis.pack_command(_SLOTS_WORDS)
 _ON_ANY_NODE = {"PING", "INFO", "TIME", "PUBLISH"}  # commands without a key
-
-
-class Task:
-    """A call on its way.
-
-    Args:
-        slot: the hash slot of its keys; None: any node may carry it out.
-        call: a command, or the words of a plain one.
-        node: the node that it is for, whatever serves the slot.
-
-    Attributes:
-        asked: the node to send it to behind ASKING.
-        losses: how often it was sent, and no reply came.
-        error: why it is to be sent again; None: it is done, and `reply` is its reply or refusal.
-    """
-
-    __slots__ = ("asked", "call", "count", "error", "losses", "node", "reply", "slot")
-
-    def __init__(
-        self, slot: int | None, call: Command[Any] | Sequence[Any], node: Node | None = None
-    ) -> None:
-        self.slot = slot
-        self.call = call
-        self.node = node
-        self.asked: Node | None = None
-        self.count = 0  # replies that come back
-        self.losses = 0
-        self.error: BaseException | None = redis.RedisError("not sent yet")
-        self.reply: Any = None
-
-    @property
-    def script(self) -> Script | None:
-        """The script that it calls."""
-        return self.call.script if isinstance(self.call, Command) else None
-
-    @property
-    def fails_fast(self) -> bool:
-        """Whether it is not repeated while the master of its slot is away."""
-        return isinstance(self.call, Command) and self.call.fails_fast
-
-    def pack(self, calls: Calls) -> bytes:
-        """Return what is sent."""
-        if isinstance(self.call, Command):
-            packed, self.count = request_of(self.call, calls)
-        else:
-            packed, self.count = hiredis.pack_command(tuple(self.call)), 1
-        if self.asked is not None:
-            packed, self.count = _ASKING + packed, self.count + 1
-        return packed
-
-    def note_lost(self, error: BaseException) -> None:
-        """Note that no reply came."""
-        self.error, self.asked = error, None
-        if kind_of(error) is Kind.UNKNOWN:
-            self.losses += 1
-            if isinstance(self.call, Command):
-                self.call = self.call.again()
-
-    def fail(self, failure: StorageError, repeat_for: float) -> None:
-        """End it with an error, which its caller may mend by repeating it."""
-        failure._repeat_for = repeat_for
-        self.reply, self.error = failure, None
 
 
 class ClusterCalls:
@@ -293,7 +230,7 @@ class ClusterCalls:
                         return confirmed
                     if len(left) < len(tasks):
                         deadline.note_partly_done()
-                    error = _worst(left)
+                    error = worst_error(left)
                     at_once += 1
                     if is_redirection(error) and at_once <= AT_ONCE_MOST:
                         continue
@@ -347,13 +284,13 @@ class ClusterCalls:
         for node, part in by_node.items():
             loaded = self.loaded.setdefault(node, set())
             are_scripts = self._address.calls == "scripts"
-            loads[node] = _missing(part, loaded, beforehand) if are_scripts else []
+            loads[node] = missing_scripts(part, loaded, beforehand) if are_scripts else []
         wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
         exchange = ExchangeAll(
             [
                 NodeExchange(
                     node,
-                    *_packed(loads[node], part, wait, self._address.calls),
+                    *packed_part(loads[node], part, wait, self._address.calls),
                     is_brief=all(task.fails_fast for task in part),
                 )
                 for node, part in by_node.items()
@@ -484,43 +421,3 @@ class ClusterCalls:
                 return [b"0", page]
             node = later[0]
         return [b"%s:%d/%s" % (node[0].encode(), node[1], following), page]
-
-
-def _packed(
-    loads: Sequence[Script], part: Sequence[Task], wait: bytes, calls: Calls
-) -> tuple[bytes, int]:
-    """Return what is sent to a node, and how many replies come back."""
-    words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
-    texts = map(hiredis.pack_command, words)
-    packed = b"".join([*texts, *(task.pack(calls) for task in part), wait])
-    return packed, len(words) + sum(task.count for task in part) + bool(wait)
-
-
-def _missing(part: Iterable[Task], loaded: set[Script], beforehand: bool) -> list[Script]:
-    """Return the scripts to load with a part.
-
-    Those of several commands are loaded beforehand: a command that is repeated alone would come
-    after its successors.
-    """
-    scripts = {
-        task.script: None
-        for task in part
-        if task.script is not None
-        and (beforehand or task.asked is not None or _is_unloaded(task.error))
-    }
-    return [script for script in scripts if script not in loaded]
-
-
-def _is_unloaded(error: BaseException | None) -> bool:
-    return error is not None and kind_of(error) is Kind.RELOAD
-
-
-def _worst(tasks: Sequence[Task]) -> BaseException:
-    """Return the error that decides when to go on: a lost reply before all others."""
-
-    def weight(error: BaseException) -> int:
-        if kind_of(error) is Kind.UNKNOWN:
-            return 0
-        return 3 if is_redirection(error) else 2 if code_of(error) == "TRYAGAIN" else 1
-
-    return min((task.error for task in tasks if task.error is not None), key=weight)
