@@ -28,9 +28,10 @@ DISPOSITIONS = (Snooze, Retry, Reject)  # raised by a handler to choose how its 
 def _raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
     if lost:
         raise LeaseLost(
-            f"{verb}: the lease of {lost[0].id} ended at {lost[0].deadline.isoformat()} and was "
-            "rolled back; the message may be with another consumer, nothing was changed. "
-            "Give a longer lease, or extend it while you work"
+            f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
+            f"{lost[0].deadline.isoformat()}, or the message was settled, given back or deleted "
+            "by somebody else, or Redis lost it. It may be with another consumer; nothing was "
+            "changed. Give a longer lease, or extend it while you work"
         )
 
 

@@ -49,7 +49,7 @@ from rmq.transport.pool import (
     PooledConnection,
     as_not_connected,
 )
-from rmq.transport.redis_errors import REDIS_ERRORS
+from rmq.transport.redis_errors import REDIS_ERRORS, forbids
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
 from rmq.transport.sentinel import AsyncSentinelPool
 from rmq.transport.subscription import RUNG, SubscribedConnection, await_signal
@@ -156,6 +156,7 @@ class AsyncTransport:
             values, reply = await self._pipeline(step.commands, step.durability)
             return (values, *confirmed(step.durability, reply))
         if isinstance(step, AwaitSignal):
+            step.subscription.takes_batches &= not self._calls.is_divided
             deadline, epoch = self._calls.deadline("listen"), self.epoch
             return await self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
@@ -279,7 +280,9 @@ class AsyncTransport:
             for channel in wanted.optional:
                 try:
                     await connection.read_response()
-                except redis.exceptions.NoPermissionError as error:
+                except redis.ResponseError as error:
+                    if not forbids(error):
+                        raise
                     refused[channel] = error
             if wanted.shard:
                 try:

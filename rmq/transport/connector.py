@@ -149,6 +149,7 @@ class Connector:
         return {
             **DRIVER,
             "decode_responses": False,
+            "protocol": 2,  # every server and proxy speaks it; RMQ needs nothing of RESP3
             "socket_timeout": self._timeout_s,
             "socket_connect_timeout": min(self._timeout_s, CONNECT_TIMEOUT_S),
             **({} if scheme in ("unix", "embedded") else keepalive),

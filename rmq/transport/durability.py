@@ -40,7 +40,13 @@ def confirmed(durability: Replicated | Fsync, reply: Any) -> tuple[int, int]:
         ConfigurationError: this server cannot wait so, or this user may not.
     """
     if isinstance(reply, BaseException):
-        if str(reply).startswith("unknown command"):
+        is_unknown = str(reply).startswith("unknown command")
+        if is_unknown and isinstance(durability, Replicated):
+            raise ConfigurationError(
+                "durability: this server has no WAIT; use 'memory', with min-replicas-to-write on "
+                "the server"
+            ) from reply
+        if is_unknown:
             raise ConfigurationError(
                 "durability: this server has no WAITAOF (Redis 7.2 and later have); use "
                 "rmq.Replicated(...), or appendfsync always on the server with 'memory'"

@@ -115,8 +115,8 @@ class Listener:
             held = self._transport._subscribed(Subscribe((), self._channels))
         except REDIS_ERRORS as error:
             raise translate(error, "listen", [self._channels[0].decode()]) from error
-        for channel in held.refused:
-            self._retry_at = SubscriptionRefused(channel).until  # it is logged there
+        for channel, refusal in held.refused.items():
+            self._retry_at = SubscriptionRefused(channel, refusal).until  # it is logged there
         self._held, self.has_missed = held, True
 
     def close_connection(self) -> None:

@@ -12,6 +12,7 @@ import re
 from enum import Enum
 
 import redis
+from redis.exceptions import AskError
 
 from rmq.errors import (
     ConfigurationError,
@@ -42,6 +43,7 @@ _CLASSES = {
     "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN", "MasterDownError": "MASTERDOWN", "ClusterDownError": "CLUSTERDOWN",
     "OutOfMemoryError": "OOM", "NoPermissionError": "NOPERM", "AuthenticationError": "NOAUTH",
+    "ClusterCrossSlotError": "CROSSSLOT",
     "AuthenticationWrongNumberOfArgsError": "NOAUTH", "AuthorizationError": "NOAUTH",
 }  # fmt: skip
 _CODE = re.compile(r"([A-Z][A-Z0-9_]+)(?: |$)")
@@ -60,7 +62,19 @@ _DISCARDED = "Transaction discarded because of: "
 _TOO_MANY_CLIENTS = "max number of clients"
 _PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
 _FUNCTION_MISSING = "Function not found"
-_FUNCTIONS_UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'](?:FCALL|FUNCTION)\b")
+_UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'](\w+)")
+_AS_FUNCTIONS = (
+    "RMQ loads and calls its scripts by it. Allow it, or let an operator load them as functions "
+    f"({LOAD_COMMAND}) and put calls=functions into the URL"
+)
+_NO_FUNCTIONS = "functions need Redis 7.0 or later, or Valkey. Leave calls=functions out of the URL"
+# What to do without a command that a server does not have, or that its operator has renamed.
+_WITHOUT = {
+    "EVALSHA": _AS_FUNCTIONS, "SCRIPT": _AS_FUNCTIONS,
+    "FCALL": _NO_FUNCTIONS, "FUNCTION": _NO_FUNCTIONS,
+    "HELLO": "it speaks RESP2 only. Leave protocol=3 out of the URL",
+    "PUBLISH": "nothing is lost, but sleeping consumers notice new messages up to 1 s late",
+}  # fmt: skip
 # Errors of RMQ's pools: there was no connection to send anything on.
 _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
@@ -101,6 +115,12 @@ def kind_of(error: BaseException) -> Kind:
     return Kind.REFUSED
 
 
+def forbids(error: BaseException) -> bool:
+    """Whether a server lacks the command, or does not let this user run it."""
+    code, text = _read(error)
+    return code == "NOPERM" or bool(_UNKNOWN.match(text))
+
+
 def translate(error: BaseException, script: str, keys: list[str], wrong_key: str = "") -> RMQError:
     """Return the RMQ error for a command that Redis refused.
 
@@ -131,10 +151,15 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             f"{script}: the server lacks {library_name()}, the functions of this version of RMQ. "
             f"An operator loads them once: {LOAD_COMMAND}. Or leave calls=functions out of the URL"
         )
-    if _FUNCTIONS_UNKNOWN.match(text):
+    unknown = _UNKNOWN.match(text)
+    missing = "HELLO" if code == "NOPROTO" else unknown and unknown[1].upper()
+    if missing in _WITHOUT:
+        return ConfigurationError(f"{script}: this server has no {missing}: {_WITHOUT[missing]}")
+    if isinstance(error, AskError):  # MOVED, too
+        node = f"{error.host}:{error.port}"
         return ConfigurationError(
-            f"{script}: this server has no functions, which need Redis 7.0 or later, or Valkey. "
-            "Leave calls=functions out of the URL"
+            f"{script}: this server is a node of a Redis Cluster, and {node} has the key. Use the "
+            f"URL of a cluster: redis+cluster://{node}"
         )
     if code == "MISCONF":
         return refusal_of_writes(script, "Redis", text)

@@ -16,9 +16,11 @@ import redis
 from rmq.core import keys as rmq_keys
 from rmq.core.settings import Fsync, Replicated
 from rmq.errors import RMQError
+from rmq.protocol.divide import divide
 from rmq.protocol.functions import Calls, function_name
 from rmq.protocol.scripts import Script
 from rmq.protocol.steps import Command
+from rmq.transport.cluster_slots import hash_slot
 from rmq.transport.durability import check_wait, wait_words
 from rmq.transport.operations import Exchange, Operations, call, repeat
 from rmq.transport.redis_errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
@@ -70,6 +72,9 @@ class ScriptCalls:
         self._retry_for = retry_for
         self._timeout_s = timeout_s
         self.loaded = loaded
+        # Whether a proxy makes a cluster look like one server. A consumer of several slots takes no
+        # hand-overs there: it would leave and withdraw its credits in calls of all its slots.
+        self.is_divided = False
 
     def deadline(self, name: str) -> RetryDeadline:
         """Begin the retry deadline of a command."""
@@ -82,6 +87,11 @@ class ScriptCalls:
             RMQError: it was refused, or the retry deadline has passed.
         """
         deadline = self.deadline(command.script.name)
+        divided = divide(command, hash_slot) if code_of(error) == "CROSSSLOT" else None
+        if divided is not None:
+            self.is_divided = True
+            values, _ = yield from self.pipeline(divided.parts, None)
+            return divided.join(values)
 
         def attempt() -> Operations[Any]:
             repeated = command.again()

@@ -21,7 +21,7 @@ from rmq.transport.operations import (
     Unsubscribe,
     repeat,
 )
-from rmq.transport.redis_errors import REDIS_ERRORS, code_of, translate
+from rmq.transport.redis_errors import REDIS_ERRORS, code_of, forbids, translate
 from rmq.transport.retry_deadline import FIRST_PAUSE_S, RetryDeadline
 
 log = logging.getLogger("rmq")
@@ -101,7 +101,7 @@ class SubscribedConnection:
 
 
 class SubscriptionRefused:
-    """Stands in for a subscription that the ACL of this Redis user does not permit.
+    """Stands in for a subscription that is not permitted to this Redis user, or to nobody.
 
     The consumer polls every POLL_S instead. After RETRY_S it tries to subscribe again, so that
     a repaired ACL needs no restart.
@@ -111,15 +111,17 @@ class SubscriptionRefused:
     logged = False  # one line in the log of a process is enough
     no_hand_over_logged = False
 
-    def __init__(self, channel: bytes) -> None:
+    def __init__(self, channel: bytes, refusal: BaseException) -> None:
         self.until = time.monotonic() + self.RETRY_S
         if not SubscriptionRefused.logged:
             SubscriptionRefused.logged = True
+            rule = f"'&{channel.decode().split('{')[0]}*'"
             log.warning(
                 "Redis does not let this user SUBSCRIBE to %s: nothing is lost, but a waiting "
-                "consumer notices new messages up to %g s late. Give the user the channels: "
-                "ACL SETUSER <user> '&%s*'",
-                channel.decode(), POLL_S, channel.decode().split("{")[0],
+                "consumer notices new messages up to %g s late. %s",
+                channel.decode(), POLL_S,
+                f"Give the user the channels: ACL SETUSER <user> {rule}"
+                if code_of(refusal) == "NOPERM" else f"It has no such command: {refusal}",
             )  # fmt: skip
 
     @classmethod
@@ -192,9 +194,9 @@ def _subscribe(subscription: Subscription, deadline: RetryDeadline) -> Operation
     try:
         subscription.held = yield from repeat(attempt, deadline)
     except REDIS_ERRORS as error:
-        if code_of(error) != "NOPERM":
+        if not forbids(error):
             raise translate(error, "listen", [subscription.channel.decode()]) from error
-        subscription.held = SubscriptionRefused(subscription.channel)
+        subscription.held = SubscriptionRefused(subscription.channel, error)
         subscription.own_channel = b""
 
 

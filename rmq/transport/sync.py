@@ -51,7 +51,7 @@ from rmq.transport.operations import (
     Unsubscribe,
 )
 from rmq.transport.pool import Pool, PooledConnection, as_not_connected
-from rmq.transport.redis_errors import REDIS_ERRORS
+from rmq.transport.redis_errors import REDIS_ERRORS, forbids
 from rmq.transport.script_calls import ScriptCalls, reply_of, request_of
 from rmq.transport.sentinel import SentinelPool
 from rmq.transport.subscription import RUNG, SubscribedConnection, await_signal
@@ -196,6 +196,7 @@ class Transport:
             if step.subscription.wait is not None:
                 step.subscription.wait(step.seconds)
                 return set()
+            step.subscription.takes_batches &= not self._calls.is_divided
             deadline, epoch = self._calls.deadline("listen"), self.epoch
             return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
@@ -322,7 +323,9 @@ class Transport:
             for channel in wanted.optional:
                 try:
                     connection.read_response()
-                except redis.exceptions.NoPermissionError as error:
+                except redis.ResponseError as error:
+                    if not forbids(error):
+                        raise
                     refused[channel] = error
             if wanted.shard:
                 try:

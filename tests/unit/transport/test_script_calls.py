@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import AskError, MovedError
 
 import rmq
 from rmq.protocol.functions import function_name, library_name
@@ -124,6 +125,19 @@ def test_errors_say_what_to_do() -> None:
         error = translate(redis.ResponseError(text), "send", ["k"])
         assert type(error) is rmq.ConfigurationError
         assert "Redis 7.0" in str(error)
+    for text in ("unknown command 'SCRIPT', with", "unknown command `EVALSHA`, with"):
+        error = translate(redis.ResponseError(text), "send", ["k"])
+        assert type(error) is rmq.ConfigurationError
+        assert "rmq functions load" in str(error)
+        assert "calls=functions" in str(error)
+    for text in ("unknown command 'HELLO', with", "NOPROTO unsupported protocol version"):
+        error = translate(redis.ResponseError(text), "send", ["k"])
+        assert type(error) is rmq.ConfigurationError
+        assert "RESP2" in str(error)
+    for moved in (MovedError("7 h:7001"), AskError("7 h:7001")):
+        error = translate(moved, "send", ["k"])
+        assert type(error) is rmq.ConfigurationError
+        assert "redis+cluster://h:7001" in str(error)
     other = translate(redis.ResponseError("unknown command `WAITAOF`, with"), "send", ["k"])
     assert type(other) is rmq.ScriptFailed
 
