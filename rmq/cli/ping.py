@@ -39,9 +39,9 @@ def ping() -> None:
         click.echo(f"{output.neutral(url)}: {output.neutral(name)} answered in {ms:.2f} ms")
         if not wakes:
             click.echo(
-                "This user may not PUBLISH to the channels of RMQ, or Redis has no PUBLISH: sleeping "
-                "consumers notice new messages up to 1 s late. Give it the channels: ACL SETUSER "
-                f"<user> '&{common.key_prefix}:*'"
+                "This user may not PUBLISH to the channels of RMQ, or Redis has no PUBLISH: "
+                "sleeping consumers notice new messages up to 1 s late. Give it the channels: "
+                f"ACL SETUSER <user> '&{common.key_prefix}:*'"
             )
         if told := eviction.advice(policy):
             click.echo(output.neutral(f"Warning: {told}"))
