@@ -36,6 +36,7 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.protocol.flows import open_topic, send as send_flow
+from rmq.protocol.steps import server_ms
 from rmq.sql.connections import IdleLimit
 from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.stub import Encoded, Stub, outgoing
@@ -43,6 +44,7 @@ from rmq.sql.outbox.stub import Encoded, Stub, outgoing
 log = logging.getLogger("rmq.outbox")
 
 IDLE_S = 10.0  # how long a transaction may be idle besides the time that a call may take
+SAME_CLOCK_MS = 1000  # clocks that differ by less are equal, so that due times are kept exactly
 OWN_FAULT = (InvalidValue, InvalidType, PayloadTooLarge, EncodeError)
 
 
@@ -92,6 +94,7 @@ class Dispatcher:
         self._client = client
         self._contexts = _CONTEXTS.setdefault(client, {})
         self._limit: IdleLimit | None = None
+        self._ahead_ms = 0  # how far the clock of Redis is ahead of the database's
 
     @property
     def idle_limit_s(self) -> float:
@@ -115,6 +118,8 @@ class Dispatcher:
             Unavailable, OutcomeUnknown: Redis is away; some may have been sent.
         """
         self._limit = None if connection is None else IdleLimit(connection, self.idle_limit_s)
+        is_timed = any(stub.due_ms > now_ms for stub in stubs)
+        self._ahead_ms = self._clock_ahead_ms(now_ms) if is_timed else 0
         by_topic: dict[str, list[int]] = {}
         for index, stub in enumerate(stubs):
             by_topic.setdefault(stub.topic, []).append(index)
@@ -157,6 +162,10 @@ class Dispatcher:
             self._client._transport.run(open_topic.ensure_open(context))
         return context
 
+    def _clock_ahead_ms(self, now_ms: int) -> int:
+        ahead_ms = self._client._transport.run(server_ms("send")) - now_ms
+        return ahead_ms if abs(ahead_ms) > SAME_CLOCK_MS else 0
+
     def _send_to(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
         for is_last in (False, True):
             try:
@@ -193,7 +202,7 @@ class Dispatcher:
         pairs: list[tuple[Stub, Outgoing]] = []
         for stub in stubs:
             try:
-                pairs.append((stub, outgoing(stub, context, now_ms)))
+                pairs.append((stub, outgoing(stub, context, now_ms, self._ahead_ms)))
                 refused.append(None)
             except OWN_FAULT as error:
                 refused.append(Refused(error, True))

@@ -41,12 +41,17 @@ class Stub(NamedTuple):
 COLUMNS = [stubs.c[name] for name in Stub._fields]
 
 
-def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
+def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
     """Return the message of a stub, for a topic whose codec is `Encoded`.
 
-    Redis gets the time that is left by the database's clock, whatever its own clock says. A due
-    time that has passed is left out. An expiry counts from the due time, or else from when the stub
-    was written; if it has passed too, the message expires when it is about to be leased.
+    A due time that has passed is left out. An expiry counts from the due time, or else from when
+    the stub was written; if it has passed too, the message expires when it is about to be leased.
+
+    Args:
+        stub: the one to send.
+        context: of its topic.
+        now_ms: by the database's clock, which due times and expiries are of.
+        ahead_ms: how far the clock of Redis is ahead of it.
 
     Raises:
         InvalidValue, InvalidType: the row was not written by RMQ.
@@ -61,7 +66,7 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int) -> Outgoing:
         return Outgoing(
             bytes(stub.body),
             priority=options.get("priority"),
-            delay=(stub.due_ms - now_ms) / 1000 if stub.due_ms > now_ms else None,
+            at=stub.due_ms + ahead_ms if stub.due_ms > now_ms else None,
             slot_basis=None if stub.slot_basis is None else bytes(stub.slot_basis),
             headers=options.get("headers"),
             expires=None if expires_ms is None else expires_ms / 1000,
