@@ -206,9 +206,7 @@ class CommandGroup(_HelpSections, click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, c.get_short_help_str(500)) for name, c in commands if c])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command that the arguments name, or say which name is near."""
         try:
             return super().resolve_command(ctx, args)

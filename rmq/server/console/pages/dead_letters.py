@@ -280,9 +280,7 @@ def _check_other(to: str, others: list[str]) -> None:
         raise ApiError("invalid", f"to: {to!r} is not another topic that exists", "to")
 
 
-def _command(
-    topic: str, verb: str, ids: list[str], chosen: str, to: str = "", job: str = ""
-) -> str:
+def _command(topic: str, verb: str, ids: list[str], chosen: str, to: str, job: str) -> str:
     words = ["rmq", "dlq", verb, topic]
     if ids:
         words += [f"--id {id}" for id in ids]
