@@ -4,7 +4,7 @@ The hand-over: a script that makes messages available moves them to the PrepareQ
 and wakes one consumer.
 
 It takes what a prepare would take now, or nothing: where that is not plain, consumers are woken, and take it themselves.
-What is plain: a priority or a retry, without an expiry, merge key or large body, in a slot that is not in order, not
+What is plain: a priority or a retry that has not expired, without a merge key or large body, in a slot that is not in order, not
 paused and without a limit, and at most 16 KiB of records for each credit, or one larger record. A due message joins its priority
 first, and one take in five begins with retries; both are left to prepare. One script hands over so much that it takes some 3 ms,
 and wakes those whose credits are left.
@@ -13,6 +13,7 @@ What is published is msgpack: the number of the hand-over, the slot's index, dea
 acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
 ]]
 --- @include "lib/credits"
+--- @include "lib/record"
 --- @include "lib/wake"
 
 -- What hand-overs of one script may cost together, in bytes of records. A message costs as much as 400 bytes more, and a hand-over
@@ -62,7 +63,9 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
         end
         for i = 1, #page, 2 do
           local record = redis.call('HGET', records, page[i])
-          if not record or #record < 8 or string.byte(record, 1) % 16 > 1
+          local flags = string.byte(record or '', 1) or 4
+          local expiry = flags % 4 > 1 and (flags % 2 == 1 and 15 or 9) -- where it stands
+          if flags % 16 > 3 or #record < (expiry or 3) + 5 or expiry and read48(record, expiry) <= now
               or bytes + #record > (i == 1 and HAND_OVER_LARGEST or HAND_OVER_BYTES) then
             break
           end

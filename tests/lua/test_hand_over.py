@@ -7,9 +7,10 @@ import time
 import pytest
 import redis
 
+from rmq.core.ids import member_of
 from rmq.protocol import commands
 from tests.conftest import any_binary
-from tests.lua.box import Box
+from tests.lua.box import Box, ordered
 from tests.lua.crediting import WAYS, Sleeper, break_script, can_shard, credits_of, send_way
 from tests.lua.test_credits import check_that_an_unheard_probe_leaves_no_credit
 from tests.patience import PATIENCE_S
@@ -280,13 +281,12 @@ def test_a_shared_lease_is_over_what_is_handed_over(box, sleepers):
 @pytest.mark.parametrize(
     "options",
     [
-        {"expires": 60_000},
         {"body": b"x" * 34_000},
         {"large": b"x" * 40_000},
         {"due": 0},
         {"due": 0, "priority": 300},
     ],
-    ids=["expires", "34 KB", "large body", "due", "due with a priority"],
+    ids=["34 KB", "large body", "due", "due with a priority"],
 )
 def test_what_is_not_plain_is_left_to_prepare(box, sleepers, options):
     sleepers[0].offer()
@@ -297,6 +297,32 @@ def test_what_is_not_plain_is_left_to_prepare(box, sleepers, options):
     assert waiting(box) == [sent]
     assert box.counter("waiting") == 0  # the consumer is woken
     assert sleepers[0].renew().ids == [sent]
+
+
+def test_a_message_that_may_expire_is_handed_over_until_it_has_expired(box, sleepers):
+    for one in sleepers:
+        one.offer()
+    fresh = box.one(expires=1)
+    assert [lease.id for lease in sleepers[0].taken()] == [fresh]
+
+    late = box.one(expires=0)
+
+    assert sleepers[1].taken() == []
+    assert waiting(box) == [late]
+    assert box.counter("waiting") == 0  # the consumers are woken
+
+
+@pytest.mark.parametrize(("flags", "size"), [(2, 5), (3, 6), (3, 11)])
+def test_a_record_that_is_too_short_for_its_expiry_is_left_to_prepare(box, sleepers, flags, size):
+    sleepers[0].offer(limit=2)
+    id = box.one(due=1000)
+    box.redis.hset(box.keys.records, member_of(id), bytes((flags, 0, 0, 200)) + bytes(4 + size))
+    box.redis.zadd(box.keys.store, {member_of(id): ordered(200, 1)})
+
+    last = box.one()
+
+    assert sleepers[0].taken() == []
+    assert set(waiting(box)) == {id, last}
 
 
 @pytest.mark.parametrize("field", ["ordered", "paused", "limit"])
