@@ -38,7 +38,6 @@ cluster_connection the same to the nodes of a Redis Cluster
 watchdog          checks the engine: limits, health, a stuck worker
 event_loop        an event loop in a thread, and a heartbeat for any loop
 redis_outage      opens topics, and logs, while Redis cannot be reached
-services          the threads that work beside the handlers: auditor and scheduler
 auditor           looks for lost messages
 scheduler         sends the messages of schedules; also by itself
 dispatch          what a scheduler does: declare schedules, send what is due

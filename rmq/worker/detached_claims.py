@@ -9,6 +9,7 @@ crash.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -65,8 +66,10 @@ class DetachedClaims:
                     self._detached[delivery] = time.monotonic() + self._hold_ms / 1000
             if self._detached and self._thread is None:
                 name = f"rmq-{self._handler.context.name}-claims"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread is left; the next call tries
+                    thread.start()
+                    self._thread = thread
 
     def keep_lost(self) -> None:
         """Keep the claims of runs whose leases are lost; called a few times a second."""

@@ -48,7 +48,12 @@ class OutageLog:
             blocking=False
         ):
             self._reported_at = time.monotonic()
-            threading.Thread(target=self._ping_and_log, name="rmq-away", daemon=True).start()
+            thread = threading.Thread(target=self._ping_and_log, name="rmq-away", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                self._lock.release()
+                raise
 
     def _ping_and_log(self) -> None:
         try:

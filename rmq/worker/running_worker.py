@@ -13,14 +13,17 @@ from rmq.client.client import AsyncClient, Client
 from rmq.client.topic_handlers import TopicHandlers
 from rmq.core.interceptor import Hooks
 from rmq.transport import Transport
-from rmq.worker import heartbeat_process, services
+from rmq.worker import auditor, heartbeat_process
+from rmq.worker.auditor import Auditor
 from rmq.worker.chosen_topics import lease_ms
+from rmq.worker.dispatch import Dispatch
 from rmq.worker.engine import Engine, seconds_until
 from rmq.worker.event_loop import EventLoopThread, LoopHeartbeat
 from rmq.worker.lease_tracker import WorkerMemory
 from rmq.worker.prefetch import most_begun, most_held
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.recycling import RecyclingLimits, wait_for_others
+from rmq.worker.scheduler import SchedulerThread
 from rmq.worker.status_reporter import StatusReporter
 from rmq.worker.stop_signals import StopSignals
 from rmq.worker.topic_feed import HAND_OVERS
@@ -117,10 +120,12 @@ class RunningWorker:
     def begin(self) -> None:
         """Begin to receive messages."""
         try:
-            self._services = services.start(
-                self._client._prefix, self._client._handlers, self._chain, self.transport,
-                self._contexts, self._options.serves_schedules,
-            )  # fmt: skip
+            audit = auditor.start(self._chain, self.transport, self._contexts)
+            self._services: list[Auditor | SchedulerThread] = [] if audit is None else [audit]
+            if self._options.serves_schedules:
+                prefix, handlers = self._client._prefix, self._client._handlers
+                dispatch = Dispatch(prefix, self.transport, handlers, self._contexts)
+                self._services.append(SchedulerThread(dispatch))
         except BaseException:
             self.heartbeat.stop()
             self.memory.close()
@@ -141,7 +146,8 @@ class RunningWorker:
         """
         engine = self.engine
         engine.stop_fetching()
-        self._services.ask_to_stop()
+        for service in self._services:
+            service.ask_to_stop()
         # Idle threads and tasks need a moment to end too.
         began = time.monotonic()
         until = began + max(grace_s, WATCH_S)
@@ -189,7 +195,8 @@ class RunningWorker:
             Whether all deliveries are settled in Redis.
         """
         settled = self.engine.end(until)
-        self._services.stop(seconds_until(until))
+        for service in self._services:
+            service.stop(seconds_until(until))
         self._status.stop(seconds_until(until))
         self.watchdog.end()
         self.heartbeat.stop(max(HEARTBEAT_STOP_S, seconds_until(until)))

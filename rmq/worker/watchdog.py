@@ -96,8 +96,9 @@ class Watchdog:
                 except Exception:
                     log.exception("%s: unexpected, while its limits were checked", queue.handler)
             self._allow_renewals(time.monotonic())
-            self._lease_heartbeat.ensure_running()
-            self._log_outage(time.monotonic())
+            with contextlib.suppress(RuntimeError):  # the system has no thread left just now
+                self._lease_heartbeat.ensure_running()
+                self._log_outage(time.monotonic())
             if self._stopping.is_set():
                 continue
             now = time.monotonic()

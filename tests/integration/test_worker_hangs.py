@@ -184,6 +184,46 @@ def test_while_no_thread_can_be_started_others_get_the_messages_and_then_it_goes
     ]
 
 
+def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_started(
+    client: rmq.Client, name: str, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if not thread.name.startswith("rmq-"):
+            start(thread)
+            return
+        refused.append(thread.name)
+        raise RuntimeError("can't start new thread")
+
+    topic = client.topic(name, max_retries=0)
+
+    @topic.handler(concurrency=1, max_runtime=LIMIT_S)
+    @rmq.idempotent(rmq.Claims(), key=str)
+    def work(body: str) -> None:
+        go.wait(60)
+
+    topic.send("hang")
+    with rmq.Worker(client, heartbeat="thread", watchdog=3600) as worker:
+        running = worker._running
+        eventually(lambda: running.engine.queues[0].runs.times.running)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        running.engine.fetcher.last_turn -= 1000  # as in an outage of Redis, which is asked then
+        eventually(lambda: {"rmq-away", f"rmq-{name}-claims"} <= set(refused))
+        eventually(lambda: client.admin.stats(name)["dead"])
+        turns = running.memory.shared.times
+        before = turns[1]
+        eventually(lambda: turns[1] != before)
+        monkeypatch.undo()
+        claims = running.engine.queues[0].runs.runner.claims
+        eventually(lambda: claims._thread)
+        running.watchdog._outage_log._reported_at = float("-inf")
+        running.watchdog._outage_log.report()
+        eventually(lambda: not running.watchdog._outage_log._lock.locked())
+        go.set()
+        eventually(lambda: claims._thread is None)
+
+
 # --- event loops ---------------------------------------------------------------------------------
 
 
