@@ -14,10 +14,10 @@ from rmq.server.http.api import lines
 from rmq.server.http.api.operation import Operation
 from rmq.server.http.api.problems import KINDS, MEDIA_TYPE, Problem
 
-IF_MATCH = {
-    "name": "If-Match", "in": "header", "required": False, "schema": {"type": "string"},
-    "description": "The ETag that it must still have; else nothing is done (412)",
-}  # fmt: skip
+HEADERS = {  # of requests, by operation
+    "set_topic": ("If-Match", "The ETag that it must still have; else nothing is done (412)"),
+    "start_job": ("Idempotency-Key", "Names this call: a second one with it starts no other job"),
+}
 PLACES = "#/components/schemas/{name}"
 _DESCRIPTION = (
     "The verbs of RMQ over HTTP. Lists that can be long have a cursor: repeat the request with the "
@@ -66,12 +66,18 @@ def _operation(
         "summary": summary.rstrip("."),
         "description": " ".join(rest.split()),
         "parameters": [
-            parameter
-            for place in ("path", "query")
-            if place in operation.types
-            for parameter in _parameters(place, refs[id(operation.types[place])], schemas)
-        ]
-        + ([IF_MATCH] if operation.has_etag and not operation.is_read else []),
+            *(
+                parameter
+                for place in ("path", "query")
+                if place in operation.types
+                for parameter in _parameters(place, refs[id(operation.types[place])], schemas)
+            ),
+            *(
+                {"name": name, "in": "header", "schema": {"type": "string"}, "description": text}
+                for operation_name, (name, text) in HEADERS.items()
+                if operation_name == operation.name
+            ),
+        ],
         "responses": _responses(operation, refs),
     }
     if "body" in operation.types:
