@@ -21,33 +21,44 @@ end
 -- 1000 full ones, a million messages, it shares the last place, and such messages go by id. The last place of each ms is
 -- remembered, since a batch is written after all its scores are known.
 local last_places, ms_with_room
+
+local function last_place(store, ms)
+  local place = last_places[ms]
+  if not place then
+    local last = redis.call('ZREVRANGEBYSCORE', store, '(' .. string.format('%.0f', ms + 1), ms, 'WITHSCORES', 'LIMIT', 0, 1)
+    place = last[2] and timed_fraction(tonumber(last[2])) or -1
+    last_places[ms] = place
+  end
+  return place
+end
+
+-- The ms after `due`, which is full, that has room, or the last one that is looked at.
+local function find_room(store, due)
+  local full, ms, ahead, ends = due, due + 1, 1, due + 999
+  while ms < ends and last_place(store, ms) >= PLACES - 1 do
+    full, ahead = ms, 2 * ahead + 1
+    ms = math.min(due + ahead, ends)
+  end
+  while ms - full > 1 do
+    local middle = math.floor((full + ms) / 2)
+    if last_place(store, middle) >= PLACES - 1 then
+      full = middle
+    else
+      ms = middle
+    end
+  end
+  return ms
+end
+
 local function next_timed_score(store, due, has_priority)
   last_places, ms_with_room = last_places or {}, ms_with_room or {}
-  local function is_full(ms)
-    if not last_places[ms] then
-      local last = redis.call('ZREVRANGEBYSCORE', store, '(' .. string.format('%.0f', ms + 1), ms, 'WITHSCORES', 'LIMIT', 0, 1)
-      last_places[ms] = last[2] and timed_fraction(tonumber(last[2])) or -1
-    end
-    return last_places[ms] >= PLACES - 1
-  end
-  local ms, ends = ms_with_room[due] or due, due + 999
-  if is_full(ms) then
-    local full, ahead = due, 1
-    ms = due + 1
-    while ms < ends and is_full(ms) do
-      full, ahead = ms, 2 * ahead + 1
-      ms = math.min(due + ahead, ends)
-    end
-    while ms - full > 1 do
-      local middle = math.floor((full + ms) / 2)
-      if is_full(middle) then
-        full = middle
-      else
-        ms = middle
-      end
-    end
+  local ms = ms_with_room[due] or due
+  local place = last_place(store, ms) + 1
+  if place >= PLACES then
+    ms = find_room(store, due)
+    place = math.min(last_place(store, ms) + 1, PLACES - 1)
     ms_with_room[due] = ms
   end
-  last_places[ms] = is_full(ms) and PLACES - 1 or last_places[ms] + 1
-  return timed_score(ms, last_places[ms], has_priority)
+  last_places[ms] = place
+  return timed_score(ms, place, has_priority)
 end
