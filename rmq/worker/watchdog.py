@@ -73,7 +73,7 @@ class Watchdog:
         self._pinged_at = self._last_outage = float("-inf")  # times of a PING, of a failed one
         self._outage_log = OutageLog(transport)
         self.stuck = False
-        self.may_kill = False  # whether the heartbeat may kill this process when nothing moves
+        self._may_kill = False  # whether the heartbeat may kill this process when nothing moves
         self._thread = threading.Thread(target=self._run, name="rmq-watch", daemon=True)
 
     def start(self) -> None:
@@ -124,8 +124,13 @@ class Watchdog:
         first_limit = min(queue.runs.first_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
         self._memory.renew_until(min(now + hang_s, first_limit + LIMIT_MARGIN_S))
-        if self.may_kill:
+        if self._may_kill:
             self._memory.note_turn(max(KILL_LEAST_S, hang_s))
+
+    def allow_kill(self) -> None:
+        """Let the heartbeat kill this process from now on, even if nothing moves any more."""
+        self._may_kill = True
+        self._allow_renewals(time.monotonic())
 
     def _is_stuck(self, now: float, watchdog_s: float) -> bool:
         """Return whether something has not moved for so long although Redis could be reached."""

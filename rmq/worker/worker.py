@@ -240,7 +240,7 @@ class Worker:
                     return leave_with(HANDED_BACK)
                 return FINISHED if not self._scope.failed else leave_with(LIFESPAN_FAILED)
             if threading.current_thread() is threading.main_thread():
-                running.watchdog.may_kill = True
+                running.watchdog.allow_kill()
                 with contextlib.suppress(Exception):  # stderr may be anything, or nothing
                     if not faulthandler.is_enabled():
                         faulthandler.enable()  # so that SIGABRT prints all stacks

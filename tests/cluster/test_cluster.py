@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.core.keys import SlotKeys, topic_key
-from rmq.transport import cluster_calls, cluster_tasks, redis_errors
+from rmq.transport import cluster_tasks, redis_errors
 from rmq.transport.cluster_slots import SlotTable, hash_slot
 from tests.cluster.conftest import ClusterAsServer
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until

@@ -126,7 +126,7 @@ def test_a_worker_that_is_part_of_a_program_is_not_one_to_be_killed(
         until = turns[1]
         eventually(lambda: turns[1] != until)  # the watchdog has made a turn
         assert turns[4] == turns[5] == 0
-        worker._running.watchdog.may_kill = True  # as `run` says
+        worker._running.watchdog.allow_kill()  # as `run` says
         eventually(lambda: turns[4])
         assert turns[5] == 60
 

@@ -331,3 +331,15 @@ def test_credits_are_kept_while_redis_is_at_maxmemory(tight):
     assert sleeper.withdraw() == [1, 1]
 
     sleeper.close()
+
+
+def test_a_full_slot_counts_what_waits_only(make_box):
+    box = make_box(max_length=1)
+    sleeper = Sleeper(box)
+    sleeper.offer()
+
+    first, second = box.one(), box.one()
+
+    assert [lease.id for lease in sleeper.taken()] == [first]
+    assert box.order("store") == [second]
+    sleeper.close()

@@ -493,15 +493,3 @@ def test_control_a_credit_without_a_probe_is_one_that_nobody_hears(box, sleepers
 
     with pytest.raises(AssertionError):
         check_that_an_unheard_probe_leaves_no_credit(box, sleepers[0], 0)
-
-
-def test_a_full_slot_counts_what_waits_only(make_box):
-    box = make_box(max_length=1)
-    sleeper = Sleeper(box)
-    sleeper.offer()
-
-    first, second = box.one(), box.one()
-
-    assert [lease.id for lease in sleeper.taken()] == [first]
-    assert waiting(box) == [second]
-    sleeper.close()
