@@ -80,6 +80,8 @@ def test_connections_say_to_redis_that_they_are_of_rmq(api: Any, name: str, serv
     with server.raw() as raw:
         known = {one.get("lib-name") for one in raw.client_list()}
 
+    if known == {None}:
+        pytest.skip("no CLIENT SETINFO before Redis 7.2")
     assert f"redis-py(rmq_v{rmq.__version__})" in known
 
 

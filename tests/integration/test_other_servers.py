@@ -20,7 +20,7 @@ from rmq.transport.subscription import SubscriptionRefused
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S
-from tests.servers import Server
+from tests.servers import OLDEST_SUPPORTED, Server, engines
 
 MISSING = ("HELLO", "SUBSCRIBE", "SSUBSCRIBE", "PSUBSCRIBE", "PUBLISH", "WAIT")
 SLOTS = 4
@@ -30,8 +30,11 @@ class PoorServer(Server):
     """A server whose operator has taken commands away."""
 
     def __init__(self) -> None:
-        renamed = [word for command in MISSING for word in ("--rename-command", command, "")]
-        super().__init__(any_binary(), *renamed)
+        binary = any_binary()
+        is_oldest = binary == engines().get(OLDEST_SUPPORTED)
+        missing = [one for one in MISSING if not (is_oldest and one == "SSUBSCRIBE")]  # it has none
+        renamed = [word for command in missing for word in ("--rename-command", command, "")]
+        super().__init__(binary, *renamed)
 
     def raw(self, **options: object) -> redis.Redis:
         return super().raw(protocol=2, **options)
