@@ -177,7 +177,7 @@ def redrives_to_a_topic_with_a_durability(s: Scene) -> None:
     topic.send(1)
     with topic.consumer() as consumer:
         consumer.receive()[0].reject("why")
-    s.full.topic(f"{s.name}b", durability=rmq.Replicated(1, timeout=0.01)).open()
+    s.full.topic(f"{s.name}b", durability=rmq.Replicated(9, timeout=0.01)).open()
     assert dict(s.api.admin.redrive(s.name, to=f"{s.name}b").refused) == {"not durable": 1}
     if version_of(s.server) != "7.2":
         return

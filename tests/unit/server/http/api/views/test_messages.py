@@ -105,7 +105,7 @@ def test_a_body_is_shown_as_its_codec_wrote_it(entry: Record, kind: str, text: s
         stored(COMPRESSED, b"\x11no zlib"),
         stored(COMPRESSED, b""),
         stored(JSON, collected(b"1")[:-1], collects=True),
-        stored(JSON, b"[" * 5000 + b"]" * 5000),
+        stored(JSON, b"[" * 30_000 + b"]" * 30_000),
     ],
 )
 def test_a_body_that_cannot_be_decoded_is_shown_as_it_is_stored(entry: Record) -> None:
