@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.client.admin.accounts import AccountAdmin, AsyncAccountAdmin
+from rmq.client.admin.audits import AsyncAuditAdmin, AuditAdmin
+from rmq.client.admin.claims import AsyncClaimAdmin, ClaimAdmin
 from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
 from rmq.client.admin.doctor import AsyncDoctorAdmin, DoctorAdmin
 from rmq.client.admin.functions import AsyncFunctionAdmin, FunctionAdmin
@@ -22,7 +23,8 @@ class Admin(
     MessageAdmin,
     DeadLetterAdmin,
     JobAdmin,
-    AccountAdmin,
+    AuditAdmin,
+    ClaimAdmin,
     QueryAdmin,
     ScheduleAdmin,
     WorkerAdmin,
@@ -38,7 +40,8 @@ class AsyncAdmin(
     AsyncMessageAdmin,
     AsyncDeadLetterAdmin,
     AsyncJobAdmin,
-    AsyncAccountAdmin,
+    AsyncAuditAdmin,
+    AsyncClaimAdmin,
     AsyncQueryAdmin,
     AsyncScheduleAdmin,
     AsyncWorkerAdmin,

@@ -1,4 +1,4 @@
-"""Accounts of work: lost messages by their audit numbers, claims on business keys."""
+"""Audits of topics: lost messages by their audit numbers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from datetime import timedelta
 
 from rmq.client.admin.part import AdminPart, AsyncAdminPart
 from rmq.core.audit import Audited
-from rmq.core.claim import Claimed
 from rmq.core.validation import duration_ms
-from rmq.protocol.flows import (
-    audit as audit_flow,
-    claim_admin,
-)
+from rmq.protocol.flows import audit as audit_flow
 from rmq.protocol.steps import Progress
 
 
-class AccountAdmin(AdminPart):
-    """Verbs on audits and claims."""
+class AuditAdmin(AdminPart):
+    """Verbs on audits."""
 
     def audit(
         self,
@@ -44,28 +40,9 @@ class AccountAdmin(AdminPart):
         assert report is not None
         return report
 
-    def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
-        """Return the claim on a business key (`rmq.Claims`); None if there is none.
 
-        Args:
-            topic: its name.
-            key: as the handler's `key` gives it, as text.
-            consumer: as the handler's `rmq.Claims` names it.
-        """
-        context = self._context(topic)
-        return self._run(claim_admin.claim(context, key, consumer))
-
-    def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
-        """Delete the claim on a business key, whatever its state; return whether there was one.
-
-        The next message of this key is worked on, even if the work was done before.
-        """
-        context = self._context(topic)
-        return self._run(claim_admin.unclaim(context, key, consumer))
-
-
-class AsyncAccountAdmin(AsyncAdminPart):
-    """As `AccountAdmin`, for asyncio."""
+class AsyncAuditAdmin(AsyncAdminPart):
+    """As `AuditAdmin`, for asyncio."""
 
     async def audit(
         self,
@@ -81,13 +58,3 @@ class AsyncAccountAdmin(AsyncAdminPart):
         report = await self._run(audit_flow.audit(context, older_ms, forget, progress=progress))
         assert report is not None
         return report
-
-    async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
-        """As `Admin.claim`."""
-        context = self._context(topic)
-        return await self._run(claim_admin.claim(context, key, consumer))
-
-    async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
-        """As `Admin.unclaim`."""
-        context = self._context(topic)
-        return await self._run(claim_admin.unclaim(context, key, consumer))
