@@ -24,8 +24,8 @@ from bench.measurement import Measurement
 from bench.memory import used_memory
 from bench.report import Bar, bar
 from rmq import Outgoing
-from rmq.core.keys import SlotKeys
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.keys import SlotKeys
 from tests.servers import Server
 
 DEPTHS = (1_000, 100_000, 1_000_000, 10_000_000)
@@ -177,7 +177,7 @@ class Topic(Life):
 
 
 def _ask(topic: Any) -> Any:
-    yield commands.next_ready(topic._context.slots, False)
+    yield scripts.next_ready(topic._context.slots, False)
 
 
 class Keys(Bare):

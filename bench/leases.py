@@ -10,8 +10,8 @@ import psutil
 import rmq
 from bench.machine import settle
 from bench.measurement import Measurement
-from rmq.client.handler import MAX_PREFETCH
-from rmq.worker.heartbeat_process import HeartbeatProcess
+from rmq.kernel.handlers.handler import MAX_PREFETCH
+from rmq.worker.heartbeat.start import HeartbeatProcess
 from tests.servers import Server
 
 RUNNING = 100  # tasks of each topic; the other messages wait in the worker

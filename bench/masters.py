@@ -15,7 +15,7 @@ HASH_SLOTS = 16_384  # of Redis Cluster; each master has a range of them, even i
 
 @functools.cache
 def _places(slots: int) -> tuple[tuple[int, ...], ...]:
-    """Return the hash slots of the slots of some topics; the names are those of rmq/core/keys."""
+    """Return the hash slots of the slots of some topics; names as in rmq/kernel/core/keys.py."""
     return tuple(
         tuple(key_slot(b"rmq:{topic%d_%d}:store" % (topic, index)) for index in range(slots))
         for topic in range(TOPICS)

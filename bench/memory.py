@@ -11,10 +11,11 @@ import rmq
 from bench.core import BODY
 from bench.machine import settle
 from bench.measurement import Measurement
-from rmq.core import ids
-from rmq.core.keys import SlotKeys
-from rmq.protocol import commands, scripts
-from rmq.transport.script_calls import words_of
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core import ids
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.pool import words_of
 from tests.servers import Server
 
 DAY_MS = 86_400_000
@@ -80,12 +81,16 @@ def _claim(raw: redis.Redis, count: int) -> int:
     before = used_memory(raw)
     for at in range(0, count, 1000):
         part = slice(at, at + 1000)
-        raw.execute_command(*words_of(commands.claim(keys, names[part], owners[part], DAY_MS)))
+        raw.execute_command(
+            *words_of(consumer_scripts.claim(keys, names[part], owners[part], DAY_MS))
+        )
     consuming = used_memory(raw) - before
     for at in range(0, count, 1000):
         part = slice(at, at + 1000)
         ttls = [DAY_MS] * 1000
-        raw.execute_command(*words_of(commands.finish(keys, names[part], owners[part], ttls)))
+        raw.execute_command(
+            *words_of(consumer_scripts.finish(keys, names[part], owners[part], ttls))
+        )
     return consuming
 
 

@@ -1,5 +1,5 @@
 --[[
-lateness_report: add to the counts of how late messages of a topic were taken (rmq/core/lateness.py).
+lateness_report: add to the counts of how late messages of a topic were taken (rmq/kernel/core/telemetry.py).
 
 KEYS[1]   slot           hash  settings and counters of the slot; the field `lateness` has a count for each bucket
 ARGV[1]   now_us         ''    or a test's time

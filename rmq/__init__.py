@@ -19,38 +19,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rmq.core.version import VERSION
+from rmq.kernel.core.packages import VERSION
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, AsyncAdmin
     from rmq.client.client import AsyncClient, Client
-    from rmq.client.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
-    from rmq.client.declaration import AsyncSchedule, Schedule
-    from rmq.client.dependencies import Depends
-    from rmq.client.idempotency import Claims, idempotent
-    from rmq.client.query import AsyncQuery, Query
-    from rmq.client.stage import AsyncStage, Published, Stage, Staged
     from rmq.client.topic import AsyncTopic, Topic
-    from rmq.core.access import AccessToken
-    from rmq.core.audit import Audit, Audited, Missing
-    from rmq.core.claim import Claimed
-    from rmq.core.codec import Compressed
-    from rmq.core.dead_letter_filter import DeadLetterFilter
-    from rmq.core.delivery import Reject, Retry, Snooze
-    from rmq.core.due_counts import DueCount
-    from rmq.core.failure import Attempt, Failure
-    from rmq.core.finding import Finding
-    from rmq.core.function_library import FunctionLibrary
-    from rmq.core.history import Sample
-    from rmq.core.ids import MessageId
-    from rmq.core.interceptor import Interceptor, Outcome
-    from rmq.core.job import AuditLine, Job, JobOutcome
-    from rmq.core.limits import Concurrency, Rate
-    from rmq.core.message import Message, Outgoing, Receipt, SendResult
-    from rmq.core.pause import Pause
-    from rmq.core.retry import Exponential, Immediate, Levels
-    from rmq.core.settings import Fsync, Replicated, Settings, TopicSettings
-    from rmq.core.worker_status import HandlerRun, HandlerStatus, WorkerStatus
     from rmq.errors import (
         AccessDenied,
         AlreadySettled,
@@ -88,17 +62,45 @@ if TYPE_CHECKING:
         Unavailable,
         WorkRolledBack,
     )
-    from rmq.protocol.acl import AclRules, acl_rules
-    from rmq.protocol.flows.dead_letter_groups import DeadLetterGroup, DeadLetterGroups
-    from rmq.protocol.flows.dead_letter_pages import DeadLetterPage
-    from rmq.protocol.flows.dead_letters import Redriven
-    from rmq.protocol.flows.pages import Page, Span
-    from rmq.protocol.flows.peek_pages import PeekPage
-    from rmq.protocol.flows.query_admin import HeldQuery, Sink
-    from rmq.protocol.flows.recurring import ScheduleState
-    from rmq.protocol.flows.resize import Resized
-    from rmq.protocol.flows.topic_admin import Deleted
+    from rmq.features.audit.audit import Audit, Audited, Missing
+    from rmq.features.dead_letters.filter import DeadLetterFilter
+    from rmq.features.dead_letters.flows import Redriven
+    from rmq.features.dead_letters.jobs.job import Job, JobOutcome
+    from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
+    from rmq.features.doctor.finding import Finding
+    from rmq.features.messages.flows import PeekPage
+    from rmq.features.queries.held import HeldQuery, Sink
+    from rmq.features.queries.query import AsyncQuery, Query
+    from rmq.features.queries.stage import AsyncStage, Stage
+    from rmq.features.queries.stage_flows import Published, Staged
+    from rmq.features.schedules.declaration import AsyncSchedule, Schedule
+    from rmq.features.schedules.flows import ScheduleState
+    from rmq.features.topic_admin.flows import Deleted
+    from rmq.features.topic_admin.resize import Resized
+    from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
+    from rmq.kernel.consumer.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
+    from rmq.kernel.core.access import AccessToken
+    from rmq.kernel.core.claim import Claimed
+    from rmq.kernel.core.codec import Compressed
+    from rmq.kernel.core.delivery import Reject, Retry, Snooze
+    from rmq.kernel.core.failure import Attempt, Failure
+    from rmq.kernel.core.function_library import FunctionLibrary
+    from rmq.kernel.core.history import Sample
+    from rmq.kernel.core.ids import MessageId
+    from rmq.kernel.core.interceptor import Interceptor, Outcome
+    from rmq.kernel.core.limits import Concurrency, Rate
+    from rmq.kernel.core.message import Message, Outgoing, Receipt, SendResult
+    from rmq.kernel.core.pause import Pause
+    from rmq.kernel.core.retry import Exponential, Immediate, Levels
+    from rmq.kernel.core.settings import Fsync, Replicated, Settings, TopicSettings
+    from rmq.kernel.handlers.dependencies import Depends
+    from rmq.kernel.handlers.idempotency import Claims, idempotent
+    from rmq.kernel.topic.audit_trail import AuditLine
+    from rmq.kernel.topic.paging import Page, Span
+    from rmq.kernel.topic.stats import DueCount
+    from rmq.kernel.transport.acl import AclRules, acl_rules
     from rmq.worker import Health, Scheduler, Worker
+
 
 __version__ = VERSION
 
@@ -108,55 +110,56 @@ __version__ = VERSION
 _MODULES = {
     "rmq.client.admin": "Admin AsyncAdmin",
     "rmq.client.client": "AsyncClient Client",
-    "rmq.client.consumer": "AsyncConsumer AsyncDelivery Consumer Delivery",
-    "rmq.client.declaration": "AsyncSchedule Schedule",
-    "rmq.client.dependencies": "Depends",
-    "rmq.client.idempotency": "Claims idempotent",
-    "rmq.client.query": "AsyncQuery Query",
-    "rmq.client.stage": "AsyncStage Published Stage Staged",
     "rmq.client.topic": "AsyncTopic Topic",
-    "rmq.core.access": "AccessToken",
-    "rmq.core.audit": "Audit Audited Missing",
-    "rmq.core.claim": "Claimed",
-    "rmq.core.codec": "Compressed",
-    "rmq.core.dead_letter_filter": "DeadLetterFilter",
-    "rmq.core.delivery": "Reject Retry Snooze",
-    "rmq.core.due_counts": "DueCount",
-    "rmq.core.failure": "Attempt Failure",
-    "rmq.core.finding": "Finding",
-    "rmq.core.function_library": "FunctionLibrary",
-    "rmq.core.history": "Sample",
-    "rmq.core.ids": "MessageId",
-    "rmq.core.interceptor": "Interceptor Outcome",
-    "rmq.core.job": "AuditLine Job JobOutcome",
-    "rmq.core.limits": "Concurrency Rate",
-    "rmq.core.message": "Message Outgoing Receipt SendResult",
-    "rmq.core.pause": "Pause",
-    "rmq.core.retry": "Exponential Immediate Levels",
-    "rmq.core.settings": "Fsync Replicated Settings TopicSettings",
-    "rmq.core.worker_status": "HandlerRun HandlerStatus WorkerStatus",
     "rmq.errors": (
         "AccessDenied AlreadySettled ClaimLost ConfigurationError DecodeError DeliveryError "
         "EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey InvalidReceipt "
-        "InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable OutcomeUnknown "
-        "PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound ScriptFailed SendError "
-        "SettingsMismatch StageLost StorageError TopicNotEmpty TopicNotFound TopicPaused "
-        "TopicVanished Unavailable WorkRolledBack"
+        "InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable "
+        "OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound "
+        "ScriptFailed SendError SettingsMismatch StageLost StorageError TopicNotEmpty "
+        "TopicNotFound TopicPaused TopicVanished Unavailable WorkRolledBack"
     ),
-    "rmq.protocol.acl": "AclRules acl_rules",
-    "rmq.protocol.flows.dead_letter_groups": "DeadLetterGroup DeadLetterGroups",
-    "rmq.protocol.flows.dead_letter_pages": "DeadLetterPage",
-    "rmq.protocol.flows.dead_letters": "Redriven",
-    "rmq.protocol.flows.pages": "Page Span",
-    "rmq.protocol.flows.peek_pages": "PeekPage",
-    "rmq.protocol.flows.query_admin": "HeldQuery Sink",
-    "rmq.protocol.flows.recurring": "ScheduleState",
-    "rmq.protocol.flows.resize": "Resized",
-    "rmq.protocol.flows.topic_admin": "Deleted",
+    "rmq.features.audit.audit": "Audit Audited Missing",
+    "rmq.features.dead_letters.filter": "DeadLetterFilter",
+    "rmq.features.dead_letters.flows": "Redriven",
+    "rmq.features.dead_letters.jobs.job": "Job JobOutcome",
+    "rmq.features.dead_letters.reading": "DeadLetterGroup DeadLetterGroups DeadLetterPage",
+    "rmq.features.doctor.finding": "Finding",
+    "rmq.features.messages.flows": "PeekPage",
+    "rmq.features.queries.held": "HeldQuery Sink",
+    "rmq.features.queries.query": "AsyncQuery Query",
+    "rmq.features.queries.stage": "AsyncStage Stage",
+    "rmq.features.schedules.declaration": "AsyncSchedule Schedule",
+    "rmq.features.schedules.flows": "ScheduleState",
+    "rmq.features.topic_admin.flows": "Deleted",
+    "rmq.features.topic_admin.resize": "Resized",
+    "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
+    "rmq.kernel.consumer.consumer": "AsyncConsumer AsyncDelivery Consumer Delivery",
+    "rmq.kernel.core.access": "AccessToken",
+    "rmq.kernel.core.claim": "Claimed",
+    "rmq.kernel.core.codec": "Compressed",
+    "rmq.kernel.core.delivery": "Reject Retry Snooze",
+    "rmq.kernel.core.failure": "Attempt Failure",
+    "rmq.kernel.core.function_library": "FunctionLibrary",
+    "rmq.kernel.core.history": "Sample",
+    "rmq.kernel.core.ids": "MessageId",
+    "rmq.kernel.core.interceptor": "Interceptor Outcome",
+    "rmq.kernel.core.limits": "Concurrency Rate",
+    "rmq.kernel.core.message": "Message Outgoing Receipt SendResult",
+    "rmq.kernel.core.pause": "Pause",
+    "rmq.kernel.core.retry": "Exponential Immediate Levels",
+    "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
+    "rmq.kernel.handlers.dependencies": "Depends",
+    "rmq.kernel.handlers.idempotency": "Claims idempotent",
+    "rmq.features.queries.stage_flows": "Published Staged",
+    "rmq.kernel.topic.audit_trail": "AuditLine",
+    "rmq.kernel.topic.paging": "Page Span",
+    "rmq.kernel.topic.stats": "DueCount",
+    "rmq.kernel.transport.acl": "AclRules acl_rules",
     "rmq.worker": "Health Scheduler Worker",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-_PACKAGES = ("client", "core", "errors", "protocol", "transport", "worker")
+_PACKAGES = ("client", "errors", "features", "kernel", "worker")
 
 if not TYPE_CHECKING:  # or every name would be right to a type checker
 

@@ -11,14 +11,13 @@ Beside the names of `rmq`: checks of the text that a user gives, the codecs, and
         values = [value_of(record) for record in block.records]
 """
 
-from rmq.client.query import Block, Held, Settlement
-from rmq.core.codec import Codec, by_name as codec_of
-from rmq.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
-from rmq.core.keys import check_name
-from rmq.core.message import Merge
-from rmq.core.queues import QueueName, parse_queue
-from rmq.core.record import BARE, Record, is_bare, read as envelope_of, value_of
-from rmq.transport.url import Address, parse as parse_url, redact as redact_url
+from rmq.features.queries.query import Block, Held, Settlement
+from rmq.kernel.core.codec import Codec, by_name as codec_of
+from rmq.kernel.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
+from rmq.kernel.core.keys import check_name
+from rmq.kernel.core.message import Merge, QueueName, parse_queue
+from rmq.kernel.core.record import BARE, Record, is_bare, read as envelope_of, value_of
+from rmq.kernel.transport.url import Address, parse as parse_url, redact as redact_url
 
 __all__ = [
     "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "Held", "Merge", "QueueName",

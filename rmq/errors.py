@@ -6,7 +6,7 @@
 * `DecodeError`: the producer of the bytes, or the codec chosen to read them.
 * `StorageError`: the server or the network. Each subclass says whether the call took effect.
 
-Exceptions of redis-py are translated by `rmq.transport` and become `__cause__`.
+Exceptions of redis-py are translated by `rmq.kernel.transport` and become `__cause__`.
 """
 
 from __future__ import annotations

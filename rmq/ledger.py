@@ -15,11 +15,10 @@ PostgreSQL, MySQL and MariaDB, SQLite, through SQLAlchemy 2: the extra `sql`, an
 `rmq ledger create` makes the table; for Alembic, add `rmq.ledger.metadata` to `target_metadata`.
 """
 
+from rmq.sql.ledger.admin import Entry, look, look_async, purge, purge_async
 from rmq.sql.ledger.exactly_once import exactly_once
-from rmq.sql.ledger.inspect import Entry, look, look_async
-from rmq.sql.ledger.purge import purge, purge_async
+from rmq.sql.ledger.rows import metadata
 from rmq.sql.ledger.store import Ledger
-from rmq.sql.ledger.tables import metadata
 
 __all__ = [
     "Entry", "Ledger", "exactly_once", "look", "look_async", "metadata", "purge", "purge_async",

@@ -14,12 +14,11 @@ tables     rmq_stub and rmq_log, for migrations
 """
 
 from rmq.errors import StubNotFound, StubSettled
-from rmq.sql.outbox.ids import stub_id
 from rmq.sql.outbox.notify import Exhausted, Webhook
 from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.relay import Relay
 from rmq.sql.outbox.resend import Resender, Round
-from rmq.sql.outbox.tables import metadata
+from rmq.sql.outbox.tables import metadata, stub_id
 
 __all__ = [
     "Exhausted",

@@ -38,7 +38,7 @@ from rmq.connectors import (
     id_texts,
     is_bare,
     value_of,
-)  # fmt: skip
+)
 from rmq.errors import DecodeError, InvalidValue
 
 # name, type, whether it may be null
@@ -76,7 +76,7 @@ _HEADERS: tuple[Field, ...] = (
 )
 _NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
-# The first octet of an id without the mark of ids that are kept to be sent again (`rmq.core.ids`).
+# The first octet of an id without the mark of ids that are kept to be sent again.
 _NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
 _EMPTY: list[Any] = []  # the headers of messages that have none
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)

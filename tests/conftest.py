@@ -18,7 +18,7 @@ import hypothesis
 import pytest
 
 import rmq
-from rmq.protocol import commands
+from rmq.kernel.topic import context
 from tests import forkserver, leaks, parallel
 from tests.databases import Database, MariaDB, Postgres, fresh
 from tests.servers import OLDEST_SUPPORTED, Server, binary_of, engines
@@ -247,7 +247,7 @@ class Clock:
         self._set()
 
     def _set(self) -> None:
-        commands.set_clock(self.now_us)
+        context.set_clock(self.now_us)
 
     @property
     def now_ms(self) -> int:
@@ -261,7 +261,7 @@ class Clock:
 @pytest.fixture
 def clock() -> Iterator[Clock]:
     yield Clock()
-    commands.set_clock(None)
+    context.set_clock(None)
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ EXEMPT = "tests/spark/"  # a session of Spark begins and ends threads and proces
 
 SPARK = ("org.apache.spark", "pyspark.daemon")
 
-HEARTBEAT = "rmq.worker.heartbeat"
+HEARTBEAT = "rmq.worker.heartbeat.renewer"
 
 Process = subprocess.Popen[Any] | Forked
 _processes: weakref.WeakSet[Process] = weakref.WeakSet()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import redis
 
 import rmq
-from rmq.core import ids, settings
-from rmq.core.keys import SlotKeys, topic_key, topics_key
+from rmq.kernel.core import ids, settings
+from rmq.kernel.core.keys import SlotKeys, topic_key, topics_key
 
 CREATED = b"1790000000000000"
 

@@ -16,7 +16,7 @@ from bench.cost.spending import Meter
 from bench.machine import REPLY_S
 from bench.queues import JSON_BODY
 from rmq import Outgoing
-from rmq.protocol.flows import audit_report
+from rmq.kernel.producer import report
 
 HOUR_S = 3600.0
 SINGLE = "single life"
@@ -224,7 +224,7 @@ class Audited(Life):
         """Report the numbers now, and not in the background while another life is measured."""
         producer_sequence = self.client._hooks.producer_sequence
         assert producer_sequence is not None
-        self.client._transport.run(audit_report.report(producer_sequence))
+        self.client._transport.run(report.report(producer_sequence))
 
 
 class Ordered(Life):

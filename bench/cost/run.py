@@ -18,7 +18,7 @@ from bench.cost.spending import Spent
 from bench.cost.trials import DEPTH, MEMORY, Selection, open_trials
 from bench.machine import placed, settle
 from bench.measurement import Measurement
-from rmq.protocol.functions import CALLS
+from rmq.kernel.transport.functions import CALLS
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]

@@ -64,7 +64,7 @@ PEER_BUGS = (
     ),
     PeerBug(
         "two processes have the same name, and the jobs of a dead one are not rescued",
-        "tests/unit/core/test_ids.py::test_a_forked_child_makes_ids_of_its_own",
+        "tests/unit/kernel/core/test_ids.py::test_a_forked_child_makes_ids_of_its_own",
     ),
     PeerBug(
         "a lease is shorter than its job, and the job runs again and again",

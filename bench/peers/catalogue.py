@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys
 
 NODE = "node"
 

@@ -8,9 +8,10 @@ import click
 
 from bench.soak import checker, history as histories
 from bench.soak.checker import Report
-from rmq.cli import output
-from rmq.cli.app import ERROR, OK, Command, Failed, common_options
-from rmq.cli.output import Column
+from rmq.terminal import output, text
+from rmq.terminal.app import ERROR, OK, Command, Failed
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
 
 UNPROVEN = 7  # an exit code that no command of `rmq` has
 EXIT_CODES = {"pass": OK, "fail": ERROR, "unknown": UNPROVEN}
@@ -84,7 +85,7 @@ def _print(report: Report) -> None:
     output.table(
         [Column("CHECK"), Column("FOUND", right=True), Column("FIRST", cut=True)],
         [
-            [name, output.number(len(found)), found[0] if found else "-"]
+            [name, text.number(len(found)), found[0] if found else "-"]
             for name, found in report.findings.items()
         ],
     )
@@ -92,7 +93,7 @@ def _print(report: Report) -> None:
         if len(found) > 1:
             shown = found[1:SHOWN]
             more = len(found) - 1 - len(shown)
-            lines = [*shown, *([f"and {output.number(more)} more; --json has all"] if more else [])]
+            lines = [*shown, *([f"and {text.number(more)} more; --json has all"] if more else [])]
             click.echo()
             output.block(name, "\n".join(lines))
     click.echo()
@@ -102,16 +103,14 @@ def _print(report: Report) -> None:
 def _summary(report: Report) -> list[tuple[str, str]]:
     counts = report.counts
     pairs = [
-        (name, output.number(counts[name]))
+        (name, text.number(counts[name]))
         for name in ("attempted", "answered", "delivered", "acked", "dead", "recovered")
     ]
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(report.causes.items()))
-    pairs.append(
-        ("redelivered", output.number(counts["redelivered"]) + (causes and f" ({causes})"))
-    )
-    pairs.append(("refused", output.number(counts["refused"])))
+    pairs.append(("redelivered", text.number(counts["redelivered"]) + (causes and f" ({causes})")))
+    pairs.append(("refused", text.number(counts["refused"])))
     if report.late_ms:
-        late = ", ".join(f"{name} {output.span(ms)}" for name, ms in report.late_ms.items())
+        late = ", ".join(f"{name} {text.span(ms)}" for name, ms in report.late_ms.items())
         pairs.append(("late", late))
     if report.controls:
         caught = sum(report.controls.values())
@@ -134,7 +133,7 @@ def _print_faults(report: Report) -> None:
         [
             [
                 name,
-                output.number(len(found)),
+                text.number(len(found)),
                 *(
                     _median([getattr(fault, part) for fault in found])
                     for part in ("before", "during", "after")

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator
 
 from rmq.errors import Unavailable
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 
 START_S = 30.0  # for what takes milliseconds on a machine with nothing else to do
 CHUNK = 1 << 20  # bytes read at a time

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from bench.soak.proxy import Proxy
 from rmq.errors import Unavailable
-from rmq.transport import embedded_supervisor
-from rmq.transport.embedded import Embedded
+from rmq.kernel.transport import embedded_supervisor
+from rmq.kernel.transport.embedded import Embedded
 
 REPLY_S = 10.0
 PATIENCE_S = 30.0

@@ -1,5 +1,5 @@
 --[[
-Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin is rmq/core/failure.py.
+Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin is rmq/kernel/core/failure.py.
 
 The failures hash has an entry for each message that has failed, beside its record:
 

@@ -1,6 +1,6 @@
 --[[
 The limits of a slot for each key, that is each value of one header. They are the end of the slot's `limit`, after what
-lib/limits reads, as `rmq/core/limits.py` writes it: `:<rate>:<per>:<burst>:<most>:<header>`. A message without that header
+lib/limits reads, as `rmq/kernel/core/limits.py` writes it: `:<rate>:<per>:<burst>:<most>:<header>`. A message without that header
 has none of these limits.
 
 What a key has in flight is counted where it stands: in the records of the members of the PrepareQueue, at each take. So

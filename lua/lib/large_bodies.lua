@@ -1,7 +1,7 @@
 --[[
 Large bodies stand beside the records, in a hash of their own, so that no script carries them. The client writes a body just
 before the script that stores its record, in one transaction, and reads it with a plain command. The Python twin is
-rmq/core/large_body.py.
+rmq/kernel/core/record.py.
 
 Such a record has the flag 8 without the flag 4, and ends with a reference instead of a body: the size (4 bytes), then 8 random
 bytes of its sender. The body has the name <member><8 bytes>, so two senders of one id never write the same field.

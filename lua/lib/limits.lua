@@ -1,5 +1,5 @@
 --[[
-The limit of a slot: its share of the topic's, as `rmq/core/limits.py` writes it to the slot's hash:
+The limit of a slot: its share of the topic's, as `rmq/kernel/core/limits.py` writes it to the slot's hash:
 `<rate>:<per>:<burst>:<most>`. `rate` messages in `per` ms, `burst` of them at once, and `most` in flight; a rate or
 a most of 0 is no limit. What may follow is in lib/key_limits.
 

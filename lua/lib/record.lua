@@ -1,5 +1,5 @@
 --[[
-Reading and writing parts of a record. Its Python twin is rmq/core/record.py.
+Reading and writing parts of a record. Its Python twin is rmq/kernel/core/record.py.
 
   byte 1      codec * 32 + flags: 1 timed, 2 expires, 4 merges, 8 collects, 16 headers
   bytes 2-4   priority, 0 for a timed message without one

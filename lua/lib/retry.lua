@@ -3,7 +3,7 @@
 --- @include "lib/timed_score"
 
 -- How long retry number `attempt` waits, in ms. A topic's policy is a ladder: for each retry the longest wait, separated
--- by commas; `jitter` is the share of it that is left to chance (0 none, 100 all of it). rmq/core/retry.py builds ladders, so
+-- by commas; `jitter` is the share of it that is left to chance (0 none, 100 all of it). rmq/kernel/core/retry.py builds it, so
 -- other policies need no code here.
 local function retry_wait(ladder, jitter, attempt)
   local n = 0

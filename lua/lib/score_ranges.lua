@@ -1,5 +1,6 @@
 --[[
-Where the scores of the StoreQueue begin. Their Python twin is rmq/core/score.py. lib/score and lib/timed_score make the scores.
+Where the scores of the StoreQueue begin. Their Python twin is rmq/kernel/core/score.py.
+lib/score and lib/timed_score make the scores.
 
   1 .. 16             a retry: deliveries left; the larger goes first
   17 .. 1 048 575     a priority message: its priority; the larger goes first

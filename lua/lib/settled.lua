@@ -11,7 +11,7 @@ set that is being filled becomes that of the next turn with its parity, so that 
 remembered for three windows at most.
 
 Only ids that their sender keeps, to send them again, are remembered: those derived from a dedup key (first bit set), and
-those made for that (second bit set, see rmq/core/ids.py). Any other id is in one send only, and lib/replay knows that.
+those made for that (second bit set, see rmq/kernel/core/ids.py). Any other id is in one send only, and lib/replay knows that.
 ]]
 -- Those of the ids that may be sent again; nil where there are none.
 local function kept_ids(ids)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmq.cli import output
-from rmq.cli.app import common_options
+from rmq.terminal import output
+from rmq.terminal.options import common_options
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
 
 VARIABLE = "RMQ_DATABASE_URL"
 DATABASE = click.option(
@@ -34,7 +35,10 @@ def address(given: str | None) -> sa.URL:
         UsageError: no URL was given, or --database has a password.
         ConfigurationError: it is not a URL, or SQLAlchemy is not installed.
     """
-    from rmq.sql.url import parse, secrets  # SQLAlchemy, which other commands do without
+    from rmq.sql.database import (
+        parse,
+        secrets,  # SQLAlchemy, which other commands do without
+    )
 
     text = given or os.environ.get(VARIABLE)
     if not text:
@@ -55,7 +59,7 @@ def address(given: str | None) -> sa.URL:
 def opened(given: str | None) -> Iterator[sa.Engine]:
     """Open an engine for the time of a command."""
     url = address(given)
-    from rmq.sql.url import opened as opened_engine
+    from rmq.sql.database import opened as opened_engine
 
     with opened_engine(url) as engine:
         yield engine

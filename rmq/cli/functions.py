@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rmq.cli import output
-from rmq.cli.app import CommandGroup, NotFound, common_options
-from rmq.cli.confirm import confirm
-from rmq.cli.output import Column
-from rmq.protocol.functions import library_name
+from rmq.kernel.transport.functions import library_name
+from rmq.terminal import output
+from rmq.terminal.app import CommandGroup, NotFound
+from rmq.terminal.confirm import confirm
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
 
 
 @click.group(cls=CommandGroup)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
-from rmq.cli import database as database_tables, output
-from rmq.cli.app import NOTHING, OK, CommandGroup, NotFound, common_options
+from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
-from rmq.cli.param_types import DURATION
+from rmq.terminal import output, text
+from rmq.terminal.app import NOTHING, OK, CommandGroup, NotFound
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION
 
 
 @click.group(cls=CommandGroup)
@@ -47,7 +49,7 @@ def purge(database: str | None, older_than: float) -> int:
     if common_options().json:
         output.document({"removed": count})
     else:
-        click.echo(f"removed {output.plural(count, 'row')}")
+        click.echo(f"removed {text.plural(count, 'row')}")
     return OK if count else NOTHING
 
 
@@ -83,11 +85,11 @@ def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
         )  # fmt: skip
         return
     end = "it is purged" if row.state == "consumed" else "a person decides"
-    left = f"until {end}" if row.left_s is None else output.span(row.left_s * 1000)
+    left = f"until {end}" if row.left_s is None else text.span(row.left_s * 1000)
     output.details(
         [
             ("key", key), ("consumer", consumer), ("state", row.state),
             ("message", row.message_id), ("delivery", str(row.delivery)),
-            ("since", output.fine_clock(row.since)), ("kept for", left),
+            ("since", text.fine_clock(row.since)), ("kept for", left),
         ]
     )  # fmt: skip

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli import database as database_tables, logs, output
-from rmq.cli.app import CommandGroup, NotFound, common_options
+from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
-from rmq.cli.output import Column
-from rmq.cli.param_types import DURATION, RETRY
+from rmq.terminal import logs, output, text
+from rmq.terminal.app import CommandGroup, NotFound
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION, RETRY
+from rmq.terminal.tables import Column
 
 if TYPE_CHECKING:
     from rmq.sql.outbox.inspect import Entry
+
 
 STATUSES = ("unsent", "unconfirmed", "confirmed", "void", "exhausted")
 
@@ -100,8 +103,8 @@ def run(
     program declares: name its module with --app. Otherwise it gets the settings that this process
     saw before the topic vanished, or the defaults.
     """
-    from rmq.cli.loader import declared
     from rmq.outbox import Outbox, Relay, Resender, Webhook
+    from rmq.terminal.loader import declared
 
     common = common_options()
     given = {name: value for name, value in policy.items() if value is not None}
@@ -173,12 +176,12 @@ def status(database: str | None) -> None:
     with opened(database) as engine:
         summary = inspect.counts(engine)
     if common_options().json:
-        output.document(summary._asdict() | {"next_resend": output.iso(summary.next_resend)})
+        output.document(summary._asdict() | {"next_resend": text.iso(summary.next_resend)})
         return
-    oldest = "" if summary.oldest_unsent_ms is None else output.span(summary.oldest_unsent_ms)
+    oldest = "" if summary.oldest_unsent_ms is None else text.span(summary.oldest_unsent_ms)
     output.details(
-        [(name, output.number(getattr(summary, name))) for name in STATUSES]
-        + [("oldest unsent", oldest or "-"), ("next resend", output.clock(summary.next_resend))]
+        [(name, text.number(getattr(summary, name))) for name in STATUSES]
+        + [("oldest unsent", oldest or "-"), ("next resend", text.clock(summary.next_resend))]
     )
 
 
@@ -219,9 +222,9 @@ def list_stubs(
         columns + [Column("ERROR", cut=True)] * has_errors,
         [
             [
-                entry.id, entry.topic, entry.status, output.number(entry.sends),
-                output.clock(entry.created),
-                output.clock(entry.resend_at), output.body_text(entry.body),
+                entry.id, entry.topic, entry.status, text.number(entry.sends),
+                text.clock(entry.created),
+                text.clock(entry.resend_at), text.body_text(entry.body),
                 *[entry.error or "-"] * has_errors,
             ]
             for entry in entries
@@ -239,10 +242,10 @@ def _fields(entry: Entry) -> dict[str, Any]:
         "sends": entry.sends,
         "slot": entry.slot,
         "offset": entry.offset,
-        **output.body_fields(entry.body),
-        "due": output.iso(entry.due),
-        "created": output.iso(entry.created),
-        "sent": output.iso(entry.sent_at),
-        "resend_at": output.iso(entry.resend_at),
+        **text.body_fields(entry.body),
+        "due": text.iso(entry.due),
+        "created": text.iso(entry.created),
+        "sent": text.iso(entry.sent_at),
+        "resend_at": text.iso(entry.resend_at),
         "error": entry.error or None,
     }

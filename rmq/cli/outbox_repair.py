@@ -6,20 +6,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmq.cli import output
-from rmq.cli.app import NOTHING, PARTLY, CommonOptions, NotFound, common_options
-from rmq.cli.confirm import confirm, progress
 from rmq.cli.database import DATABASE, address, opened
 from rmq.cli.outbox import outbox
-from rmq.cli.output import Column
-from rmq.cli.param_types import DURATION
-from rmq.cli.update import IDS, WHY_NOT, read_ids
 from rmq.errors import StubNotFound, StubSettled
+from rmq.features.messages.cli.change import IDS, WHY_NOT, read_ids
+from rmq.terminal import output, text as terminal_text
+from rmq.terminal.app import NOTHING, PARTLY, NotFound
+from rmq.terminal.confirm import confirm, progress
+from rmq.terminal.options import CommonOptions, common_options
+from rmq.terminal.param_types import DURATION
+from rmq.terminal.tables import Column
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from rmq.outbox import Outbox
+
 
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -69,7 +71,7 @@ def resend(
         of_topic = "" if topic is None else f" of topic {topic!r}"
         if not exhausted_ids:
             raise NotFound(f"no stub{of_topic} is exhausted; nothing was done")
-        counted = f"{output.plural(len(exhausted_ids), 'exhausted stub')}{of_topic}"
+        counted = f"{terminal_text.plural(len(exhausted_ids), 'exhausted stub')}{of_topic}"
         if dry_run:
             _print_dry_run({"matched": len(exhausted_ids)}, f"would send {counted} again")
             return None
@@ -83,7 +85,7 @@ def resend(
     if common_options().json:
         output.document({"dry_run": False, "matched": len(exhausted_ids), "resent": resent})
     else:
-        click.echo(f"{output.plural(resent, 'stub')} will be sent again")
+        click.echo(f"{terminal_text.plural(resent, 'stub')} will be sent again")
     return None if resent == len(exhausted_ids) else PARTLY
 
 
@@ -130,7 +132,9 @@ def _resend_each(engine: sa.Engine, ids: list[str], dry_run: bool) -> int:
     ]
     accepted = reasons.count(None)
     if dry_run:
-        _print_dry_run({"matched": accepted}, f"would send {output.plural(accepted, 'stub')} again")
+        _print_dry_run(
+            {"matched": accepted}, f"would send {terminal_text.plural(accepted, 'stub')} again"
+        )
     elif common_options().json:
         output.document(
             [
@@ -246,7 +250,7 @@ def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> 
     common, outbox_policy = common_options(), Outbox()
     with opened(database) as engine:
         matched = outbox_policy.purge(engine, older_than, dry_run=True)
-        counted = output.plural(matched, "stub")
+        counted = terminal_text.plural(matched, "stub")
         if dry_run:
             _print_dry_run({"matched": matched}, f"would delete {counted}")
             return None
@@ -264,4 +268,4 @@ def _print_purged(common: CommonOptions, matched: int, purged: int) -> None:
     if common.json:
         output.document({"dry_run": False, "matched": matched, "purged": purged})
     else:
-        click.echo(f"{output.plural(purged, 'stub')} deleted")
+        click.echo(f"{terminal_text.plural(purged, 'stub')} deleted")

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from rmq.cli import logs, output
-from rmq.cli.app import Command, common_options
-from rmq.cli.param_types import DURATION
+from rmq.terminal import logs, text
+from rmq.terminal.app import Command
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION
 
 HELP = """Run the server until SIGTERM or Ctrl-C.
 
@@ -93,7 +94,7 @@ def server(file: str | None, **flags: Any) -> None:
     running = Server(config)
 
     def started() -> None:
-        log.info("serving %s at %s", output.neutral(running.redis_url), running.url)
+        log.info("serving %s at %s", text.neutral(running.redis_url), running.url)
         if running.asks_for_tokens:
             log.info("requests need a token: rmq token create NAME --role viewer|operator|admin")
 

@@ -1,4 +1,7 @@
-"""`rmq top`: topics and workers, on the whole screen, once a second."""
+"""The frame of `rmq top`: what was read, how it is sorted and filtered, and its lines.
+
+`rmq top`: topics and workers, on the whole screen, once a second.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,24 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import click
 
 import rmq
-from rmq.cli import output
-from rmq.cli.app import Command, CommonOptions, common_options, redact
-from rmq.cli.param_types import DURATION
-from rmq.cli.tables import terminal_width
-from rmq.cli.top_frame import Reading, Top, document
-from rmq.cli.topic_list import read_topics
 from rmq.client.client import DEFAULT_URL
+from rmq.features.topic_admin.cli.listing import read_topics
+from rmq.kernel.core import telemetry
+from rmq.kernel.core.telemetry import Counts
+from rmq.terminal import output
+from rmq.terminal.app import Command, redact
+from rmq.terminal.options import CommonOptions, common_options
+from rmq.terminal.param_types import DURATION
+from rmq.terminal.tables import cells, shorten, styled, terminal_width
+from rmq.terminal.text import neutral, plural, span
 
 SHARE = 10  # reading takes at most one tenth of the time, however many topics there are
 LOOK_S = 0.25  # how soon a new size of the terminal is noticed
@@ -161,3 +169,290 @@ def _screen() -> Iterator[int]:
         sys.stdout.write(LEAVE)
         sys.stdout.flush()
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+KEYS = "q quit  s sort  / filter  arrows scroll  p pause"
+WORKERS_LEAST = 3  # lines for workers, where there are so many
+CELL = 6  # of a column, with a space before its figure
+
+# The head of each column, and the figure in it; IN/S and OUT/S are rates.
+COLUMNS = {
+    "PRIO": "priority", "DUE": "due", "RETRY": "retries", "LATER": "later", "FLIGHT": "in_flight",
+    "DEAD": "dead", "HELD": "held", "LATE": "late_ms", "P50": "late_p50_ms", "P99": "late_p99_ms",
+    "IN/S": "accepted", "OUT/S": "settled",
+}  # fmt: skip
+RATES = ("accepted", "settled")
+PERCENTILES = {"late_p50_ms": 0.50, "late_p99_ms": 0.99}
+LATENESS_S = 15.0  # percentiles are those of so long: consumers report every few seconds
+WIDE = 100  # cells of a line that has the percentiles
+DURATIONS = ("LATE", "P50", "P99")
+SORTS = ("TOPIC", *COLUMNS)
+
+
+class Reading(NamedTuple):
+    """The counts and the workers that were read at one moment.
+
+    Attributes:
+        at: seconds, by the monotonic clock.
+        topics: the counts of each topic; empty where they could not be read.
+        workers: the worker processes.
+        took_s: how long reading took.
+        lateness: how many messages of each topic were taken how late, since it was created.
+    """
+
+    at: float
+    topics: Mapping[str, Mapping[str, int]]
+    workers: Sequence[rmq.WorkerStatus]
+    took_s: float
+    lateness: Mapping[str, Counts] = {}
+
+
+def rates(before: Reading | None, now: Reading) -> dict[str, dict[str, float]]:
+    """Return the events a second of each topic between two readings."""
+    found: dict[str, dict[str, float]] = {}
+    for topic, counts in now.topics.items():
+        earlier = before.topics.get(topic) if before else None
+        if before and earlier and counts:
+            seconds = max(0.001, now.at - before.at)
+            # A topic that was deleted and made again counts from 0.
+            found[topic] = {
+                name: max(0.0, (counts[name] - earlier[name]) / seconds) for name in RATES
+            }
+    return found
+
+
+def percentiles(first: Reading, now: Reading) -> dict[str, dict[str, float | None]]:
+    """Return how late messages of each topic were taken between two readings, in ms."""
+    found: dict[str, dict[str, float | None]] = {}
+    for topic, counts in now.lateness.items():
+        taken = telemetry.growth(counts, first.lateness.get(topic, ()))
+        late_s = {name: telemetry.percentile_s(taken, share) for name, share in PERCENTILES.items()}
+        found[topic] = {name: None if s is None else s * 1000 for name, s in late_s.items()}
+    return found
+
+
+def short(value: float) -> str:
+    """Return a number in at most 5 cells."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            scaled = value / (1e3 if unit == "k" else size)
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{value:.1f}" if 0 < value < 10 and value != int(value) else f"{value:.0f}"
+
+
+@dataclass
+class Top:
+    """The state of `rmq top`.
+
+    Attributes:
+        sort: the head of the column by which topics are sorted; by a figure the largest first.
+        pattern: topics and workers have this in their line.
+        typing: whether keys go to the pattern.
+        paused: whether nothing is read.
+        offset: how many topics are above the first one shown.
+        error: why the last read failed.
+        recent: what was read within LATENESS_S.
+    """
+
+    where: str
+    now: Reading | None = None
+    before: Reading | None = None
+    sort: str = "TOPIC"
+    pattern: str = ""
+    typing: bool = False
+    paused: bool = False
+    offset: int = 0
+    error: str = ""
+    ended: bool = field(default=False)
+    recent: list[Reading] = field(default_factory=list)
+
+    def update(self, reading: Reading) -> None:
+        """Take what was read."""
+        self.before, self.now, self.error = self.now, reading, ""
+        self.recent.append(reading)
+        while len(self.recent) > 2 and self.recent[1].at <= reading.at - LATENESS_S:
+            del self.recent[0]
+
+    def lateness(self) -> dict[str, dict[str, float | None]]:
+        """Return how late messages of each topic were taken of late, in ms."""
+        return percentiles(self.recent[0], self.recent[-1]) if self.recent else {}
+
+    def key(self, key: str) -> None:
+        """Do what a key says."""
+        if self.typing:
+            if key in ("enter", "escape"):
+                self.typing = False
+                self.pattern = "" if key == "escape" else self.pattern
+            elif key == "backspace":
+                self.pattern = self.pattern[:-1]
+            elif len(key) == 1 and key.isprintable():
+                self.pattern += key
+            self.offset = 0
+        elif key in ("q", "Q"):
+            self.ended = True
+        elif key == "s":
+            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        elif key == "/":
+            self.typing, self.pattern = True, ""
+        elif key == "p":
+            self.paused = not self.paused
+        elif key in ("up", "down"):
+            self.offset = max(0, self.offset + (1 if key == "down" else -1))
+
+    # --- what is shown ---
+
+    def rows(self) -> list[tuple[str, dict[str, float | None]]]:
+        """Return the topics that are shown, with the values of the columns."""
+        if self.now is None:
+            return []
+        per_second, late = rates(self.before, self.now), self.lateness()
+        found: list[tuple[str, dict[str, float | None]]] = []
+        for topic, counts in self.now.topics.items():
+            if self.pattern in topic:
+                known = {**counts, **dict.fromkeys(RATES), **per_second.get(topic, {})}
+                known |= late.get(topic, {})
+                figures = {head: known.get(name) for head, name in COLUMNS.items()}
+                found.append((topic, figures))
+        if self.sort == "TOPIC":
+            return sorted(found, key=lambda row: row[0])
+        return sorted(found, key=lambda row: (-(row[1][self.sort] or 0), row[0]))
+
+    def workers(self) -> list[rmq.WorkerStatus]:
+        """Return the workers that are shown, those that run most first."""
+        found = [
+            worker
+            for worker in (self.now.workers if self.now else ())
+            if self.pattern in " ".join((worker.id, worker.host, *worker.topics))
+        ]
+        return sorted(found, key=lambda worker: (-_running(worker), worker.id))
+
+    def frame(self, width: int, height: int | None = None) -> list[str]:
+        """Return the lines of a frame.
+
+        Args:
+            width: cells of a line.
+            height: lines; None: as many as it takes, without the line of keys.
+        """
+        topics, workers = self.rows(), self.workers()
+        room = len(topics) + len(workers) if height is None else max(0, height - 5)
+        for_workers = min(len(workers), max(WORKERS_LEAST, room // 3, room - len(topics)))
+        for_topics = max(0, room - for_workers)
+        self.offset = min(self.offset, max(0, len(topics) - for_topics))
+        lines = [self._title(width, len(topics), len(workers)), _head(width, self.sort)]
+        lines += [
+            _topic_line(topic, figures, width)
+            for topic, figures in topics[self.offset : self.offset + for_topics]
+        ]
+        if not topics:
+            lines.append("no topics" + (f" with {neutral(self.pattern)!r}" * bool(self.pattern)))
+        lines += [
+            "",
+            styled(_worker_cells("WORKER", "HOST", "RUNS", "OLDEST", "HANDLES", width), "bold"),
+        ]
+        lines += [_worker_line(worker, width) for worker in workers[:for_workers]]
+        if height is None:
+            return [line.rstrip() for line in lines]
+        lines = [*lines[: height - 1], *[""] * (height - 1 - len(lines))]
+        return [*lines, self._foot(width, len(topics) - for_topics - self.offset)]
+
+    def _title(self, width: int, topics: int, workers: int) -> str:
+        state = f"{plural(topics, 'topic')}  {plural(workers, 'worker')}"
+        if self.now is not None:
+            state += f"  read in {span(self.now.took_s * 1000)}"
+        if self.paused:
+            state = f"PAUSED  {state}"
+        text = f"rmq top  {neutral(self.where)}"
+        room = width - cells(state) - 2
+        return styled(f"{shorten(text, room):<{max(0, room)}}  {state}", "bold")
+
+    def _foot(self, width: int, below: int) -> str:
+        if self.typing:
+            return shorten(f"/{neutral(self.pattern)}_  Enter keeps it, Esc clears it", width)
+        if self.error:
+            return styled(shorten(self.error, width), "red")
+        more = f"  {below} below" if below > 0 else ""
+        pattern = f"  filter {neutral(self.pattern)!r}" if self.pattern else ""
+        return shorten(f"{KEYS}  by {self.sort}{pattern}{more}", width)
+
+
+def _shown(width: int) -> list[str]:
+    """Return the heads of the columns that a line has room for."""
+    is_wide = width >= WIDE
+    return [head for head, name in COLUMNS.items() if is_wide or name not in PERCENTILES]
+
+
+def _cell(head: str) -> int:
+    """Return the cells of a column; a space stands before the longest head, too."""
+    return max(CELL, len(head) + 1)
+
+
+def _name_width(width: int) -> int:
+    return max(8, width - sum(map(_cell, _shown(width))))
+
+
+def _head(width: int, sort: str) -> str:
+    heads = "".join(f"{head:>{_cell(head)}}" for head in _shown(width))
+    text = f"{'TOPIC':<{_name_width(width)}}{heads}"
+    return styled(text, "bold")
+
+
+def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> str:
+    room = _name_width(width)
+    name = shorten(neutral(topic), room - 1)
+    line = name + " " * (room - cells(name))
+    for head in _shown(width):
+        value = figures[head]
+        if value is None:
+            text = "-"
+        elif head in DURATIONS:
+            text = span(value).split(" ")[0] if value else "-"
+        else:
+            text = short(value)
+        cell = f"{text:>{_cell(head)}}"
+        line += styled(cell, "red") if value and head in ("DEAD", "LATE") else cell
+    return line
+
+
+def _running(worker: rmq.WorkerStatus) -> int:
+    return sum(handler.running for handler in worker.handlers)
+
+
+def _worker_cells(id: str, host: str, runs: str, oldest: str, handles: str, width: int) -> str:
+    head = f"{id:<9} {shorten(host, 18):<18} {runs:>7} {oldest:>7}  "
+    return head + shorten(handles, max(8, width - len(head)))
+
+
+def _worker_line(worker: rmq.WorkerStatus, width: int) -> str:
+    running = _running(worker)
+    most = sum(handler.concurrency for handler in worker.handlers)
+    oldest = span(worker.running[0].seconds * 1000).split(" ")[0] if worker.running else "-"
+    busy = [handler for handler in worker.handlers if handler.running]
+    handles = ", ".join(
+        f"{handler.topic} {handler.name}" + (f" x{handler.running}" if handler.running else "")
+        for handler in busy or worker.handlers
+    )
+    return _worker_cells(
+        worker.id, neutral(worker.host), f"{running}/{most}", oldest, neutral(handles), width
+    )
+
+
+def document(top: Top) -> dict[str, Any]:
+    """Return what a frame shows, for JSON."""
+    assert top.now is not None
+    per_second, late = rates(top.before, top.now), top.lateness()
+    return {
+        "topics": [
+            {
+                "topic": topic, **top.now.topics[topic],
+                **(late.get(topic) or dict.fromkeys(PERCENTILES)),
+                "accepted_per_s": per_second.get(topic, {}).get("accepted"),
+                "settled_per_s": per_second.get(topic, {}).get("settled"),
+            }
+            for topic, _ in top.rows()
+        ],
+        "workers": [
+            {"id": worker.id, "host": worker.host, "running": _running(worker),
+             "topics": list(worker.topics)}
+            for worker in top.workers()
+        ],
+    }  # fmt: skip

@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import rmq
-from rmq.cli import loader, logs, output, worker_summary
-from rmq.cli.app import OK, USAGE, Command, CommonOptions, Failed, common_options
-from rmq.cli.output import Column
-from rmq.cli.param_types import DURATION, DURATION_OR_OFF, SIZE
+from rmq.cli import worker_summary
 from rmq.cli.worker_summary import WorkerReport
-from rmq.client.handler import MAX_CONCURRENCY
-from rmq.core import optional_imports
-from rmq.worker.control_channel import ControlChannel
-from rmq.worker.process_exit import FINISHED, end_after, leave_now
-from rmq.worker.supervisor import Supervisor
+from rmq.kernel.core import packages
+from rmq.kernel.handlers.handler import MAX_CONCURRENCY
+from rmq.terminal import loader, logs, output
+from rmq.terminal.app import OK, USAGE, Command, Failed
+from rmq.terminal.options import CommonOptions, common_options
+from rmq.terminal.param_types import DURATION, DURATION_OR_OFF, SIZE
+from rmq.terminal.tables import Column
+from rmq.worker.supervisor.process import ControlChannel
+from rmq.worker.supervisor.supervisor import Supervisor
+from rmq.worker.worker import FINISHED, end_after, leave_now
 
 if TYPE_CHECKING:
-    from rmq.worker.probes import Probes
+    from rmq.worker.supervisor.probes import Probes
+
 
 log = logging.getLogger("rmq")
 
@@ -290,7 +293,9 @@ def _exit_process(code: int) -> int:
 def _probes(address: tuple[str, int] | None, health: Callable[[], rmq.Health]) -> Probes | None:
     if address is None:
         return None
-    from rmq.worker.probes import Probes  # imports a web server, which only --health needs
+    from rmq.worker.supervisor.probes import (
+        Probes,  # imports a web server, which only --health needs
+    )
 
     try:
         return Probes(*address, health)
@@ -315,11 +320,11 @@ def _supervise(
             USAGE,
             "UsageError",
         )
-    watchfiles = optional_imports.load("watchfiles", "reload", "--reload") if reload else None
+    watchfiles = packages.load("watchfiles", "reload", "--reload") if reload else None
     report = WorkerReport(common, arguments[0], count)
     metrics = None
     if health is not None:
-        from rmq.worker.probes import SharedMetrics
+        from rmq.worker.supervisor.probes import SharedMetrics
 
         metrics = SharedMetrics()
     probes: Probes | None = None

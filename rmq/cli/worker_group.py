@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from rmq.cli.app import CommandGroup
 from rmq.cli.worker import worker as run
-from rmq.cli.worker_list import list_workers, show
+from rmq.features.workers.cli import list_workers, show
+from rmq.terminal.app import CommandGroup
 
 _WITH_VALUE = ("--url", "--prefix")  # common options whose value may be the next word
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import rmq
-from rmq.cli import output
-from rmq.cli.app import CommonOptions
-from rmq.cli.output import Column
-from rmq.core.validation import format_duration
-from rmq.worker.process_exit import FINISHED, HANDED_BACK, LIFESPAN_FAILED, RECYCLED, STUCK
+from rmq.kernel.core.validation import format_duration
+from rmq.terminal import output, text
+from rmq.terminal.options import CommonOptions
+from rmq.terminal.tables import Column
+from rmq.worker.worker import FINISHED, HANDED_BACK, LIFESPAN_FAILED, RECYCLED, STUCK
 
 OPS = ("taken", "ack", "nack", "reject", "release", "lost", "own")
 GUARD_OPS = ("duplicate", "claim_lost")  # shown if a handler has guards
@@ -68,8 +68,8 @@ def row(handler: Mapping[str, Any]) -> list[str]:
     lease = "topic's" if handler["lease"] is None else format_duration(handler["lease"])
     return [
         handler["topic"], name, handler["kind"],
-        output.number(handler["concurrency"]),
-        "adapts" if handler["prefetch_adapts"] else output.number(handler["prefetch"]),
+        text.number(handler["concurrency"]),
+        "adapts" if handler["prefetch_adapts"] else text.number(handler["prefetch"]),
         "yes" if handler["ordered"] else "no", lease,
     ]  # fmt: skip
 
@@ -146,15 +146,15 @@ class WorkerReport:
             heads = ("by-handler" if op == "own" else op for op in ops)
             columns = [Column(head.upper().replace("_", "-"), right=True) for head in heads]
             rows = [
-                [topic, *(output.number(topic_counts.get(op, 0)) for op in ops)]
+                [topic, *(text.number(topic_counts.get(op, 0)) for op in ops)]
                 for topic, topic_counts in counts.items()
             ]
             with contextlib.redirect_stdout(sys.stderr):
                 output.table([Column("TOPIC"), *columns], rows)
-        restarts_text = f", {output.plural(restarts, 'restart')}" if restarts else ""
-        restarts_text += f", {output.number(recycled)} recycled" if recycled else ""
+        restarts_text = f", {text.plural(restarts, 'restart')}" if restarts else ""
+        restarts_text += f", {text.number(recycled)} recycled" if recycled else ""
         self._here.note(
-            f"{self._module}: {exit_text(code)} ({output.span(seconds * 1000)}{restarts_text})"
+            f"{self._module}: {exit_text(code)} ({text.span(seconds * 1000)}{restarts_text})"
         )
 
     @staticmethod

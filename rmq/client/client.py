@@ -12,23 +12,23 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, Unpack
 
 from rmq.client.admin import Admin, AsyncAdmin
-from rmq.client.dependencies import check_lifespan
 from rmq.client.topic import AsyncTopic, Topic
-from rmq.client.topic_handlers import Handlers
-from rmq.core import codec as codecs
-from rmq.core.codec import Codec
-from rmq.core.interceptor import Hooks, Interceptor
-from rmq.core.keys import check_name, wake_channel
-from rmq.core.replay_session import ReplaySessions
-from rmq.core.sequence import ProducerSequence
-from rmq.core.settings import TopicSettings
-from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError
-from rmq.protocol.flows import audit_report
-from rmq.protocol.functions import Calls
-from rmq.transport import open_async_transport, open_transport, url as urls
-from rmq.transport.url import Address
+from rmq.kernel.core import codec as codecs
+from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.interceptor import Hooks, Interceptor
+from rmq.kernel.core.keys import check_name, wake_channel
+from rmq.kernel.core.sequence import ProducerSequence
+from rmq.kernel.core.settings import TopicSettings
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.handlers.dependencies import check_lifespan
+from rmq.kernel.handlers.handler import Handlers
+from rmq.kernel.producer import report
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport import url as urls
+from rmq.kernel.transport.functions import Calls
+from rmq.kernel.transport.open import open_async_transport, open_transport
+from rmq.kernel.transport.url import Address
 
 _audited: weakref.WeakKeyDictionary[ProducerSequence, Address] = weakref.WeakKeyDictionary()
 
@@ -40,7 +40,7 @@ def _report_at_exit() -> None:
             with contextlib.suppress(RMQError):
                 transport = open_transport(address, 0, EXIT_S)
                 try:
-                    transport.run(audit_report.report(numbers, again=False))
+                    transport.run(report.report(numbers, again=False))
                 finally:
                     transport.close()
 
@@ -175,8 +175,8 @@ class Client(_ClientBase):
         Args:
             name: 1 to 128 of A-Z a-z 0-9 . _ -
             codec: how bodies are written: "json", "msgpack", "bytes", rmq.Compressed(), or an
-                object of your own with a number from 4 to 7 (`rmq.core.codec.Codec`). Reading goes
-                by the record; your own has to be named where it is read, too.
+                object of your own with a number from 4 to 7 (`rmq.kernel.core.codec.Codec`).
+                Reading goes by the record; your own has to be named where it is read, too.
             settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
                 out keeps its value in Redis, or is the default when the topic is created.
 
@@ -211,7 +211,7 @@ class Client(_ClientBase):
         """Close every connection; an embedded server stops with its last client."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
-                self._transport.run(audit_report.report(self._hooks.producer_sequence, again=False))
+                self._transport.run(report.report(self._hooks.producer_sequence, again=False))
         self._transport.close()
 
     def __enter__(self) -> Client:
@@ -269,9 +269,7 @@ class AsyncClient(_ClientBase):
         """As `Client.close`."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
-                await self._transport.run(
-                    audit_report.report(self._hooks.producer_sequence, again=False)
-                )
+                await self._transport.run(report.report(self._hooks.producer_sequence, again=False))
         await self._transport.close()
 
     async def __aenter__(self) -> AsyncClient:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Never, NoReturn, TypeVar, overload
 
-from rmq.client.consumer import AsyncConsumer, Consumer
-from rmq.client.handler import Handler, RetryOption, Rule, caller_locals
-from rmq.client.query import AsyncQuery, Query
-from rmq.client.stage import AsyncStage, Published, Stage, Staged, discard_flow, publish_flow
-from rmq.client.topic_handlers import Handlers
-from rmq.client.topic_schedules import AsyncSchedules, Schedules
-from rmq.core.ids import Id, MessageId
-from rmq.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
-from rmq.core.retry import RetryPolicy
-from rmq.core.settings import Durability, Settings, parse_durability
-from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, Moment, duration_ms
 from rmq.errors import InvalidType
-from rmq.protocol.flows import inspect, open_topic, schedule, send as send_flow
-from rmq.protocol.flows.consumer import Mode
-from rmq.protocol.flows.schedule import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.protocol.flows.send import DurabilityOverride
-from rmq.transport import AsyncTransport, Transport
+from rmq.features.messages import change
+from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
+from rmq.features.queries.query import AsyncQuery, Query
+from rmq.features.queries.stage import AsyncStage, Stage, discard_flow, publish_flow
+from rmq.features.queries.stage_flows import Published, Staged
+from rmq.features.schedules.admin import AsyncSchedules, Schedules
+from rmq.kernel.consumer.consumer import AsyncConsumer, Consumer
+from rmq.kernel.consumer.flows import Mode
+from rmq.kernel.core.ids import Id, MessageId
+from rmq.kernel.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
+from rmq.kernel.core.retry import RetryPolicy
+from rmq.kernel.core.settings import Durability, Settings, parse_durability
+from rmq.kernel.core.validation import Duration, Moment, duration_ms
+from rmq.kernel.handlers.handler import Handler, Handlers, RetryOption, Rule, caller_locals
+from rmq.kernel.producer import send as send_flow
+from rmq.kernel.producer.send import DurabilityOverride
+from rmq.kernel.topic import opening, reading
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
 BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
@@ -162,7 +165,7 @@ class Topic(_TopicBase, Schedules):
             FormatMismatch: another version of RMQ wrote it, in a format of its own.
             TopicNotFound: it is missing and `create` is False.
         """
-        return self._run(open_topic.open(self._context, create))
+        return self._run(opening.open(self._context, create))
 
     def send(
         self,
@@ -243,17 +246,17 @@ class Topic(_TopicBase, Schedules):
 
     def get(self, id: Id) -> Message | None:
         """Return one message, wherever it is; None if it is settled or never was."""
-        return self._run(inspect.get(self._context, id))
+        return self._run(reading.get(self._context, id))
 
     def cancel(self, id: Id) -> CancelStatus:
         """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
-        return self._run(schedule.cancel(self._context, id))
+        return self._run(change.cancel(self._context, id))
 
     def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
         """Reschedule a waiting message: "rescheduled", or "in_flight", "dead", "gone"."""
-        return self._run(schedule.reschedule(self._context, id, at, delay))
+        return self._run(change.reschedule(self._context, id, at, delay))
 
     def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """Give a waiting message another priority; it joins that priority as the newest.
@@ -261,7 +264,7 @@ class Topic(_TopicBase, Schedules):
         Returns:
             "changed", "unchanged" (it had that priority), or "in_flight", "dead", "gone".
         """
-        return self._run(schedule.set_priority(self._context, id, priority))
+        return self._run(change.set_priority(self._context, id, priority))
 
     def consumer(
         self,
@@ -372,7 +375,7 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
 
     async def open(self, create: bool = True) -> bool:
         """As `Topic.open`."""
-        return await self._run(open_topic.open(self._context, create))
+        return await self._run(opening.open(self._context, create))
 
     async def send(
         self,
@@ -426,21 +429,21 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
 
     async def get(self, id: Id) -> Message | None:
         """As `Topic.get`."""
-        return await self._run(inspect.get(self._context, id))
+        return await self._run(reading.get(self._context, id))
 
     async def cancel(self, id: Id) -> CancelStatus:
         """As `Topic.cancel`."""
-        return await self._run(schedule.cancel(self._context, id))
+        return await self._run(change.cancel(self._context, id))
 
     async def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
         """As `Topic.reschedule`."""
-        return await self._run(schedule.reschedule(self._context, id, at, delay))
+        return await self._run(change.reschedule(self._context, id, at, delay))
 
     async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """As `Topic.set_priority`."""
-        return await self._run(schedule.set_priority(self._context, id, priority))
+        return await self._run(change.set_priority(self._context, id, priority))
 
     def consumer(
         self,

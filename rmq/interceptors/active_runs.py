@@ -13,9 +13,9 @@ import time
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
-from rmq.core.delivery import DeliveryData
-from rmq.core.record import TIMED
-from rmq.core.telemetry import lateness_s
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.record import TIMED
+from rmq.kernel.core.telemetry import lateness_s
 
 T = TypeVar("T")
 

@@ -10,18 +10,18 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
-from rmq.core import failure
-from rmq.core.delivery import DeliveryData
-from rmq.core.interceptor import Interceptor, Outcome
-from rmq.core.message import Outgoing, SendResult
-from rmq.core.telemetry import (
+from rmq.interceptors.active_runs import Runs, late_s
+from rmq.kernel.core import failure
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.interceptor import Interceptor, Outcome
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.telemetry import (
     MESSAGE_FAILED,
     MESSAGE_HANDLED,
     MESSAGE_NOT_SENT,
     MESSAGE_SENT,
     Event,
 )
-from rmq.interceptors.active_runs import Runs, late_s
 
 log = logging.getLogger("rmq.messages")
 
@@ -32,7 +32,7 @@ _runs: Runs[float | None] = Runs("rmq_logging")
 class Logging(Interceptor):
     """Logs one event for each send and each run of a handler, on the logger `rmq.messages`.
 
-    The text is for people; the fields are in `extra`, as listed in `rmq.core.telemetry.EVENTS`.
+    The text is for people; the fields are in `extra`, as in `rmq.kernel.core.telemetry.EVENTS`.
     Level INFO for success, WARNING for a send that raised and a handler that failed. With a
     `MessageFilter` on a handler of `logging`, records made inside a handler carry the message's id.
     """

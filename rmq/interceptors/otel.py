@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rmq.core import failure, optional_imports
-from rmq.core.delivery import DeliveryData
-from rmq.core.interceptor import Interceptor, Outcome
-from rmq.core.message import Outgoing, SendResult
 from rmq.interceptors.active_runs import Runs, late_s
-from rmq.protocol.draft import HEADERS_BYTES, HEADERS_MAX
+from rmq.kernel.core import failure, packages
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.interceptor import Interceptor, Outcome
+from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
+from rmq.kernel.core.message import Outgoing, SendResult
 
 log = logging.getLogger("rmq")
 
@@ -42,9 +42,9 @@ class OpenTelemetry(Interceptor):
     """
 
     def __init__(self, tracer_provider: Any = None, *, parent: bool = False) -> None:
-        self._trace = optional_imports.load("opentelemetry.trace", "otel", "OpenTelemetry")
-        self._context = optional_imports.load("opentelemetry.context", "otel", "OpenTelemetry")
-        self._propagate = optional_imports.load("opentelemetry.propagate", "otel", "OpenTelemetry")
+        self._trace = packages.load("opentelemetry.trace", "otel", "OpenTelemetry")
+        self._context = packages.load("opentelemetry.context", "otel", "OpenTelemetry")
+        self._propagate = packages.load("opentelemetry.propagate", "otel", "OpenTelemetry")
         self._tracer = self._trace.get_tracer("rmq", tracer_provider=tracer_provider)
         self._parent = parent
         self._sending: dict[

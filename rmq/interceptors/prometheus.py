@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from rmq.core import optional_imports, telemetry
-from rmq.core.delivery import DeliveryData
-from rmq.core.interceptor import Interceptor, Outcome
-from rmq.core.message import Outgoing, SendResult
-from rmq.core.telemetry import Metric
 from rmq.errors import ConfigurationError
 from rmq.interceptors.active_runs import late_s
+from rmq.kernel.core import packages, telemetry
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.interceptor import Interceptor, Outcome
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.telemetry import Metric
 
 
 class Counting(Protocol):
@@ -39,8 +39,8 @@ class Prometheus(Interceptor):
     """
 
     def __init__(self, registry: Any = None) -> None:
-        self._lib = optional_imports.load("prometheus_client", "prometheus", "Prometheus")
-        self._families = optional_imports.load("prometheus_client.core", "prometheus", "Prometheus")
+        self._lib = packages.load("prometheus_client", "prometheus", "Prometheus")
+        self._families = packages.load("prometheus_client.core", "prometheus", "Prometheus")
         self._registry = self._lib.REGISTRY if registry is None else registry
         self._workers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._overran: set[DeliveryData] = set()

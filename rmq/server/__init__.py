@@ -14,9 +14,10 @@ console_app  ConsoleApp: the console and the API, for other applications to moun
 http/        the ASGI application: probes, metrics, who may ask; http/api: the verbs of Admin
 """
 
+from rmq.kernel.core.access import Role
+from rmq.server.application import ConsoleApp
 from rmq.server.config import ServerConfig
-from rmq.server.console_app import ConsoleApp
-from rmq.server.http.principal import Principal, Role
 from rmq.server.server import Server
+from rmq.web.principal import Principal
 
 __all__ = ["ConsoleApp", "Principal", "Role", "Server", "ServerConfig"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from rmq.client import config_file
-from rmq.core.keys import check_name
-from rmq.core.validation import parse_duration
 from rmq.errors import ConfigurationError, InvalidValue
+from rmq.kernel.core.keys import check_name
+from rmq.kernel.core.validation import parse_duration
+from rmq.terminal import config_file
 
 TOKEN_MIN = 32  # bytes of a token, as `openssl rand -hex 16` writes them
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 
 from rmq.errors import RMQError, Unavailable
-from rmq.protocol import commands
-from rmq.protocol.steps import Flow
-from rmq.transport import Transport
+from rmq.kernel.transport import leader
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow
 
 log = logging.getLogger("rmq")
 
@@ -24,13 +24,13 @@ HOLD_S = 15.0  # without a renewal, another server leads after so long
 RENEW_S = 5.0
 
 
-def _renew(prefix: str, server: str) -> Flow[commands.LeaderReply]:
-    reply: commands.LeaderReply = yield commands.leader_renew(prefix, server, round(HOLD_S * 1000))
+def _renew(prefix: str, server: str) -> Flow[leader.LeaderReply]:
+    reply: leader.LeaderReply = yield leader.leader_renew(prefix, server, round(HOLD_S * 1000))
     return reply
 
 
 def _release(prefix: str, server: str) -> Flow[bool]:
-    released: bool = yield commands.leader_release(prefix, server)
+    released: bool = yield leader.leader_release(prefix, server)
     return released
 
 

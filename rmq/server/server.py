@@ -13,24 +13,22 @@ from urllib.parse import quote
 
 from rmq.client.client import Client
 from rmq.errors import RMQError
+from rmq.features.audit.service import Audits
+from rmq.features.dead_letters.jobs.service import Jobs
+from rmq.features.dead_letters.service import Expiry
+from rmq.features.messages.service import Rollback
+from rmq.features.schedules.service import Schedules
+from rmq.features.topic_admin.service import Resizes, Retention, Sampler
+from rmq.features.workers.service import WorkerRecords
+from rmq.kernel.core.process import STOPPING, handling
+from rmq.server.application import make_api, make_application, open_client
+from rmq.server.authentication import Authentication, Proxy
 from rmq.server.config import ServerConfig
-from rmq.server.http.application import make_api, make_application, open_client
-from rmq.server.http.authentication import Authentication, Proxy
-from rmq.server.http.listener import Listener
-from rmq.server.http.metrics import ServerMetrics
 from rmq.server.leadership import Leadership
-from rmq.server.service import Service, ServiceStatus, ServiceThread
-from rmq.server.services.audits import Audits
-from rmq.server.services.expiry import Expiry
-from rmq.server.services.jobs import Jobs
-from rmq.server.services.resizes import Resizes
-from rmq.server.services.retention import Retention
-from rmq.server.services.rollback import Rollback
-from rmq.server.services.sampler import Sampler
-from rmq.server.services.schedules import Schedules
-from rmq.server.services.worker_records import WorkerRecords
-from rmq.server.survey import Survey
-from rmq.worker.stop_signals import STOPPING, handling
+from rmq.server.listener import Listener
+from rmq.server.metrics import ServerMetrics
+from rmq.web.service import Service, ServiceStatus, ServiceThread
+from rmq.web.survey import Survey
 
 log = logging.getLogger("rmq")
 

@@ -1,6 +1,6 @@
 """The ledger and the outbox: what needs a database, through SQLAlchemy 2."""
 
-from rmq.core.optional_imports import load
+from rmq.kernel.core.packages import load
 
 # Before any module here imports it, so that the error names the extra that brings it.
 load("sqlalchemy", "sql", "rmq.ledger and rmq.outbox")

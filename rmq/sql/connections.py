@@ -1,6 +1,7 @@
 """Connections: actions that use them, checks of their transactions, engines for a purpose.
 
-An action takes an `Engine` in plain code, an `AsyncEngine` in async code: `rmq.core.procedures`.
+An action takes an `Engine` in plain code, an `AsyncEngine` in async code; see
+`rmq.kernel.core.generators`.
 """
 
 from __future__ import annotations

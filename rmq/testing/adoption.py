@@ -12,10 +12,10 @@ from copy import copy
 from typing import Any, TypeAlias
 
 from rmq.client.client import AsyncClient, Client
-from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.url import Address
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
-from rmq.transport.url import Address
 
 Adoptions: TypeAlias = "dict[Client | AsyncClient, Adoption]"
 

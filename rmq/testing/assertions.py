@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from rmq.client.admin import Admin
-from rmq.core.message import Message
-from rmq.core.queues import QueueName
-from rmq.core.validation import Duration, duration_ms
+from rmq.kernel.core.message import Message, QueueName
+from rmq.kernel.core.validation import Duration, duration_ms
 
 PEEK_MAX = 1_000_000  # messages of a topic that an assertion reads
 LISTED_MAX = 10  # messages in the text of a failure

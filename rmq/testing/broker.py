@@ -11,13 +11,12 @@ from typing import Any, Literal
 from rmq.client.admin import Admin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.topic import AsyncTopic, Topic
-from rmq.core.interceptor import Interceptor
-from rmq.core.message import Message
-from rmq.core.queues import QueueName
-from rmq.core.replay_session import ReplaySessions
-from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, Moment, check_int, duration_ms
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
+from rmq.kernel.core.interceptor import Interceptor
+from rmq.kernel.core.message import Message, QueueName
+from rmq.kernel.core.validation import Duration, Moment, check_int, duration_ms
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.blocking import Transport
 from rmq.testing import assertions, clock as clocks, drain as drain_module
 from rmq.testing.adoption import Adoption, Adoptions
 from rmq.testing.assertions import MessageCriteria
@@ -27,8 +26,7 @@ from rmq.testing.drain import Drain, DrainedTopic, Result
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.schedules import ScheduledSends
 from rmq.testing.servers import Backend, Database
-from rmq.transport import Transport
-from rmq.worker.unhandled import Unhandled
+from rmq.worker.runner import Unhandled
 
 AnyTopic = str | Topic | AsyncTopic
 RUNS_MOST = 1_000_000

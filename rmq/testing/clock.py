@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from rmq.core.validation import Duration, Moment, check_epoch_ms, duration_ms
 from rmq.errors import InvalidValue
-from rmq.protocol import commands
-from rmq.transport import Transport
+from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, duration_ms
+from rmq.kernel.topic import context
+from rmq.kernel.transport.blocking import Transport
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -59,7 +59,7 @@ class Clock:
         for serve in self.services:
             serve()
         self.now_us = now_us
-        commands.set_clock(now_us)
+        context.set_clock(now_us)
         for serve in self.services:
             serve()
         return self.now
@@ -76,7 +76,7 @@ def start(now: Moment | None) -> Clock:
             time.time_ns() // 1_000_000 * 1000 if now is None else 1000 * check_epoch_ms(now, "now")
         )
         _active = Clock(now_us)
-        commands.set_clock(now_us)
+        context.set_clock(now_us)
     elif now is not None:
         raise InvalidValue("now: another broker has stopped the clock of this process already")
     _active._users += 1
@@ -95,4 +95,4 @@ def release(clock: Clock) -> None:
     clock._users -= 1
     if not clock._users and _active is clock:
         _active = None
-        commands.set_clock(None)
+        context.set_clock(None)

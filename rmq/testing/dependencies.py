@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from rmq.client import dependencies
-from rmq.client.dependencies import Dependencies
 from rmq.errors import InvalidType, LifespanFailed
+from rmq.kernel.handlers import dependencies
+from rmq.kernel.handlers.dependencies import Dependencies
+from rmq.kernel.handlers.scopes import open_node
 from rmq.worker.process_scope import ProcessScope, TaskHolder
-from rmq.worker.run_scope import open_node
 
 
 @contextmanager

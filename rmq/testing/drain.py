@@ -13,26 +13,24 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from rmq.client.consumer import Delivery
-from rmq.client.handler import Handler
-from rmq.client.topic_handlers import TopicHandlers
-from rmq.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
-from rmq.core.ids import MessageId
-from rmq.core.interceptor import Hooks, Interceptor
-from rmq.core.topic_context import TopicContext
 from rmq.errors import DecodeError, StorageError
-from rmq.protocol import commands
-from rmq.protocol.flows import open_topic
-from rmq.protocol.steps import Flow
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.consumer import Delivery
+from rmq.kernel.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.interceptor import Hooks, Interceptor
+from rmq.kernel.handlers.handler import Handler, TopicHandlers
+from rmq.kernel.handlers.scopes import Values
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
-from rmq.transport import Transport
-from rmq.worker.chosen_topics import check_hooks
 from rmq.worker.disposition import Disposition, Overrun, runtime_exceeded
-from rmq.worker.handler_consumer import HandlerConsumer
-from rmq.worker.run_scope import Values
-from rmq.worker.runner import Runner
-from rmq.worker.unhandled import Unhandled
+from rmq.worker.feed import HandlerConsumer
+from rmq.worker.runner import Runner, Unhandled
+from rmq.worker.running import check_hooks
 
 T = TypeVar("T")
 TRIES_MAX = 10  # a worker retries without end; a drain has to end
@@ -244,8 +242,8 @@ def with_retries(call: Callable[[], T]) -> T:
 
 
 def _waits_flow(context: TopicContext) -> Flow[list[int]]:
-    yield from open_topic.ensure_open(context)
-    waits: list[int] = yield commands.next_ready(context.slots, False)
+    yield from opening.ensure_open(context)
+    waits: list[int] = yield scripts.next_ready(context.slots, False)
     return waits
 
 

@@ -13,7 +13,6 @@ docs/testing.md lists the differences from a real server, and a test compares th
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import select
@@ -22,7 +21,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 
 LUA = Path(__file__).parent / "lua"
 MODULES = {"struct", "cmsgpack"}

@@ -12,13 +12,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from rmq.core.settings import Fsync, Replicated
-from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
-from rmq.protocol import scripts
-from rmq.protocol.steps import Command
-from rmq.transport import AsyncTransport, Transport
-from rmq.transport.url import Address
+from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
 Kind = Literal["lost reply", "failure", "delay"]

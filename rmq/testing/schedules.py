@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rmq.client.client import AsyncClient, Client
+from rmq.features.schedules.dispatch import Dispatch
+from rmq.kernel.transport.blocking import Transport
 from rmq.testing.adoption import Adoptions
-from rmq.transport import Transport
-from rmq.worker.dispatch import Dispatch
 
 
 class ScheduledSends:

@@ -15,12 +15,13 @@ import tempfile
 import threading
 from typing import Literal, Protocol
 
-from rmq.core.optional_imports import install
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue
+from rmq.kernel.core.packages import install
+from rmq.kernel.transport import url as urls
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.embedded import Embedded
+from rmq.kernel.transport.url import Address
 from rmq.testing import fake_server
-from rmq.transport import Transport, url as urls
-from rmq.transport.embedded import Embedded
-from rmq.transport.url import Address
 
 Backend = Literal["auto", "fakeredis", "embedded"]
 DATABASES = 16  # the default of redis-server

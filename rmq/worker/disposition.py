@@ -1,6 +1,30 @@
 """Dispositions: how a delivery is settled after its run, and how that is decided.
 
 Nothing here runs a handler, or talks to Redis.
+
+Claims of runs that go on without their deliveries.
+
+A claim ends with its run, never before; otherwise a second run could begin beside the first. A run
+outlives its delivery when it exceeds its `max_runtime`, when its lease is lost, or when the worker
+stops and the grace time is over. A thread of this process then renews its claim, and marks it as
+done or removes it when the run ends. If the process ends first, the claim expires, as after a
+crash.
+
+Poison messages: messages that may kill their worker process, and how they are kept apart.
+
+A suspect is a message whose last deliveries ended with an expired lease. If suspects ran side by
+side, all would die each time, though one alone is to blame; if only one ran at a time, hundreds of
+harmless ones (a machine failed twice) would take minutes. So trust grows: at first one runs at a
+time, and each suspect that ends without harm allows more beside each other. The more often a
+message came back, the more harmless ones it takes.
+
+A suspect without a retry left would be a dead letter if it died with another. So it runs beside
+nothing else in the process, whatever has ended well: no suspect and no fresh message.
+
+Promise: a message that kills its process within ALONE_S of its begin is dead after its deliveries,
+and interrupts only messages that have begun; no other message is dead by it. A harmless one loses
+two deliveries to it before it is a suspect, and a further one only after 2, then 4, then 8 ...
+suspects have ended well in one process: at most log2(n) more for n suspects.
 """
 
 from __future__ import annotations
@@ -8,23 +32,159 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rmq.client.handler import Handler
-from rmq.core import failure
-from rmq.core.claim import BUSY, DONE, FAILED, FIRST, UNSURE
-from rmq.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
-from rmq.core.interceptor import Outcome
-from rmq.core.retry import Policy, draw_wait_ms
-from rmq.core.validation import TEN_YEARS_MS, duration_ms
 from rmq.errors import DecodeError, InvalidType, RMQError
-from rmq.worker.wrapped_call import WrappedRun
+from rmq.kernel.consumer import claim as claim_flow
+from rmq.kernel.consumer.claim import ExtraCommands
+from rmq.kernel.core import failure
+from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, KEPT, UNSURE, Claim
+from rmq.kernel.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.interceptor import Outcome
+from rmq.kernel.core.retry import Policy, draw_wait_ms
+from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
+from rmq.kernel.handlers.around import WrappedRun
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.transport.blocking import Transport
+
+if TYPE_CHECKING:
+    from rmq.worker.runs import RunTimes
+
 
 log = logging.getLogger("rmq")
+
+TICK_S = 0.1  # between two checks for runs that have ended
+AGAIN_S = 0.5  # after a call that failed
+
+
+class DetachedClaims:
+    """The claims of one handler's runs. Its methods may be called from any thread."""
+
+    def __init__(self, transport: Transport, handler: Handler) -> None:
+        self._transport = transport
+        self._handler = handler
+        self.lost = 0  # claims that were gone before their runs had ended
+        self._running: set[DeliveryData] = set()
+        self._detached: dict[DeliveryData, float] = {}  # delivery -> until when its claim holds
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, delivery: DeliveryData) -> None:
+        """Note that a run begins."""
+        if delivery._claim is not None and delivery._claim.state == FIRST:
+            self._running.add(delivery)
+
+    def end(self, delivery: DeliveryData, done: bool) -> None:
+        """Note that a run has ended. `done`: its work is done, and must not be repeated."""
+        if delivery in self._running:
+            assert delivery._claim is not None
+            with self._lock:
+                delivery._claim.work_done |= done
+                self._running.discard(delivery)
+
+    def keep(self, deliveries: Iterable[DeliveryData] | None = None) -> None:
+        """Keep the claims of these deliveries if they run; None: of all running deliveries.
+
+        Called before the deliveries are released, which removes all other claims.
+        """
+        with self._lock:
+            for delivery in list(self._running if deliveries is None else deliveries):
+                claim = delivery._claim
+                if delivery in self._running and claim is not None and claim.state == FIRST:
+                    claim.state = KEPT
+                    self._detached[delivery] = time.monotonic() + self._hold_ms / 1000
+            if self._detached and self._thread is None:
+                name = f"rmq-{self._handler.context.name}-claims"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread is left; the next call tries
+                    thread.start()
+                    self._thread = thread
+
+    def keep_lost(self) -> None:
+        """Keep the claims of runs whose leases are lost; called a few times a second."""
+        if self._running:
+            self.keep([delivery for delivery in list(self._running) if delivery.lost])
+
+    @property
+    def _hold_ms(self) -> int:
+        context = self._handler.context
+        return self._handler.lease_ms or context.settings.lease_ms
+
+    def _run(self) -> None:
+        renewed, pause = float("-inf"), TICK_S
+        while True:
+            time.sleep(pause)
+            with self._lock:
+                if not self._detached:
+                    self._thread = None  # under the lock, so that the next one starts another
+                    return
+                ended = [delivery for delivery in self._detached if delivery not in self._running]
+                running = [delivery for delivery in self._detached if delivery in self._running]
+            try:
+                if ended:
+                    self._settle(ended)
+                if running and time.monotonic() - renewed > self._hold_ms / 3000:
+                    self._renew(running)
+                    renewed = time.monotonic()
+                pause = TICK_S
+            except Exception as error:  # Redis is away, or the worker's connections are closed
+                pause = AGAIN_S
+                self._drop_expired(ended, error)
+
+    def _renew(self, running: list[DeliveryData]) -> None:
+        until = time.monotonic() + self._hold_ms / 1000
+        claims = _claims(running)
+        extra_commands = claim_flow.renew(self._handler.context, claims, self._hold_ms)
+        assert extra_commands is not None
+        self._run_commands(extra_commands)
+        for delivery in running:
+            self._detached[delivery] = until
+            self._drop_if_lost(delivery)
+
+    def _settle(self, ended: list[DeliveryData]) -> None:
+        done = [delivery for delivery in _claims(ended) if delivery.work_done]
+        free = [delivery for delivery in _claims(ended) if not delivery.work_done]
+        self._run_commands(claim_flow.settle(self._handler.context, done, free))
+        for delivery in ended:
+            if not self._drop_if_lost(delivery):
+                self._forget(delivery)
+
+    def _run_commands(self, extra_commands: ExtraCommands) -> None:
+        self._transport.run(claim_flow.run_alone(extra_commands))
+
+    def _drop_if_lost(self, delivery: DeliveryData) -> bool:
+        if not delivery.claim_lost:
+            return False
+        self._forget(delivery)
+        self.lost += 1
+        log.error(
+            "%s: the claim of %s was lost while it ran on without its lease; check whether the "
+            "work was done twice", self._handler, delivery.id,
+        )  # fmt: skip
+        return True
+
+    def _drop_expired(self, ended: list[DeliveryData], error: Exception) -> None:
+        """Forget ended runs whose claims have expired while Redis could not be asked."""
+        for delivery in ended:
+            if time.monotonic() > self._detached[delivery]:
+                self._forget(delivery)
+                log.warning(
+                    "%s: the claim of %s has expired; its work may be done again: %s",
+                    self._handler, delivery.id, error,
+                )  # fmt: skip
+
+    def _forget(self, delivery: DeliveryData) -> None:
+        with self._lock:
+            self._detached.pop(delivery, None)
+
+
+def _claims(deliveries: Iterable[DeliveryData]) -> list[Claim]:
+    return [delivery._claim for delivery in deliveries if delivery._claim is not None]
 
 
 class Disposition(NamedTuple):
@@ -249,3 +409,86 @@ class HandlerDispositions:
     def of_overrun(self, overrun: Overrun) -> Disposition:
         """Decide for a delivery whose run goes on beyond its max_runtime."""
         return self.by_error(overrun.delivery, runtime_exceeded(overrun.max_runtime_s))
+
+
+FROM_DELIVERY = 3  # from this delivery on, a message may be a suspect, or on its last one
+ALONE_S = 60.0  # a suspect that has run for so long does not hold back others
+WAIT_LEAST_S, WAIT_MOST_S = 0.05, 5.0  # until a suspect that had to wait is tried again
+
+
+class PoisonSuspects:
+    """Decides which suspects may run at the same time; one for all handlers of a process."""
+
+    def __init__(self) -> None:
+        self.running: dict[Any, tuple[int, float]] = {}  # suspect -> its attempt, and when it began
+        self._alone: Any = None  # the suspect without a retry left that runs, or is about to
+        self._harmless = 0  # how many have ended without harm
+        self._lock = threading.Lock()
+        self._run_times: list[RunTimes] = []  # of all handlers
+
+    def watch(self, times: RunTimes) -> None:
+        """Know the runs of a handler of this process."""
+        self._run_times.append(times)
+
+    def begin(self, delivery: Any, attempt: int, *, is_last: bool = False) -> bool:
+        """Begin a suspect if it may run beside the others; return whether it may.
+
+        `is_last`: it has no retry left. From now on nothing else may begin; it begins itself when
+        `is_quiet`, and then calls `begin_alone`.
+        """
+        now = time.monotonic()
+        with self._lock:
+            running_attempts = [n for n, began in self.running.values() if now - began < ALONE_S]
+            if self._is_alone(now) or (is_last and running_attempts):
+                return False
+            grade = max([attempt, *running_attempts]) - FROM_DELIVERY + 1
+            if len(running_attempts) > self._harmless >> max(0, grade):
+                return False
+            self.running[delivery] = attempt, now
+            if is_last:
+                self._alone = delivery
+        return True
+
+    def begin_alone(self, delivery: Any) -> None:
+        """Note that the suspect without a retry left begins now."""
+        with self._lock:
+            self.running[delivery] = self.running[delivery][0], time.monotonic()
+
+    def _is_alone(self, now: float) -> bool:
+        return self._alone is not None and now - self.running[self._alone][1] < ALONE_S
+
+    def is_held_back(self, delivery: Any = None) -> bool:
+        """Return whether nothing may begin, but the suspect without a retry left that has begun."""
+        if self._alone is None:
+            return False
+        with self._lock:
+            return delivery is not self._alone and self._is_alone(time.monotonic())
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing runs that may kill: what has run for a minute does not.
+
+        After a minute of waiting it is said to be quiet, too: runs that follow on others in order,
+        or hundreds of handlers that swallow their cancellation, keep nobody waiting for ever.
+        """
+        now = time.monotonic()
+        if self._alone is not None and not self.is_held_back():
+            return True
+        return all(
+            now - began >= ALONE_S
+            for times in self._run_times
+            for began in list(times.running.values())
+        )
+
+    def end(self, delivery: Any, is_harmless: bool = True) -> None:
+        """Note that a suspect has ended without harm. `is_harmless`: False if it never began."""
+        with self._lock:
+            if self.running.pop(delivery, None) is not None:
+                self._harmless += is_harmless
+                if delivery is self._alone:
+                    self._alone = None
+
+    def wait_s(self) -> float:
+        """Return when to try a suspect again: after the age of the oldest running one."""
+        now = time.monotonic()
+        ages = [now - began for _, began in list(self.running.values())]
+        return min(max(max(ages, default=0.0), WAIT_LEAST_S), WAIT_MOST_S)

@@ -1,10 +1,10 @@
 """The engine of a worker: what receives, runs and settles the messages of all its handlers.
 
 fetcher     one thread; receives for all topics (`rmq.worker.fetcher`)
-feeds       one for each topic; find the handler of a delivery (`rmq.worker.topic_feed`)
-queues      one for each handler; how many it holds, what waits (`rmq.worker.handler_queue`)
+feeds       one for each topic; find the handler of a delivery (`rmq.worker.feed`)
+queues      one for each handler; how many it holds, what waits (`rmq.worker.queue`)
 executors   the threads and the tasks in which all handlers run (`rmq.worker.executors`)
-runs        one for each handler; begin, run and end a delivery (`rmq.worker.handler_runs`)
+runs        one for each handler; begin, run and end a delivery (`rmq.worker.runs`)
 settlers    one for each handler; settle what has been run (`rmq.worker.settler`), in two threads
 """
 
@@ -16,19 +16,17 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rmq.client.topic_handlers import TopicHandlers
-from rmq.core.interceptor import Hooks
-from rmq.transport import Transport
-from rmq.worker.event_loop import LoopHeartbeat
-from rmq.worker.executors import Executor, TaskExecutor, ThreadExecutor
+from rmq.kernel.core.interceptor import Hooks
+from rmq.kernel.handlers.handler import TopicHandlers
+from rmq.kernel.handlers.scopes import Values
+from rmq.kernel.transport.blocking import Transport
+from rmq.worker.disposition import PoisonSuspects
+from rmq.worker.executors import Executor, LoopHeartbeat, TaskExecutor, ThreadExecutor
+from rmq.worker.feed import HandlerConsumer, TopicFeed
 from rmq.worker.fetcher import Fetcher
-from rmq.worker.handler_consumer import HandlerConsumer
-from rmq.worker.handler_queue import HandlerQueue
-from rmq.worker.lease_tracker import LeaseTracker, WorkerMemory
-from rmq.worker.poison_messages import PoisonSuspects
-from rmq.worker.run_scope import Values
-from rmq.worker.settler_thread import SettlerThread
-from rmq.worker.topic_feed import TopicFeed
+from rmq.worker.heartbeat.leases import LeaseTracker, WorkerMemory
+from rmq.worker.queue import HandlerQueue
+from rmq.worker.settler import SettlerThread
 
 log = logging.getLogger("rmq")
 

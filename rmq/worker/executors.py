@@ -1,29 +1,91 @@
 """Executors: the threads, or the tasks of an event loop, in which all handlers of a process run.
 
-Each handler has a lane (`rmq.worker.lane`), and an executor has a limit for all lanes. A thread or
+Each handler has a lane (`rmq.worker.queue`), and an executor has a limit for all lanes. A thread or
 task runs as much work of a lane as its weight says, and then that of the next lane that waits, so
 that no handler keeps the others waiting.
 
 Threads and tasks are started when they are needed. A context variable that a handler sets is not
 seen by the next run.
+
+Event loops of async handlers: a loop in a thread of its own, and a heartbeat for any loop.
+
+All handlers share a loop, so each could cancel the runs of the others. What a run starts in the
+loop, tasks and callbacks, has its context: so a guarded task knows who cancels it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rmq.worker.event_loop import GuardedTask, call_in, current_work
-from rmq.worker.lane import Lane, Work
+if TYPE_CHECKING:
+    from rmq.worker.queue import Lane, Work
+
 
 log = logging.getLogger("rmq")
+
+TICK_S = 0.5
+
+current_work: contextvars.ContextVar[Any] = contextvars.ContextVar("rmq_work", default=None)
+
+
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Have an event loop call a function; from any thread. A closed loop calls nothing."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *args)
+
+
+class GuardedTask(asyncio.Task[None]):
+    """A task of the worker. While it runs no work, code of handlers cannot cancel it.
+
+    Attributes:
+        work: that it runs; None: none.
+        is_interrupted: whether code of other work has cancelled it.
+    """
+
+    work: Any = None
+    is_interrupted = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel it, as far as the caller may; return whether it is cancelled."""
+        by = current_work.get()
+        if by is not None and by is not self.work:
+            if self.work is None:
+                return False
+            self.is_interrupted = True
+        return super().cancel(msg)
+
+
+class LoopHeartbeat:
+    """Shows other threads for how long an event loop has been blocked."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._last_tick = time.monotonic()
+        self._ended = False
+        loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        self._last_tick = time.monotonic()
+        if not self._ended:
+            self._loop.call_later(TICK_S, self._tick)
+
+    def lag(self) -> float:
+        """Return for how many seconds the loop has run nothing."""
+        return max(0.0, time.monotonic() - self._last_tick - TICK_S)
+
+    def stop(self) -> None:
+        """Stop the heartbeat."""
+        self._ended = True
+
 
 YIELD_EVERY = 100  # work items in a row, after which a task yields to the event loop
 _UNSET = object()

@@ -4,27 +4,65 @@ It knows of each slot when it next has work: from what the last take said, from 
 from `next_ready`, which asks the slots of all topics at once. It asks before it sleeps, so that
 Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost.
 
-Topics take turns (`rmq.worker.due_feeds`).
+Topics take turns (`rmq.worker.fetcher`).
+
+The order in which topics are visited: the one that is due for longest is next.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 
-from rmq.core.keys import SlotKeys
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
-from rmq.protocol import commands
-from rmq.protocol.commands.receive import NEXT_READY_MAX
-from rmq.protocol.steps import POLL_S, Flow, pipeline
-from rmq.transport import Transport
-from rmq.transport.listener import Listener
-from rmq.worker.due_feeds import DueFeeds
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.consumer.scripts import NEXT_READY_MAX
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import scripts
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import POLL_S, Flow, pipeline
+from rmq.kernel.transport.subscription import Listener
+from rmq.worker.feed import NEVER, TopicFeed
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
-from rmq.worker.topic_feed import NEVER, TopicFeed
+
+
+class DueFeeds:
+    """The feeds of a fetcher, by when they are due.
+
+    A feed that is scheduled anew stays in the heap with its old time too; `TopicFeed.next_at` says
+    which entry counts.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, TopicFeed]] = []
+        self._serial = count()
+
+    def schedule(self, feed: TopicFeed) -> None:
+        """Note when a feed is due."""
+        feed.next_at = feed.due_at()
+        if feed.next_at < NEVER:
+            heapq.heappush(self._heap, (feed.next_at, next(self._serial), feed))
+
+    def take(self, now: float) -> TopicFeed | None:
+        """Remove and return the feed that is due for longest; None if none is."""
+        while self._heap:
+            at, _, feed = self._heap[0]
+            if at == feed.next_at and at > now:
+                return None
+            heapq.heappop(self._heap)
+            if at == feed.next_at:
+                return feed
+        return None
+
+    def next_at(self) -> float:
+        """Return when a feed may be due, at the earliest; infinity: none is scheduled."""
+        return self._heap[0][0] if self._heap else NEVER
+
 
 WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher runs
 VISIT_MOST = 64  # slots to receive from at the start; more are asked first
@@ -284,7 +322,7 @@ class Fetcher:
         keys = slots[self._tidied % len(slots)]
         self._tidied += 1
         self._tidy_at = time.monotonic() + max(POLL_S, TIDY_S / len(slots))
-        tidy = commands.tidy(keys)
+        tidy = scripts.tidy(keys)
         tidy.fails_fast = True
         with suppress(RMQError):
             if self._transport.run(pipeline([tidy]))[0].more:
@@ -293,7 +331,7 @@ class Fetcher:
 
 
 def _next_ready(slots: Sequence[SlotKeys]) -> Flow[list[int]]:
-    command = commands.next_ready(slots, True, many_topics=True)
+    command = consumer_scripts.next_ready(slots, True, many_topics=True)
     command.fails_fast = True
     waits_us: list[int] = yield command
     return waits_us

@@ -12,11 +12,11 @@ from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any
 
-from rmq.client.dependencies import Dependencies, Node, flattened, lifespan_node
-from rmq.core import failure
 from rmq.errors import LifespanFailed
-from rmq.worker.event_loop import GuardedTask, call_in
-from rmq.worker.run_scope import Values, open_node, open_node_async
+from rmq.kernel.core import failure
+from rmq.kernel.handlers.dependencies import Dependencies, Node, flattened, lifespan_node
+from rmq.kernel.handlers.scopes import Values, open_node, open_node_async
+from rmq.worker.executors import GuardedTask, call_in
 
 log = logging.getLogger("rmq")
 

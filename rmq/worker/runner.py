@@ -1,21 +1,265 @@
 """Run a handler for one delivery or a batch; the result says how each delivery is settled.
 
-Nothing here talks to Redis. The decision is a `Disposition`; the settler carries it out.
+Nothing here talks to Redis. The decision is a `Disposition`; the settler carries it out. A plain
+handler runs in the thread that calls, an async one in the event loop that awaits.
+
+Unhandled messages: those whose type no handler of this worker has.
+
+Another worker may have one, so they are released, which costs no retry, and wait: as long again as
+they have been due, from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they are dead
+letters, unless this process met their type less than KNOWN_MS ago: where all workers start at once
+after a long stop, those with the handler get their turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from rmq.client.handler import Handler
-from rmq.core.delivery import DeliveryData
-from rmq.core.interceptor import Hooks
-from rmq.worker.async_runner import AsyncRunner
-from rmq.worker.detached_claims import DetachedClaims
-from rmq.worker.disposition import Disposition, HandlerDispositions, Overrun, Settled
-from rmq.worker.plain_runner import PlainRunner
-from rmq.worker.run_scope import Values
+from rmq.errors import DecodeError
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.interceptor import Hooks, active, call_hook, call_hooks_async
+from rmq.kernel.core.validation import format_duration
+from rmq.kernel.handlers.around import WrappedCall, WrappedRun, wrapped_call
+from rmq.kernel.handlers.handler import Handler, TopicHandlers
+from rmq.kernel.handlers.scopes import Values
+from rmq.kernel.topic import context
+from rmq.worker.disposition import (
+    ACK,
+    DONE_BEFORE,
+    Disposition,
+    HandlerDispositions,
+    error_of_cancel,
+    outcome_of,
+    outcomes,
+    runtime_exceeded,
+    undecodable,
+)
+
+if TYPE_CHECKING:
+    from rmq.worker.disposition import DetachedClaims, Overrun, RuntimeExceeded, Settled
+
+
+class HandlerRunner:
+    """A handler with its middleware and the hooks of interceptors.
+
+    Args:
+        handler: is run.
+        dispositions: of its deliveries.
+        hooks: of the interceptors.
+        process_values: of the dependencies and lifespans of this process; filled before the first
+            run.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        dispositions: HandlerDispositions,
+        hooks: Hooks,
+        process_values: Values,
+    ) -> None:
+        self._handler = handler
+        self._pid = os.getpid()
+        self._dispositions = dispositions
+        self._hooks = hooks
+        self._middleware = active(handler.middleware)
+        self.wrapped = wrapped_call(handler, hooks, self._middleware, process_values, self._call)
+
+    def _call(self, *arguments: Any, **filled: Any) -> Any:
+        """Call the handler; an async one is awaited."""
+        raise NotImplementedError
+
+    def _leave_fork(self) -> None:
+        """End a process that the handler has forked: it would go on as a copy of this worker."""
+        if os.getpid() != self._pid:
+            log.error(
+                "handler %s: a process that it forked came back from it, and is ended; end it by "
+                "os._exit", self._handler.name, exc_info=sys.exc_info()[0] is not None,
+            )  # fmt: skip
+            os._exit(1)
+
+
+class AsyncRunner(HandlerRunner):
+    """Runs one async handler, with its middleware and the hooks of interceptors.
+
+    A run is cancelled at its `max_runtime`.
+    """
+
+    async def run(self, delivery: DeliveryData) -> Disposition:
+        """Run the handler for one delivery."""
+        decide = self._dispositions
+        if delivery._claim is not None and (disposition := decide.by_claim(delivery)):
+            return await self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+        if self._hooks.before_handle:
+            await call_hooks_async(self._hooks.before_handle, delivery)
+        started = time.monotonic()
+        raised: BaseException | None = None
+        run: WrappedRun | None = None
+        try:
+            if self.wrapped is None:
+                call: Callable[..., Awaitable[object]] = partial(
+                    self._call, *self._handler.arguments(delivery)
+                )
+            else:
+                run = WrappedRun()
+                call = partial(self.wrapped.run_async, run, delivery)
+        except DecodeError as error:
+            raised, disposition = error, undecodable(error)
+        else:
+            raised = await self._raised_by(call, self._handler.runtime_of(delivery))
+            if run is not None:
+                disposition = decide.of_wrapped(run, delivery, raised)
+            else:
+                disposition = ACK if raised is None else decide.by_error(delivery, raised)
+        if self._hooks.after_handle:
+            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
+            await call_hooks_async(self._hooks.after_handle, delivery, outcome)
+        return disposition
+
+    async def _done_before(self, delivery: DeliveryData) -> Disposition:
+        for guard in self._middleware:
+            raised = await self._raised_by(partial(guard.on_duplicate_async, delivery))
+            if raised is not None:
+                return self._dispositions.by_error(delivery, raised)
+        return DONE_BEFORE
+
+    async def _raised_by(
+        self, call: Callable[[], Awaitable[object]], seconds: float | None = None
+    ) -> BaseException | None:
+        """Await a call within its limit; return what it raised."""
+        try:
+            if seconds is not None:
+                return await _raised_within(call, seconds)
+            await call()
+        except asyncio.CancelledError as error:
+            return error_of_cancel(error, self._dispositions.is_stopping)
+        except BaseException as error:
+            return error
+        return None
+
+    async def _call(self, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = await self._handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        self._dispositions.check_returned(returned)
+
+    async def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+        """Run the handler for a list of deliveries."""
+        batch, early = self._dispositions.split_by_claim(batch)
+        for delivery in batch:
+            await call_hooks_async(self._hooks.before_handle, delivery)
+        started = time.monotonic()
+        ready, results = self._dispositions.split_by_fit(batch)
+        if ready:
+            limits = [self._handler.runtime_of(delivery) for delivery in ready]
+            seconds = min((limit for limit in limits if limit is not None), default=None)
+            function = self._call if self.wrapped is None else self.wrapped.run_batch_async
+            raised = await self._raised_by(partial(function, ready), seconds)
+            results += self._dispositions.of_batch(ready, raised)
+        for delivery, outcome in outcomes(results, started):
+            await call_hooks_async(self._hooks.after_handle, delivery, outcome)
+        return early + [(delivery, disposition) for delivery, disposition, _ in results]
+
+
+async def _raised_within(
+    call: Callable[[], Awaitable[object]], seconds: float
+) -> RuntimeExceeded | None:
+    """Await a call; return the error if it took too long, whatever else it raised or returned."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            await call()
+    except BaseException:
+        if not limit.expired():
+            raise
+    return runtime_exceeded(seconds) if limit.expired() else None
+
+
+log = logging.getLogger("rmq")
+
+
+class PlainRunner(HandlerRunner):
+    """Runs one plain handler, with its middleware and the hooks of interceptors."""
+
+    def run(self, delivery: DeliveryData) -> Disposition:
+        """Run the handler for one delivery."""
+        decide = self._dispositions
+        if delivery._claim is not None and (disposition := decide.by_claim(delivery)):
+            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+        for hook in self._hooks.before_handle:
+            call_hook(hook, delivery)
+        started = time.monotonic()
+        raised: BaseException | None = None
+        if self.wrapped is not None:
+            disposition, raised = self._run_wrapped(self.wrapped, delivery)
+        else:
+            try:
+                arguments = self._handler.arguments(delivery)
+            except DecodeError as error:
+                raised, disposition = error, undecodable(error)
+            else:
+                try:
+                    self._call(*arguments)
+                    disposition = ACK
+                except BaseException as error:  # sys.exit() in a handler is a failure of it
+                    raised, disposition = error, decide.by_error(delivery, error)
+        if self._hooks.after_handle:
+            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
+            for hook in self._hooks.after_handle:
+                call_hook(hook, delivery, outcome)
+        return disposition
+
+    def _done_before(self, delivery: DeliveryData) -> Disposition:
+        try:
+            for guard in self._middleware:
+                guard.on_duplicate(delivery)
+        except Exception as error:
+            return self._dispositions.by_error(delivery, error)
+        return DONE_BEFORE
+
+    def _run_wrapped(
+        self, wrapped: WrappedCall, delivery: DeliveryData
+    ) -> tuple[Disposition, BaseException | None]:
+        run, raised = WrappedRun(), None
+        try:
+            wrapped.run(run, delivery)
+        except BaseException as error:
+            raised = error
+        return self._dispositions.of_wrapped(run, delivery, raised), raised
+
+    def _call(self, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = self._handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        self._dispositions.check_returned(returned)
+
+    def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+        """Run the handler for a list of deliveries."""
+        batch, early = self._dispositions.split_by_claim(batch)
+        for delivery in batch:
+            for hook in self._hooks.before_handle:
+                call_hook(hook, delivery)
+        started, raised = time.monotonic(), None
+        ready, results = self._dispositions.split_by_fit(batch)
+        try:
+            if ready:
+                (self._call if self.wrapped is None else self.wrapped.run_batch)(ready)
+        except BaseException as error:
+            raised = error
+        results += self._dispositions.of_batch(ready, raised)
+        for delivery, outcome in outcomes(results, started):
+            for hook in self._hooks.after_handle:
+                call_hook(hook, delivery, outcome)
+        return early + [(delivery, disposition) for delivery, disposition, _ in results]
 
 
 class Runner:
@@ -116,3 +360,90 @@ def _tracked(
 
 def _acked(settled: Iterable[Settled]) -> list[DeliveryData]:
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
+
+
+SHORTEST_S, LONGEST_S = 0.1, 60.0  # the wait until an unhandled message is taken again
+KNOWN_MS = 60_000  # how long a process must have known a type before it rejects a message
+TYPES_MAX = 1000  # that are remembered
+
+
+class Unhandled:
+    """Decides about the messages of one topic that `TopicHandlers.route` has no handler for."""
+
+    def __init__(self, handlers: TopicHandlers) -> None:
+        self._context = handlers.context
+        self._met_ms: dict[str | None, int] = {}  # when this process first met a type, epoch ms
+
+    def disposition(self, delivery: DeliveryData) -> Disposition:
+        """Decide how an unhandled delivery is settled: released for a while, or rejected."""
+        message_type, now_ms = delivery.type, context.now_ms()
+        met_ms = self._met_ms.get(message_type)
+        if met_ms is None:
+            met_ms = self._meet(message_type, now_ms)
+        known_ms = now_ms - met_ms
+        age_ms = _age_ms(delivery, now_ms, known_ms)
+        limit_ms = self._context.settings.unhandled_ms
+        if limit_ms and age_ms >= limit_ms and known_ms >= min(limit_ms, KNOWN_MS):
+            return Disposition("reject", None, self._reason(message_type, limit_ms), "n")
+        wait_s = min(age_ms, known_ms) / 1000
+        return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
+
+    def _meet(self, message_type: str | None, now_ms: int) -> int:
+        """Note, and log, that a type without a handler has been met; return when."""
+        if len(self._met_ms) >= TYPES_MAX:
+            del self._met_ms[next(iter(self._met_ms))]
+        self._met_ms[message_type] = now_ms
+        limit_ms = self._context.settings.unhandled_ms
+        end = (
+            "for ever" if not limit_ms else f"and are dead after {format_duration(limit_ms / 1000)}"
+        )
+        log.warning(
+            "topic %r: this worker has no handler for %s; they wait for a worker that has one, %s",
+            self._context.name, _described(message_type), end,
+        )  # fmt: skip
+        return now_ms
+
+    def _reason(self, message_type: str | None, limit_ms: int) -> str:
+        redrive = f"rmq dlq redrive {self._context.name} --reason unhandled"
+        if message_type is not None:
+            redrive += f" --type {message_type}"
+        return (
+            f"no handler for {_described(message_type)} within "
+            f"{format_duration(limit_ms / 1000)}; start a worker that has one, and then send them "
+            f"back: {redrive}"
+        )
+
+
+class UnhandledRunner:
+    """Stands in for the runner of a handler, for an unhandled delivery of an ordered run."""
+
+    def __init__(self, unhandled: Unhandled) -> None:
+        self._unhandled = unhandled
+
+    def runtime_of(self, delivery: DeliveryData) -> float | None:
+        """Return None: nothing is run."""
+        return None
+
+    def run(self, delivery: DeliveryData) -> Disposition:
+        """Decide how it is settled."""
+        return self._unhandled.disposition(delivery)
+
+    async def run_async(self, delivery: DeliveryData) -> Disposition:
+        """Decide how it is settled."""
+        return self._unhandled.disposition(delivery)
+
+
+def _described(message_type: str | None) -> str:
+    return (
+        "messages without a type" if message_type is None else f"messages of type {message_type!r}"
+    )
+
+
+def _age_ms(delivery: DeliveryData, now_ms: int, known_ms: int) -> int:
+    """Return how long a message has been due, by this machine's clock.
+
+    An id that was derived from a dedup key has no time, and under a test's clock no id has one: the
+    age is then how long this process has known the type.
+    """
+    due = delivery.due or (None if context.now_us else delivery.id.made_at)
+    return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))

@@ -13,17 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 
 from rmq.client.client import AsyncClient, Client
-from rmq.core.codec import JSON
-from rmq.core.replay_session import ReplaySessions
-from rmq.core.topic_context import TopicContext
 from rmq.errors import InvalidType, InvalidValue, RMQError
-from rmq.transport import as_blocking
-from rmq.worker.dispatch import RETRY_S, Dispatch
-from rmq.worker.stop_signals import StopSignals
+from rmq.features.schedules.dispatch import POLL_S, RETRY_S, Dispatch
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.process import StopSignals
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.open import as_blocking
 
 log = logging.getLogger("rmq")
-
-POLL_S = 3.0  # between looks at all topics: a new schedule, or a changed one, is noticed then
 SPREAD_S = 0.02  # schedulers do not all ask at once when a time comes
 STOP_S = 2.0  # for a call to Redis to end
 

@@ -1,34 +1,125 @@
 """Settlers: they settle the deliveries whose runs have ended.
 
-Each handler has a settler; a few threads (`rmq.worker.settler_thread`) do the work of all of them.
+Each handler has a settler; a few threads (`rmq.worker.settler`) do the work of all of them.
 All reports that are queued are settled with one call for each handler and verb. While a call is
 under way the next reports collect, so calls grow with the load.
+
+Reports of ended runs, and the error that stops a topic at present.
+
+The threads of the settlers.
+
+A thread knows nothing of deliveries. A settler queues a function when it gets its first report, and
+again when a batch was not all; pauses between tries are taken here, so that a stop can end them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rmq.client.handler import Handler
-from rmq.core import failure
-from rmq.core.claim import KEPT
-from rmq.core.delivery import LOST, OPEN, DeliveryData
-from rmq.core.settings import BATCH_MAX
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
-from rmq.protocol.steps import is_master_away
-from rmq.worker.detached_claims import DetachedClaims
-from rmq.worker.disposition import Disposition, Overrun
-from rmq.worker.handler_consumer import HandlerConsumer
-from rmq.worker.reports import ErrorState, ReportBatch, deliveries_of
-from rmq.worker.settler_thread import SettlerThread
+from rmq.kernel.core import failure
+from rmq.kernel.core.claim import KEPT
+from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.transport.steps import is_master_away
+from rmq.worker.disposition import DONE_BEFORE, Halt, Overrun
+
+if TYPE_CHECKING:
+    from rmq.worker.disposition import DetachedClaims, Disposition
+    from rmq.worker.feed import HandlerConsumer
+
 
 log = logging.getLogger("rmq")
+
+
+class ErrorState:
+    """The error that stops a topic at present. A new kind of error is logged once."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self.error: RMQError | None = None
+
+    def note(self, error: Exception) -> RMQError:
+        """Store an error, and log it if it is of another kind than the one before."""
+        known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
+        if self.error is None or type(self.error) is not type(known):
+            log.error(
+                "topic %r cannot go on, and is tried again: %s", self._topic, failure.text_of(error)
+            )
+            if not isinstance(error, RMQError):
+                log.exception("unexpected")
+        self.error = known
+        return known
+
+    def clear(self, error: RMQError | None = None) -> None:
+        """Forget the error. `error`: only if it is still this one."""
+        if error is None or self.error is error:
+            self.error = None
+
+
+class ReportBatch:
+    """The reports of one turn, sorted by kind.
+
+    A delivery in `overdue` was settled when its run exceeded `max_runtime`; the report of the end
+    of that run is dropped.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[Any],
+        overdue: set[DeliveryData],
+        disposition_of_overrun: Callable[[Overrun], Disposition],
+    ) -> None:
+        self.acks: list[DeliveryData] = []
+        self.duplicates = 0  # acks of deliveries whose work had been done before
+        self.others: list[tuple[DeliveryData, Disposition]] = []
+        self.flushed: list[threading.Event] = []  # set when all reports are carried out
+        self.halts: list[Halt] = []
+        self.overran: list[DeliveryData] = []
+        for item in items:
+            if isinstance(item, DeliveryData):
+                if overdue and item in overdue:
+                    overdue.discard(item)
+                else:
+                    self.acks.append(item)
+            elif isinstance(item, Halt):
+                self.halts.append(item)
+            elif isinstance(item, threading.Event):
+                self.flushed.append(item)
+            elif isinstance(item, Overrun):
+                self.overran.append(item.delivery)
+                failed = (item.delivery, disposition_of_overrun(item))
+                if item.rest:
+                    self.halts.append(Halt(failed, list(item.rest)))
+                else:
+                    self.others.append(failed)
+            elif item[0] in overdue:
+                overdue.discard(item[0])
+            elif item[1] is DONE_BEFORE:
+                self.acks.append(item[0])
+                self.duplicates += 1
+            else:
+                self.others.append(item)
+
+
+def deliveries_of(item: Any) -> list[DeliveryData]:
+    """Return the deliveries that a report is about."""
+    if isinstance(item, DeliveryData):
+        return [item]
+    if isinstance(item, Halt):
+        return item.rest + ([item.failed[0]] if item.failed is not None else [])
+    if isinstance(item, Overrun):
+        return [item.delivery, *item.rest]
+    return [] if isinstance(item, threading.Event) else [item[0]]
+
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
 ASIDE_PAUSE_MOST_S = 0.5  # a replica takes over within seconds
@@ -295,3 +386,79 @@ class Settler:
                 self.tally["own"] += len(deliveries) - len(left) - lost_before
         self._count(deliveries)
         self._counted.append(deliveries)
+
+
+class SettlerThread:
+    """A thread that does the work of several settlers, in turn.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._abandoned = threading.Event()
+        self._aside: SettlerThread | None = None
+        self.call_began = 0.0  # when the present call to Redis began; 0: none
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether calls are not repeated any more while Redis cannot be reached."""
+        return self._abandoned.is_set()
+
+    def start(self) -> None:
+        """Begin to settle."""
+        self._thread.start()
+
+    def put(self, carry_out: Callable[[], None]) -> None:
+        """Queue the function that settles what has been reported to one settler."""
+        self._waiting.put(carry_out)
+
+    def put_aside(self, carry_out: Callable[[], None]) -> None:
+        """Queue a function that waits for a master of a cluster: it runs in a thread of its own."""
+        if self._aside is None:
+            aside = SettlerThread(f"{self._name}-aside")
+            aside._abandoned = self._abandoned
+            aside.start()  # raises if the system has no thread left
+            self._aside = aside
+        self._aside.put(carry_out)
+
+    def after_aside(self, call: Callable[[], None]) -> None:
+        """Call a function when all that was put aside so far has been carried out."""
+        if self._aside is None:
+            call()
+        else:
+            self._aside.put(call)
+
+    def pause(self, seconds: float) -> None:
+        """Wait before a call is repeated."""
+        self._abandoned.wait(seconds)
+
+    def abandon(self) -> None:
+        """Settle what is queued, without retries while Redis cannot be reached, and end."""
+        self._abandoned.set()
+        self._waiting.put(None)
+
+    def join(self, wait_s: float) -> bool:
+        """Wait for the end of the thread; return whether it has ended."""
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))
+
+    def _run(self) -> None:
+        while (carry_out := self._waiting.get()) is not None:
+            self._call(carry_out)
+        with suppress(Empty):
+            while True:  # those that had more than a batch
+                carry_out = self._waiting.get_nowait()
+                if carry_out is not None:
+                    self._call(carry_out)
+        if self._aside is not None:
+            self._aside._waiting.put(None)
+
+    def _call(self, carry_out: Callable[[], None]) -> None:
+        self.call_began = time.monotonic()
+        carry_out()
+        self.call_began = 0.0

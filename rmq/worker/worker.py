@@ -1,4 +1,7 @@
-"""The worker: runs the handlers of a client, from a start to a stop or a signal."""
+"""The worker: runs the handlers of a client, from a start to a stop or a signal.
+
+Exit codes of a worker, and the end of a process in which handlers still run.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,78 @@ import asyncio
 import contextlib
 import faulthandler
 import logging
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from rmq.client.client import AsyncClient, Client
-from rmq.client.handler import MAX_CONCURRENCY
-from rmq.core.audit import Audit
-from rmq.core.interceptor import Hooks, Interceptor, call_hook
-from rmq.core.validation import Duration, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, LifespanFailed, TopicNotFound
-from rmq.protocol.flows import open_topic
-from rmq.transport import Transport, as_blocking
-from rmq.worker import heartbeat_process
-from rmq.worker.chosen_topics import check_hooks, chosen_topics
-from rmq.worker.event_loop import EventLoopThread
-from rmq.worker.process_exit import (
-    FINISHED,
-    HANDED_BACK,
-    LIFESPAN_FAILED,
-    RECYCLED,
-    STUCK,
-    leave_with,
-)
+from rmq.features.audit.audit import Audit
+from rmq.kernel.core.interceptor import Hooks, Interceptor, call_hook
+from rmq.kernel.core.process import StopSignals
+from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.handlers.handler import MAX_CONCURRENCY
+from rmq.kernel.topic import opening
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.open import as_blocking
+from rmq.worker.heartbeat import start
 from rmq.worker.process_scope import ProcessScope
-from rmq.worker.recycling import RecyclingLimits
-from rmq.worker.redis_outage import open_topics
-from rmq.worker.running_worker import CANCEL_S, Options, RunningWorker, Surroundings
-from rmq.worker.stop_signals import StopSignals
-from rmq.worker.watchdog import Health
+from rmq.worker.running import (
+    CANCEL_S,
+    EventLoopThread,
+    Options,
+    RecyclingLimits,
+    RunningWorker,
+    Surroundings,
+    check_hooks,
+    chosen_topics,
+)
+from rmq.worker.watchdog import Health, open_topics
 
 log = logging.getLogger("rmq")
+
+FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
+LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
+
+
+def leave_with(code: int) -> int:
+    """Return an exit code, and have the process end although handlers still run in threads.
+
+    Python waits at its exit for the threads of `asyncio.to_thread` and of other pools, which may
+    never return. Only the private `threading._register_atexit` is called before that wait. Since
+    Python 3.12 no thread can be started from there, so one waits for it.
+    """
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None and threading.current_thread() is threading.main_thread():
+        exiting = threading.Event()
+        register(exiting.set)
+        end_after(exiting, code)
+    return code
+
+
+def end_after(exiting: threading.Event, code: int) -> None:
+    """Have this process end some seconds after an event, whatever still runs."""
+    with contextlib.suppress(RuntimeError):  # the system has no thread left
+        threading.Thread(target=_leave, args=(exiting, code), name="rmq-leave", daemon=True).start()
+
+
+def _leave(exiting: threading.Event, code: int) -> None:
+    exiting.wait()
+    time.sleep(LEAVE_AFTER_S)
+    main = threading.main_thread()
+    names = [t.name for t in threading.enumerate() if not t.daemon and t is not main]
+    log.warning("ended although threads of yours still run: %s", ", ".join(names) or "in a pool")
+    leave_now(code)
+
+
+def leave_now(code: int) -> None:
+    """End this process at once, with what it has printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 class Worker:
@@ -69,7 +114,7 @@ class Worker:
         grace: Duration = 30.0,
         concurrency: int | None = None,
         watchdog: Duration | None = 60.0,
-        heartbeat: heartbeat_process.Kind = "process",
+        heartbeat: start.Kind = "process",
         schedules: bool = True,
         max_messages: int | None = None,
         max_memory: int | None = None,
@@ -121,7 +166,7 @@ class Worker:
         try:
             for handler in self.handlers:
                 try:
-                    transport.run(open_topic.ensure_open(handler.context, create=False))
+                    transport.run(opening.ensure_open(handler.context, create=False))
                     handler.check_lease(handler.context.settings.lease_ms)
                     exists[handler.context.name] = True
                 except TopicNotFound:

@@ -1,7 +1,7 @@
 """Read the outbox's table as a ledger, and turn message ids into ids of stubs, in plain SQL.
 
 A stub's id is its message's id with slot and check (24 bits, of 64 to 87) set to zero; see
-`rmq.sql.outbox.ids`. In the text form, 5 bits a character, that is: the last bit of character 12,
+`rmq.sql.outbox.tables`. In the text form, 5 bits a character: the last bit of character 12,
 all of 13 to 16, and the first three bits of character 17.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
+from rmq.kernel.topic import context
 from tests.acl.scene import Scene
 from tests.conftest import EACH, NEWEST, run_on
 from tests.servers import Server
@@ -28,7 +28,7 @@ def scene(each_server: Server, name: str) -> Iterator[Scene]:
     made = Scene(each_server, name)
     yield made
     made.close()
-    commands.set_clock(None)
+    context.set_clock(None)
 
 
 @pytest.fixture

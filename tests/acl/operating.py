@@ -7,9 +7,7 @@ from datetime import timedelta
 import pytest
 
 import rmq
-from rmq.protocol.flows import (
-    worker_status,
-)
+from rmq.features.workers import flows
 from tests.acl.registry import (
     LARGE,
     RUN,
@@ -55,9 +53,9 @@ def looks_at_the_rest(s: Scene) -> None:
     assert [state.name for state in admin.schedules(s.name)] == ["nightly"]
     assert admin.schedule(s.name, "nightly").name == "nightly"
     assert [sink.query for sink in admin.sinks(s.name)] == ["q"]
-    s.full._transport.run(worker_status.report("rmq", "1" * 8, lambda now_ms: "{}", 5000))
+    s.full._transport.run(flows.report("rmq", "1" * 8, lambda now_ms: "{}", 5000))
     admin.workers()
-    s.full._transport.run(worker_status.forget("rmq", "1" * 8))
+    s.full._transport.run(flows.forget("rmq", "1" * 8))
     with topic.consumer() as consumer:
         first = rmq.Claims().first(consumer.receive(), key=lambda body: "1")
         assert len(first) == 1

@@ -6,16 +6,12 @@ import contextlib
 from typing import Any
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.flows import (
-    audit as audit_flow,
-    due_schedules,
-    open_topic,
-    rollback,
-    tidy,
-    worker_status,
-)
-from rmq.worker.dispatch import Dispatch
+from rmq.features.audit import flows as audit_flow
+from rmq.features.schedules import due
+from rmq.features.schedules.dispatch import Dispatch
+from rmq.features.workers import flows
+from rmq.kernel.consumer import rollback, scripts as consumer_scripts
+from rmq.kernel.topic import opening, scripts, tidy
 from tests.acl.registry import (
     LARGE,
     RUN,
@@ -213,7 +209,7 @@ def drops_old_dead_letters(s: Scene) -> None:
         consumer.receive()[0].ack()
     s.later(600)
     topic = inner_of(s.api.topic(s.name))
-    s.run(open_topic.open(topic._context))
+    s.run(opening.open(topic._context))
     s.run(tidy.tidy(topic._context))
 
 
@@ -222,8 +218,8 @@ def drops_old_dead_letters(s: Scene) -> None:
 
 @of("worker")
 def reports_its_status(s: Scene) -> None:
-    s.run(worker_status.report("rmq", "0" * 8, lambda now_ms: "{}", 1000))
-    s.run(worker_status.forget("rmq", "0" * 8))
+    s.run(flows.report("rmq", "0" * 8, lambda now_ms: "{}", 1000))
+    s.run(flows.forget("rmq", "0" * 8))
 
 
 @of("worker")
@@ -233,11 +229,11 @@ def serves_schedules(s: Scene) -> None:
     declaration.declare()
     s.later(5)
     with rmq.Client(s.url, retry_for=0) as client:  # as a worker of an async client has one
-        ((_, reply),) = client._transport.run(due_schedules.read_due("rmq", [s.name]))
+        ((_, reply),) = client._transport.run(due.read_due("rmq", [s.name]))
         if isinstance(reply, rmq.RMQError):
             raise reply
         _, errors = client._transport.run(
-            due_schedules.send_due(declaration.context, reply.due, reply.now_ms)
+            due.send_due(declaration.context, reply.due, reply.now_ms)
         )
         for error in errors.values():
             raise error
@@ -251,13 +247,13 @@ def serves_schedules(s: Scene) -> None:
 def keeps_and_gives_back_shared_leases(s: Scene) -> None:
     id = s.full.topic(s.name).send(1).id
     topic = inner_of(s.topic())
-    s.run(open_topic.open(topic._context))
+    s.run(opening.open(topic._context))
     (keys,) = topic._context.slots
 
     def flow() -> Any:
-        assert (yield commands.get(keys, id))
-        yield commands.lease_renew(keys, 1, 60_000)
-        yield commands.lease_release(topic._context, keys, 1, 1)
+        assert (yield scripts.get(keys, id))
+        yield consumer_scripts.lease_renew(keys, 1, 60_000)
+        yield consumer_scripts.lease_release(topic._context, keys, 1, 1)
 
     s.run(flow())
 

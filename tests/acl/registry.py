@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.acl import ROLES, SCRIPTS, Role
+from rmq.kernel.topic import context
+from rmq.kernel.transport.acl import ROLES, SCRIPTS, Role
 from tests.acl.scene import Scene, Step
 from tests.patience import PATIENCE_S
 
@@ -84,7 +84,7 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
         yield got
     finally:
         if thread.is_alive() and not got:
-            commands.set_clock(None)
+            context.set_clock(None)
             s.full.topic(s.name).send("end")
         thread.join()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.acl import AclRules, Role, ServerVersion
+from rmq.kernel.topic import context
+from rmq.kernel.transport.acl import AclRules, Role, ServerVersion
 from tests.integration.driven import Driven, connect
 from tests.patience import PATIENCE_S
 from tests.servers import Server
@@ -98,7 +98,7 @@ class Scene:
 
     def later(self, seconds: float) -> None:
         """Let time pass for the scripts."""
-        commands.set_clock(round((time.time() + seconds) * 1_000_000))
+        context.set_clock(round((time.time() + seconds) * 1_000_000))
 
     def see_renewal(self) -> None:
         """Wait until the heartbeat of a worker has renewed the shared lease of the slot."""

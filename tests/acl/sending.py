@@ -7,21 +7,12 @@ import time
 from typing import Any
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.acl import ROLES
-from rmq.protocol.flows import (
-    locate,
-    open_topic,
-)
-from rmq.protocol.steps import RawCommand
-from tests.acl.registry import (
-    LARGE,
-    ON_TOPICS,
-    handed,
-    inner_of,
-    of,
-    waiting,
-)
+from rmq.kernel.producer import scripts
+from rmq.kernel.topic import opening
+from rmq.kernel.transport.acl import ROLES
+from rmq.kernel.transport.steps import RawCommand
+from rmq.sql.outbox import lost
+from tests.acl.registry import LARGE, ON_TOPICS, handed, inner_of, of, waiting
 from tests.acl.scene import Scene, version_of
 
 
@@ -183,7 +174,7 @@ def numbers_its_messages(s: Scene) -> None:
     def flow() -> Any:
         for sequence in inner._hooks.producer_sequence.slot_sequences():
             told = sequence.next_report()
-            yield commands.audit_report(
+            yield scripts.audit_report(
                 sequence.keys, sequence.producer, told.old, told.sent, told.ranges
             )
 
@@ -197,5 +188,5 @@ def numbers_its_messages(s: Scene) -> None:
 def locates(s: Scene) -> None:
     id = s.topic().send(1).id
     topic = inner_of(s.api.topic(s.name))
-    s.run(open_topic.open(topic._context))
-    assert s.run(locate.locate(topic._context, lambda context: [id]))[0].queue == "store"
+    s.run(opening.open(topic._context))
+    assert s.run(lost.locate(topic._context, lambda context: [id]))[0].queue == "store"

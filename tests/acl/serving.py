@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import rmq
-from rmq.protocol.flows import sessions, tokens
+from rmq.features.audit.service import Audits
+from rmq.features.dead_letters.service import Expiry
+from rmq.features.messages.service import Rollback
+from rmq.features.schedules.service import Schedules
+from rmq.features.tokens import flows
+from rmq.features.topic_admin.service import Retention, Sampler
+from rmq.features.workers.service import WorkerRecords
 from rmq.server.leadership import Leadership
-from rmq.server.services.audits import Audits
-from rmq.server.services.expiry import Expiry
-from rmq.server.services.retention import Retention
-from rmq.server.services.rollback import Rollback
-from rmq.server.services.sampler import Sampler
-from rmq.server.services.schedules import Schedules
-from rmq.server.services.worker_records import WorkerRecords
-from rmq.server.survey import Survey
+from rmq.web.survey import Survey
 from tests.acl.registry import of, settle_one_with_a_dedup_key
 from tests.acl.scene import Scene
 
@@ -79,14 +78,14 @@ def knows_tokens_and_keeps_sessions(s: Scene) -> None:
     try:
         with rmq.Client(s.url, retry_for=0) as client:
             run = client._transport.run
-            found, now_ms = run(tokens.tokens_by_id("rmq"))
+            found, now_ms = run(flows.tokens_by_id("rmq"))
             assert found[token.id].digest == token.digest
-            run(tokens.note_use("rmq", token.id, now_ms))
-            assert run(sessions.server_secret("rmq")) == run(sessions.server_secret("rmq"))
-            run(sessions.session_store("rmq", s.name, "[]", 5000))
-            run(sessions.session_touch("rmq", s.name, 9000))
-            assert run(sessions.session_read("rmq", s.name)) == b"[]"
-            run(sessions.session_end("rmq", s.name))
-            assert run(sessions.session_read("rmq", s.name)) is None
+            run(flows.note_use("rmq", token.id, now_ms))
+            assert run(flows.server_secret("rmq")) == run(flows.server_secret("rmq"))
+            run(flows.session_store("rmq", s.name, "[]", 5000))
+            run(flows.session_touch("rmq", s.name, 9000))
+            assert run(flows.session_read("rmq", s.name)) == b"[]"
+            run(flows.session_end("rmq", s.name))
+            assert run(flows.session_read("rmq", s.name)) is None
     finally:
         s.full.admin.token_revoke(s.name)

@@ -11,10 +11,11 @@ import pytest
 import redis
 
 import rmq
-from rmq.core.keys import topic_key
-from rmq.protocol import acl, commands, scripts
-from rmq.transport.cluster_slots import hash_slot
-from rmq.worker import cluster_connection
+from rmq.kernel.core.keys import topic_key
+from rmq.kernel.topic import context
+from rmq.kernel.transport import acl, scripts
+from rmq.kernel.transport.cluster_slots import hash_slot
+from rmq.worker.heartbeat import cluster_connection
 from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import PASSWORD, USER, Scene
@@ -96,7 +97,7 @@ def scene(cluster: Cluster, as_server: ClusterAsServer, name: str) -> Iterator[C
     made = ClusterScene(cluster, as_server, name)
     yield made
     made.close()
-    commands.set_clock(None)
+    context.set_clock(None)
 
 
 @pytest.mark.parametrize(("role", "step"), ALL_STEPS)

@@ -10,8 +10,8 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol import acl, functions, scripts
-from rmq.transport.redis_errors import code_of
+from rmq.kernel.transport import acl, functions, scripts
+from rmq.kernel.transport.errors import code_of
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import Scene
 from tests.patience import PATIENCE_S

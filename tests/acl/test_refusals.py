@@ -11,10 +11,10 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol import acl
-from rmq.protocol.flows import audit_report
-from rmq.transport.redis_errors import code_of
-from rmq.transport.subscription import SubscriptionRefused
+from rmq.kernel.producer import report
+from rmq.kernel.transport import acl
+from rmq.kernel.transport.errors import code_of
+from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import Scene, version_of
 from tests.acl.steps import STEPS
@@ -206,7 +206,7 @@ def test_a_producer_that_may_not_report_to_the_audit_is_told_once(
     with caplog.at_level(logging.WARNING, "rmq"):
         for number in range(3):
             client.topic(scene.name).send(number)
-            client._transport.run(audit_report.report(client._hooks.producer_sequence, again=False))
+            client._transport.run(report.report(client._hooks.producer_sequence, again=False))
 
     told = [line for line in caplog.messages if "audit" in line]
     assert len(told) == 1

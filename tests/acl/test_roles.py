@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.protocol import acl, commands
+from rmq.kernel.topic import context
+from rmq.kernel.transport import acl
 from tests.acl.calls import noted, ran
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import Scene
@@ -85,7 +86,7 @@ def play(each_server: Server) -> Callable[[acl.Role, str], Played]:
                 error = raised
             finally:
                 ran_then = ran(scene.raw)
-                commands.set_clock(None)
+                context.set_clock(None)
                 scene.close()
             played[role, step] = Played(error, ran_then, called)
         return played[role, step]
@@ -118,7 +119,7 @@ def test_a_role_may_do_it_with_other_clients(
 
         STEPS[role][step](scene)
     finally:
-        commands.set_clock(None)
+        context.set_clock(None)
         scene.close()
 
 
@@ -164,7 +165,7 @@ def test_each_command_of_the_rules_is_needed(
             refused = error
             break
         finally:
-            commands.set_clock(None)
+            context.set_clock(None)
             tried.close()
 
     assert is_tried

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 import rmq
-from rmq.protocol import acl
-from rmq.protocol.scripts import Script
-from rmq.worker.script_connection import ScriptConnection
+from rmq.kernel.transport import acl
+from rmq.kernel.transport.scripts import Script
+from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import PASSWORD, USER, Scene

@@ -31,7 +31,7 @@ from bench.growth import (
 )
 from bench.growth_table import show
 from bench.report import Bar, bar
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys
 from tests.servers import Server, oldest_supported
 
 

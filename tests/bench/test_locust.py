@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys
 from tests.bench.refusing import refused
 from tests.conftest import any_binary
 from tests.servers import Server, die_with_parent

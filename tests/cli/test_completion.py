@@ -15,10 +15,11 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import rmq
-from rmq.cli import cli, names
-from rmq.cli.options import CommonOptions
-from rmq.cli.topic_names import topic_names
+from rmq.cli import cli
 from rmq.client.client import DEFAULT_URL
+from rmq.terminal import names
+from rmq.terminal.names import topic_names
+from rmq.terminal.options import CommonOptions
 from tests.cli.conftest import bury
 from tests.servers import Server, binary_of
 
@@ -67,10 +68,11 @@ def test_topics(complete, topic):
 
 def test_names_of_topics_are_read_without_a_client(shell, topic, name):
     script = f"""import atexit, sys
-from rmq.cli import main, names
+from rmq.cli import main
+from rmq.terminal import names
 names.ANSWER_S = {PATIENCE_S}
 def told():
-    slow = ("redis", "rmq.transport", "rmq.client.")
+    slow = ("redis", "rmq.kernel.transport.pool", "rmq.client.")
     print(sorted(name for name in sys.modules if name.startswith(slow)), file=sys.stderr)
 atexit.register(told)
 main()"""
@@ -184,7 +186,8 @@ def test_the_script_of_each_shell(run, shell_name):
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_a_real_bash_completes_a_topic(shell, topic, name, tmp_path):
     program = tmp_path / "rmq"
-    patient = f"from rmq.cli import main, names; names.ANSWER_S = {PATIENCE_S}; main()"
+    imports = "from rmq.cli import main; from rmq.terminal import names"
+    patient = f"{imports}; names.ANSWER_S = {PATIENCE_S}; main()"
     program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -c '{patient}' \"$@\"\n")
     program.chmod(0o755)
     typed = f"rmq peek {topic.name[:-1]}"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rmq.protocol.flows.doctor import NAMES
+from rmq.features.doctor.flows import NAMES
 from tests.conftest import any_binary
 from tests.servers import Server
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rmq.protocol.functions import library_name
+from rmq.kernel.transport.functions import library_name
 from tests.conftest import NEWEST
 from tests.servers import Server, engines
 

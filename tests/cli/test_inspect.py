@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 import rmq
-from rmq.cli import output
+from rmq.terminal import tables
 from tests.cli.conftest import bury, ndjson
 from tests.cli.program import PATIENCE_S
 
@@ -96,7 +96,7 @@ def test_tables_align_and_ids_are_whole_at_every_width(run, topic, columns):
     at = lines[0].index("BODY")
     for one in lines[1:]:
         assert one[at - 1] == " " != one[at]
-    narrowest = at + output.NARROWEST
+    narrowest = at + tables.NARROWEST
     assert max(map(cell_len, lines)) <= max(int(columns), narrowest)
 
 

@@ -10,10 +10,10 @@ import pytest
 from rich.cells import cell_len
 
 import rmq
-from rmq.cli import output
-from rmq.cli.inspect import tabulate
-from rmq.cli.records import csv_cell
-from rmq.cli.tables import cells, table_lines
+from rmq.terminal import tables
+from rmq.terminal.message import tabulate
+from rmq.terminal.output import csv_cell
+from rmq.terminal.tables import cells, table_lines
 from tests.cli.conftest import bury, ndjson
 from tests.cli.test_help import ALL
 
@@ -167,7 +167,7 @@ def test_rows_of_a_generator_are_printed_while_they_are_read():
             read.append(n)
             yield [str(n), "x"]
 
-    lines = table_lines([output.Column("N", right=True), output.Column("T")], rows())
+    lines = table_lines([tables.Column("N", right=True), tables.Column("T")], rows())
 
     assert [next(lines), next(lines)] == ["  N  T", "  0  x"]
     assert len(read) == 1000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
+from rmq.features.queries import scripts
 from tests.cli.conftest import Shell
 
 QUERY = "5b0c1f5e-3d0a-4f86-9d0e-0d2f6c1b7a55"
@@ -21,7 +21,7 @@ def written(topic: rmq.Topic) -> rmq.Topic:
         stage = topic.stage()
         stage.push([rmq.Outgoing(batch)])
         topic.publish([stage.staged], query=query, batch=batch)
-    topic._transport.run((lambda: (yield commands.sink_begin(topic._context, QUERY, 1, b"[]")))())
+    topic._transport.run((lambda: (yield scripts.sink_begin(topic._context, QUERY, 1, b"[]")))())
     return topic
 
 

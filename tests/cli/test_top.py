@@ -17,9 +17,8 @@ import time
 import click
 import pytest
 
-from rmq.cli.top import keys
-from rmq.cli.top_frame import COLUMNS, WIDE, Reading, Top, document, rates, short
-from rmq.core.lateness import BUCKETS
+from rmq.cli.top import COLUMNS, WIDE, Reading, Top, document, keys, rates, short
+from rmq.kernel.core.telemetry import BUCKETS
 from tests.cli.conftest import bury
 
 COUNTS = dict.fromkeys((*COLUMNS.values(), "records"), 0)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 import rmq
-from rmq.core import retry, settings, validation
-from rmq.protocol.flows import overview
+from rmq.kernel.core import retry, settings, validation
+from rmq.kernel.topic import overview
 from tests.conftest import any_binary
 from tests.old_topic import write_old_topic
 from tests.servers import Server

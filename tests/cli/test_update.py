@@ -171,8 +171,8 @@ class TestDeadLetters:
 
     def test_ls_looks_further_until_it_has_enough(self, run, topic, monkeypatch):
         ids = bury(topic, *(f"boom {n}" for n in range(10)))
-        monkeypatch.setattr("rmq.protocol.flows.inspect.FIRST_CALL", 2)
-        monkeypatch.setattr("rmq.protocol.flows.inspect.CALL_MAX", 3)
+        monkeypatch.setattr("rmq.kernel.topic.reading.FIRST_CALL", 2)
+        monkeypatch.setattr("rmq.kernel.topic.reading.CALL_MAX", 3)
 
         def found(*words):
             return [

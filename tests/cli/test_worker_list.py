@@ -47,7 +47,7 @@ def fading(plain: Path) -> Path:
 
 def _with(home: Path, **constants: float) -> Path:
     lines = [f"status_reporter.{name} = {value}" for name, value in constants.items()]
-    text = "\n".join(["", "from rmq.worker import status_reporter", *lines, ""])
+    text = "\n".join(["", "from rmq.features.workers import reporter as status_reporter", *lines, ""])
     write(home, (home / "shop.py").read_text() + text)
     return home
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys, topic_key
-from rmq.transport import cluster_tasks, redis_errors
-from rmq.transport.cluster_slots import SlotTable, hash_slot
+from rmq.kernel.core.keys import SlotKeys, topic_key
+from rmq.kernel.transport import cluster_tasks, errors
+from rmq.kernel.transport.cluster_slots import SlotTable, hash_slot
 from tests.cluster.conftest import ClusterAsServer
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
 from tests.conftest import any_binary
@@ -473,7 +473,7 @@ def test_while_a_slot_has_no_node_the_others_go_on_and_nothing_is_lost_at_its_re
 def test_control_a_client_that_does_not_know_what_it_never_sent_calls_it_unknown(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_errors, "_NEVER_SENT", ())
+    monkeypatch.setattr(errors, "_NEVER_SENT", ())
     found = without_a_node(name)
 
     print(f"\nFIG control, no word of what was never sent: {found}")

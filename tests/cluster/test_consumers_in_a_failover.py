@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
-from rmq.core.slots import slot_of
-from rmq.transport.cluster_replies import is_away
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic.context import slot_of
+from rmq.kernel.transport.cluster_replies import is_away
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, until
 
 SLOTS = 12

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.steps import POLL_S
+from rmq.kernel.consumer import scripts
+from rmq.kernel.transport.steps import POLL_S
 from tests.clusters import Cluster
 
 SLOTS = 16
@@ -20,13 +20,13 @@ def test_between_two_messages_only_the_slot_that_gave_one_is_asked(
     cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    next_ready = commands.next_ready
+    next_ready = scripts.next_ready
 
     def counting(slots: Any, waits: bool, many_topics: bool = False) -> Any:
         asked.append(len(slots))
         return next_ready(slots, waits, many_topics)
 
-    monkeypatch.setattr(commands, "next_ready", counting)
+    monkeypatch.setattr(scripts, "next_ready", counting)
     with rmq.Client(cluster.url) as client:
         topic = client.topic(name, slots=SLOTS)
         with topic.consumer() as consumer:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows.doctor import NAMES, programs, topics
+from rmq.features.doctor import programs, topics
+from rmq.features.doctor.flows import NAMES
 from tests.clusters import MASTERS, Cluster, Node, until
 from tests.integration.driven import connect
 
@@ -181,7 +182,9 @@ def test_dead_master_is_an_error_and_the_others_are_examined(
         assert 0 < len(cut_off) < 30
         dead, others = bury_master(own_cluster, keep_serving=True)
         assert dead is lost
-        monkeypatch.setattr(topics, "some", lambda names, most=99: ", ".join(names))
+        monkeypatch.setattr(
+            "rmq.features.doctor.topics.some", lambda names, most=99: ", ".join(names)
+        )
 
         findings = client.admin.doctor()
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
-from rmq.protocol import commands
-from rmq.protocol.flows import hand_over, receive
-from rmq.transport.cluster_slots import hash_slot
-from rmq.transport.subscription import SubscriptionRefused
+from rmq.kernel.consumer import hand_over, receive, scripts
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport.cluster_slots import hash_slot
+from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.cluster.conftest import ClusterAsServer
 from tests.clusters import PATIENCE_S, Cluster, is_master, until
 from tests.conftest import EACH, OLDEST
@@ -55,7 +54,7 @@ def client(cluster: Cluster) -> Iterator[rmq.Client]:
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of hand-overs that came in this process."""
     came: list[int] = []
-    read = commands.read_hand_over
+    read = scripts.read_hand_over
 
     def note(*args: Any) -> Any:
         found = read(*args)
@@ -63,7 +62,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             came.append(found.number)
         return found
 
-    monkeypatch.setattr(commands, "read_hand_over", note)
+    monkeypatch.setattr(scripts, "read_hand_over", note)
     return came
 
 

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys, topic_key
-from rmq.core.slots import slot_of
-from rmq.transport import cluster_calls
-from rmq.transport.cluster_operations import NodeExchange
-from rmq.transport.cluster_slots import hash_slot
-from rmq.transport.node_pools import NodePools
+from rmq.kernel.core.keys import SlotKeys, topic_key
+from rmq.kernel.topic.context import slot_of
+from rmq.kernel.transport.cluster_slots import NodeExchange, hash_slot
+from rmq.kernel.transport.node_pools import NodePools
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, Node, until
 
 SLOTS = 16
@@ -84,7 +82,7 @@ def test_a_client_of_a_cluster_that_believes_late_replies_is_seen_to_lose(
     own_cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr(cluster_calls, "SLOW_S", float("inf"))
+    monkeypatch.setattr("rmq.kernel.transport.cluster_calls.SLOW_S", float("inf"))
     assert lost_in_a_pause(own_cluster, name, monkeypatch) > 0
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys, topic_key
-from rmq.protocol.scripts import Script
-from rmq.transport.cluster_slots import hash_slot
-from rmq.worker import cluster_connection
+from rmq.kernel.core.keys import SlotKeys, topic_key
+from rmq.kernel.transport.cluster_slots import hash_slot
+from rmq.kernel.transport.scripts import Script
+from rmq.worker.heartbeat import cluster_connection
 from tests.clusters import Cluster, Node
 from tests.integration.driven import connect
 from tests.integration.test_tls import WRONG

@@ -28,12 +28,12 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
+from rmq.kernel.consumer import claim
+from rmq.kernel.transport.steps import Pipeline
 from rmq.ledger import Ledger, exactly_once
-from rmq.protocol.flows import claim
-from rmq.protocol.steps import Pipeline
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerMiddleware
-from rmq.worker.handler_consumer import HandlerConsumer
+from rmq.worker.feed import HandlerConsumer
 from tests.faults import bank, bank_mutants
 from tests.faults.storm import Hurry
 from tests.faults.worker_child import Book

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.core.claim import BUSY
-from rmq.core.delivery import DeliveryData
-from rmq.protocol.flows import claim as claim_flow
+from rmq.kernel.consumer import claim as claim_flow
+from rmq.kernel.core.claim import BUSY
+from rmq.kernel.core.delivery import DeliveryData
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
-from rmq.sql.ledger.tables import CONSUMED
+from rmq.sql.ledger.rows import CONSUMED
 from rmq.worker.disposition import DONE_BEFORE, HandlerDispositions
-from rmq.worker.handler_consumer import HandlerConsumer
-from rmq.worker.lease_tracker import LeaseTracker
+from rmq.worker.feed import HandlerConsumer
+from rmq.worker.heartbeat.leases import LeaseTracker
 
 LONG_MS = 600_000
 DAY_MS = 86_400_000

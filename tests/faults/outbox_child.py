@@ -32,7 +32,7 @@ from typing import Any
 import sqlalchemy as sa
 
 import rmq
-from rmq.core import codec
+from rmq.kernel.core import codec
 from rmq.ledger import exactly_once
 from rmq.outbox import Relay, Resender, stub_id
 from rmq.sql.ledger.exactly_once import ExactlyOnce

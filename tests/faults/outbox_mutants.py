@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rmq.outbox import Relay
-from rmq.protocol.flows.locate import NOWHERE
 from rmq.sql.outbox import relay_queries
-from rmq.sql.outbox.lost import LossDetector
+from rmq.sql.outbox.lost import NOWHERE, LossDetector
 from rmq.sql.outbox.relay import _Turn
 from rmq.sql.outbox.relay_queries import Mark
 from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED

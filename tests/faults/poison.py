@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import rmq
-from rmq.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import DeliveryData
 from rmq.worker import engine
-from rmq.worker.handler_consumer import HandlerConsumer
-from rmq.worker.handler_queue import HandlerQueue
-from rmq.worker.poison_messages import PoisonSuspects
+from rmq.worker.disposition import PoisonSuspects
+from rmq.worker.feed import HandlerConsumer
+from rmq.worker.queue import HandlerQueue
 
 DIES_S, HOLDS_S = 0.2, 0.6
 

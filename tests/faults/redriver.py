@@ -14,8 +14,9 @@ from collections.abc import Generator
 from typing import Any
 
 import rmq
-from rmq.protocol.flows import job_run, redrive_to
-from rmq.protocol.steps import RawCommand
+from rmq.features.dead_letters import redrive_to
+from rmq.features.dead_letters.jobs import run
+from rmq.kernel.transport.steps import RawCommand
 
 HOLD_MS = 300  # so long the next runner waits for a dead one
 _move = redrive_to._move
@@ -39,8 +40,8 @@ def main(url: str, job: str, kind: str, command: str, nth: str) -> None:
             value = yield step
 
     redrive_to._move = dying  # type: ignore[assignment]
-    job_run.HOLD_MS = HOLD_MS
-    job_run._Runner.take.__defaults__ = (HOLD_MS,)
+    run.HOLD_MS = HOLD_MS
+    run._Runner.take.__defaults__ = (HOLD_MS,)
     if kind == "sync":
         with rmq.Client(url) as client:
             client.admin.job_run(job)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import rmq
-from rmq.core import ids
-from rmq.protocol import commands
-from rmq.protocol.flows import due_schedules, send as send_flow
-from rmq.protocol.flows.scheduled_message import encoded, outgoing
-from rmq.protocol.steps import Flow
+from rmq.features.schedules import due as schedules_due, schedule as schedules_schedule, scripts
+from rmq.features.schedules.flows import encoded, outgoing
+from rmq.kernel.core import ids
+from rmq.kernel.producer import send as send_flow
+from rmq.kernel.topic import opening as due_schedules
+from rmq.kernel.transport.steps import Flow
 from tests.forkserver import Forked
 
 
@@ -44,14 +45,14 @@ def in_steps(serve: Callable[[Any, Any, int, Any], Flow[None]]) -> None:
     """
 
     def send_due(context: Any, due: Any, now_ms: int) -> Flow[tuple[int, dict[str, Any]]]:
-        yield from due_schedules.open_topic.ensure_open(context)
+        yield from due_schedules.ensure_open(context)
         for schedule in due:
-            definition = due_schedules.Definition.unpack(schedule.definition)
+            definition = schedules_schedule.Definition.unpack(schedule.definition)
             expected = schedule.next_ms
             for step in definition.plan(expected, now_ms):
                 assert step.time_ms is not None
                 assert step.next_ms is not None
-                move = commands.schedule_send(
+                move = scripts.schedule_send(
                     context, context.slots[0], (schedule.name, schedule.revision, expected),
                     (step.next_ms, definition.due_ms(step.next_ms)),
                 )  # fmt: skip
@@ -59,7 +60,7 @@ def in_steps(serve: Callable[[Any, Any, int, Any], Flow[None]]) -> None:
                 expected = step.next_ms
         return 1, {}
 
-    due_schedules.send_due = send_due
+    schedules_due.send_due = send_due
 
 
 def send(context: Any, definition: Any, id: Any, time_ms: int) -> Flow[None]:

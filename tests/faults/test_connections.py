@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from bench.soak.proxy import Proxy, between
-from rmq.transport import pool
+from rmq.kernel.transport import pool
 from tests.conftest import any_binary
 from tests.faults.connections import IDLE, SOON_S, drive, eventually, fill, idle, proxy
 from tests.patience import PATIENCE_S

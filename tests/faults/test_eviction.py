@@ -10,9 +10,9 @@ import pytest
 import redis
 
 import rmq
-from rmq.core.keys import SlotKeys
-from rmq.protocol import scripts
-from rmq.protocol.flows import eviction
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import opening
+from rmq.kernel.transport import scripts
 from tests.conftest import any_binary
 from tests.property.driver import Driver
 from tests.property.mutants import Change, loader
@@ -113,7 +113,7 @@ def test_a_creation_that_does_not_look_says_nothing(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(eviction, "advice", lambda policy: None)
+    monkeypatch.setattr(opening, "advice", lambda policy: None)
     with rmq.Client(evicting.url) as client:
         client.topic(name).open()
 

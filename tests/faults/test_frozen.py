@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import scripts
-from rmq.transport import Transport
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.blocking import Transport
 from tests.faults.test_unanswered import MODES
 from tests.patience import PATIENCE_S
 from tests.servers import Server

@@ -14,10 +14,10 @@ import pytest
 
 import rmq
 from bench.soak.proxy import between
-from rmq.protocol import scripts
-from rmq.protocol.flows import receive
-from rmq.protocol.flows.receive_state import ReceiveState
-from rmq.protocol.steps import AwaitSignal, Command, Flow, Step
+from rmq.kernel.consumer import receive
+from rmq.kernel.consumer.state import ReceiveState
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import AwaitSignal, Command, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.forkserver import Forked
 from tests.integration.driven import connect

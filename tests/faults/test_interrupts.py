@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.slots import slot_of
+from rmq.kernel.topic.context import slot_of
 from tests.conftest import Clock
 from tests.property.driver import Driver
 from tests.servers import Server

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.soak.proxy import between
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys
 from tests.conftest import any_binary
 from tests.faults.load import Load
 from tests.faults.process import wait_for

@@ -10,7 +10,7 @@ import redis
 
 import rmq
 from bench.soak.proxy import Proxy, between
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from tests.property.driver import Driver
 from tests.property.mutants import MUTANTS, loader
 from tests.servers import Server

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.transport.subscription import SubscriptionRefused
+from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S
 from tests.servers import Server

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from tests.conftest import Clock
 from tests.faults.bank_scene import seeded
 from tests.faults.checker import History, Verdict

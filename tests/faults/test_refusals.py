@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys
 from tests.conftest import any_binary
 from tests.patience import PATIENCE_S, asleep
 from tests.property.driver import Driver

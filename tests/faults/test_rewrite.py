@@ -11,8 +11,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.transport import operations
-from rmq.transport.redis_errors import Kind, code_of, kind_of
+from rmq.kernel.transport.errors import Kind, code_of, kind_of
 from tests.conftest import any_binary
 from tests.faults.aof import end_of
 from tests.faults.checker import History
@@ -142,7 +141,7 @@ def test_a_client_that_takes_loading_for_a_refusal_tells_its_caller(
             topic.send("x")
             assert errors_while_loading(server, topic) == []
 
-            monkeypatch.setattr(operations, "kind_of", kind)
+            monkeypatch.setattr("rmq.kernel.transport.calls.kind_of", kind)
             (error,) = errors_while_loading(server, topic)
     finally:
         server.stop()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
-from rmq.protocol import scripts
-from rmq.protocol.flows.consumer import ConsumerFlows
+from rmq.kernel.consumer.flows import ConsumerFlows
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport import scripts
 from tests.conftest import Clock
 from tests.property.mutants import MUTANTS, Change, loader
 from tests.servers import Server

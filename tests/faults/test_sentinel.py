@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 import redis.sentinel
 
 import rmq
-from rmq.transport import sentinel as sentinel_transport
-from rmq.transport.master_finder import AsyncMasterFinder, MasterFinder
-from rmq.worker.script_connection import ScriptConnection
+from rmq.kernel.transport import sentinel as sentinel_transport
+from rmq.kernel.transport.master_finder import AsyncMasterFinder, MasterFinder
+from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.conftest import any_binary
 from tests.faults.connections import drive, fill
 from tests.patience import PATIENCE_S, asleep
@@ -295,7 +294,7 @@ def test_a_client_that_believes_late_replies_is_seen_to_lose(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr(sentinel_transport, "SLOW_S", float("inf"))
+    monkeypatch.setattr("rmq.kernel.transport.sentinel.SLOW_S", float("inf"))
     assert lost_in_a_pause(service, drive(service.url(), timeout=60), name)
 
 

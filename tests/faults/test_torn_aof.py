@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core.keys import SlotKeys
 from tests.conftest import any_binary
 from tests.faults.aof import end_of
 from tests.faults.bank_scene import seeded

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import scripts
-from rmq.protocol.flows import receive
+from rmq.kernel.consumer import receive
+from rmq.kernel.transport import scripts
 from tests.property.driver import Driver
 from tests.servers import Server
 

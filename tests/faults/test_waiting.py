@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 import rmq
-from rmq.protocol.flows import receive
 from tests.conftest import any_binary
 from tests.patience import PATIENCE_S, asleep
 from tests.servers import Server
@@ -52,7 +51,7 @@ class Waiting:
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks once a second for what no signal told: only a signal, or a due time, wakes."""
-    monkeypatch.setattr(receive, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 10 * PATIENCE_S)
 
 
 def calls(server: Server) -> int:

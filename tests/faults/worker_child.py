@@ -24,7 +24,7 @@ from typing import Any
 import redis
 
 import rmq
-from rmq.core.score import shared_lease
+from rmq.kernel.core.score import shared_lease
 from tests.faults import worker_mutants
 
 LOOK_S, ASK_S = 0.02, 0.1

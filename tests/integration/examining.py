@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import worker_key, workers_key
-from rmq.core.worker_status import HandlerStatus, write_status
+from rmq.features.workers.status import HandlerStatus, write_status
+from rmq.kernel.core.keys import worker_key, workers_key
 from tests.conftest import any_binary
 from tests.servers import Server
 

@@ -10,8 +10,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.flows import query_admin
+from rmq.features.queries import held, scripts
 from tests.integration.driven import both_clients
 from tests.servers import Server
 
@@ -48,7 +47,7 @@ def published(topic: rmq.Topic, query: str, batch: int) -> None:
 def begin(client: rmq.Client, topic: rmq.Topic, query: str, batch: int) -> None:
     """A batch of which nobody says that it has ended."""
     topic._transport.run(
-        (lambda: (yield commands.sink_begin(topic._context, query, batch, b"[]")))()
+        (lambda: (yield scripts.sink_begin(topic._context, query, batch, b"[]")))()
     )
 
 
@@ -161,7 +160,7 @@ def test_what_cannot_name_a_query_or_a_topic_is_refused(api: Any, topic: rmq.Top
 def test_sinks_are_reported_with_the_batches_that_are_published_and_begun(
     api: Any, client: rmq.Client, topic: rmq.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query_admin, "SCANNED", 2)  # so that the walk has many steps
+    monkeypatch.setattr(held, "SCANNED", 2)  # so that the walk has many steps
     assert api.admin.sinks(topic.name) == []
     neighbour = client.topic(f"{topic.name}x")
     neighbour.open()

@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 
 import rmq
-from rmq.protocol.commands import AuditScanPage
-from rmq.protocol.flows import audit as audit_flow
+from rmq.features.audit import flows as audit_flow
+from rmq.features.audit.scripts import AuditScanPage
 from tests.integration.auditing import adds_up, keys_of, lose, lost, producer
 from tests.integration.driven import both_clients
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.protocol import scripts
-from rmq.protocol.flows import send as send_flow
-from rmq.protocol.steps import Command
+from rmq.kernel.producer import send as send_flow
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
 from tests.integration.auditing import adds_up, lose, lost, producer
 from tests.property.mutants import loader
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import rmq
-from rmq.worker import auditor
+from rmq.features.audit import auditor
 from tests.integration.auditing import lose, lost, producer
 from tests.integration.driven import both_clients, connect
 from tests.integration.working import until

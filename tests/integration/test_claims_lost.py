@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.claim import KEPT
-from rmq.protocol.flows import claim
+from rmq.kernel.consumer import claim
+from rmq.kernel.core.claim import KEPT
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually, threads_left

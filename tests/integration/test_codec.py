@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import codec
+from rmq.kernel.core import codec
 from tests.integration.driven import connect
 from tests.servers import Server
 

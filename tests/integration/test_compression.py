@@ -12,7 +12,7 @@ import rmq
 from rmq.cli import cli
 from tests.integration.driven import both_clients
 from tests.servers import Server
-from tests.unit.core.test_compression import BOMBS, HOWS, LARGE
+from tests.unit.kernel.core.test_compression import BOMBS, HOWS, LARGE
 
 
 class Forged:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.delivery import DeliveryData
-from rmq.protocol.flows import consumer as consumer_flow
+from rmq.kernel.consumer import flows as consumer_flow
+from rmq.kernel.core.delivery import DeliveryData
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually

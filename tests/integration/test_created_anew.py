@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.slots import slot_of
+from rmq.kernel.topic.context import slot_of
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients
 from tests.servers import Server

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.dead_letter_filter import parse
 from rmq.errors import InvalidReceipt, InvalidValue, TopicNotFound
-from rmq.protocol.flows import dead_letter_groups, inspect
+from rmq.features.dead_letters import reading
+from rmq.features.dead_letters.filter import parse
+from rmq.kernel.topic import reading as topic_reading
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server
@@ -119,7 +120,7 @@ def test_groups_have_a_count_an_example_and_times(api: Any, name: str) -> None:
 def test_groups_beyond_the_limit_are_counted_together(
     api: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter_groups, "GROUPS_MAX", 2)
+    monkeypatch.setattr(reading, "GROUPS_MAX", 2)
     for word in ("alpha", "beta", "gamma", "delta"):
         bury(api, name, 2, error=f"Error: {word}")
 
@@ -132,19 +133,19 @@ def test_calls_are_small_where_dead_letters_are_large(
     api: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(api, name, 60)
-    monkeypatch.setattr(inspect, "CALL_BYTES", 10)
+    monkeypatch.setattr(topic_reading, "CALL_BYTES", 10)
     asked: list[int] = []
-    next_page = inspect.next_page
+    next_page = topic_reading.next_page
 
     def noted(*args: Any) -> Any:
         asked.append(args[5])
         return next_page(*args)
 
-    monkeypatch.setattr(inspect, "next_page", noted)
+    monkeypatch.setattr(topic_reading, "next_page", noted)
     pages = read(api, name, limit=1000)
 
     assert len(pages[0]) == 60
-    assert asked[:2] == [inspect.FIRST_CALL, 1]
+    assert asked[:2] == [topic_reading.FIRST_CALL, 1]
 
 
 def test_the_program_of_the_page_runs(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import ids
-from rmq.core.slots import slot_of
+from rmq.kernel.core import ids
+from rmq.kernel.topic.context import slot_of
 from tests.conftest import Clock
 from tests.forkserver import Forked
 from tests.integration.driven import both_clients, connect

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows.doctor import NAMES, memory, programs
+from rmq.features.doctor import memory, programs
+from rmq.features.doctor.flows import NAMES
 from tests.integration.examining import (
     GRAVE,
     client,

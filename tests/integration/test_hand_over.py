@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
-from rmq.protocol import commands, scripts
-from rmq.protocol.steps import Command
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport import scripts as transport_scripts
+from rmq.kernel.transport.steps import Command
 from tests.integration.driven import connect
 from tests.integration.test_resize import basis_of
 from tests.patience import PATIENCE_S
@@ -298,13 +299,13 @@ def test_a_consumer_of_many_slots_asks_for_a_part_at_a_time_and_leaves_no_credit
     client: rmq.Client, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    next_ready = commands.next_ready
+    next_ready = scripts.next_ready
 
     def noting(slots: Sequence[SlotKeys], waits: bool) -> Command[list[int]]:
         asked.append(len(slots))
         return next_ready(slots, waits)
 
-    monkeypatch.setattr(commands, "next_ready", noting)
+    monkeypatch.setattr(scripts, "next_ready", noting)
     topic = client.topic(name, slots=300)
     with topic.consumer(lease=LEASE_S) as consumer, server.raw() as raw:
         assert consumer.receive(1, wait=0.5) == []
@@ -448,7 +449,7 @@ def test_the_script_that_withdraws_is_loaded_where_the_server_lost_it(
 ) -> None:
     with connect(kind, own_server.url) as one, own_server.raw() as raw:
         consumer = one.topic(name).consumer()
-        withdraw = scripts.load("withdraw").sha
+        withdraw = transport_scripts.load("withdraw").sha
 
         def withdrawn() -> bool:  # on a busy machine a wait is over before a credit is left
             assert consumer.receive(1, wait=0.1) == []
@@ -456,6 +457,8 @@ def test_the_script_that_withdraws_is_loaded_where_the_server_lost_it(
 
         eventually(withdrawn)
         raw.script_flush()
-        raw.script_load(scripts.load("prepare").text)  # a take that is repeated leaves no credit
+        raw.script_load(
+            transport_scripts.load("prepare").text
+        )  # a take that is repeated leaves no credit
         eventually(withdrawn)
         consumer.close()

@@ -14,8 +14,8 @@ import pytest
 import redis
 
 import rmq
-from rmq.worker import heartbeat_process
-from rmq.worker.script_connection import RedisError, ScriptConnection
+from rmq.worker.heartbeat import start
+from rmq.worker.heartbeat.script_connection import RedisError, ScriptConnection
 from tests.integration.handling import eventually
 from tests.servers import Server
 
@@ -91,19 +91,20 @@ def test_a_server_that_does_not_answer_is_an_error(server: Server) -> None:
         connection(server, port=1).evaluate([("number", [], [])])
 
 
-def test_the_process_is_small_and_imports_no_more_of_rmq_than_four_files() -> None:
-    program = heartbeat_process.PROGRAM.replace("main(int(sys.argv[2]))", "pass")
+def test_the_process_is_small_and_imports_no_more_of_rmq_than_five_files() -> None:
+    program = start.PROGRAM.replace("main(int(sys.argv[2]))", "pass")
     code = program + "; print(*sorted(n for n in sys.modules if n.startswith(('rmq', 'redis'))))"
-    folder = Path(heartbeat_process.__file__).parent
+    folder = Path(start.__file__).parents[1]
     words = [sys.executable, "-I", "-S", "-c", code, str(folder)]
 
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
-    files = ["cluster_connection", "heartbeat", "script_connection", "sentinel_question"]
+    files = ["cluster_connection", "memory", "renewer", "script_connection", "sentinel_question"]
     assert found == [
         "rmq",
         "rmq.worker",
-        *[f"rmq.worker.{name}" for name in [*files, "shared_memory"]],
+        "rmq.worker.heartbeat",
+        *[f"rmq.worker.heartbeat.{name}" for name in files],
     ]
 
 
@@ -111,7 +112,7 @@ def test_a_heartbeat_starts_at_once_and_takes_little_memory(client: rmq.Client, 
     client.topic(name).handler()(lambda body: None)
     with rmq.Worker(client) as worker:
         heartbeat = worker._running.heartbeat
-        assert isinstance(heartbeat, heartbeat_process.HeartbeatProcess)
+        assert isinstance(heartbeat, start.HeartbeatProcess)
         memory = psutil.Process(heartbeat.process.pid).memory_info()
         assert memory.rss < 16 * 2**20
 

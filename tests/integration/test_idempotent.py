@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import claim
+from rmq.kernel.consumer import claim
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually

@@ -13,8 +13,8 @@ import pytest
 
 import rmq
 from rmq import Outgoing
-from rmq.core.telemetry import EVENTS
 from rmq.interceptors import JsonFormatter, Logging, MessageFilter, logs
+from rmq.kernel.core.telemetry import EVENTS
 from tests.integration.driven import both_clients
 from tests.integration.working import handle, work
 from tests.servers import Server

@@ -13,8 +13,8 @@ from prometheus_client.samples import Sample
 
 import rmq
 from rmq import Outgoing
-from rmq.core.telemetry import METRICS
 from rmq.interceptors import Prometheus
+from rmq.kernel.core.telemetry import METRICS
 from tests.integration.working import handle, until, work
 from tests.servers import Server
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import receive
 from tests.integration.test_hand_over import credits_in, eventually
 from tests.patience import PATIENCE_S
 from tests.servers import Server
@@ -85,7 +84,7 @@ def test_nothing_is_received_in_advance(
 def test_another_thread_or_task_ends_the_iteration_by_closing_the_consumer(
     kind: str, server: Server, topic: rmq.Topic, race: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receive, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 10 * PATIENCE_S)
     got: list[Any] = []
     took: list[float] = []
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import receive
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
@@ -62,7 +61,7 @@ def test_rate_of_a_tenant_is_its_own(api: Any, name: str, clock: Clock) -> None:
 def test_sleeper_is_woken_by_an_ack_and_by_another_tenant(
     api: Any, server: Server, name: str, wakes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receive, "POLL_S", 3600.0)
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 3600.0)
     topic = api.topic(name, limit=rmq.Concurrency(1, key="tenant"))
     topic.send_many([of("a"), of("a")])
     with topic.consumer() as consumer, rmq.Client(server.url) as another:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.integration.driven import both_clients, connect
 from tests.servers import Server
 
@@ -196,13 +196,13 @@ def test_a_client_that_has_received_large_bodies_acks_a_hundred_at_a_time(
     api: Any, name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    ack = commands.ack
+    ack = scripts.ack
 
     def noting(context: Any, keys: Any, session: Any, ids: Sequence[bytes], *rest: Any) -> Any:
         sizes.append(len(ids))
         return ack(context, keys, session, ids, *rest)
 
-    monkeypatch.setattr(commands, "ack", noting)
+    monkeypatch.setattr(scripts, "ack", noting)
     topic = api.topic(name)
     for _ in range(3):
         topic.send_many([rmq.Outgoing("x" * 5000) for _ in range(80)])

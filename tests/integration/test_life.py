@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.flows import receive
-from rmq.transport.connector import DRIVER
+from rmq.kernel.topic import scripts
+from rmq.kernel.transport.connector import DRIVER
 from tests.conftest import Clock
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S, asleep
@@ -367,7 +366,7 @@ def test_an_idle_consumer_wakes_for_a_message(
     """By the signal: nobody looks once a second for what no signal told."""
     import threading
 
-    monkeypatch.setattr(receive, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 10 * PATIENCE_S)
     topic = api.topic(name, slots=8)
     topic.open()
 
@@ -413,8 +412,8 @@ def test_a_waiting_consumer_and_who_looks_drop_what_has_had_its_time(
 ) -> None:
     topic = api.topic(name, slots=2, dead_retention=3600)
     ran: list[str] = []
-    tidy = commands.tidy
-    monkeypatch.setattr(commands, "tidy", lambda keys, *a: ran.append("") or tidy(keys, *a))
+    tidy = scripts.tidy
+    monkeypatch.setattr(scripts, "tidy", lambda keys, *a: ran.append("") or tidy(keys, *a))
 
     def die(count: int) -> None:
         topic.send_many([rmq.Outgoing(n) for n in range(count)])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import receive
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
@@ -60,7 +59,9 @@ def test_slots_keep_the_rate_of_the_topic(
 def test_limit_is_changed_while_consumers_sleep(
     api: Any, server: Server, name: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receive, "POLL_S", 3600.0)  # nothing but the wake-up ends its sleep
+    monkeypatch.setattr(
+        "rmq.kernel.consumer.receive.POLL_S", 3600.0
+    )  # nothing but the wake-up ends its sleep
     topic = api.topic(name, limit=limit)
     topic.send(1)
     topic.send(2)
@@ -78,7 +79,7 @@ def test_limit_is_changed_while_consumers_sleep(
 def test_concurrency_counts_all_consumers_and_an_ack_wakes_the_sleeper(
     api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receive, "POLL_S", 3600.0)
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 3600.0)
     topic = api.topic(name, limit=rmq.Concurrency(2))
     topic.send_many([rmq.Outgoing(n) for n in range(5)])
     with topic.consumer() as consumer, rmq.Client(server.url) as client:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import receive
 from tests.conftest import Clock
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S, asleep
@@ -213,7 +212,7 @@ WAIT_S = 4 * PATIENCE_S
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks once a second for what no signal told: only a signal, or a due time, wakes."""
-    monkeypatch.setattr(receive, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 10 * PATIENCE_S)
 
 
 class Second:

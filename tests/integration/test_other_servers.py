@@ -13,10 +13,11 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol import scripts
-from rmq.transport import AsyncTransport, Transport
-from rmq.transport.cluster_slots import hash_slot
-from rmq.transport.subscription import SubscriptionRefused
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.cluster_slots import hash_slot
+from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S

@@ -9,10 +9,10 @@ import pytest
 import rmq
 from rmq import Page, Span
 from rmq.connectors import value_of
-from rmq.core.score import HELD_MIN
 from rmq.errors import InvalidValue
-from rmq.protocol import commands
-from rmq.protocol.commands import QUERY_DEADLINE_S
+from rmq.features.queries.scripts import QUERY_DEADLINE_S
+from rmq.kernel.core.score import HELD_MIN
+from rmq.kernel.topic import scripts
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 
@@ -119,13 +119,13 @@ def test_pages_of_dead_letters_begin_at_a_score_and_walk_over_no_earlier_page(
             consumer.reject(got, "no")
             clock.advance(0.001)
     offsets: list[int] = []
-    peek = commands.peek
+    peek = scripts.peek
 
     def noted(*args: Any, **how: Any) -> Any:
         offsets.append(how["offset"])
         return peek(*args, **how)
 
-    monkeypatch.setattr(commands, "peek", noted)
+    monkeypatch.setattr(scripts, "peek", noted)
     found = client.admin.peek(name, limit=1500, queue="dead")
     redriven = client.admin.redrive(name, reason="rejected")
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
 from rmq.errors import InvalidValue
-from rmq.protocol import commands
-from rmq.protocol.flows import inspect, peek_pages, tail
-from rmq.protocol.flows.peek_pages import Position, read_cursor, write_cursor
-from rmq.protocol.flows.slot_reader import Place
+from rmq.features.messages import flows
+from rmq.features.messages.flows import Position, read_cursor, write_cursor
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import reading, scripts
+from rmq.kernel.topic.reading import Place
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server
@@ -179,7 +179,7 @@ def test_no_call_reads_more_than_a_hundred_messages_or_much_more_than_256_kib(
 ) -> None:
     api.topic(name).send_many([rmq.Outgoing("x" * 20_000) for _ in range(300)])
     read: list[tuple[int, int]] = []
-    build = commands.peek
+    build = scripts.peek
 
     def noted(*args: Any, **named: Any) -> Any:
         command = build(*args, **named)
@@ -193,12 +193,12 @@ def test_no_call_reads_more_than_a_hundred_messages_or_much_more_than_256_kib(
         command.parse = parse_noted
         return command
 
-    monkeypatch.setattr(commands, "peek", noted)
+    monkeypatch.setattr(scripts, "peek", noted)
     assert len(bodies(api, name, 100)) == 300
     api.admin.peek(name, 300)
 
-    assert max(limit for limit, _ in read) <= inspect.CALL_MAX
-    assert max(size for _, size in read) <= 2 * inspect.CALL_BYTES
+    assert max(limit for limit, _ in read) <= reading.CALL_MAX
+    assert max(size for _, size in read) <= 2 * reading.CALL_BYTES
 
 
 # --- tail ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Followed:
 
     def __init__(self, client: rmq.Client, name: str, after: str | None = None) -> None:
         self._run = client._transport.run
-        self.tail = tail.Tail(client.admin._context(name), after)
+        self.tail = flows.Tail(client.admin._context(name), after)
         self._run(self.tail.begin())
 
     def look(self) -> list[Any]:
@@ -222,7 +222,7 @@ class Followed:
 def test_a_tail_behind_a_long_backlog_shows_what_comes_last_at_once(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "CALLS_A_LOOK", 4)
+    monkeypatch.setattr(flows, "CALLS_A_LOOK", 4)
     topic = client.topic(name)
     topic.send_many([rmq.Outgoing(n) for n in range(3000)])
     followed = Followed(client, name)
@@ -236,7 +236,7 @@ def test_a_tail_behind_a_long_backlog_shows_what_comes_last_at_once(
 def test_a_tail_finds_each_message_once_wherever_it_waits(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "CALLS_A_LOOK", 4)
+    monkeypatch.setattr(flows, "CALLS_A_LOOK", 4)
     topic = client.topic(name)
     topic.send_many([rmq.Outgoing(-n, delay=600 + n) for n in range(1000)])
     topic.send_many([rmq.Outgoing(-n) for n in range(1000)])
@@ -291,5 +291,5 @@ def test_a_tail_goes_on_where_another_ended(client: rmq.Client, name: str) -> No
 
 
 def test_limits_are_those_that_the_documentation_names() -> None:
-    assert peek_pages.LIMIT_MAX == 1000
-    assert tail.CALLS_A_LOOK * inspect.CALL_MAX == 2000
+    assert flows.LIMIT_MAX == 1000
+    assert flows.CALLS_A_LOOK * reading.CALL_MAX == 2000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.record import value_of
-from rmq.protocol.flows import query as query_flow
+from rmq.kernel.core.record import value_of
+from rmq.kernel.transport import steps as query_flow
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 

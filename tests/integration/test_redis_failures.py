@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.transport.operations import Operations
-from rmq.transport.script_calls import ScriptCalls
+from rmq.kernel.transport.calls import Operations, ScriptCalls
 from tests.integration.driven import connect
 from tests.patience import PATIENCE_S
 from tests.servers import Server

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.slots import slot_of
 from rmq.errors import InvalidValue, TopicNotFound
-from rmq.protocol.flows import job_run, redrive_to
+from rmq.features.dead_letters import redrive_to
+from rmq.features.dead_letters.jobs import run
+from rmq.kernel.topic.context import slot_of
 from tests.integration.driven import both_clients
 from tests.servers import Server
 
@@ -330,14 +331,14 @@ def test_job_counts_what_it_moved_before_the_other_topic_was_resized(
     bury(api, name, *(rmq.Outgoing(n, slot_basis=str(n)) for n in range(40)), slots=4)
     time.sleep(0.002)  # a job begins after the last one died
     job = api.admin.job_start(name, to=other)
-    step, seen = job_run._Runner._step, itertools.count()
+    step, seen = run._Runner._step, itertools.count()
 
     def dying(self: Any, number: int, letters: str, batch: Any) -> Generator[Any, Any, Any]:
         if letters and next(seen) == 3:  # the last slot's: that is 1 by one of the two numbers
             raise Killed
         return (yield from step(self, number, letters, batch))
 
-    monkeypatch.setattr(job_run._Runner, "_step", dying)
+    monkeypatch.setattr(run._Runner, "_step", dying)
     with pytest.raises(Killed):
         api.admin.job_run(job.id)
     api.admin.topic_resize(other, after, wait=False)

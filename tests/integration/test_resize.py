@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import settings
-from rmq.core.slots import slot_of
-from rmq.protocol import commands
-from rmq.protocol.flows import claim, due_schedules, open_topic, resize
+from rmq.features.schedules import due
+from rmq.features.topic_admin import resize, scripts
+from rmq.kernel.consumer import claim
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import slot_of
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
@@ -145,13 +146,13 @@ def test_claim_keeps_its_slot(api: Any, server: Server, name: str) -> None:
     topic.open()
     with rmq.Client(server.url) as client:
         context = client.admin._context(name)
-        client._transport.run(open_topic.open(context, create=False))
+        client._transport.run(opening.open(context, create=False))
         names = [f"billing:order-{n}".encode() for n in range(20)]
         before = [claim.claim_key(context, one) for one in names]
 
         for slots in (8, 4):
             api.admin.topic_resize(name, slots)
-            client._transport.run(open_topic.open(context, create=False))
+            client._transport.run(opening.open(context, create=False))
             assert [claim.claim_key(context, one) for one in names] == before
 
 
@@ -168,7 +169,7 @@ def test_schedules_go_on(api: Any, server: Server, name: str) -> None:
     assert entry.split(b":")[1] == raw.hget(f"rmq:{{{name}_0}}:slot", "created")
     client = rmq.Client(server.url)
     with client:
-        found = client._transport.run(due_schedules.read_due("rmq", [name]))
+        found = client._transport.run(due.read_due("rmq", [name]))
     assert [one.name for one in found] == [name]
     assert not isinstance(found[0].reply, rmq.RMQError)
 
@@ -218,7 +219,7 @@ def test_client_of_an_earlier_version_opens_it_no_more(
 ) -> None:
     api.topic(name, slots=2).open()
     api.admin.topic_resize(name, 4)
-    monkeypatch.setattr(settings, "RESIZED_FORMAT", 4)
+    monkeypatch.setattr("rmq.kernel.core.settings.RESIZED_FORMAT", 4)
 
     with rmq.Client(server.url) as earlier, pytest.raises(rmq.FormatMismatch):
         earlier.topic(name).send("x")
@@ -233,7 +234,7 @@ def test_pass_over_a_slot_begins_anew_on_a_server_that_was_restarted(
         ids = [result.id for result in topic.send_many([rmq.Outgoing(n) for n in range(1000)])]
         client.admin.topic_resize(name, 2, wait=False)
         context = client.admin._context(name)
-        client._transport.run(open_topic.open(context, create=False))
+        client._transport.run(opening.open(context, create=False))
         keys, raw = context.slots[0], own_server.raw()
         cursor, seen, passed = b"0", 0, 0
         while passed < 500:
@@ -255,13 +256,13 @@ def test_pass_over_a_slot_begins_anew_on_a_server_that_was_restarted(
         assert seen == len(ids) - passed
 
 
-def scan_page(client: rmq.Client, keys: Any, cursor: bytes) -> commands.ResizeScanReply:
+def scan_page(client: rmq.Client, keys: Any, cursor: bytes) -> scripts.ResizeScanReply:
     """Look at a page of a slot."""
 
     def flow() -> Any:
-        return (yield commands.resize_scan(keys, cursor, 10))
+        return (yield scripts.resize_scan(keys, cursor, 10))
 
-    found: commands.ResizeScanReply = client._transport.run(flow())
+    found: scripts.ResizeScanReply = client._transport.run(flow())
     return found
 
 

@@ -12,10 +12,10 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol.flows import due_schedules, recurring
-from rmq.protocol.steps import RawCommand
+from rmq.features.schedules import due, flows
+from rmq.features.schedules.dispatch import POLL_S
+from rmq.kernel.transport.steps import RawCommand
 from rmq.worker import Scheduler
-from rmq.worker.scheduler import POLL_S
 from tests.conftest import Clock
 from tests.integration.working import until
 from tests.servers import Server
@@ -141,7 +141,7 @@ def test_schedule_set_while_its_topic_is_taken_from_the_list_is_found(
     declared = topic.every("report", every=HOUR)
     another = rmq.Client(client.url)  # which declares nothing
     service = Scheduler(another, topics=[name])
-    flow = recurring.declare(declared.context, declared.definition)
+    flow = flows.declare(declared.context, declared.definition)
     deleted = []
 
     def steps() -> Iterator[Any]:
@@ -170,7 +170,7 @@ def test_scheduler_that_removes_an_old_entry_late_leaves_the_new_one(
     declared = client.topic(name).every("report", every=HOUR)
     declared.declare()
     client.admin.schedule_delete(name, "report")
-    flow = due_schedules.read_due("rmq", None)
+    flow = due.read_due("rmq", None)
 
     def steps() -> Iterator[Any]:
         step = next(flow)

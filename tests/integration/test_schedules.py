@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import due_schedules
-from rmq.worker import Scheduler, dispatch, scheduler
+from rmq.features.schedules import dispatch, due, flows
+from rmq.worker import Scheduler
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.working import until, work
@@ -329,7 +329,7 @@ def test_worker_leaves_schedules_to_others_where_it_is_told(api, name, monkeypat
 
 
 def test_scheduler_notices_what_others_declare_in_topics_made_later(api, name, monkeypatch) -> None:
-    monkeypatch.setattr(scheduler, "POLL_S", 0.05)
+    monkeypatch.setattr("rmq.worker.scheduler.POLL_S", 0.05)
     with serving(api, topics="all"), rmq.Client(api.url) as another:
         another.topic(name).every("tick", every=0.1).declare()
 
@@ -354,7 +354,7 @@ def test_idle_scheduler_asks_one_question_in_three_seconds(api, name, monkeypatc
 
 @pytest.mark.parametrize("error", [rmq.Unavailable("down"), ValueError("down")])
 def test_scheduler_goes_on_after_an_error(api, name, monkeypatch, caplog, error) -> None:
-    monkeypatch.setattr(scheduler, "RETRY_S", 0.01)
+    monkeypatch.setattr("rmq.worker.scheduler.RETRY_S", 0.01)
     real, failures = dispatch.Dispatch.send_due, [error] * 3
 
     def failing(self: Any, *only: Any) -> Any:
@@ -380,7 +380,7 @@ def test_error_of_a_topic_is_logged_again_when_it_comes_again(
     topic = api.topic(name)
     topic.every("report", every=3600)
     service = serving(api)
-    real = due_schedules.send_due
+    real = due.send_due
 
     def failing(*args: Any) -> Any:
         raise rmq.InvalidValue("broken")
@@ -388,10 +388,10 @@ def test_error_of_a_topic_is_logged_again_when_it_comes_again(
     for hour in (1, 2):
         service.run_once()
         at(NOON + timedelta(hours=hour))
-        monkeypatch.setattr(due_schedules, "send_due", failing)
+        monkeypatch.setattr(due, "send_due", failing)
         with caplog.at_level(logging.WARNING, "rmq"):
             assert (service.run_once(), service.run_once()) == (0, 0)
-        monkeypatch.setattr(due_schedules, "send_due", real)
+        monkeypatch.setattr(due, "send_due", real)
         assert service.run_once() == 1
 
     assert [record.message for record in warnings_of(caplog)] == [
@@ -408,7 +408,7 @@ def test_redis_that_goes_away_while_messages_are_sent_is_an_error(
     at(NOON + timedelta(hours=1))
     with monkeypatch.context() as patched:
         error = rmq.OutcomeUnknown("down")
-        patched.setattr(due_schedules, "send_due", lambda *args: (_ for _ in ()).throw(error))
+        patched.setattr(due, "send_due", lambda *args: (_ for _ in ()).throw(error))
 
         with pytest.raises(rmq.StorageError):
             service.run_once()
@@ -428,7 +428,7 @@ def test_while_redis_is_away_a_scheduler_tries_to_declare_one_schedule(
 
     for number in range(3):
         api.topic(name).every(f"s{number}", every=60)
-    monkeypatch.setattr(dispatch.recurring, "declare", unreachable)
+    monkeypatch.setattr(flows, "declare", unreachable)
 
     with pytest.raises(rmq.Unavailable):
         serving(api)._dispatch.declare(strict=False)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from rmq.worker import Scheduler
 from tests.conftest import Clock
 from tests.integration.driven import both_clients

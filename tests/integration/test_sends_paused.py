@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import ids
-from rmq.protocol import commands
-from rmq.protocol.flows import due_schedules
+from rmq.features.schedules import due
+from rmq.kernel.core import ids
+from rmq.kernel.producer import scripts
 from tests.integration.driven import both_clients
 from tests.integration.test_topic_change import slots_of
 from tests.servers import Server
@@ -161,9 +161,9 @@ def test_schedule_holds_its_message_until_sends_are_resumed(server: Server, name
 
         def send_due() -> Any:
             transport = client._transport
-            ((_, reply),) = transport.run(due_schedules.read_due("rmq", [name]))
+            ((_, reply),) = transport.run(due.read_due("rmq", [name]))
             context = client.admin._context(name)
-            return transport.run(due_schedules.send_due(context, reply.due, reply.now_ms))
+            return transport.run(due.send_due(context, reply.due, reply.now_ms))
 
         become_due("skipped", int(time.time() * 1000))
         _, errors = send_due()
@@ -195,7 +195,7 @@ def test_send_that_was_stored_and_got_no_reply_gets_its_answer_in_a_pause(
         context = topic._context
         session = context.sessions.take()
         (made,) = ids.make(0, context.check)
-        call = commands.send(
+        call = scripts.send(
             context, context.slots[0], session, [made], [b"\x00\x00\x00\x64", b'{"a":1}']
         )
         first = client._transport.run(_one(call))

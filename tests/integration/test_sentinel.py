@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.scripts import Script
-from rmq.transport.master_finder import AsyncMasterFinder, MasterFinder
-from rmq.worker.script_connection import ScriptConnection
+from rmq.kernel.transport.master_finder import AsyncMasterFinder, MasterFinder
+from rmq.kernel.transport.scripts import Script
+from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.conftest import any_binary
 from tests.forkserver import Forked
 from tests.integration.driven import connect

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.protocol.scripts import Script
-from rmq.worker.script_connection import ScriptConnection
+from rmq.kernel.transport.scripts import Script
+from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.integration.driven import connect
 from tests.integration.test_worker_tls import certificates, certify_strangers
 from tests.sentinels import SERVICE, SentinelServer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +13,10 @@ import pytest
 import redis
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.flows import stage as stage_flow
+from rmq.features.queries import stage_flows as stage_flow
 from rmq.testing import Broker
 from tests.integration.driven import both_clients, connect
+from tests.lua.builders import builder_of
 from tests.patience import PATIENCE_S
 from tests.servers import Server
 
@@ -42,7 +43,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Raises before the nth call of a builder; without this script nothing is published."""
 
     def at(builder: str, place: int) -> None:
-        made = getattr(commands, builder)
+        made = builder_of(builder)
         calls = iter(range(place))
 
         def counted(*given: Any, **named: Any) -> Any:
@@ -51,7 +52,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
             return made(*given, **named)
 
         monkeypatch.setattr(stage_flow, "PUBLISHES", 1)
-        monkeypatch.setattr(commands, builder, counted)
+        monkeypatch.setattr(sys.modules[made.__module__], builder, counted)
 
     return at
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.worker.script_connection import ScriptConnection
+from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.forkserver import Forked
 from tests.integration.driven import connect
 from tests.integration.test_worker_tls import certificates, certify_strangers

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import topic_context
-from rmq.core.slots import slot_of
-from rmq.protocol.flows import topic_admin
-from rmq.protocol.steps import Command
-from rmq.transport import Transport
+from rmq.features.topic_admin import flows
+from rmq.kernel.topic import context
+from rmq.kernel.topic.context import slot_of
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Command
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.servers import Server
@@ -21,7 +21,7 @@ from tests.servers import Server
 @pytest.fixture
 def follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Topics that are open are read again at every call."""
-    monkeypatch.setattr(topic_context, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(context, "FOLLOW_S", 0.0)
 
 
 def slots_of(server: Server, name: str, field: str) -> set[bytes | None]:
@@ -122,7 +122,7 @@ def test_settings_are_not_read_again_before_their_time(api: Any, name: str) -> N
     api.admin.topic_set(name, max_body=10)
 
     assert topic.send("x" * 200).status == "stored"
-    assert topic_context.FOLLOW_S == 30
+    assert context.FOLLOW_S == 30
 
 
 def test_message_that_waits_goes_by_the_new_settings(api: Any, name: str) -> None:
@@ -199,7 +199,7 @@ def test_an_interrupted_change_is_completed_by_a_repetition_or_by_the_next_open(
     ):
         client.topic(name, slots=2).open()
         client.admin.topic_set(name, max_length=20)
-        flow = topic_admin.topic_set(client.admin._context(name), {"max_length": 200})
+        flow = flows.topic_set(client.admin._context(name), {"max_length": 200})
         with pytest.raises(Cut):
             Cutting(client._transport, 3).run(flow)
         assert slots_of(server, name, "capacity") == {b"10"}, "the hash is changed, no slot is"
@@ -296,7 +296,7 @@ def test_topic_that_was_deleted_and_made_anew_is_another_one(
 def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
     client: rmq.Client, server: Server, name: str, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_admin, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(flows, "SLOTS_AT_ONCE", 1)
     cut = 0
     while True:
         client.topic(name, slots=3).open()
@@ -304,9 +304,7 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
             send_each(client.topic(name), 5)
         handle = client.admin._context(name)
         try:
-            Cutting(client._transport, cut).run(
-                topic_admin.topic_delete(handle, force, False, None)
-            )
+            Cutting(client._transport, cut).run(flows.topic_delete(handle, force, False, None))
             break
         except Cut:
             pass
@@ -323,7 +321,7 @@ def test_deletion_that_was_cut_off_anywhere_can_be_repeated(
 
 def deleting(client: rmq.Client, name: str, at: str, then: Callable[[], object]) -> None:
     """Delete a topic without force, and call `then` before a command of that name."""
-    flow = topic_admin.topic_delete(client.admin._context(name), False, False, None)
+    flow = flows.topic_delete(client.admin._context(name), False, False, None)
 
     def steps() -> Iterator[Any]:
         step, called = next(flow), False
@@ -406,10 +404,10 @@ def test_deletion_that_dies_while_sends_are_paused_lets_them_go_on_when_it_is_re
 def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_that_works(
     client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_admin, "SLOTS_AT_ONCE", 1)
+    monkeypatch.setattr(flows, "SLOTS_AT_ONCE", 1)
     topic = client.topic(name, slots=3)
     send_each(topic, 30)
-    flow = topic_admin.topic_delete(client.admin._context(name), True, False, None)
+    flow = flows.topic_delete(client.admin._context(name), True, False, None)
     with pytest.raises(Cut):
         Cutting(client._transport, 6).run(flow)
 

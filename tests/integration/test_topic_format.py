@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.core.keys import topic_key
+from rmq.kernel.core.keys import topic_key
 from tests.integration.driven import both_clients
 from tests.old_topic import write_old_topic
 from tests.servers import Server

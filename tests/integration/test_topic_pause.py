@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol.flows import receive, topic_admin
+from rmq.features.topic_admin import flows
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
@@ -93,9 +93,9 @@ def test_interrupted_call_is_completed_by_the_next_program_that_opens_the_topic(
             client.admin.topic_pause(name)
         context = client.admin._context(name)
         flow = (
-            topic_admin.topic_pause(context, "me", "why")
+            flows.topic_pause(context, "me", "why")
             if verb == "topic_pause"
-            else topic_admin.topic_resume(context)
+            else flows.topic_resume(context)
         )
         with pytest.raises(Cut):
             Cutting(client._transport, 3).run(flow)  # the hash is changed, no slot is
@@ -113,7 +113,9 @@ def test_interrupted_call_is_completed_by_the_next_program_that_opens_the_topic(
 def test_sleeping_consumer_is_woken_by_resume(
     api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receive, "POLL_S", 3600.0)  # nothing but the wake-up ends its sleep
+    monkeypatch.setattr(
+        "rmq.kernel.consumer.receive.POLL_S", 3600.0
+    )  # nothing but the wake-up ends its sleep
     topic = api.topic(name)
     topic.send(1)
     api.admin.topic_pause(name)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import rmq
-from rmq.worker.prefetch import AHEAD_S
+from rmq.worker.runs import AHEAD_S
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually, every_kind
 from tests.servers import Server
@@ -297,7 +297,7 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
     assert not [
         one
         for one in psutil.Process().children()
-        if "rmq.worker.heartbeat" in " ".join(one.cmdline())
+        if "rmq.worker.heartbeat.renewer" in " ".join(one.cmdline())
     ]
     eventually(lambda: descriptors() <= fds)
 

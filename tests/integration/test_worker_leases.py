@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 import rmq
-from rmq.worker.heartbeat import is_stopped
-from rmq.worker.heartbeat_process import HeartbeatProcess
+from rmq.worker.heartbeat.renewer import is_stopped
+from rmq.worker.heartbeat.start import HeartbeatProcess
 from tests.forkserver import Forked
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
@@ -408,7 +408,7 @@ def test_the_password_is_not_on_the_heartbeat_s_command_line(client: rmq.Client,
         words = " ".join(psutil.Process(heartbeat.process.pid).cmdline())
 
     assert "redis://" not in words
-    assert "rmq.worker.heartbeat" in words
+    assert "rmq.worker.heartbeat.renewer" in words
 
 
 def test_a_handler_that_asks_for_less_than_the_lease_does_not_shorten_it(

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
-from rmq.protocol import commands
-from rmq.protocol.steps import Command
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import scripts
+from rmq.kernel.transport.steps import Command
 from rmq.worker import fetcher
 from rmq.worker.fetcher import WAIT_S
 from tests.integration.handling import eventually
@@ -101,20 +101,20 @@ def test_a_worker_tidies_a_slot_until_nothing_is_left_to_drop(
     client: rmq.Client, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = client.topic(name, limit=rmq.Rate(1, per=1, key="tenant"))
-    tidy = commands.tidy
+    tidy = scripts.tidy
 
     @topic.handler()
     def work(body: str) -> None: ...
 
-    def tidy_and_no_other_slot_today(keys: SlotKeys) -> Command[commands.TidyReply]:
+    def tidy_and_no_other_slot_today(keys: SlotKeys) -> Command[scripts.TidyReply]:
         monkeypatch.setattr(fetcher, "TIDY_S", 86_400.0)
         return tidy(keys)
 
     topic.open()
     rates = topic._context.slots[0].rates
-    monkeypatch.setattr(fetcher, "POLL_S", 0.01)
+    monkeypatch.setattr("rmq.worker.fetcher.POLL_S", 0.01)
     monkeypatch.setattr(fetcher, "TIDY_S", 0.0)
-    monkeypatch.setattr(commands, "tidy", tidy_and_no_other_slot_today)
+    monkeypatch.setattr(scripts, "tidy", tidy_and_no_other_slot_today)
     with server.raw() as raw:
         raw.zadd(rates, {f"tenant {n}": 1 for n in range(250)})  # buckets that are full again
         with rmq.Worker(client, heartbeat="thread"):

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import recycling, status_reporter
+from rmq.features.workers import reporter
+from rmq.worker import running
 from tests.integration.handling import eventually
 from tests.servers import Server
 
 
 @pytest.fixture(autouse=True)
 def beating(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_reporter, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(reporter, "HEARTBEAT_S", 0.1)
 
 
 @pytest.fixture
@@ -128,8 +129,8 @@ def test_a_worker_that_reached_a_limit_ends_with_75(near: rmq.Client, name: str)
 def test_a_worker_whose_memory_is_below_its_limit_goes_on(
     near: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recycling, "MEMORY_EVERY_S", 0.0)
-    resident = recycling.resident_bytes()
+    monkeypatch.setattr(running, "MEMORY_EVERY_S", 0.0)
+    resident = running.resident_bytes()
     assert resident is not None
     near.topic(name).handler()(lambda body: None)
     codes: list[int] = []

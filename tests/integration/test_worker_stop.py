@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import heartbeat_process
-from rmq.worker.heartbeat_process import HeartbeatProcess, HeartbeatThread
-from rmq.worker.running_worker import RunningWorker
+from rmq.worker.heartbeat import start
+from rmq.worker.heartbeat.start import HeartbeatProcess, HeartbeatThread
+from rmq.worker.running import RunningWorker
 from tests.integration.handling import WITHIN_S, eventually, threads_left
 from tests.servers import Server
 
@@ -141,7 +141,7 @@ def test_where_no_python_can_be_started_leases_are_renewed_from_a_thread(
     topic.send(1)
 
     # An application is not started a second time, and waited for.
-    monkeypatch.setattr(heartbeat_process, "READY_S", 10 * WITHIN_S)
+    monkeypatch.setattr(start, "READY_S", 10 * WITHIN_S)
     with rmq.Worker(client) as worker:
         assert isinstance(worker._running.heartbeat, HeartbeatThread)
         eventually(lambda: seen == [1])
@@ -172,7 +172,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_and_can_be_repeated(
         raise MemoryError("no heartbeat")
 
     with monkeypatch.context() as patch:
-        patch.setattr(heartbeat_process, "start", fail)
+        patch.setattr(start, "start", fail)
         with pytest.raises(MemoryError):
             worker.start()
     before = threading.active_count()

@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 
-from rmq.core import ids, record, score, settings
-from rmq.core.codec import JSON
-from rmq.core.ids import member_of
-from rmq.core.keys import SlotKeys
-from rmq.core.replay_session import ReplaySession, ReplaySessions
-from rmq.core.retry import Immediate
-from rmq.core.settings import Settings
-from rmq.core.topic_context import TopicContext
-from rmq.protocol import commands, scripts
-from rmq.protocol.functions import function_name, library_text
-from rmq.protocol.steps import Command
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core import ids, record as core_record, score, settings
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.retry import Immediate
+from rmq.kernel.core.settings import Settings
+from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.topic import scripts as topic_scripts
+from rmq.kernel.topic.context import ReplaySession, ReplaySessions, TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.functions import function_name, library_text
+from rmq.kernel.transport.steps import Command
 from tests.lua import failures
 from tests.lua.reading import READ_KEYS, pairwise, sha1
 
@@ -77,10 +79,10 @@ def stored(
 ) -> bytes:
     """The record that stands in Redis."""
     flags = (
-        record.TIMED * (due is not None)
-        | record.EXPIRES * (expires is not None)
-        | record.MERGES * (key is not None)
-        | record.COLLECTS * collects
+        core_record.TIMED * (due is not None)
+        | core_record.EXPIRES * (expires is not None)
+        | core_record.MERGES * (key is not None)
+        | core_record.COLLECTS * collects
     )
     made = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big") + number.to_bytes(4, "big")
     if due is not None:
@@ -88,7 +90,7 @@ def stored(
     if expires is not None:
         made += expires.to_bytes(6, "big")
     if key is not None:
-        made += record.length_prefixed(key)
+        made += core_record.length_prefixed(key)
     return made + body
 
 
@@ -151,12 +153,14 @@ class Box:
         self.clock = clock
         self.settings = Settings(**{"retry": Immediate(), **given})
         self.handle = TopicContext("rmq", name, JSON, ReplaySessions(), {})
-        opened = self.run(commands.topic(self.handle, self.settings.to_redis()))
+        opened = self.run(topic_scripts.topic(self.handle, self.settings.to_redis()))
         self.created = opened.kept["created"].encode()
         self.handle.mark_open(self.settings, self.created, ready=True)
         for keys in self.handle.slots:
             self.run(
-                commands.slot(self.handle, keys, self.created, self.settings.for_slot(keys.index))
+                topic_scripts.slot(
+                    self.handle, keys, self.created, self.settings.for_slot(keys.index)
+                )
             )
         self.index = index
         self.keys: SlotKeys = self.handle.slots[index]
@@ -334,7 +338,7 @@ class Box:
             head = bytes((head[0] | 8,)) + head[1:]
             parts = (head, rest + reference(large)) * len(given)
             bodies = dict.fromkeys(range(len(given)), large)
-        return commands.send(
+        return producer_scripts.send(
             self.handle, self.keys, session or self.session(), given, parts, bodies
         )
 
@@ -369,7 +373,7 @@ class Box:
             0, priority=priority, due=range_ms, expires=expires, key=key, collects=collects,
             codec=codec, body=b"",
         )  # fmt: skip
-        return commands.merge(
+        return producer_scripts.merge(
             self.handle, self.keys, session or self.session(), id=id, head=whole[:4],
             envelope=whole[8:], body=body,
             merge_key=key, mode=mode, max_wait_ms=max_wait, most_bytes=most,
@@ -393,10 +397,10 @@ class Box:
         """Run prepare; the batch."""
         session = session or self.session()
         return self.run(
-            commands.prepare(self.keys, session, limit, lease_ms, waits, ordered, shared)
+            consumer_scripts.prepare(self.keys, session, limit, lease_ms, waits, ordered, shared)
         )
 
-    def leases(self, batch: commands.Batch) -> list[Lease]:
+    def leases(self, batch: consumer_scripts.Batch) -> list[Lease]:
         """The deliveries of a batch, their receipts reckoned as a consumer reckons them."""
         found = []
         for i, id in enumerate(batch.ids):
@@ -429,7 +433,7 @@ class Box:
         self, leases: Sequence[Lease], session: ReplaySession, known: bool = True
     ) -> Command[str]:
         """An ack; not `known`: by one who has only the receipts, not the delivery numbers."""
-        return commands.ack(
+        return consumer_scripts.ack(
             self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [x.delivery if known else 0 for x in leases],
         )  # fmt: skip
@@ -441,7 +445,7 @@ class Box:
         wait_ms: int | None = None,
         told: bytes = b"why",
     ) -> Command[str]:
-        return commands.nack(
+        return consumer_scripts.nack(
             self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [told] * len(leases), wait_ms,
         )  # fmt: skip
@@ -453,7 +457,7 @@ class Box:
         reason: str = "r",
         told: bytes = b"why",
     ) -> Command[str]:
-        return commands.reject(
+        return consumer_scripts.reject(
             self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [told] * len(leases), reason,
         )  # fmt: skip
@@ -464,9 +468,9 @@ class Box:
         if places is None:
             places = []
             for lease in leases:
-                found = record.read(lease.record)
+                found = core_record.read(lease.record)
                 places.append(found.priority or found.due_ms)
-        return commands.release(
+        return consumer_scripts.release(
             self.handle, self.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             places, wait_ms,
         )  # fmt: skip
@@ -474,7 +478,7 @@ class Box:
     def extend_command(
         self, leases: Sequence[Lease], session: ReplaySession, lease_ms: int = 60_000
     ) -> Command[Any]:
-        return commands.extend(
+        return consumer_scripts.extend(
             self.keys, session, [x.id for x in leases], [x.receipt for x in leases], lease_ms
         )
 
@@ -490,11 +494,11 @@ class Box:
     def release(self, *leases: Lease, wait_ms: int = 0) -> str:
         return self.run(self.release_command(leases, self.session(), wait_ms))
 
-    def rollback(self, limit: int = 100) -> commands.RollbackReply:
-        return self.run(commands.rollback(self.handle, self.keys, limit))
+    def rollback(self, limit: int = 100) -> consumer_scripts.RollbackReply:
+        return self.run(consumer_scripts.rollback(self.handle, self.keys, limit))
 
     def stats(self) -> dict[str, int]:
-        return self.run(commands.stats(self.keys))
+        return self.run(topic_scripts.stats(self.keys))
 
 
 LEASE_MAX_MS = settings.LEASE_MAX_MS

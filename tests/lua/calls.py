@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmq.core import ids
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.steps import Command
+from rmq.features.audit import scripts as audit_scripts
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.dead_letters.jobs import scripts as jobs_scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.features.queries import scripts as queries_scripts
+from rmq.features.schedules import scripts
+from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core import ids
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.topic import scripts as topic_scripts
+from rmq.kernel.transport import leader
+from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 from tests.lua.furnished import (
     CLAIM,
@@ -39,11 +49,11 @@ CLAIMS = ("claim", "finish", "renew", "unclaim")  # a claim does not depend on i
 def schedule_send(f: Furnished, **options: Any) -> Command[Any]:
     """Send the schedule's message for the time that is due."""
     box = f.box
-    (row,) = box.run(commands.schedules(box.keys, SCHEDULE)).rows
+    (row,) = box.run(scripts.schedules(box.keys, SCHEDULE)).rows
     read = (SCHEDULE, options.get("revision", row.revision), options.get("expected", row.next_ms))
     id = ids.derive_scheduled(SCHEDULE, row.next_ms, box.index, box.handle.check)
     now = box.clock.now_ms
-    return commands.schedule_send(
+    return scripts.schedule_send(
         box.handle, box.keys, read, (now + 60_000, now + 60_007), row.next_ms,
         (id, *box.part(priority=options.get("priority", 100))),
     )  # fmt: skip
@@ -52,8 +62,8 @@ def schedule_send(f: Furnished, **options: Any) -> Command[Any]:
 def arrive(box: Box, **options: Any) -> Command[Any]:
     """Store a dead letter of another topic."""
     (id,) = box.ids()
-    arrival = commands.Arrival(member_of(id) + TOKEN, *box.part(**options))
-    return commands.redrive_send(box.handle, box.keys, [arrival])
+    arrival = dead_letters_scripts.Arrival(member_of(id) + TOKEN, *box.part(**options))
+    return dead_letters_scripts.redrive_send(box.handle, box.keys, [arrival])
 
 
 Call = Callable[[Furnished], Command[Any]]
@@ -64,107 +74,131 @@ def _call(build: Callable[[Furnished, Box], Command[Any]]) -> Call:
 
 
 CALLS: dict[str, Call] = {
-    "audit_report": _call(lambda f, b: commands.audit_report(b.keys, PRODUCER, 3, 5, [(1, 2)])),
+    "audit_report": _call(
+        lambda f, b: producer_scripts.audit_report(b.keys, PRODUCER, 3, 5, [(1, 2)])
+    ),
     "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.session())),
-    "audit_open": _call(lambda f, b: commands.audit_open(b.keys, every_ms=1000)),
-    "cancel": _call(lambda f, b: commands.cancel(b.keys, b.session(), f.window)),
-    "audit_scan": _call(lambda f, b: commands.audit_scan(b.keys, b"0", 100)),
-    "claim": _call(lambda f, b: commands.claim(b.keys, [CLAIM], [OWNER], 600_000)),
-    "due_counts": _call(lambda f, b: commands.due_counts(b.keys, [0, 1000])),
-    "expire": _call(lambda f, b: commands.expire(b.keys, 0, 100)),
+    "audit_open": _call(lambda f, b: audit_scripts.audit_open(b.keys, every_ms=1000)),
+    "cancel": _call(lambda f, b: messages_scripts.cancel(b.keys, b.session(), f.window)),
+    "audit_scan": _call(lambda f, b: audit_scripts.audit_scan(b.keys, b"0", 100)),
+    "claim": _call(lambda f, b: consumer_scripts.claim(b.keys, [CLAIM], [OWNER], 600_000)),
+    "due_counts": _call(lambda f, b: topic_scripts.due_counts(b.keys, [0, 1000])),
+    "expire": _call(lambda f, b: dead_letters_scripts.expire(b.keys, 0, 100)),
     "extend": _call(lambda f, b: b.extend_command([f.leased], b.session())),
-    "finish": _call(lambda f, b: commands.finish(b.keys, [CLAIM], [OWNER], [600_000])),
-    "get": _call(lambda f, b: commands.get(b.keys, f.retry)),
+    "finish": _call(lambda f, b: consumer_scripts.finish(b.keys, [CLAIM], [OWNER], [600_000])),
+    "get": _call(lambda f, b: topic_scripts.get(b.keys, f.retry)),
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
     "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.session())),
-    "next_ready": _call(lambda f, b: commands.next_ready([b.keys], True)),
-    "peek": _call(lambda f, b: commands.peek(b.keys, "store")),
-    "prepare": _call(lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True)),
-    "publish": _call(lambda f, b: commands.publish(b.handle, b.keys, b.session(), STAGE)),
-    "purge": _call(lambda f, b: commands.purge(b.keys, b.session(), "store")),
-    "queries": _call(lambda f, b: commands.queries(b.keys)),
-    "query_again": _call(lambda f, b: commands.query_again(b.keys, QUERY, 1)),
-    "query_rollback": _call(lambda f, b: commands.query_rollback(b.keys, RUN, 10, force=True)),
-    "query_inspect": _call(lambda f, b: commands.query_inspect(b.keys, RUN)),
-    "query_read": _call(lambda f, b: commands.query_read(b.keys, RUN, 0, 10, 10)),
-    "query_reject": _call(
-        lambda f, b: commands.query_reject(b.handle, b.keys, QUERY, 10, b"why", 10)
+    "next_ready": _call(lambda f, b: consumer_scripts.next_ready([b.keys], True)),
+    "peek": _call(lambda f, b: topic_scripts.peek(b.keys, "store")),
+    "prepare": _call(lambda f, b: consumer_scripts.prepare(b.keys, b.session(), 10, 30_000, True)),
+    "publish": _call(lambda f, b: queries_scripts.publish(b.handle, b.keys, b.session(), STAGE)),
+    "purge": _call(lambda f, b: dead_letters_scripts.purge(b.keys, b.session(), "store")),
+    "queries": _call(lambda f, b: consumer_scripts.queries(b.keys)),
+    "query_again": _call(lambda f, b: queries_scripts.query_again(b.keys, QUERY, 1)),
+    "query_rollback": _call(
+        lambda f, b: consumer_scripts.query_rollback(b.keys, RUN, 10, force=True)
     ),
-    "query_renew": _call(lambda f, b: commands.query_renew(b.keys, QUERY, 0, 10)),
-    "query_settle": _call(lambda f, b: commands.query_settle(b.handle, b.keys, QUERY, 0, 10, 10)),
-    "query_take": _call(lambda f, b: commands.query_take(b.keys, QUERY, 1, 10)),
-    "restore": _call(lambda f, b: commands.restore(b.keys, b.session(), [b.keys.id_of(TRASHED)])),
+    "query_inspect": _call(lambda f, b: queries_scripts.query_inspect(b.keys, RUN)),
+    "query_read": _call(lambda f, b: queries_scripts.query_read(b.keys, RUN, 0, 10, 10)),
+    "query_reject": _call(
+        lambda f, b: queries_scripts.query_reject(b.handle, b.keys, QUERY, 10, b"why", 10)
+    ),
+    "query_renew": _call(lambda f, b: queries_scripts.query_renew(b.keys, QUERY, 0, 10)),
+    "query_settle": _call(
+        lambda f, b: queries_scripts.query_settle(b.handle, b.keys, QUERY, 0, 10, 10)
+    ),
+    "query_take": _call(lambda f, b: queries_scripts.query_take(b.keys, QUERY, 1, 10)),
+    "restore": _call(
+        lambda f, b: dead_letters_scripts.restore(b.keys, b.session(), [b.keys.id_of(TRASHED)])
+    ),
     "trash": _call(
-        lambda f, b: commands.trash(b.keys, b.session(), [f.dead], 1000, 9_000_000_000_000)
+        lambda f, b: dead_letters_scripts.trash(
+            b.keys, b.session(), [f.dead], 1000, 9_000_000_000_000
+        )
     ),
     "redrive": _call(
-        lambda f, b: commands.redrive(b.handle, b.keys, b.session(), [f.dead], 9_000_000_000_000)
+        lambda f, b: dead_letters_scripts.redrive(
+            b.handle, b.keys, b.session(), [f.dead], 9_000_000_000_000
+        )
     ),
     "redrive_hold": _call(
-        lambda f, b: commands.redrive_hold(b.keys, TOKEN, "other", [f.dead], [0], 9_000_000_000_000)
+        lambda f, b: dead_letters_scripts.redrive_hold(
+            b.keys, TOKEN, "other", [f.dead], [0], 9_000_000_000_000
+        )
     ),
     "redrive_send": _call(lambda f, b: arrive(b)),
     "redrive_settle": _call(
-        lambda f, b: commands.redrive_settle(
+        lambda f, b: dead_letters_scripts.redrive_settle(
             b.keys, b.session(), [(member_of(f.dead) + TOKEN, True)]
         )
     ),
     "reject": _call(lambda f, b: b.reject_command([f.leased], b.session())),
     "release": _call(lambda f, b: b.release_command([f.leased], b.session())),
-    "renew": _call(lambda f, b: commands.renew(b.keys, [CLAIM], [OWNER], 600_000)),
+    "renew": _call(lambda f, b: consumer_scripts.renew(b.keys, [CLAIM], [OWNER], 600_000)),
     "reschedule": _call(
-        lambda f, b: commands.reschedule(b.handle, b.keys, b.session(), f.retry, 5000)
+        lambda f, b: messages_scripts.reschedule(b.handle, b.keys, b.session(), f.retry, 5000)
     ),
-    "rollback": _call(lambda f, b: commands.rollback(b.handle, b.keys)),
-    "schedule_delete": _call(lambda f, b: commands.schedule_delete(b.keys, SCHEDULE)),
-    "schedule_due": _call(lambda f, b: commands.schedule_due(b.keys, b"0")),
-    "schedule_pause": _call(lambda f, b: commands.schedule_pause(b.keys, SCHEDULE)),
+    "rollback": _call(lambda f, b: consumer_scripts.rollback(b.handle, b.keys)),
+    "schedule_delete": _call(lambda f, b: scripts.schedule_delete(b.keys, SCHEDULE)),
+    "schedule_due": _call(lambda f, b: scripts.schedule_due(b.keys, b"0")),
+    "schedule_pause": _call(lambda f, b: scripts.schedule_pause(b.keys, SCHEDULE)),
     "schedule_resume": _call(
-        lambda f, b: commands.schedule_resume(b.keys, PAUSED, b"2", b.clock.now_ms, b.clock.now_ms)
+        lambda f, b: scripts.schedule_resume(b.keys, PAUSED, b"2", b.clock.now_ms, b.clock.now_ms)
     ),
     "schedule_send": schedule_send,
     "schedule_set": _call(
-        lambda f, b: commands.schedule_set(
-            b.keys, SCHEDULE, b"another", "timing", 60, 67, 100, b"0"
-        )
+        lambda f, b: scripts.schedule_set(b.keys, SCHEDULE, b"another", "timing", 60, 67, 100, b"0")
     ),
-    "schedules": _call(lambda f, b: commands.schedules(b.keys)),
+    "schedules": _call(lambda f, b: scripts.schedules(b.keys)),
     "send": _call(lambda f, b: b.send_command(b.ids(2))),
-    "set_priority": _call(lambda f, b: commands.set_priority(b.keys, b.session(), f.retry, 30)),
-    "sink_begin": _call(lambda f, b: commands.sink_begin(b.handle, SINK, 7, b"[]")),
-    "sink_end": _call(lambda f, b: commands.sink_end(b.handle, SINK, 7)),
-    "slot": _call(lambda f, b: commands.slot(b.handle, b.keys, b.created, b.settings.for_slot())),
-    "slot_delete": _call(lambda f, b: commands.slot_delete(b.keys, b.created, 1000)),
-    "stage_keep": _call(lambda f, b: commands.stage_keep(b.keys, STAGE, 60_000, 2)),
+    "set_priority": _call(
+        lambda f, b: messages_scripts.set_priority(b.keys, b.session(), f.retry, 30)
+    ),
+    "sink_begin": _call(lambda f, b: queries_scripts.sink_begin(b.handle, SINK, 7, b"[]")),
+    "sink_end": _call(lambda f, b: queries_scripts.sink_end(b.handle, SINK, 7)),
+    "slot": _call(
+        lambda f, b: topic_scripts.slot(b.handle, b.keys, b.created, b.settings.for_slot())
+    ),
+    "slot_delete": _call(lambda f, b: topic_scripts.slot_delete(b.keys, b.created, 1000)),
+    "stage_keep": _call(lambda f, b: queries_scripts.stage_keep(b.keys, STAGE, 60_000, 2)),
     "stage_push": _call(
-        lambda f, b: commands.stage_push(
+        lambda f, b: queries_scripts.stage_push(
             b.keys, STAGE, 2, 86_400_000, [member_of(b.ids()[0]), *b.part()]
         )
     ),
-    "stats": _call(lambda f, b: commands.stats(b.keys)),
-    "tidy": _call(lambda f, b: commands.tidy(b.keys)),
-    "topic": _call(lambda f, b: commands.topic(b.handle, b.settings.to_redis())),
-    "topic_close": _call(lambda f, b: commands.topic_close(b.handle, b.created, True)),
-    "topic_pause": _call(lambda f, b: commands.topic_pause(b.handle, b.created, "me", "why")),
+    "stats": _call(lambda f, b: topic_scripts.stats(b.keys)),
+    "tidy": _call(lambda f, b: topic_scripts.tidy(b.keys)),
+    "topic": _call(lambda f, b: topic_scripts.topic(b.handle, b.settings.to_redis())),
+    "topic_close": _call(lambda f, b: topic_admin_scripts.topic_close(b.handle, b.created, True)),
+    "topic_pause": _call(
+        lambda f, b: topic_admin_scripts.topic_pause(b.handle, b.created, "me", "why")
+    ),
     "topic_resize": _call(
-        lambda f, b: commands.topic_resize(b.handle, 0, {"slots": "2", "resizing": ""})
+        lambda f, b: topic_scripts.topic_resize(b.handle, 0, {"slots": "2", "resizing": ""})
     ),
-    "resize_scan": _call(lambda f, b: commands.resize_scan(b.keys, b"0", 10)),
-    "topic_resume": _call(lambda f, b: commands.topic_resume(b.handle, b.created)),
+    "resize_scan": _call(lambda f, b: topic_admin_scripts.resize_scan(b.keys, b"0", 10)),
+    "topic_resume": _call(lambda f, b: topic_admin_scripts.topic_resume(b.handle, b.created)),
     "sample": _call(
-        lambda f, b: commands.sample(b.handle, {"10:7": b"figures", "60:7": b"figures"}, 60_000)
+        lambda f, b: topic_admin_scripts.sample(
+            b.handle, {"10:7": b"figures", "60:7": b"figures"}, 60_000
+        )
     ),
-    "topic_set": _call(lambda f, b: commands.topic_set(b.handle, b.created, {"lease_ms": "60000"})),
-    "unclaim": _call(lambda f, b: commands.unclaim(b.keys, [CLAIM], [OWNER])),
-    "withdraw": _call(lambda f, b: commands.withdraw([b.keys], b"rmq:{x}:wake:1", 1)),
-    "lease_release": _call(lambda f, b: commands.lease_release(b.handle, b.keys, f.lease, 10)),
-    "lease_renew": _call(lambda f, b: commands.lease_renew(b.keys, f.lease, 30_000)),
-    "lease_rollback": _call(lambda f, b: commands.lease_rollback(b.keys, 10)),
-    "job_pause": _call(lambda f, b: commands.job_pause("rmq", JOB)),
-    "job_resume": _call(lambda f, b: commands.job_resume("rmq", PAUSED_JOB)),
-    "job_start": _call(lambda f, b: commands.job_start("rmq", NEW_JOB, ["verb", "redrive"])),
+    "topic_set": _call(
+        lambda f, b: topic_admin_scripts.topic_set(b.handle, b.created, {"lease_ms": "60000"})
+    ),
+    "unclaim": _call(lambda f, b: consumer_scripts.unclaim(b.keys, [CLAIM], [OWNER])),
+    "withdraw": _call(lambda f, b: consumer_scripts.withdraw([b.keys], b"rmq:{x}:wake:1", 1)),
+    "lease_release": _call(
+        lambda f, b: consumer_scripts.lease_release(b.handle, b.keys, f.lease, 10)
+    ),
+    "lease_renew": _call(lambda f, b: consumer_scripts.lease_renew(b.keys, f.lease, 30_000)),
+    "lease_rollback": _call(lambda f, b: consumer_scripts.lease_rollback(b.keys, 10)),
+    "job_pause": _call(lambda f, b: jobs_scripts.job_pause("rmq", JOB)),
+    "job_resume": _call(lambda f, b: jobs_scripts.job_resume("rmq", PAUSED_JOB)),
+    "job_start": _call(lambda f, b: jobs_scripts.job_start("rmq", NEW_JOB, ["verb", "redrive"])),
     "job_step": _call(
-        lambda f, b: commands.job_step(
+        lambda f, b: jobs_scripts.job_step(
             "rmq",
             JOB,
             "me",
@@ -178,29 +212,33 @@ CALLS: dict[str, Call] = {
             most=10,
         )
     ),
-    "job_stop": _call(lambda f, b: commands.job_stop("rmq", JOB, 60)),
-    "job_take": _call(lambda f, b: commands.job_take("rmq", JOB, "me", 10_000)),
-    "lateness_report": _call(lambda f, b: commands.lateness_report(b.keys, b.session(), [1, 2, 3])),
-    "leader_renew": _call(lambda f, b: commands.leader_renew(b.handle.name, "me", 10_000)),
-    "leader_release": _call(lambda f, b: commands.leader_release(b.handle.name, "me")),
-    "locate": _call(lambda f, b: commands.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
+    "job_stop": _call(lambda f, b: jobs_scripts.job_stop("rmq", JOB, 60)),
+    "job_take": _call(lambda f, b: jobs_scripts.job_take("rmq", JOB, "me", 10_000)),
+    "lateness_report": _call(
+        lambda f, b: consumer_scripts.lateness_report(b.keys, b.session(), [1, 2, 3])
+    ),
+    "leader_renew": _call(lambda f, b: leader.leader_renew(b.handle.name, "me", 10_000)),
+    "leader_release": _call(lambda f, b: leader.leader_release(b.handle.name, "me")),
+    "locate": _call(lambda f, b: topic_scripts.locate(b.keys, [f.waiting, f.leased.id, f.dead])),
 }
 
 # A key that the call above need not look at, and a call that must.
 REACHING: dict[tuple[str, str], Call] = {
     (script, place): _call(
         lambda f, b, script=script: {  # type: ignore[misc]
-            "cancel": lambda: commands.cancel(b.keys, b.session(), b.ids()[0]),
-            "get": lambda: commands.get(b.keys, b.ids()[0]),
-            "reschedule": lambda: commands.reschedule(
+            "cancel": lambda: messages_scripts.cancel(b.keys, b.session(), b.ids()[0]),
+            "get": lambda: topic_scripts.get(b.keys, b.ids()[0]),
+            "reschedule": lambda: messages_scripts.reschedule(
                 b.handle, b.keys, b.session(), b.ids()[0], 5000
             ),
-            "set_priority": lambda: commands.set_priority(b.keys, b.session(), b.ids()[0], 30),
+            "set_priority": lambda: messages_scripts.set_priority(
+                b.keys, b.session(), b.ids()[0], 30
+            ),
         }[script]()
     )
     for script in ("cancel", "get", "reschedule", "set_priority")
     for place in ("prepare", "dead")
-} | {("get", "trash"): _call(lambda f, b: commands.get(b.keys, b.ids()[0]))}
+} | {("get", "trash"): _call(lambda f, b: topic_scripts.get(b.keys, b.ids()[0]))}
 
 
 def _dropping(f: Furnished) -> Command[Any]:
@@ -265,7 +303,7 @@ def _limited(verb: str) -> Call:
 REACHING |= {
     **{(verb, "rates"): _limited(verb) for verb in ("prepare", "query_take", "stats")},
     ("prepare", "leases"): _call(
-        lambda f, b: commands.prepare(b.keys, b.session(), 10, 30_000, True, shared=f.lease)
+        lambda f, b: consumer_scripts.prepare(b.keys, b.session(), 10, 30_000, True, shared=f.lease)
     ),
     **{("schedule_send", place): _scheduling for place in ("failures", "merge", "audit")},
     ("schedule_send", "bodies"): _scheduling,

@@ -7,10 +7,12 @@ from typing import Any
 
 import redis
 
-from rmq.core.replay_session import ReplaySession
-from rmq.protocol import commands, scripts
-from rmq.protocol.commands import HandOver, Offer
-from rmq.protocol.scripts import Script
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.scripts import HandOver, Offer
+from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.transport import scripts as transport_scripts
+from rmq.kernel.transport.scripts import Script
 from tests.lua.box import Box, Lease
 
 WAYS = ("alone", "uniform", "mixed")  # of send.lua: see send_way
@@ -44,7 +46,7 @@ class Sleeper:
 
     def offer(
         self, limit: int = 1, lease_ms: int = 30_000, hand_overs: int = 1, **options: Any
-    ) -> commands.Batch:
+    ) -> scripts.Batch:
         """Prepare, and leave a credit if there is nothing."""
         self.number += 1
         self.sessions = [self.box.session() for _ in range(hand_overs)]
@@ -53,7 +55,7 @@ class Sleeper:
         self.number += hand_overs - 1
         return self.box.prepare(limit, lease_ms, self.session, waits=offer, **options)
 
-    def renew(self, limit: int = 1) -> commands.Batch:
+    def renew(self, limit: int = 1) -> scripts.Batch:
         """Prepare, and renew the credit if there is nothing."""
         self.number += 1
         offer: Any = Offer(self.number, self.channel, renews=True)
@@ -62,7 +64,7 @@ class Sleeper:
     def withdraw(self) -> list[int]:
         """Withdraw the credit."""
         self.number += 1
-        return self.box.run(commands.withdraw([self.box.keys], self.channel, self.number))
+        return self.box.run(scripts.withdraw([self.box.keys], self.channel, self.number))
 
     def heard(self) -> list[int | HandOver]:
         """Return the numbers and hand-overs that were published."""
@@ -72,7 +74,7 @@ class Sleeper:
             if data.isdigit():
                 found.append(int(data))
                 continue
-            handed = commands.read_hand_over(data, self.box.handle.slots)
+            handed = scripts.read_hand_over(data, self.box.handle.slots)
             assert handed is not None
             found.append(handed)
         return found
@@ -105,11 +107,13 @@ def can_shard(box: Box) -> bool:
 
 def break_script(monkeypatch: Any, verb: str, before: str, after: str) -> None:
     """Replace text of a script, as a careless hand would; it must stand there."""
-    load = scripts.load
+    load = transport_scripts.load
     whole = load(verb).text
     assert before in whole
     broken = Script(verb, whole.replace(before, after))
-    monkeypatch.setattr(scripts, "load", lambda name: broken if name == verb else load(name))
+    monkeypatch.setattr(
+        transport_scripts, "load", lambda name: broken if name == verb else load(name)
+    )
 
 
 def send_way(box: Box, way: str, **options: Any) -> list[bytes]:
@@ -118,7 +122,7 @@ def send_way(box: Box, way: str, **options: Any) -> list[bytes]:
         return box.send(2, **options)
     given = box.ids(1 if way == "alone" else 3)
     head, rest = box.part(**options)
-    made = commands.send_uniform(
+    made = producer_scripts.send_uniform(
         box.handle, box.keys, box.session(), head, given, [rest] * len(given)
     )
     assert box.run(made).letters == ""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rmq.core.ids import member_of
-from rmq.core.keys import job_key, job_log_key, sink_key
-from rmq.core.score import shared_lease
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryLease
+from rmq.features.dead_letters.jobs import scripts as jobs_scripts
+from rmq.features.queries import scripts
+from rmq.features.schedules import scripts as schedules_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.consumer.scripts import QueryLease
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import job_key, job_log_key, sink_key
+from rmq.kernel.core.score import shared_lease
+from rmq.kernel.producer import scripts as producer_scripts
 from tests.lua.box import Box, Lease, State
 
 RUN = "0123456789abcdef" * 2
@@ -132,7 +136,7 @@ def _job_logs() -> list[bytes]:
 
 def _furnish(box: Box) -> Furnished:
     queried = box.one(large=b"large")
-    assert box.run(commands.query_take(box.keys, QUERY, 0, 1)).newest == 1
+    assert box.run(scripts.query_take(box.keys, QUERY, 0, 1)).newest == 1
     shared = box.one()
     under = box.prepare(lease_ms=SHARED_MS, shared=0)
     assert under.ids == [shared]
@@ -158,25 +162,27 @@ def _furnish(box: Box) -> Furnished:
     later = box.one(due=60_000)
     window, _ = box.merge(kept=True, key=b"open", range_ms=30_000)
     waiting = box.one()
-    box.run(commands.audit_report(box.keys, PRODUCER, 0, 3))
-    box.run(commands.claim(box.keys, [CLAIM], [OWNER], 600_000))
+    box.run(producer_scripts.audit_report(box.keys, PRODUCER, 0, 3))
+    box.run(consumer_scripts.claim(box.keys, [CLAIM], [OWNER], 600_000))
     staged = box.ids(2)
     for place, id in enumerate(staged):
         entry = [member_of(id), *box.part(priority=900)]
-        box.run(commands.stage_push(box.keys, STAGE, place, 86_400_000, entry))
-    box.run(commands.sink_begin(box.handle, SINK, 6, b"[]"))
-    box.run(commands.sink_end(box.handle, SINK, 6))
+        box.run(scripts.stage_push(box.keys, STAGE, place, 86_400_000, entry))
+    box.run(scripts.sink_begin(box.handle, SINK, 6, b"[]"))
+    box.run(scripts.sink_end(box.handle, SINK, 6))
     now = box.clock.now_ms
     for name in (SCHEDULE, PAUSED):
         box.run(
-            commands.schedule_set(box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100, b"0")
+            schedules_scripts.schedule_set(
+                box.keys, name, DEFINITION, TIMING, now - 9, now - 2, 100, b"0"
+            )
         )
-    box.run(commands.schedule_pause(box.keys, PAUSED))
+    box.run(schedules_scripts.schedule_pause(box.keys, PAUSED))
     box.redis.delete(*(job_key("rmq", job) for job in (JOB, PAUSED_JOB, NEW_JOB)), *_job_logs())
     for job in (JOB, PAUSED_JOB):
-        box.run(commands.job_start("rmq", job, ["verb", "redrive"]))
-        box.run(commands.job_take("rmq", job, "me", 10_000))
-    box.run(commands.job_pause("rmq", PAUSED_JOB))
+        box.run(jobs_scripts.job_start("rmq", job, ["verb", "redrive"]))
+        box.run(jobs_scripts.job_take("rmq", job, "me", 10_000))
+    box.run(jobs_scripts.job_pause("rmq", PAUSED_JOB))
     box.redis.zadd(box.keys.trash, {TRASHED: now + 60_000})
     box.redis.hset(box.keys.deaths, TRASHED, now)
     box.redis.zadd(box.keys.arrivals, {TRASHED + TOKEN: now})

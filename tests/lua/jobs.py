@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.core.keys import job_key, job_log_key
-from rmq.protocol import commands
-from rmq.protocol.steps import Command
+from rmq.features.dead_letters.jobs import scripts
+from rmq.kernel.core.keys import job_key, job_log_key
+from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 
 JOB = "t.0a1b2c3d"
@@ -21,17 +21,17 @@ def clear(box: Box) -> None:
 def begin(box: Box, runner: str = "") -> None:
     """Start the job, and let a runner take it."""
     clear(box)
-    assert box.run(commands.job_start("rmq", JOB, DEFINITION)).state == 1
+    assert box.run(scripts.job_start("rmq", JOB, DEFINITION)).state == 1
     if runner:
-        assert box.run(commands.job_take("rmq", JOB, runner, 10_000)).state == 1
+        assert box.run(scripts.job_take("rmq", JOB, runner, 10_000)).state == 1
 
 
-def step(runner: str = "me", **given: Any) -> Command[commands.JobStepReply]:
+def step(runner: str = "me", **given: Any) -> Command[scripts.JobStepReply]:
     """A step of the job; by default the first one, which notes nothing."""
     values: dict[str, Any] = {
         "number": 0, "letters": "", "examined": 0, "cursor": "", "keep_s": 60, "most": 5,
     }  # fmt: skip
-    return commands.job_step("rmq", JOB, runner, 10_000, **values | given)
+    return scripts.job_step("rmq", JOB, runner, 10_000, **values | given)
 
 
 def fields(box: Box) -> dict[str, str]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgpack
 
-from rmq.core import record
-from rmq.core.limits import Concurrency, Limits, Rate
-from rmq.protocol import commands
+from rmq.kernel.core import record
+from rmq.kernel.core.limits import Concurrency, Limits, Rate
+from rmq.kernel.producer import scripts
 from tests.lua.box import Box
 
 
@@ -42,7 +42,7 @@ def send(
         rest += b"" if expires is None else expires.to_bytes(6, "big")
         rest += record.length_prefixed(msgpack.packb(named) if headers is None else headers)
         parts += [head, rest + body]
-    reply = box.run(commands.send(box.handle, box.keys, box.session(), given, parts, {}))
+    reply = box.run(scripts.send(box.handle, box.keys, box.session(), given, parts, {}))
     assert reply.letters == "", reply
     return given
 

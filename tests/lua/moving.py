@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import Arrival
+from rmq.features.dead_letters import scripts
+from rmq.features.dead_letters.scripts import Arrival
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import Box
 
 TOKEN, ANOTHER = b"token 01", b"token 02"
@@ -20,7 +20,7 @@ def bury(box: Box, count: int = 1, **options: Any) -> list[bytes]:
 
 
 def hold(box: Box, *ids: bytes, token: bytes = TOKEN, to: str = "other", slot: int = 3) -> Any:
-    return box.run(commands.redrive_hold(box.keys, token, to, ids, [slot] * len(ids)))
+    return box.run(scripts.redrive_hold(box.keys, token, to, ids, [slot] * len(ids)))
 
 
 def entry(id: bytes, token: bytes = TOKEN) -> bytes:
@@ -32,10 +32,10 @@ def arrival(box: Box, id: bytes, token: bytes = TOKEN, **options: Any) -> Arriva
 
 
 def send(box: Box, *arrivals: Arrival) -> str:
-    reply = box.run(commands.redrive_send(box.handle, box.keys, arrivals))
+    reply = box.run(scripts.redrive_send(box.handle, box.keys, arrivals))
     assert reply.now_ms == box.clock.now_ms
     return str(reply.letters)
 
 
 def settle(box: Box, *outcomes: tuple[bytes, bool]) -> str:
-    return str(box.run(commands.redrive_settle(box.keys, box.session(), outcomes)))
+    return str(box.run(scripts.redrive_settle(box.keys, box.session(), outcomes)))

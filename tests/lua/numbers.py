@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rmq.core import record, sequence
-from rmq.protocol import commands
+from rmq.kernel.core import record, sequence
+from rmq.kernel.producer import scripts
 from tests.lua.box import Box, stored
 
 P, Q = "0123456789", "abcdef0123"  # producers
@@ -13,14 +13,14 @@ P, Q = "0123456789", "abcdef0123"  # producers
 
 def begin(box: Box, producer: str = P) -> None:
     """Send the report of a producer before its first message."""
-    box.run(commands.audit_report(box.keys, producer, 0, 0))
+    box.run(scripts.audit_report(box.keys, producer, 0, 0))
 
 
 def told(
     box: Box, sent: int, ranges: Sequence[tuple[int, int]] = (), old: int = 0, producer: str = P
 ) -> int:
     """Send a later report of a producer, and return the reply."""
-    return box.run(commands.audit_report(box.keys, producer, old, sent, ranges))
+    return box.run(scripts.audit_report(box.keys, producer, old, sent, ranges))
 
 
 def numbered(
@@ -40,8 +40,7 @@ def numbered(
     rest = whole[8:] + record.length_prefixed(sequence.headers(producer, number, others)) + body
     id = box.ids()[0]
     assert (
-        box.run(commands.send(box.handle, box.keys, box.session(), [id], [head, rest])).letters
-        == ""
+        box.run(scripts.send(box.handle, box.keys, box.session(), [id], [head, rest])).letters == ""
     )
     return id
 
@@ -51,7 +50,7 @@ def merged(box: Box, number: int, key: bytes = b"key", range_ms: int = 500) -> b
     whole = stored(0, b"", due=range_ms, key=key)
     id = box.ids()[0]
     box.run(
-        commands.merge(
+        scripts.merge(
             box.handle, box.keys, box.session(), id=id,
             head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
             envelope=whole[8:] + record.length_prefixed(sequence.headers(P, number)), body=b"b",

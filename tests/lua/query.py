@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.protocol import commands
-from rmq.protocol.commands import (
-    QUERY_DEADLINE_S,
-    QueryLease,
-    QueryLog,
-    QueryPage,
-    QueryRollbackReply,
-)
+from rmq.features.queries import scripts
+from rmq.features.queries.scripts import QUERY_DEADLINE_S, QueryPage
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.consumer.scripts import QueryLease, QueryLog, QueryRollbackReply
 from tests.lua.box import Box
 
 RUN, OTHER_RUN = "a" * 32, "b" * 32
@@ -27,7 +23,7 @@ def receipt(delivery: int, left: int = 16) -> float:
 
 
 def taking(box: Box, after: int = 0, limit: int = 10, holder: QueryLease = ME) -> Any:
-    return commands.query_take(box.keys, holder, after, limit)
+    return scripts.query_take(box.keys, holder, after, limit)
 
 
 def take(box: Box, after: int = 0, limit: int = 10, holder: QueryLease = ME) -> QueryLog:
@@ -35,11 +31,11 @@ def take(box: Box, after: int = 0, limit: int = 10, holder: QueryLease = ME) -> 
 
 
 def read(box: Box, after: int = 0, upto: int = 100, limit: int = 10, run: str = RUN) -> QueryPage:
-    return box.run(commands.query_read(box.keys, run, after, upto, limit))
+    return box.run(scripts.query_read(box.keys, run, after, upto, limit))
 
 
 def lapse(box: Box, limit: int = 10, force: bool = False, run: str = RUN) -> QueryRollbackReply:
-    return box.run(commands.query_rollback(box.keys, run, limit, force))
+    return box.run(consumer_scripts.query_rollback(box.keys, run, limit, force))
 
 
 def log(box: Box, run: str = RUN) -> dict[bytes, int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.protocol import commands
-from rmq.protocol.commands import ScheduleRow
+from rmq.features.schedules import scripts
+from rmq.features.schedules.scripts import ScheduleRow
 from tests.lua.box import Box
 
 EVERY_MS = 60_000
@@ -15,7 +15,7 @@ def set_schedule(box: Box, name: str = "report", **options: Any) -> str:
     """Store a schedule whose next time is due in a minute, with a jitter of 7 ms."""
     next_ms = options.get("next_ms", box.clock.now_ms + EVERY_MS)
     return box.run(
-        commands.schedule_set(
+        scripts.schedule_set(
             box.keys, name, options.get("definition", b"definition"),
             options.get("timing", "60000|||7"), next_ms, options.get("due_ms", next_ms + 7),
             options.get("most", 100), options.get("generation", b"0"),
@@ -25,7 +25,7 @@ def set_schedule(box: Box, name: str = "report", **options: Any) -> str:
 
 def row(box: Box, name: str = "report") -> ScheduleRow:
     """The schedule as it is stored."""
-    (found,) = box.run(commands.schedules(box.keys, name)).rows
+    (found,) = box.run(scripts.schedules(box.keys, name)).rows
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.box import Box, Lease
 
 SHARED_S = 3_000_000_000  # spelled apart from lua/lib/shared_leases.lua
@@ -27,15 +27,15 @@ def take(box: Box, limit: int = 10, number: int = 0, **options: Any) -> list[Lea
 
 
 def renew(box: Box, number: int, lease_ms: int = LEASE_MS) -> int:
-    left: int = box.run(commands.lease_renew(box.keys, number, lease_ms))
+    left: int = box.run(scripts.lease_renew(box.keys, number, lease_ms))
     return left
 
 
 def rollback(box: Box, limit: int = 10) -> tuple[int, bool]:
-    reply: tuple[int, bool] = box.run(commands.lease_rollback(box.keys, limit))
+    reply: tuple[int, bool] = box.run(scripts.lease_rollback(box.keys, limit))
     return reply
 
 
 def release(box: Box, number: int, limit: int = 10, begun: tuple[bytes, ...] = ()) -> int:
-    reply: int = box.run(commands.lease_release(box.handle, box.keys, number, limit, begun))
+    reply: int = box.run(scripts.lease_release(box.handle, box.keys, number, limit, begun))
     return reply

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core import record
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import record
 from tests.lua.calls import CALLS
 from tests.lua.furnished import furnish
 from tests.lua.numbers import P, Q, begin, merged, numbered, open_of, told
@@ -59,7 +61,7 @@ def test_ack_believes_the_numbers_it_is_told(box, count, lost):
     assert leases[-1].id == plain
 
     letters = box.twice(
-        lambda: commands.ack(
+        lambda: scripts.ack(
             box.handle, box.keys, session, [x.id for x in leases], [x.receipt for x in leases],
             [x.delivery for x in leases], marks,
         )
@@ -79,7 +81,7 @@ def test_ack_reads_no_record_where_it_is_told(box):
     session = box.session()
 
     box.run(
-        commands.ack(
+        scripts.ack(
             box.handle, box.keys, session, [lease.id], [lease.receipt], [lease.delivery],
             [P.encode() + b".9"],
         )
@@ -93,7 +95,7 @@ def test_marks_for_some_of_the_deliveries_are_refused(box):
     numbered(box, 1)
     numbered(box, 2)
     leases = box.take(2)
-    command = commands.ack(
+    command = scripts.ack(
         box.handle, box.keys, box.session(), [x.id for x in leases], [x.receipt for x in leases],
         [x.delivery for x in leases], [b"0123456789.1"],
     )  # fmt: skip
@@ -120,7 +122,7 @@ def test_cancel_accounts_for_it(box):
     id = numbered(box, 2)
     session = box.session()
 
-    assert box.twice(lambda: commands.cancel(box.keys, session, id)) == "cancelled"
+    assert box.twice(lambda: messages_scripts.cancel(box.keys, session, id)) == "cancelled"
 
     assert open_of(box) == [(1, 1), (3, None)]
     assert box.counter("accounted") == 1
@@ -134,7 +136,9 @@ def test_purge_of_the_store_accounts_for_them(box, merging, by_id):
     if merging:
         merged(box, 4)
 
-    gone = box.run(commands.purge(box.keys, box.session(), "store", ids=ids if by_id else ()))
+    gone = box.run(
+        dead_letters_scripts.purge(box.keys, box.session(), "store", ids=ids if by_id else ())
+    )
 
     assert gone == 3 + (merging and not by_id)
     assert open_of(box) == [(4 + (merging and not by_id), None)]
@@ -146,7 +150,7 @@ def test_purge_of_the_dead_accounts_for_them_and_death_does_not(box):
     box.reject(box.take_one())
     assert open_of(box) == REST
 
-    box.run(commands.purge(box.keys, box.session(), "dead"))
+    box.run(dead_letters_scripts.purge(box.keys, box.session(), "dead"))
 
     assert open_of(box) == [(2, None)]
 
@@ -222,9 +226,9 @@ def test_what_keeps_a_message_keeps_its_number_open(box):
     box.rollback()
     lease = box.take_one()
     box.reject(lease)
-    box.run(commands.redrive(box.handle, box.keys, box.session(), [lease.id]))
-    box.run(commands.set_priority(box.keys, box.session(), lease.id, 50))
-    box.run(commands.reschedule(box.handle, box.keys, box.session(), lease.id, 1000))
+    box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [lease.id]))
+    box.run(messages_scripts.set_priority(box.keys, box.session(), lease.id, 50))
+    box.run(messages_scripts.reschedule(box.handle, box.keys, box.session(), lease.id, 1000))
     merged(box, 2)
     merged(box, 3)
 
@@ -277,9 +281,9 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
         if script == "ack":
             box.ack(leases[0], leases[2])
         elif script == "cancel":
-            assert box.run(commands.cancel(box.keys, box.session(), ids[0])) == "cancelled"
+            assert box.run(messages_scripts.cancel(box.keys, box.session(), ids[0])) == "cancelled"
         else:
-            box.run(commands.purge(box.keys, box.session(), "store"))
+            box.run(dead_letters_scripts.purge(box.keys, box.session(), "store"))
         assert told(box, 5) == 0
     finally:
         box.redis.config_set("maxmemory", 0)

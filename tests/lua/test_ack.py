@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
 
 
@@ -77,7 +77,7 @@ def test_ack_after_rollback_changes_nothing(box):
     box.one()
     lease = box.take_one(lease_ms=1000)
     box.clock.advance(1)
-    assert box.rollback() == commands.RollbackReply(1, 0, False)
+    assert box.rollback() == scripts.RollbackReply(1, 0, False)
     before = box.state()
 
     assert box.twice(lambda: box.ack_command([lease], box.session())) == "0"

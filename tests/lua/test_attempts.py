@@ -6,9 +6,11 @@ import msgpack
 import pytest
 import redis
 
-from rmq.core import failure
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
+from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core import failure
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import Box
 from tests.lua.failures import former_failure, item
 from tests.lua.query import EXACT, RUN, lapse, take
@@ -36,7 +38,7 @@ def die(box: Box, errors: list[bytes]) -> None:
 
 
 def redrive(box: Box, id: bytes) -> None:
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "1"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [id])) == "1"
 
 
 def entry_of(box: Box, id: bytes) -> bytes:
@@ -246,7 +248,7 @@ def test_a_repeated_redrive_is_noted_once(box):
     box.reject(box.take_one())
     session = box.session()
 
-    assert box.twice(lambda: commands.redrive(box.handle, box.keys, session, [id])) == "1"
+    assert box.twice(lambda: scripts.redrive(box.handle, box.keys, session, [id])) == "1"
 
     assert [x[:2] for x in read(box, id)] == [(None, "redriven"), (1, "rejected")]
 
@@ -307,8 +309,8 @@ def test_a_query_does_not_settle_what_somebody_else_had_and_lost(box):
     box.clock.advance(2)
     box.rollback()
 
-    settling = commands.query_settle(box.handle, box.keys, EXACT, 0, 1, 10)
-    assert box.run(settling) == commands.QuerySettleReply(0, 1, missing=1)
+    settling = queries_scripts.query_settle(box.handle, box.keys, EXACT, 0, 1, 10)
+    assert box.run(settling) == queries_scripts.QuerySettleReply(0, 1, missing=1)
     assert box.order() == [id]
     assert [x[:2] for x in read(box, id)] == [(2, "lease ran out"), (1, "lease ran out")]
     assert RUN in read(box, id)[1][2]
@@ -328,7 +330,7 @@ def test_at_maxmemory_attempts_are_added_and_deaths_noted(tight):
         assert tight.nack(lease, told=told("B", "b" * 3000)) == "r"
         tight.take_one(lease_ms=1000)
         tight.clock.advance(2)
-        assert tight.rollback() == commands.RollbackReply(1, 0, False)
+        assert tight.rollback() == consumer_scripts.RollbackReply(1, 0, False)
     finally:
         tight.redis.config_set("maxmemory", 0)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.audit import scripts
 from tests.lua.numbers import P, begin, numbered, told
 
 
 def test_slot_that_nobody_audits_has_nothing(box):
     before = box.state()
 
-    page = box.run(commands.audit_open(box.keys))
+    page = box.run(scripts.audit_open(box.keys))
 
-    assert page == commands.AuditOpenPage(box.clock.now_ms, 0, 0, 0, [])
+    assert page == scripts.AuditOpenPage(box.clock.now_ms, 0, 0, 0, [])
     assert box.state() == before
 
 
@@ -23,7 +23,7 @@ def test_page_tells_the_account_and_the_ranges_in_order(box):
     box.ack(*box.take(2))
     before = box.state()
 
-    page = box.run(commands.audit_open(box.keys))
+    page = box.run(scripts.audit_open(box.keys))
 
     assert page[:4] == (box.clock.now_ms, 7, 2, 2)
     assert page.members == sorted(box.state()["audit"])
@@ -33,9 +33,9 @@ def test_page_tells_the_account_and_the_ranges_in_order(box):
 def test_pages_follow_each_other(box):
     begin(box)
     told(box, 9, [(2, 2), (4, 4), (6, 6)])
-    whole = box.run(commands.audit_open(box.keys)).members
+    whole = box.run(scripts.audit_open(box.keys)).members
     after, found = b"", []
-    while page := box.run(commands.audit_open(box.keys, after, 2)).members:
+    while page := box.run(scripts.audit_open(box.keys, after, 2)).members:
         assert len(page) <= 2
         after, found = page[-1], found + page
 
@@ -49,7 +49,7 @@ def test_a_number_open_all_along_is_on_a_page_whatever_becomes_of_others(box):
     after, seen = b"", set()
     step, page = 0, [b""] * 3
     while len(page) == 3:
-        page = box.run(commands.audit_open(box.keys, after, 3)).members
+        page = box.run(scripts.audit_open(box.keys, after, 3)).members
         after = page[-1]
         for member in page:
             _, last, first, *_ = member.decode().split(":")
@@ -64,14 +64,14 @@ def test_a_number_open_all_along_is_on_a_page_whatever_becomes_of_others(box):
 
 def test_only_one_of_those_that_ask_so_is_answered(box):
     begin(box)
-    assert box.run(commands.audit_open(box.keys, every_ms=5000)) is not None
+    assert box.run(scripts.audit_open(box.keys, every_ms=5000)) is not None
 
     box.clock.advance(4.9)
-    assert box.run(commands.audit_open(box.keys, every_ms=5000)) is None
-    assert box.run(commands.audit_open(box.keys)) is not None
+    assert box.run(scripts.audit_open(box.keys, every_ms=5000)) is None
+    assert box.run(scripts.audit_open(box.keys)) is not None
     box.clock.advance(0.2)
 
     before = box.state()
-    assert box.run(commands.audit_open(box.keys, every_ms=5000)) is not None
+    assert box.run(scripts.audit_open(box.keys, every_ms=5000)) is not None
     assert box.changed(before) == {("slot", "audit_at"): str(box.clock.now_ms)}
     assert P.encode() in next(iter(before["audit"]))

@@ -7,12 +7,12 @@ import random
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.producer import scripts
 from tests.lua.numbers import P, Q, begin, open_of, told
 
 
 def test_first_call_is_where_the_numbers_begin(box):
-    box.twice(lambda: commands.audit_report(box.keys, P, 0, 0))
+    box.twice(lambda: scripts.audit_report(box.keys, P, 0, 0))
 
     state = box.state()
     assert state["audit"] == {
@@ -27,7 +27,7 @@ def test_what_was_sent_is_open_and_known_since_now(box):
     box.clock.advance(5)
     known_ms = box.clock.now_ms
 
-    assert box.twice(lambda: commands.audit_report(box.keys, P, 0, 7)) == 0
+    assert box.twice(lambda: scripts.audit_report(box.keys, P, 0, 7)) == 0
 
     assert box.state()["audit"] == {
         f"{P}:000000000000007:000000000000001:{known_ms}".encode(): 0.0,
@@ -160,7 +160,7 @@ def test_more_than_a_call_may_carry_is_refused(box):
 def test_ranges_are_the_numbers_that_sets_say(box):
     chance = random.Random(7)
     begin(box)
-    box.run(commands.audit_report(box.keys, Q, 0, 50))
+    box.run(scripts.audit_report(box.keys, Q, 0, 50))
     accounted: set[int] = set()
     sent = 0
     for _ in range(300):

@@ -7,16 +7,16 @@ import re
 import pytest
 import redis
 
-from rmq.core import record
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.audit import scripts
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import member_of
 from tests.lua.numbers import P, Q, begin, merged, numbered
 
 
 def scan(box, limit=100):
     cursor, found, looked = b"0", [], 0
     while True:
-        page = box.run(commands.audit_scan(box.keys, cursor, limit))
+        page = box.run(scripts.audit_scan(box.keys, cursor, limit))
         found += page.living
         looked += page.looked
         cursor = page.cursor
@@ -94,7 +94,7 @@ def test_whoever_moves_between_the_queues_is_found_all_the_same(box):
         numbered(box, number)
     cursor, found = b"0", set()
     while True:
-        page = box.run(commands.audit_scan(box.keys, cursor, 20))
+        page = box.run(scripts.audit_scan(box.keys, cursor, 20))
         found |= {one[1:] for one in page.living}
         cursor = page.cursor
         leases = box.take(40)
@@ -111,4 +111,4 @@ def test_whoever_moves_between_the_queues_is_found_all_the_same(box):
 @pytest.mark.parametrize("cursor", [b"", b"x", b"-1", b"1" * 21, b"0x1"])
 def test_cursor_that_is_none_is_refused(box, cursor):
     with pytest.raises(redis.ResponseError, match="RMQARG cursor"):
-        box.run(commands.audit_scan(box.keys, cursor, 10))
+        box.run(scripts.audit_scan(box.keys, cursor, 10))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.messages import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
 
 
@@ -14,7 +14,7 @@ def settled(box) -> str:
 
 
 def cancel(box, id):
-    return box.run(commands.cancel(box.keys, box.session(), id))
+    return box.run(scripts.cancel(box.keys, box.session(), id))
 
 
 def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
@@ -22,7 +22,7 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
     before = box.state()
     session = box.session()
 
-    assert box.run(commands.cancel(box.keys, session, id)) == "cancelled"
+    assert box.run(scripts.cancel(box.keys, session, id)) == "cancelled"
 
     assert box.changed(before, replay=True) == {
         ("slot", "cancelled"): "1",
@@ -40,7 +40,7 @@ def test_cancel_sent_again_gives_the_first_answer_and_changes_nothing(box):
     id = box.one(due=5000)
     session = box.session()
 
-    assert box.twice(lambda: commands.cancel(box.keys, session, id)) == "cancelled"
+    assert box.twice(lambda: scripts.cancel(box.keys, session, id)) == "cancelled"
     before = box.state()
     assert cancel(box, id) == "gone"
     assert box.state() == before

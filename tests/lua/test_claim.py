@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 
 A, B = b"0123456789abcdefghijklmnop:1", b"0123456789abcdefghijklmnop:2"
 NAME = b"mail:order 7"
@@ -16,7 +16,7 @@ STATES = ["absent", "mine", "other's", "done by me", "done by another"]
 
 
 def take(box, *names, owner=A, hold_ms=60_000):
-    return box.run(commands.claim(box.keys, names, [owner] * len(names), hold_ms))
+    return box.run(scripts.claim(box.keys, names, [owner] * len(names), hold_ms))
 
 
 def place(box, name=NAME):
@@ -48,8 +48,8 @@ def test_absent_claim_becomes_its_owner_s_for_a_while_and_nothing_else_changes(b
 
 
 def test_claim_sent_again_is_still_first_and_only_held_anew(box):
-    build = lambda: commands.claim(box.keys, [NAME], [A], 60_000)  # noqa: E731
-    box.run(commands.claim(box.keys, [NAME], [A], 20_000))
+    build = lambda: scripts.claim(box.keys, [NAME], [A], 60_000)  # noqa: E731
+    box.run(scripts.claim(box.keys, [NAME], [A], 20_000))
 
     assert box.twice(build) == [FIRST]
 
@@ -90,7 +90,7 @@ def test_claim_that_nobody_renewed_is_free_again(box):
 def test_name_twice_in_one_call_goes_to_the_first_owner(box):
     names, owners = [NAME, b"other", NAME, NAME], [A, A, B, A]
 
-    reply = box.run(commands.claim(box.keys, names, owners, 60_000))
+    reply = box.run(scripts.claim(box.keys, names, owners, 60_000))
 
     assert reply == [FIRST, FIRST, ("busy", 0, 60_000), FIRST]
     assert box.redis.get(place(box)) == b"consuming %s %d" % (A, box.clock.now_ms)
@@ -128,10 +128,10 @@ def test_names_of_any_bytes_and_owners_of_any_script_are_told_apart(box):
     names = [bytes(range(256)), b"a", b"a:", b"}:a", b"{a}", b"", "größe".encode()]
     owners = ["é:%d".encode() % n for n in range(len(names))]
 
-    assert box.run(commands.claim(box.keys, names, owners, 60_000)) == [FIRST] * len(names)
+    assert box.run(scripts.claim(box.keys, names, owners, 60_000)) == [FIRST] * len(names)
 
-    assert box.run(commands.renew(box.keys, names, owners, 60_000)) == [True] * len(names)
-    assert box.run(commands.renew(box.keys, names, owners[::-1], 60_000)).count(True) == 1
+    assert box.run(scripts.renew(box.keys, names, owners, 60_000)) == [True] * len(names)
+    assert box.run(scripts.renew(box.keys, names, owners[::-1], 60_000)).count(True) == 1
 
 
 def test_claims_need_no_slot_and_survive_its_loss(box):
@@ -152,10 +152,10 @@ def test_hold_outside_its_limits_is_refused(box, hold_ms):
 @pytest.mark.parametrize("owner", [b"", b"a b", b" ", b"a\n", b"a" * 101])
 def test_owner_with_a_space_or_none_or_too_long_is_refused(box, owner):
     for build in (
-        commands.claim(box.keys, [b"x", NAME], [A, owner], 1000),
-        commands.renew(box.keys, [b"x", NAME], [A, owner], 1000),
-        commands.finish(box.keys, [b"x", NAME], [A, owner], [1000, 1000]),
-        commands.unclaim(box.keys, [b"x", NAME], [A, owner]),
+        scripts.claim(box.keys, [b"x", NAME], [A, owner], 1000),
+        scripts.renew(box.keys, [b"x", NAME], [A, owner], 1000),
+        scripts.finish(box.keys, [b"x", NAME], [A, owner], [1000, 1000]),
+        scripts.unclaim(box.keys, [b"x", NAME], [A, owner]),
     ):
         before = box.state()
         with pytest.raises(redis.ResponseError, match="RMQARG owner"):
@@ -169,12 +169,12 @@ def test_a_thousand_in_one_call_and_no_more(box, verb, count):
     names = [b"%d" % n for n in range(count)]
     owners = [A] * count
     build = {
-        "claim": lambda: commands.claim(box.keys, names, owners, 60_000),
-        "renew": lambda: commands.renew(box.keys, names, owners, 60_000),
-        "finish": lambda: commands.finish(box.keys, names, owners, [60_000] * count),
-        "unclaim": lambda: commands.unclaim(box.keys, names, owners),
+        "claim": lambda: scripts.claim(box.keys, names, owners, 60_000),
+        "renew": lambda: scripts.renew(box.keys, names, owners, 60_000),
+        "finish": lambda: scripts.finish(box.keys, names, owners, [60_000] * count),
+        "unclaim": lambda: scripts.unclaim(box.keys, names, owners),
     }[verb]
-    box.run(commands.claim(box.keys, names[:1000], owners[:1000], 60_000))
+    box.run(scripts.claim(box.keys, names[:1000], owners[:1000], 60_000))
     before = box.state()
 
     if count > 1000:
@@ -187,11 +187,11 @@ def test_a_thousand_in_one_call_and_no_more(box, verb, count):
 
 def test_claims_and_owners_that_do_not_pair_are_refused(box):
     for build in (
-        commands.claim(box.keys, [NAME], [A, A], 1000),
-        commands.renew(box.keys, [NAME, b"x"], [A], 1000),
-        commands.finish(box.keys, [NAME], [A], [1000, 1000]),
-        commands.finish(box.keys, [NAME, b"x"], [A], [1000, 1000]),
-        commands.unclaim(box.keys, [NAME], []),
+        scripts.claim(box.keys, [NAME], [A, A], 1000),
+        scripts.renew(box.keys, [NAME, b"x"], [A], 1000),
+        scripts.finish(box.keys, [NAME], [A], [1000, 1000]),
+        scripts.finish(box.keys, [NAME, b"x"], [A], [1000, 1000]),
+        scripts.unclaim(box.keys, [NAME], []),
     ):
         with pytest.raises(redis.ResponseError, match="RMQARG count"):
             box.run(build)
@@ -211,10 +211,10 @@ def test_what_is_no_claim_is_an_error_that_tells_its_place_and_nothing_changes(b
     box.redis.set(place(box), value)
     before = box.state()
     build = {
-        "claim": commands.claim(box.keys, names, owners, 60_000),
-        "renew": commands.renew(box.keys, names, owners, 60_000),
-        "finish": commands.finish(box.keys, names, owners, [60_000] * 3),
-        "unclaim": commands.unclaim(box.keys, names, owners),
+        "claim": scripts.claim(box.keys, names, owners, 60_000),
+        "renew": scripts.renew(box.keys, names, owners, 60_000),
+        "finish": scripts.finish(box.keys, names, owners, [60_000] * 3),
+        "unclaim": scripts.unclaim(box.keys, names, owners),
     }[verb]
 
     with pytest.raises(redis.ResponseError, match="RMQCLAIM 2") as caught:
@@ -231,10 +231,10 @@ def test_wrong_type_behind_the_last_of_many_stops_all(box, verb):
     box.redis.rpush(place(box), "another's")
     before = box.state()
     build = {
-        "claim": commands.claim(box.keys, names, owners, 60_000),
-        "renew": commands.renew(box.keys, names, owners, 60_000),
-        "finish": commands.finish(box.keys, names, owners, [60_000] * 3),
-        "unclaim": commands.unclaim(box.keys, names, owners),
+        "claim": scripts.claim(box.keys, names, owners, 60_000),
+        "renew": scripts.renew(box.keys, names, owners, 60_000),
+        "finish": scripts.finish(box.keys, names, owners, [60_000] * 3),
+        "unclaim": scripts.unclaim(box.keys, names, owners),
     }[verb]
 
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):

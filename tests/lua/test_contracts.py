@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from rmq.core import keys
-from rmq.protocol import commands, scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core import keys
+from rmq.kernel.transport import scripts
 from tests.lua.box import Box, case
+from tests.lua.builders import builder_of
 from tests.lua.calls import CALLS, place_of
 from tests.lua.furnished import furnish
 
@@ -79,7 +81,7 @@ def test_documented_keys_are_those_that_the_builder_passes(box):
 def test_next_documents_three_keys_for_each_slot_and_is_passed_them(make_box):
     box = make_box(slots=3)
 
-    passed = commands.next_ready(box.handle.slots, False).keys
+    passed = consumer_scripts.next_ready(box.handle.slots, False).keys
 
     assert [place_of(key) for key in passed] == ["slot", "store", "prepare"] * 3
     assert re.search(
@@ -109,7 +111,7 @@ def test_no_key_and_argument_beyond_the_documented_is_read():
 def test_every_script_has_a_builder_of_its_name_and_a_call_here():
     for verb in NAMES:
         with case(verb):
-            assert callable(getattr(commands, verb))
+            assert callable(builder_of(verb))
             assert verb in CALLS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import commands
-from rmq.protocol.commands import CreditState, Offer
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.scripts import CreditState, Offer
 from tests.lua.crediting import Sleeper, break_script, can_shard, credits_of
 
 KEPT_MS = 3000
@@ -180,7 +180,7 @@ def check_that_a_repeated_call_leaves_no_credit(box, sleeper, used):
     sleeper.offer(limit=9, hand_overs=3)
     sent = [id for _ in range(used) for id in box.send()]
     further = sleeper.sessions[1:]
-    repeat = commands.prepare(
+    repeat = scripts.prepare(
         box.keys, sleeper.session, 9, 30_000, Offer(number, sleeper.channel, sessions=further)
     ).again()
 
@@ -247,7 +247,7 @@ def test_a_shared_lease_that_ends_before_the_credit_keeps_none(box, sleeper, aga
     "waits", [b"+1", b"+ x", b"+1 a;b", b"+1 a b", b"*1 a", b"+x a", b"+1 a" + b" @s 1" * 16]
 )
 def test_a_malformed_offer_is_an_error_and_nothing_changes(box, waits):
-    command = commands.prepare(box.keys, box.session(known=False), 1, 30_000, False)
+    command = scripts.prepare(box.keys, box.session(known=False), 1, 30_000, False)
     command.args[4] = waits
     before = box.state()
 
@@ -265,7 +265,7 @@ def test_slots_get_credits_where_none_of_them_has_work(make_box):
 
     def ask(offer):
         slots = box.handle.slots
-        return box.run(commands.next_ready_or_credit(slots, offer, 4, 30_000, sessions))
+        return box.run(scripts.next_ready_or_credit(slots, offer, 4, 30_000, sessions))
 
     box.one()
     assert ask(offer) == ([0, -1, -1], [CreditState()] * 3)
@@ -277,7 +277,7 @@ def test_slots_get_credits_where_none_of_them_has_work(make_box):
     for index, session in enumerate(sessions):
         assert box.state(index)["slot"]["credits"].endswith(f" 4 30000 {session.call.decode()};")
 
-    repeat = commands.next_ready_or_credit(box.handle.slots, offer, 4, 30_000, sessions).again()
+    repeat = scripts.next_ready_or_credit(box.handle.slots, offer, 4, 30_000, sessions).again()
     assert box.run(repeat)[1] == [CreditState(unused=1, is_repeat=True)] * 3
     assert all("credits" not in box.state(index)["slot"] for index in range(3))
     assert box.run(repeat)[1] == [CreditState(is_repeat=True)] * 3

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.topic import scripts
 
 MINUTE_MS = 60_000
 
 
 def due_counts(box, *boundaries):
     """Run due_counts twice, and return its reply; check that no key changes."""
-    command, before = commands.due_counts(box.keys, boundaries), box.state()
+    command, before = scripts.due_counts(box.keys, boundaries), box.state()
     found = box.run(command)
     assert box.run(command) == found
     assert box.state() == before
@@ -100,7 +100,7 @@ def test_due_and_later_are_those_of_stats(box):
 )
 def test_boundaries_that_do_not_rise_or_are_too_many_are_refused(box, boundaries):
     with pytest.raises(redis.ResponseError, match="RMQARG"):
-        box.run(commands.due_counts(box.keys, list(boundaries)))
+        box.run(scripts.due_counts(box.keys, list(boundaries)))
 
 
 def test_sixty_boundaries_are_taken(box):

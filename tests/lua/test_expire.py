@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
 
 
 def expire(box, rank=0, limit=100):
-    return box.run(commands.expire(box.keys, rank, limit))
+    return box.run(scripts.expire(box.keys, rank, limit))
 
 
 def send_all_kinds(box):

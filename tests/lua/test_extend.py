@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rmq.core.score import receipt_with_deadline
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.score import receipt_with_deadline
 from tests.lua.box import LEASE_MAX_MS
 
 
@@ -21,7 +21,7 @@ def test_extend_moves_the_deadline_and_nothing_else(box):
     reply = box.run(box.extend_command([lease], session, 60_000))
 
     deadline = box.clock.now_ms // 1000 + 60
-    assert reply == commands.ExtendReply(deadline, "1")
+    assert reply == scripts.ExtendReply(deadline, "1")
     assert box.changed(before, replay=True) == {
         ("prepare", id): deadline * 1000 + 16 + 1 / 2048,
         (f"replay:{session.name[1:].decode()}",): b"1:%d 1" % deadline,
@@ -78,7 +78,7 @@ def test_lapsed_lease_that_nobody_took_back_may_still_be_extended(box):
     box.clock.advance(5)
 
     assert box.run(box.extend_command([lease], box.session())).letters == "1"
-    assert box.rollback() == commands.RollbackReply(0, 0, False)
+    assert box.rollback() == scripts.RollbackReply(0, 0, False)
 
 
 def test_extend_after_rollback_changes_nothing(box):

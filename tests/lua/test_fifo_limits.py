@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.queries import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import ordered
 
 PRIORITIES = [17, 100, 1023, 1024, 524_288, 1_048_575]
@@ -92,8 +92,8 @@ def test_order_begins_anew_while_only_timed_messages_and_retries_wait(box, way):
     else:
         (id,) = box.ids()
         entry = [member_of(id), *box.part(priority=1_000_000)]
-        box.run(commands.stage_push(box.keys, "s", 0, 60_000, entry))
-        box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
+        box.run(scripts.stage_push(box.keys, "s", 0, 60_000, entry))
+        box.run(scripts.publish(box.handle, box.keys, box.session(), "s"))
 
     if way != "join":
         assert box.score(id) == ordered(1_000_000, 1)

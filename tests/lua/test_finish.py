@@ -7,7 +7,7 @@ import time
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.test_claim import DONE, NAME, STATES, A, B, left_ms, put, take
 
 TEN_YEARS_MS = 315_619_200_000
@@ -15,7 +15,7 @@ TEN_YEARS_MS = 315_619_200_000
 
 def finish(box, *names, owner=A, ttl_ms=900_000):
     return box.run(
-        commands.finish(box.keys, names, [owner] * len(names), [ttl_ms] * len(names))
+        scripts.finish(box.keys, names, [owner] * len(names), [ttl_ms] * len(names))
     )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_only_what_its_owner_is_consuming_becomes_consumed(box, state):
 def test_finish_sent_again_gives_the_same_answer_and_its_time_stays(box):
     take(box, NAME)
 
-    assert box.twice(lambda: commands.finish(box.keys, [NAME], [A], [900_000])) == [True]
+    assert box.twice(lambda: scripts.finish(box.keys, [NAME], [A], [900_000])) == [True]
     lived = left_ms(box)
     assert finish(box, NAME, ttl_ms=1_000) == [True]
     assert 800_000 < left_ms(box) <= lived
@@ -44,7 +44,7 @@ def test_each_is_remembered_as_long_as_it_asks(box):
     names, ttls = [b"a", b"b", b"c"], [1, 100_000, TEN_YEARS_MS]
     take(box, *names)
 
-    assert box.run(commands.finish(box.keys, names, [A] * 3, ttls)) == [True] * 3
+    assert box.run(scripts.finish(box.keys, names, [A] * 3, ttls)) == [True] * 3
 
     assert left_ms(box, b"a") <= 1
     assert 90_000 < left_ms(box, b"b") <= 100_000
@@ -64,7 +64,7 @@ def test_name_twice_in_one_call_is_finished_by_its_owner_only(box):
     take(box, NAME)
 
     names, owners = [NAME, NAME, NAME], [B, A, B]
-    assert box.run(commands.finish(box.keys, names, owners, [1000] * 3)) == [False, True, False]
+    assert box.run(scripts.finish(box.keys, names, owners, [1000] * 3)) == [False, True, False]
 
     assert box.redis.get(box.keys.claim_stem + NAME).startswith(b"consumed " + A)
 
@@ -83,6 +83,6 @@ def test_life_outside_its_limits_is_refused_and_nothing_is_finished(box, ttl_ms)
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match="RMQARG ttl_ms"):
-        box.run(commands.finish(box.keys, [b"good", NAME], [A, A], [1000, ttl_ms]))
+        box.run(scripts.finish(box.keys, [b"good", NAME], [A, A], [1000, ttl_ms]))
 
     assert box.state() == before

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from tests.lua.box import case
 from tests.lua.lua_names import LuaError, read_chunk
 

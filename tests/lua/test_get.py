@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import QueueMember
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.topic import scripts
+from rmq.kernel.topic.scripts import QueueMember
 from tests.lua.box import ordered, stored, timed
 
 
 def get(box, id):
     """Run get twice, and return its reply; check that no key changes."""
     before = box.state()
-    found = box.twice(lambda: commands.get(box.keys, id))
+    found = box.twice(lambda: scripts.get(box.keys, id))
     assert box.state() == before
     return found
 

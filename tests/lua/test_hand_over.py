@@ -7,8 +7,10 @@ import time
 import pytest
 import redis
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.producer import scripts as producer_scripts
 from tests.conftest import any_binary
 from tests.lua.box import Box, ordered
 from tests.lua.crediting import WAYS, Sleeper, break_script, can_shard, credits_of, send_way
@@ -248,7 +250,7 @@ def test_a_hand_over_that_nobody_heard_is_the_answer_to_the_call_that_left_the_c
     sent = box.send(2)
     before = box.state()
 
-    command = commands.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).again()
+    command = scripts.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).again()
     batch = box.run(command)
 
     assert batch.ids == sent
@@ -261,7 +263,7 @@ def test_the_call_of_a_credit_that_nobody_used_takes_what_there_is(box, sleepers
     sleepers[0].withdraw()
     sent = box.one()
 
-    batch = box.run(commands.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).again())
+    batch = box.run(scripts.prepare(box.keys, sleepers[0].session, 3, LEASE_MS, False).again())
 
     assert batch.ids == [sent]
 
@@ -420,7 +422,7 @@ def test_redriven_dead_letters_are_handed_over(box, sleepers):
     box.reject(lease := box.take_one())
     sleepers[0].offer()
 
-    box.run(commands.redrive(box.handle, box.keys, box.session(), [lease.id]))
+    box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [lease.id]))
 
     (taken,) = sleepers[0].taken()
     assert (taken.id, taken.left) == (lease.id, box.settings.max_retries)
@@ -440,7 +442,7 @@ def test_a_prepare_queue_of_a_wrong_type_is_left_alone(box, sleepers, way):
 
 def test_a_full_redis_refuses_the_send_before_anybody_hears_of_it(tight):
     sleeper = Sleeper(tight)
-    command = commands.send_uniform(
+    command = producer_scripts.send_uniform(
         tight.handle, tight.keys, tight.session(), *tight.part()[:1], tight.ids(), [b"body"]
     )
     sleeper.offer()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of, members_of
-from rmq.core.retry import Exponential
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.ids import member_of, members_of
+from rmq.kernel.core.retry import Exponential
 from tests.lua.box import GONE, handed_back, ordered, stored
 
 
@@ -35,7 +35,7 @@ def test_take_in_order_marks_the_slot_and_nothing_else_than_a_plain_one(box):
     batch = box.prepare(2, session=session, ordered=True)
 
     deadline = box.clock.now_ms // 1000 + 30
-    assert batch == commands.Batch(
+    assert batch == scripts.Batch(
         30_000_000, False, deadline, 1, 3, b"", given[:2],
         [stored(n, priority=100) for n in (1, 2)],
     )  # fmt: skip
@@ -88,7 +88,7 @@ def test_lapsed_batch_goes_back_before_the_next_one(box):
 
     batch = box.prepare(2, ordered=True)
     assert (batch.ids, batch.expired, batch.wait_us) == ([], True, 0)
-    assert box.rollback() == commands.RollbackReply(2, 0, False)
+    assert box.rollback() == scripts.RollbackReply(2, 0, False)
 
     assert [lease.id for lease in take(box)] == given[:1]
 
@@ -226,7 +226,7 @@ def test_nothing_is_taken_before_the_hold_and_what_is_left_is_remembered(slow):
         for is_ordered in (True, False):
             batch = slow.prepare(3, ordered=is_ordered)
             assert (batch.ids, batch.wait_us) == ([], early_ms * 1000)
-        assert slow.run(commands.next_ready([slow.keys], False)) == [early_ms * 1000]
+        assert slow.run(scripts.next_ready([slow.keys], False)) == [early_ms * 1000]
         assert slow.state() == before
         slow.clock.advance(-(4000 - early_ms) / 1000)
 
@@ -409,7 +409,7 @@ def test_rollback_of_a_slot_in_order(slow):
     slow.clock.advance(1)
     before = slow.state()
 
-    assert slow.rollback() == commands.RollbackReply(2, 0, False)
+    assert slow.rollback() == scripts.RollbackReply(2, 0, False)
 
     hold = str(slow.clock.now_ms + 4000)
     assert slow.changed(before) == {
@@ -426,7 +426,7 @@ def test_rollback_of_a_slot_in_order(slow):
         ("failures", given[1]): slow.failure(16, 1, "l"),
     }
     after = slow.state()
-    assert slow.rollback() == commands.RollbackReply(0, 0, False)
+    assert slow.rollback() == scripts.RollbackReply(0, 0, False)
     assert slow.state() == after
 
 
@@ -436,7 +436,7 @@ def test_message_without_a_record_is_still_taken_back(slow):
     slow.redis.hdel(slow.keys.records, member_of(id))
     slow.clock.advance(1)
 
-    assert slow.rollback() == commands.RollbackReply(1, 0, False)
+    assert slow.rollback() == scripts.RollbackReply(1, 0, False)
     assert slow.order() == [id]
 
 

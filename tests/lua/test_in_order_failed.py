@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
 
 
 def take(box, limit=10):
@@ -14,7 +14,7 @@ def test_redriven_ones_are_taken_together_until_they_fail_again(box):
     leases = take(box, 4)
     box.reject(*leases)
     ids = [lease.id for lease in leases]
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), ids)) == "1111"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), ids)) == "1111"
 
     again = take(box)
     assert [lease.id for lease in again] == ids

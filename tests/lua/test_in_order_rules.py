@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core import keys
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import keys
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, place_of
 from tests.lua.furnished import RUN, furnish
@@ -23,14 +25,14 @@ def test_hold_ends_when_the_message_it_is_for_is_cancelled_or_purged(box):
     for verb in ("cancel", "purge"):
         given = box.send(2)
         box.nack(*take(box, 1), wait_ms=60_000)
-        assert box.run(commands.next_ready([box.keys], False)) == [60_000_000]
+        assert box.run(scripts.next_ready([box.keys], False)) == [60_000_000]
 
         if verb == "cancel":
-            box.run(commands.cancel(box.keys, box.session(), given[0]))
+            box.run(messages_scripts.cancel(box.keys, box.session(), given[0]))
         else:
-            box.run(commands.purge(box.keys, box.session(), "store", ids=[given[0]]))
+            box.run(dead_letters_scripts.purge(box.keys, box.session(), "store", ids=[given[0]]))
 
-        assert box.run(commands.next_ready([box.keys], False)) == [0]
+        assert box.run(scripts.next_ready([box.keys], False)) == [0]
         leases = take(box)
         assert [lease.id for lease in leases] == given[1:]
         box.ack(*leases)
@@ -41,7 +43,7 @@ def test_hold_ends_when_the_message_it_is_for_gets_another_time(box):
     box.nack(*take(box, 1), wait_ms=60_000)
     box.redis.hset(box.keys.slot, "blocked", box.clock.now_ms + 3000)
 
-    box.run(commands.reschedule(box.handle, box.keys, box.session(), given[0], 90_000))
+    box.run(messages_scripts.reschedule(box.handle, box.keys, box.session(), given[0], 90_000))
 
     assert "holder" not in box.state()["slot"]
     assert box.state()["slot"]["waiting"] == "0"  # who slept until the hold was woken
@@ -54,11 +56,11 @@ def test_hold_stays_when_another_message_is_cancelled_or_gets_another_time(box):
     box.nack(first, wait_ms=60_000)
     box.release(second, third)
 
-    box.run(commands.cancel(box.keys, box.session(), second.id))
-    box.run(commands.reschedule(box.handle, box.keys, box.session(), third.id, 5000))
+    box.run(messages_scripts.cancel(box.keys, box.session(), second.id))
+    box.run(messages_scripts.reschedule(box.handle, box.keys, box.session(), third.id, 5000))
 
     assert take(box) == []
-    assert box.run(commands.next_ready([box.keys], False)) == [60_000_000]
+    assert box.run(scripts.next_ready([box.keys], False)) == [60_000_000]
 
 
 # --- waking ------------------------------------------------------------------------------------
@@ -69,7 +71,7 @@ def sleeper(box, ask):
     if ask == "prepare":
         box.prepare(1, waits=True, ordered=True)
     else:
-        box.run(commands.next_ready([box.keys], True))
+        box.run(scripts.next_ready([box.keys], True))
     slot = box.state()["slot"]
     return {name: int(slot[name]) for name in ("waiting", "blocked") if name in slot}
 
@@ -163,13 +165,13 @@ def furnished_in_order(box, script):
     if script in TAKING:
         box.rollback()
         box.ack(furnished.leased, furnished.failed)
-        box.run(commands.lease_release(box.handle, box.keys, furnished.lease, 10))
-        box.run(commands.query_rollback(box.keys, RUN, 10, force=True))
+        box.run(scripts.lease_release(box.handle, box.keys, furnished.lease, 10))
+        box.run(scripts.query_rollback(box.keys, RUN, 10, force=True))
         box.rollback()
     later = box.clock.now_ms + 3000
     box.redis.hset(box.keys.slot, mapping={"ordered": 1, "blocked": later, "waiting": later})
     if script == "prepare":
-        return commands.prepare(box.keys, box.session(), 10, 30_000, True, ordered=True)
+        return scripts.prepare(box.keys, box.session(), 10, 30_000, True, ordered=True)
     return CALLS[script](furnished)
 
 

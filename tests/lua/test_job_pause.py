@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters.jobs import scripts
 from tests.lua.jobs import JOB, KEY, begin, changed, clear, fields
 
 
 def pause(box):
-    return box.run(commands.job_pause("rmq", JOB))
+    return box.run(scripts.job_pause("rmq", JOB))
 
 
 def test_one_state_becomes_another_and_a_second_run_finds_that(box):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters.jobs import scripts
 from tests.lua.jobs import DEFINITION, JOB, clear, fields
 
 
 def test_a_job_is_stored_with_its_definition_and_nobody_runs_it(box):
     clear(box)
 
-    reply = box.run(commands.job_start("rmq", JOB, DEFINITION))
+    reply = box.run(scripts.job_start("rmq", JOB, DEFINITION))
 
     assert reply == (1, box.clock.now_ms)
     assert fields(box) == {
@@ -22,11 +22,11 @@ def test_a_job_is_stored_with_its_definition_and_nobody_runs_it(box):
 
 def test_sent_again_it_changes_nothing(box):
     clear(box)
-    box.run(commands.job_start("rmq", JOB, DEFINITION))
+    box.run(scripts.job_start("rmq", JOB, DEFINITION))
     before, began = fields(box), box.clock.now_ms
     box.clock.advance(5)
 
-    assert box.run(commands.job_start("rmq", JOB, ("verb", "other"))) == (0, began)
+    assert box.run(scripts.job_start("rmq", JOB, ("verb", "other"))) == (0, began)
     assert fields(box) == before
 
 
@@ -35,6 +35,6 @@ def test_a_definition_that_is_not_whole_is_refused(box, definition):
     clear(box)
 
     with pytest.raises(Exception, match="RMQARG fields"):
-        box.run(commands.job_start("rmq", JOB, definition))
+        box.run(scripts.job_start("rmq", JOB, definition))
 
     assert fields(box) == {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters.jobs import scripts
 from tests.lua.jobs import JOB, KEY, LOG, begin, changed, clear, fields, step
 
 
 def stop(box):
-    return box.run(commands.job_stop("rmq", JOB, 60))
+    return box.run(scripts.job_stop("rmq", JOB, 60))
 
 
 def test_one_state_becomes_another_and_a_second_run_finds_that(box):
@@ -62,7 +62,7 @@ def test_a_job_that_stopped_expires(box):
 def test_the_log_of_a_job_that_stopped_while_paused_expires_with_it(box):
     begin(box, "me")
     box.run(step(ids=box.ids(1)))
-    box.run(commands.job_pause("rmq", JOB))
+    box.run(scripts.job_pause("rmq", JOB))
     box.run(step(number=1, letters="1"))
     assert box.redis.ttl(LOG) == -1
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters.jobs import scripts
 from tests.lua.jobs import JOB, KEY, begin, changed, clear, fields
 
 
 def take(box, runner, hold_ms=10_000):
-    return box.run(commands.job_take("rmq", JOB, runner, hold_ms))
+    return box.run(scripts.job_take("rmq", JOB, runner, hold_ms))
 
 
 def test_a_free_job_is_taken_and_all_of_it_is_told(box):

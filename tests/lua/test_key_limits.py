@@ -6,11 +6,13 @@ import msgpack
 import pytest
 import redis
 
-from rmq.core import record
-from rmq.core.ids import member_of
-from rmq.core.layout import Layout
-from rmq.core.limits import Concurrency, Limits, Rate
-from rmq.protocol import commands
+from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.layout import Layout
+from rmq.kernel.core.limits import Concurrency, Limits, Rate
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.keyed import bounded, send, taken
 from tests.lua.test_limits import QUERY, ask
 
@@ -101,7 +103,7 @@ def test_share_of_a_shared_lease_comes_back_when_it_expires(make_box):
     assert len(box.prepare(10, lease_ms=1000, shared=0).ids) == 1
     assert taken(box) == []
     box.clock.advance(1)
-    box.run(commands.lease_rollback(box.keys, 10))
+    box.run(scripts.lease_rollback(box.keys, 10))
     box.rollback()
 
     assert len(taken(box)) == 1
@@ -112,7 +114,7 @@ def test_messages_in_flight_from_before_the_limit_count(make_box):
     send(box, "a", "a", "b")
     box.take(1)
     values = box.settings.for_slot() | {"limit": ONE.of_slot(0, 1, Layout(0, 1, 1))}
-    box.run(commands.slot(box.handle, box.keys, box.created, values, 1))
+    box.run(topic_scripts.slot(box.handle, box.keys, box.created, values, 1))
 
     assert len(taken(box)) == 1
     assert box.stats()["held"] == 1
@@ -332,10 +334,10 @@ def test_query_obeys_the_limits(make_box):
     box = bounded(make_box)
     send(box, "a", "a", "b")
 
-    assert box.run(commands.query_take(box.keys, QUERY, 0, 10)).held == 2
-    assert box.run(commands.query_take(box.keys, QUERY, 2, 10)).held == 0
-    box.run(commands.query_settle(box.handle, box.keys, QUERY, 0, 2, 10))
-    assert box.run(commands.query_take(box.keys, QUERY, 2, 10)).held == 1
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 0, 10)).held == 2
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 2, 10)).held == 0
+    box.run(queries_scripts.query_settle(box.handle, box.keys, QUERY, 0, 2, 10))
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 2, 10)).held == 1
 
 
 # --- together ------------------------------------------------------------------------------------
@@ -359,7 +361,7 @@ def test_limits_of_topic_and_key_hold_together(make_box):
 
 def test_limits_hold_while_redis_is_at_maxmemory(tight):
     values = tight.settings.for_slot() | {"limit": "0:0:0:0:1:1000:1:1:tenant"}
-    tight.run(commands.slot(tight.handle, tight.keys, tight.created, values, 1))
+    tight.run(topic_scripts.slot(tight.handle, tight.keys, tight.created, values, 1))
     send(tight, "a", "a", "b")
     tight.redis.config_set("maxmemory", 1)
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.layout import Layout
-from rmq.core.limits import Limits, Rate
-from rmq.protocol import commands
+from rmq.kernel.core.layout import Layout
+from rmq.kernel.core.limits import Limits, Rate
+from rmq.kernel.topic import scripts
 from tests.lua.box import LEASE_MAX_MS
 from tests.lua.keyed import rated, send, taken
 from tests.lua.test_limits import ask
@@ -126,7 +126,7 @@ def test_full_buckets_are_forgotten_some_at_each_take_and_all_by_tidy(make_box):
     assert len(taken(box)) == 2
     assert len(box.state()["rates"]) == 249  # two went for each that came
 
-    replies = [box.run(commands.tidy(box.keys, 100)) for _ in range(4)]
+    replies = [box.run(scripts.tidy(box.keys, 100)) for _ in range(4)]
     assert [reply.more for reply in replies] == [True, True, False, False]
     assert box.state()["rates"].keys() == {b"a", b"b", b"z"}
 
@@ -139,13 +139,13 @@ def test_another_limit_begins_with_full_buckets_and_none_leaves_nothing(make_box
     share = Limits(key_rate=Rate(2, key="tenant")).of_slot(0, 1, Layout(0, 1, 1))
     values = box.settings.for_slot()
 
-    same = commands.slot(box.handle, box.keys, box.created, values, 1)
+    same = scripts.slot(box.handle, box.keys, box.created, values, 1)
     assert box.run(same) == 1
     assert "rates" in box.state()
-    box.run(commands.slot(box.handle, box.keys, box.created, values | {"limit": share}, 2))
+    box.run(scripts.slot(box.handle, box.keys, box.created, values | {"limit": share}, 2))
     assert "rates" not in box.state()
     assert len(taken(box)) == 2
-    box.run(commands.slot(box.handle, box.keys, box.created, _without(values), 3))
+    box.run(scripts.slot(box.handle, box.keys, box.created, _without(values), 3))
     assert "rates" not in box.state()
     assert not {"held", "limit", "bucket"} & box.state()["slot"].keys()
     assert len(taken(box)) == 2

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import slot_delete
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.producer import scripts
+from rmq.kernel.topic import scripts as topic_scripts
+from rmq.kernel.topic.scripts import slot_delete
 from tests.lua.box import GONE, Box, ordered, reference, stored
 from tests.lua.furnished import QUERY
 
@@ -36,7 +41,7 @@ def test_send_stores_records_that_refer_to_bodies_and_counts_them(box, known):
 
     reply = box.twice(lambda: box.send_command(ids, session, large=BODY))
 
-    assert reply == commands.SendReply(3, "")
+    assert reply == scripts.SendReply(3, "")
     assert box.changed(before) == {
         ("slot", "accepted"): "3",
         ("slot", "order"): "3",
@@ -61,7 +66,7 @@ def test_take_hands_over_the_reference_and_says_so(box):
 def test_take_of_one_and_the_same_take_again_say_so_too(box):
     box.one(large=BODY)
     session = box.session()
-    take = commands.prepare(box.keys, session, 1, 30_000, False)
+    take = consumer_scripts.prepare(box.keys, session, 1, 30_000, False)
 
     first, again = box.run(take), box.run(take.again())
 
@@ -117,7 +122,7 @@ def test_messages_keep_their_bodies_while_they_fail_die_and_are_redriven(box):
     box.release(box.take_one())
     box.reject(box.take_one())
     assert box.order("dead") == [id]
-    box.run(commands.redrive(box.handle, box.keys, box.session(), [id]))
+    box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [id]))
 
     assert box.take_one().record == large_record(1)
     assert bodies(box) == {name_of(id): BODY}
@@ -125,10 +130,10 @@ def test_messages_keep_their_bodies_while_they_fail_die_and_are_redriven(box):
 
 def test_cancel_purge_and_slot_delete_remove_bodies(box):
     a, b, c, d = box.send(4, large=BODY)
-    box.run(commands.cancel(box.keys, box.session(), a))
+    box.run(messages_scripts.cancel(box.keys, box.session(), a))
     assert set(bodies(box)) == {name_of(id) for id in (b, c, d)}
 
-    box.run(commands.purge(box.keys, box.session(), "store", ids=[c]))
+    box.run(dead_letters_scripts.purge(box.keys, box.session(), "store", ids=[c]))
     assert set(bodies(box)) == {name_of(id) for id in (b, d)}
     assert box.counter("large") == 2
 
@@ -158,7 +163,7 @@ def test_dead_letters_past_their_retention_take_their_bodies_along(make_box):
         box.clock.advance(61)
     assert len(bodies(box)) == 1, "the first went as the second died"
 
-    assert box.run(commands.tidy(box.keys)).dropped == 1
+    assert box.run(topic_scripts.tidy(box.keys)).dropped == 1
 
     assert bodies(box) == {}
 
@@ -175,9 +180,9 @@ def test_what_drop_lowest_drops_takes_its_body_along(make_box):
 
 def test_a_query_settles_bodies_too(box):
     ids = box.send(3, large=BODY)
-    box.run(commands.query_take(box.keys, QUERY, 0, 3))
+    box.run(queries_scripts.query_take(box.keys, QUERY, 0, 3))
 
-    box.run(commands.query_settle(box.handle, box.keys, QUERY, 0, 2, 10))
+    box.run(queries_scripts.query_settle(box.handle, box.keys, QUERY, 0, 2, 10))
 
     assert set(bodies(box)) == {name_of(ids[2])}
     assert box.counter("large") == 1
@@ -270,7 +275,7 @@ def test_a_record_whose_body_was_not_written_is_refused(box, count, uniform):
     command = box.send_command(ids, large=BODY)
     if uniform:
         head, rest = large_record(1)[:4], reference(BODY)
-        command = commands.send_uniform(
+        command = scripts.send_uniform(
             box.handle, box.keys, box.session(), head, ids, [rest] * count
         )
     command.write = ()
@@ -287,7 +292,7 @@ def test_a_uniform_send_of_large_bodies_is_as_any_other(box):
     head, rests = large_record(1)[:4], [reference(BODY)] * 3
     written = dict.fromkeys(range(3), BODY)
 
-    box.run(commands.send_uniform(box.handle, box.keys, box.session(), head, ids, rests, written))
+    box.run(scripts.send_uniform(box.handle, box.keys, box.session(), head, ids, rests, written))
 
     assert [lease.record for lease in box.take(3)] == [large_record(n) for n in (1, 2, 3)]
     assert box.counter("large") == 3

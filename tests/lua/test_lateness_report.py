@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core import lateness
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import telemetry
+from rmq.kernel.topic import scripts as topic_scripts
 
 
 def report(box, *counts):
-    return box.run(commands.lateness_report(box.keys, box.session(), counts))
+    return box.run(scripts.lateness_report(box.keys, box.session(), counts))
 
 
 def counts_of(box):
-    return box.run(commands.stats_and_lateness(box.keys)).lateness
+    return box.run(topic_scripts.stats_and_lateness(box.keys)).lateness
 
 
 def test_counts_are_added_bucket_by_bucket_and_nothing_else_changes(box):
@@ -22,7 +23,7 @@ def test_counts_are_added_bucket_by_bucket_and_nothing_else_changes(box):
     before = box.state()
     assert counts_of(box) == ()
 
-    box.run(commands.lateness_report(box.keys, session, (1, 0, 3)))
+    box.run(scripts.lateness_report(box.keys, session, (1, 0, 3)))
 
     assert {place for place in box.changed(before) if not place[1].startswith("replay")} == {
         ("slot", "lateness")
@@ -36,7 +37,7 @@ def test_counts_are_added_bucket_by_bucket_and_nothing_else_changes(box):
 def test_a_report_that_is_sent_twice_is_added_once(box):
     session = box.session()
 
-    box.twice(lambda: commands.lateness_report(box.keys, session, (2, 1)))
+    box.twice(lambda: scripts.lateness_report(box.keys, session, (2, 1)))
 
     assert counts_of(box) == (2, 1)
 
@@ -49,8 +50,8 @@ def test_large_counts_keep_their_digits(box):
 
 
 def test_counts_of_all_buckets_are_kept(box):
-    report(box, *range(lateness.BUCKETS))
-    assert counts_of(box) == tuple(range(lateness.BUCKETS))
+    report(box, *range(telemetry.BUCKETS))
+    assert counts_of(box) == tuple(range(telemetry.BUCKETS))
 
 
 @pytest.mark.parametrize("counts", [(), (1,) * 65, (-1,), (1e3,), ("x",)])

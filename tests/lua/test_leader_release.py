@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.keys import leader_key
-from rmq.protocol import commands
+from rmq.kernel.core.keys import leader_key
+from rmq.kernel.transport import leader
 
 
 @pytest.fixture
@@ -14,11 +14,11 @@ def key(name):
 
 
 def release(box, server):
-    return box.run(commands.leader_release(box.handle.name, server))
+    return box.run(leader.leader_release(box.handle.name, server))
 
 
 def test_leadership_ends_once(box, raw, name, key):
-    box.run(commands.leader_renew(name, "a", 10_000))
+    box.run(leader.leader_renew(name, "a", 10_000))
 
     assert release(box, "a") is True
     assert not raw.exists(key)
@@ -26,7 +26,7 @@ def test_leadership_ends_once(box, raw, name, key):
 
 
 def test_release_of_a_server_that_does_not_lead_changes_nothing(box, raw, name, key):
-    box.run(commands.leader_renew(name, "b", 10_000))
+    box.run(leader.leader_renew(name, "b", 10_000))
 
     assert release(box, "a") is False
     assert (raw.get(key), raw.pttl(key) > 9000) == (b"b", True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core.keys import leader_key
-from rmq.protocol import commands
+from rmq.kernel.core.keys import leader_key
+from rmq.kernel.transport import leader
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def key(name):
 
 
 def renew(box, server="a", hold_ms=10_000):
-    return box.run(commands.leader_renew(box.handle.name, server, hold_ms))
+    return box.run(leader.leader_renew(box.handle.name, server, hold_ms))
 
 
 def test_first_server_leads_and_leads_on_when_it_asks_again(box, raw, name, key):
@@ -47,7 +47,7 @@ def test_another_server_leads_once_the_time_has_ended(box, raw, name, key):
 
 @pytest.mark.parametrize("hold", [b"99", b"86400001", b"x", b"-1", b"1e3"])
 def test_bad_hold_is_refused_before_anything_is_written(box, raw, name, key, hold):
-    command = commands.leader_renew(name, "a", 1)
+    command = leader.leader_renew(name, "a", 1)
     command.args[1] = hold
 
     with pytest.raises(redis.ResponseError, match="RMQARG hold_ms"):

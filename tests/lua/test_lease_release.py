@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
+from rmq.kernel.core.ids import member_of
 from tests.lua.shared import number_now, receipt, release, take
 
 

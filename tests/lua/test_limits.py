@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from rmq.core.layout import Layout
-from rmq.core.limits import Concurrency, Limits, Rate
-from rmq.protocol import commands
+from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.layout import Layout
+from rmq.kernel.core.limits import Concurrency, Limits, Rate
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua import keyed
 from tests.lua.box import LEASE_MAX_MS, Box
 
-QUERY = commands.QueryLease("a" * 32, "me", 60_000, 60_000)
+QUERY = scripts.QueryLease("a" * 32, "me", 60_000, 60_000)
 
 
 def rated(make_box: Any, count: int, per: float = 1.0, burst: int | None = None) -> Box:
@@ -24,7 +26,7 @@ def bounded(make_box: Any, count: int, **given: Any) -> Box:
 
 
 def ask(box: Box, waits: bool = False) -> int:
-    (wait_us,) = box.run(commands.next_ready([box.keys], waits))
+    (wait_us,) = box.run(scripts.next_ready([box.keys], waits))
     return int(wait_us)
 
 
@@ -217,10 +219,10 @@ def test_query_obeys_the_rate(make_box):
     box = rated(make_box, 2)
     box.send(5)
 
-    assert box.run(commands.query_take(box.keys, QUERY, 0, 10)).held == 2
-    assert box.run(commands.query_take(box.keys, QUERY, 2, 10)).held == 0
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 0, 10)).held == 2
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 2, 10)).held == 0
     box.clock.advance(0.5)
-    assert box.run(commands.query_take(box.keys, QUERY, 2, 10)).held == 1
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 2, 10)).held == 1
 
 
 # --- concurrency ---------------------------------------------------------------------------------
@@ -281,7 +283,7 @@ def test_share_of_a_consumer_that_died_comes_back_with_its_leases(make_box):
     box.clock.advance(5)
 
     batch = box.prepare(1)
-    assert (batch.ids, batch.expired) == ([], commands.LEASES_EXPIRED)
+    assert (batch.ids, batch.expired) == ([], scripts.LEASES_EXPIRED)
     assert ask(box) == 0, "work for a consumer: a rollback"
     assert box.rollback().retried == 2
 
@@ -311,10 +313,10 @@ def test_query_counts_with_what_it_holds_and_its_settle_wakes(make_box):
     box.send(5)
     box.take(1)
 
-    assert box.run(commands.query_take(box.keys, QUERY, 0, 10)).held == 2
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 0, 10)).held == 2
     assert box.take(1) == []
     box.prepare(1, waits=True)
-    box.run(commands.query_settle(box.handle, box.keys, QUERY, 0, 2, 10))
+    box.run(queries_scripts.query_settle(box.handle, box.keys, QUERY, 0, 2, 10))
     assert "blocked" not in box.state()["slot"]
     assert len(box.take(10)) == 2
 
@@ -361,7 +363,7 @@ def test_another_limit_begins_with_a_full_bucket_and_wakes(make_box, fresh):
     share = Limits(rate=Rate(5 if fresh else 4)).of_slot(0, 1, Layout(0, 1, 1))
     values = box.settings.for_slot() | {"limit": share}
 
-    assert box.run(commands.slot(box.handle, box.keys, box.created, values, 1)) == 1
+    assert box.run(topic_scripts.slot(box.handle, box.keys, box.created, values, 1)) == 1
 
     changed = box.changed(before)
     assert changed.pop(("slot", "revision")) == "1"
@@ -383,7 +385,7 @@ def test_limit_is_taken_off(make_box):
     box.prepare(10)
     values = {k: v for k, v in box.settings.for_slot().items() if k != "limit"}
 
-    box.run(commands.slot(box.handle, box.keys, box.created, values, 1))
+    box.run(topic_scripts.slot(box.handle, box.keys, box.created, values, 1))
 
     assert not {"limit", "bucket"} & box.state()["slot"].keys()
     assert len(box.prepare(10).ids) == 10

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import commands
-from rmq.protocol.commands import LocateReply
+from rmq.kernel.topic import scripts
+from rmq.kernel.topic.scripts import LocateReply
 
 
 def where(box, *ids):
     """Run locate, and return its reply; check that no key changes."""
     before = box.state()
-    found = box.run(commands.locate(box.keys, ids))
+    found = box.run(scripts.locate(box.keys, ids))
     assert box.state() == before
     return found
 

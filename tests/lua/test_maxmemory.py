@@ -8,10 +8,14 @@ import time
 import pytest
 import redis
 
-from rmq.core.pause import Pause
-from rmq.protocol import commands
-from rmq.protocol.functions import REFUSED_AT_MAXMEMORY
-from rmq.protocol.steps import Command
+from rmq.features.dead_letters import scripts
+from rmq.features.schedules import scripts as schedules_scripts
+from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core.pause import Pause
+from rmq.kernel.topic import scripts as topic_scripts
+from rmq.kernel.transport.functions import REFUSED_AT_MAXMEMORY
+from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box, as_scripts_alone
 from tests.lua.calls import CALLS
 from tests.lua.furnished import CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, furnish
@@ -44,7 +48,7 @@ def test_whatever_adds_is_refused_and_no_key_changes(full):
     for mode in ("first", "last", "collect"):
         refused(full, box.merge_command(box.ids()[0], key=b"open", mode=mode, max_wait=60_000))
         refused(full, box.merge_command(box.ids()[0], key=b"new", mode=mode))
-    refused(full, commands.redrive(box.handle, box.keys, box.session(), [full.dead]))
+    refused(full, scripts.redrive(box.handle, box.keys, box.session(), [full.dead]))
     refused(full, CALLS["redrive_hold"](full))
     refused(full, CALLS["redrive_send"](full))
 
@@ -102,7 +106,7 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
         assert reply.letters == "1"
         assert box.score(full.leased.id, "prepare") // 1000 == reply.deadline_s
     elif script == "rollback":
-        assert reply == commands.RollbackReply(1, 0, False)
+        assert reply == consumer_scripts.RollbackReply(1, 0, False)
         assert full.lapsed.id in box.order()
     else:
         assert reply > 0
@@ -141,7 +145,7 @@ def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
     box.rollback()
     taken = []
     for _ in range(10):
-        take = commands.prepare(box.keys, box.session(), 1, 30_000, waits)
+        take = consumer_scripts.prepare(box.keys, box.session(), 1, 30_000, waits)
         batch = box.run(take.again() if repeated else take)
         taken += batch.ids
 
@@ -149,7 +153,7 @@ def test_prepare_drains_every_family_and_then_waits(full, waits, repeated):
     assert full.expired in box.order("dead")
     assert batch.wait_us > 0
     assert (box.counter("waiting") > box.clock.now_ms) is waits
-    assert box.run(commands.next_ready([box.keys], waits)) == [batch.wait_us]
+    assert box.run(consumer_scripts.next_ready([box.keys], waits)) == [batch.wait_us]
 
 
 def test_asking_an_idle_slot_works_and_notes_who_waits(full):
@@ -157,13 +161,13 @@ def test_asking_an_idle_slot_works_and_notes_who_waits(full):
     for lease in box.take(100):
         assert box.ack(lease) == "1"
 
-    wait = box.run(commands.next_ready([box.keys], True))
+    wait = box.run(consumer_scripts.next_ready([box.keys], True))
 
     assert wait[0] == 0  # a lease has run out
     box.rollback()
     while lease := box.take():
         box.ack(*lease)
-    assert box.run(commands.next_ready([box.keys], True))[0] > 0
+    assert box.run(consumer_scripts.next_ready([box.keys], True))[0] > 0
     assert box.counter("waiting") > box.clock.now_ms
 
 
@@ -171,20 +175,20 @@ def test_asking_an_idle_slot_works_and_notes_who_waits(full):
 def test_a_slot_with_many_sessions_is_tidied(tight):
     ids = tight.send(3)
     tight.reject(*tight.take(3))
-    tight.run(commands.trash(tight.keys, tight.session(), ids, 1000))
+    tight.run(scripts.trash(tight.keys, tight.session(), ids, 1000))
     add_sessions(tight)
-    tight.run(commands.tidy(tight.keys))
+    tight.run(topic_scripts.tidy(tight.keys))
     tight.clock.advance(1)
     swept = tight.redis.hget(tight.keys.slot, "swept")
     tight.redis.config_set("maxmemory", 1)
 
-    assert tight.run(commands.tidy(tight.keys)).dropped == 3
+    assert tight.run(topic_scripts.tidy(tight.keys)).dropped == 3
 
     state = tight.state()
     assert "trash" not in state
     assert "records" not in state
     assert tight.redis.hget(tight.keys.slot, "swept") != swept
-    assert tight.run(commands.tidy(tight.keys)).dropped == 0
+    assert tight.run(topic_scripts.tidy(tight.keys)).dropped == 0
 
 
 def test_looking_works(full):
@@ -198,13 +202,17 @@ def test_looking_works(full):
 def test_claims_are_taken_renewed_finished_and_let_go(full):
     box, other = full.box, b"another:1"
 
-    first = commands.claim(box.keys, [b"new", b"newer"], [other] * 2, 60_000)
+    first = consumer_scripts.claim(box.keys, [b"new", b"newer"], [other] * 2, 60_000)
     assert box.run(first) == [("first", 0, 0)] * 2
-    assert box.run(commands.renew(box.keys, [CLAIM, b"new"], [OWNER, other], 60_000)) == [True] * 2
-    assert box.run(commands.finish(box.keys, [b"new", CLAIM], [other, OWNER], [60_000] * 2)) == [
+    assert (
+        box.run(consumer_scripts.renew(box.keys, [CLAIM, b"new"], [OWNER, other], 60_000))
+        == [True] * 2
+    )
+    finish = consumer_scripts.finish(box.keys, [b"new", CLAIM], [other, OWNER], [60_000] * 2)
+    assert box.run(finish) == [
         True, True,
     ]  # fmt: skip
-    assert box.run(commands.unclaim(box.keys, [b"newer"], [other])) == [True]
+    assert box.run(consumer_scripts.unclaim(box.keys, [b"newer"], [other])) == [True]
 
     state = box.state()
     assert state["claim:new"].startswith(b"consumed another:1 ")
@@ -244,12 +252,12 @@ def test_topic_is_paused_and_resumed(full):
 
     def give(paused, revision):
         values = dataclasses.replace(box.settings, paused=paused).for_slot()
-        return box.run(commands.slot(box.handle, box.keys, box.created, values, revision))
+        return box.run(topic_scripts.slot(box.handle, box.keys, box.created, values, revision))
 
-    assert box.run(commands.topic_pause(box.handle, box.created, "me", "why")).state == 1
+    assert box.run(topic_admin_scripts.topic_pause(box.handle, box.created, "me", "why")).state == 1
     assert give(Pause(box.clock.now_ms, "me", "why"), 1) == 1
     assert box.prepare(10).ids == []
-    assert box.run(commands.topic_resume(box.handle, box.created)).state == 1
+    assert box.run(topic_admin_scripts.topic_resume(box.handle, box.created)).state == 1
     assert give(None, 2) == 1
     assert box.prepare(10).ids != []
 
@@ -261,11 +269,11 @@ def test_schedules_are_not_set_nor_sent_and_no_key_changes(full):
 
 def test_schedules_are_read_and_deleted_to_the_last_and_its_generation_ends(full):
     box = full.box
-    (due,) = box.run(commands.schedule_due(box.keys, b"0")).due
+    (due,) = box.run(schedules_scripts.schedule_due(box.keys, b"0")).due
     assert due.name == SCHEDULE
 
     for name in (SCHEDULE, PAUSED):
-        assert box.run(commands.schedule_delete(box.keys, name)) is True
+        assert box.run(schedules_scripts.schedule_delete(box.keys, name)) is True
 
-    assert box.run(commands.schedules(box.keys)).rows == []
+    assert box.run(schedules_scripts.schedules(box.keys)).rows == []
     assert box.state()["schedules"] == {b"revision": b"2", b"generation": b"1"}

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.features.queries import scripts
 from tests.lua.box import MEMBER
 from tests.lua.calls import CALLS
 from tests.lua.furnished import RUN, furnish
@@ -64,7 +64,7 @@ def test_a_query_log_has_members_and_its_reader_gets_ids(box):
     take(box)
 
     assert box.redis.lrange(box.keys.querylog_stem + ME.run.encode(), 0, -1) == [id.member]
-    assert box.run(commands.query_read(box.keys, ME.run, 0, 9, 9)).ids == [id]
+    assert box.run(scripts.query_read(box.keys, ME.run, 0, 9, 9)).ids == [id]
 
 
 @pytest.mark.parametrize("verb", ["send", "merge", "locate"])
@@ -100,6 +100,6 @@ def test_a_staged_whole_id_is_refused(box, kind):
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match=r"RMQ(ARG (id|member)|STAGE)"):
-        box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
+        box.run(scripts.publish(box.handle, box.keys, box.session(), "s"))
 
     assert box.state() == before

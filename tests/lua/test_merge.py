@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core import record
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.messages import scripts as messages_scripts
+from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.producer import scripts
 from tests.lua.box import GONE, stored, timed
 
 
@@ -30,7 +32,7 @@ def test_first_arrival_opens_a_window_and_waits_for_its_time_range(box):
     reply = box.run(box.merge_command(id, b"one", range_ms=5000))
 
     due = box.clock.now_ms + 5000
-    assert reply == commands.MergeReply(1, "s", b"")
+    assert reply == scripts.MergeReply(1, "s", b"")
     assert box.changed(before, replay=True) == {
         ("slot", "accepted"): "1",
         ("store", id): timed(due, False),
@@ -48,7 +50,7 @@ def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
 
     reply = box.run(box.merge_command(id, b"two"))
 
-    assert reply == commands.MergeReply(1, "m", waiting)
+    assert reply == scripts.MergeReply(1, "m", waiting)
     assert box.changed(before) == {
         ("slot", "merged"): "1",
         ("slot", "settled_turn"): turn(box),
@@ -63,7 +65,7 @@ def test_stored_and_merged_sent_again_add_nothing(box, mode):
         assert box.run(box.merge_command(id, b"b", mode=mode)).letter == letter
         before = box.state()
         box.clock.advance(0.25)
-        assert box.run(box.merge_command(id, b"b", mode=mode)) == commands.MergeReply(1, "d", b"")
+        assert box.run(box.merge_command(id, b"b", mode=mode)) == scripts.MergeReply(1, "d", b"")
         assert box.state() == before
 
 
@@ -106,7 +108,7 @@ def test_full_collection_is_closed_and_the_newcomer_opens_the_next(box):
 
     second, reply = box.merge(body=b"y" * 100, mode="collect", most=200)
 
-    assert reply == commands.MergeReply(2, "s", b"")
+    assert reply == scripts.MergeReply(2, "s", b"")
     now = box.clock.now_ms
     assert box.changed(before) == {
         ("slot", "accepted"): "2",
@@ -285,7 +287,7 @@ def test_full_slot_refuses_a_new_window_and_still_merges(make_box):
     waiting, _ = box.merge()
     before = box.state()
 
-    assert box.merge(key=b"other")[1] == commands.MergeReply(0, "F", b"")
+    assert box.merge(key=b"other")[1] == scripts.MergeReply(0, "F", b"")
     assert box.state() == before
     assert box.merge()[1].into == waiting
 
@@ -303,7 +305,7 @@ def test_merge_sent_again_in_its_session_gives_the_first_answer(box):
     (id,), session = box.ids(), box.session()
     command = box.merge_command(id, b"once", mode="collect", session=session)
 
-    assert box.twice(lambda: command) == commands.MergeReply(1, "m", waiting)
+    assert box.twice(lambda: command) == scripts.MergeReply(1, "m", waiting)
     assert box.state()["records"][waiting].count(b"once") == 1
 
 
@@ -357,7 +359,7 @@ def test_cancelled_window_is_gone_from_the_index(box):
     id, _ = box.merge()
     before = box.state()
 
-    assert box.run(commands.cancel(box.keys, box.session(), id)) == "cancelled"
+    assert box.run(messages_scripts.cancel(box.keys, box.session(), id)) == "cancelled"
 
     assert box.changed(before)[("merge", b"key")] is GONE
     assert box.merge()[1].letter == "s"
@@ -371,13 +373,15 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     (id,), now = box.ids(), box.clock.now_ms
     command = box.merge_command(id, range_ms=5000)
     if way == "publish":
-        box.run(commands.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[5:]]))
+        box.run(queries_scripts.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[5:]]))
     before = box.state()
 
     if way == "merge":
-        assert box.run(command) == commands.MergeReply(4, "s", b"")
+        assert box.run(command) == scripts.MergeReply(4, "s", b"")
     else:
-        assert box.run(commands.publish(box.handle, box.keys, box.session(), "s")).stored == 1
+        assert (
+            box.run(queries_scripts.publish(box.handle, box.keys, box.session(), "s")).stored == 1
+        )
 
     assert {k: v for k, v in box.changed(before).items() if k[0] != "stage:s"} == {
         ("slot", "accepted"): "4",
@@ -401,7 +405,7 @@ def test_merge_is_refused_where_the_slot_is_full_of_timed_messages_or_rejects(ma
     box.send(2, due=due)
     before = box.state()
 
-    assert box.merge()[1] == commands.MergeReply(0, "F", b"")
+    assert box.merge()[1] == scripts.MergeReply(0, "F", b"")
 
     assert box.state() == before
 

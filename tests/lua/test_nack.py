@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.retry import ROCKETMQ_LEVELS_S, Exponential, Levels
+from rmq.kernel.core.retry import ROCKETMQ_LEVELS_S, Exponential, Levels
 from tests.lua.box import GONE, ordered, timed
 from tests.lua.failures import former_failure, item
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def pair(make_box):
 
 
 def ask(box, waits=False):
-    return box.run(commands.next_ready(box.handle.slots, waits))
+    return box.run(scripts.next_ready(box.handle.slots, waits))
 
 
 def whole(box):
@@ -126,7 +126,7 @@ def test_keys_that_are_not_three_for_each_slot_are_refused(pair):
 def test_with_a_stamp_for_each_slot_one_that_is_gone_does_not_hide_the_others(pair):
     pair.one(priority=17)
     gone, kept = pair.handle.slots[1], pair.handle.slots[0]
-    many = commands.next_ready([gone, kept], waits=True, many_topics=True)
+    many = scripts.next_ready([gone, kept], waits=True, many_topics=True)
     assert pair.run(many) == [-1, 0]
 
     pair.redis.delete(gone.slot)
@@ -137,7 +137,7 @@ def test_with_a_stamp_for_each_slot_one_that_is_gone_does_not_hide_the_others(pa
 
 
 def test_the_number_of_stamps_must_be_that_of_the_slots(pair):
-    command = commands.next_ready(pair.handle.slots, waits=False, many_topics=True)
+    command = scripts.next_ready(pair.handle.slots, waits=False, many_topics=True)
     command.args.append(b"one too many")
 
     with pytest.raises(redis.ResponseError, match="created"):

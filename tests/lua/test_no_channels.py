@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import commands, scripts
+from rmq.kernel.topic import scripts as topic_scripts
+from rmq.kernel.transport import scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS
 from tests.lua.furnished import furnish
@@ -89,7 +90,7 @@ def test_the_end_of_a_pause_is_written_without_channels(box: Box, limited: redis
     values = box.settings.for_slot()
     allowed, box.redis = box.redis, limited
 
-    assert box.run(commands.slot(box.handle, box.keys, box.created, values, 1)) == 1
+    assert box.run(topic_scripts.slot(box.handle, box.keys, box.created, values, 1)) == 1
 
     box.redis = allowed
     assert "paused" not in box.state()["slot"]

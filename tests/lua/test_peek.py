@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.topic import scripts
 from tests.lua.box import ordered, stored
 from tests.lua.failures import former_failure
 
@@ -14,7 +14,7 @@ from tests.lua.failures import former_failure
 def peek(box, queue="store", **options):
     """Run peek twice, and return its reply; check that no key changes."""
     before = box.state()
-    found = box.twice(lambda: commands.peek(box.keys, queue, **options))
+    found = box.twice(lambda: scripts.peek(box.keys, queue, **options))
     assert box.state() == before
     return found
 
@@ -23,8 +23,8 @@ def test_page_of_the_store_shows_everything_about_a_message(box):
     a, b = box.send(2, priority=50, body=b"hi")
 
     assert peek(box, down=True) == [
-        commands.QueueMember("store", a, ordered(50, 1), stored(1, b"hi", priority=50), b"", 2),
-        commands.QueueMember("store", b, ordered(50, 2), stored(2, b"hi", priority=50), b"", 2),
+        scripts.QueueMember("store", a, ordered(50, 1), stored(1, b"hi", priority=50), b"", 2),
+        scripts.QueueMember("store", b, ordered(50, 2), stored(2, b"hi", priority=50), b"", 2),
     ]
     assert [found.id for found in peek(box)] == [b, a]
 
@@ -52,9 +52,9 @@ def test_leases_and_dead_letters_are_shown(box):
     died, entry = box.clock.now_ms, box.failure(0, 1, "r", b"why")
 
     assert peek(box, "prepare") == [
-        commands.QueueMember("prepare", flying.id, flying.receipt, flying.record, b"", 2)
+        scripts.QueueMember("prepare", flying.id, flying.receipt, flying.record, b"", 2)
     ]
-    assert peek(box, "dead") == [commands.QueueMember("dead", dead.id, died, dead.record, entry, 2)]
+    assert peek(box, "dead") == [scripts.QueueMember("dead", dead.id, died, dead.record, entry, 2)]
 
 
 def test_empty_queue_is_an_empty_page(box):

@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from rmq.core import score
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import score
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE, LEASE_MAX_MS, ordered, stored
 from tests.lua.failures import former_failure
 
 
 def command(box, session, limit=1, lease_ms=30_000, waits=False):
-    return commands.prepare(box.keys, session, limit, lease_ms, waits)
+    return scripts.prepare(box.keys, session, limit, lease_ms, waits)
 
 
 def test_prepare_moves_one_message_and_nothing_else(box):
@@ -25,7 +25,7 @@ def test_prepare_moves_one_message_and_nothing_else(box):
     batch = box.run(command(box, session))
 
     deadline = box.clock.now_ms // 1000 + 30
-    assert batch == commands.Batch(
+    assert batch == scripts.Batch(
         0, False, deadline, 1, 1, b"", [id], [stored(1, b"hello", priority=100)],
     )  # fmt: skip
     assert box.changed(before, replay=True) == {
@@ -109,7 +109,7 @@ def test_prepare_with_nothing_to_take_changes_nothing(box):
 
     for wait_us in (5_000_000, 4_000_000):
         batch = box.run(command(box, box.session()))
-        assert batch == commands.Batch(wait_us, False, 0, 1, 1, b"", [], [])
+        assert batch == scripts.Batch(wait_us, False, 0, 1, 1, b"", [], [])
         assert box.state() == before
         box.clock.advance(1)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE, ordered, timed
 
 
 def command(box, session, limit=1, lease_ms=30_000, waits=False):
-    return commands.prepare(box.keys, session, limit, lease_ms, waits)
+    return scripts.prepare(box.keys, session, limit, lease_ms, waits)
 
 
 @pytest.mark.parametrize("early_ms", [1, 10, 4999])
@@ -309,7 +310,7 @@ def test_timed_priority_that_is_first_again_leaves_those_that_have_joined(make_b
     box.take_one()
     given = box.settings.for_slot()
     del given["timed_priority"]
-    box.run(commands.slot(box.handle, box.keys, box.created, given, revision=1))
+    box.run(topic_scripts.slot(box.handle, box.keys, box.created, given, revision=1))
     box.clock.advance(9)
 
     assert "timed_priority" not in box.state()["slot"]

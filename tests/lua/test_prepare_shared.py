@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.shared import LEASE_MS, NUMBERS, number_now, receipt, renew, rollback, take
 
 
@@ -74,7 +74,7 @@ def test_a_take_under_a_lease_that_is_gone_opens_another(box, count):
     take(box)
     box.clock.advance(LEASE_MS / 1000)
     assert rollback(box) == (1, False)
-    box.run(commands.rollback(box.handle, box.keys))
+    box.run(scripts.rollback(box.handle, box.keys))
     box.send(count)
 
     taken = take(box, limit=count, number=number)
@@ -121,7 +121,7 @@ def test_a_take_tells_that_a_shared_lease_has_ended(box):
     assert box.prepare(limit=1).expired == 0
     box.clock.advance(LEASE_MS / 1000)
 
-    assert box.prepare(limit=1).expired & commands.LONG_EXPIRED
+    assert box.prepare(limit=1).expired & scripts.LONG_EXPIRED
 
 
 @pytest.mark.parametrize("ordered", [False, True])
@@ -130,7 +130,7 @@ def test_a_consumer_sleeps_until_the_lease_ends(box, ordered):
     box.prepare(1, LEASE_MS, shared=0, ordered=ordered)
 
     assert box.prepare(waits=True, ordered=ordered).wait_us == LEASE_MS * 1000
-    assert box.run(commands.next_ready([box.keys], True)) == [LEASE_MS * 1000]
+    assert box.run(scripts.next_ready([box.keys], True)) == [LEASE_MS * 1000]
 
 
 def test_in_order_the_reply_says_when_the_lease_ends(box):
@@ -175,7 +175,7 @@ def test_each_verb_takes_such_a_receipt(box):
 def test_a_bad_number_is_refused(box, number):
     box.one()
     before = box.state()
-    command = commands.prepare(box.keys, box.session(), 1, LEASE_MS, False, False, number)
+    command = scripts.prepare(box.keys, box.session(), 1, LEASE_MS, False, False, number)
 
     with pytest.raises(Exception, match="RMQARG shared"):
         box.run(command)

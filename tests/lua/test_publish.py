@@ -6,10 +6,10 @@ import msgpack
 import pytest
 import redis
 
-from rmq.core import record
-from rmq.core.ids import member_of, members_of
-from rmq.protocol import commands
-from rmq.protocol.commands import PublishReply
+from rmq.features.queries import scripts
+from rmq.features.queries.scripts import PublishReply
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import member_of, members_of
 from tests.lua.box import Box, as_scripts_alone, ordered, stored, timed
 
 NAME = "q:7:a"
@@ -19,7 +19,7 @@ DAY_MS = 86_400_000
 
 def push(box: Box, *entries: list[bytes], name: str = NAME) -> None:
     for place, entry in enumerate(entries):
-        command = commands.stage_push(box.keys, name, place, DAY_MS, entry)
+        command = scripts.stage_push(box.keys, name, place, DAY_MS, entry)
         assert box.run(command) == place + 1
 
 
@@ -36,7 +36,7 @@ def merging(box: Box, id: bytes, body: bytes = b"body", mode: bytes = b"first") 
 
 
 def publish(box: Box, name: str = NAME):
-    return box.run(commands.publish(box.handle, box.keys, box.session(), name))
+    return box.run(scripts.publish(box.handle, box.keys, box.session(), name))
 
 
 def test_publish_moves_one_entry_as_a_send_would_and_takes_it_out_of_the_stage(box):
@@ -64,7 +64,7 @@ def test_publish_twice_goes_on_and_at_the_end_there_is_nothing_more(box):
     assert [publish(box), publish(box)] == [PublishReply(1, 1, 0, 0), PublishReply(0, 1, 0, 0)]
     after = box.state()
     assert box.twice(
-        lambda: commands.publish(box.handle, box.keys, box.session(), NAME)
+        lambda: scripts.publish(box.handle, box.keys, box.session(), NAME)
     ) == PublishReply(0, 0, 0, 0)
 
     assert after[PLACE] == [b""]
@@ -153,7 +153,7 @@ def test_a_full_slot_refuses_an_entry_and_it_stays(make_box):
     assert publish(box) == PublishReply(1, 1, 0, 0)
     before = box.state()
 
-    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.session(), NAME)) is None
+    assert box.twice(lambda: scripts.publish(box.handle, box.keys, box.session(), NAME)) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
@@ -288,7 +288,7 @@ def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
     for name, entry in (("p", plain(tight, 3)[1]), ("m", merging(tight, tight.ids()[0]))):
         push(tight, entry, name=name)
     publish_first = [
-        commands.publish(tight.handle, tight.keys, tight.session(), name) for name in ("p", "m")
+        scripts.publish(tight.handle, tight.keys, tight.session(), name) for name in ("p", "m")
     ]
     tight.redis.script_load(publish_first[0].script.text)
     tight.redis.config_set("maxmemory", 1)
@@ -311,7 +311,7 @@ def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
     for name in ("one", "two"):
         push(tight, entry, name=name)
     push(tight, entry, entry, name="more")
-    command = commands.publish(tight.handle, tight.keys, tight.session(), "one")
+    command = scripts.publish(tight.handle, tight.keys, tight.session(), "one")
     assert tight.run(command) == PublishReply(0, 0, 1, 0)
     tight.redis.config_set("maxmemory", 1)
 
@@ -324,14 +324,14 @@ def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
 
 def test_at_maxmemory_nothing_is_staged_and_stages_are_dropped(tight):
     push(tight, plain(tight)[1])
-    more = commands.stage_push(tight.keys, NAME, 1, DAY_MS, plain(tight)[1])
-    keep = commands.stage_keep(tight.keys, NAME, DAY_MS, 1)
-    drop = commands.stage_keep(tight.keys, NAME, 0)
-    begin = commands.sink_begin(tight.handle, "q", 7, b"[]")
+    more = scripts.stage_push(tight.keys, NAME, 1, DAY_MS, plain(tight)[1])
+    keep = scripts.stage_keep(tight.keys, NAME, DAY_MS, 1)
+    drop = scripts.stage_keep(tight.keys, NAME, 0)
+    begin = scripts.sink_begin(tight.handle, "q", 7, b"[]")
     for script in (more, keep, begin):
         tight.redis.script_load(script.script.text)
-    tight.run(commands.sink_begin(tight.handle, "open", 7, b"[]"))
-    end = commands.sink_end(tight.handle, "open", 7)
+    tight.run(scripts.sink_begin(tight.handle, "open", 7, b"[]"))
+    end = scripts.sink_end(tight.handle, "open", 7)
     tight.redis.script_load(end.script.text)
     tight.redis.config_set("maxmemory", 1)
 

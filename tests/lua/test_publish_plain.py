@@ -6,10 +6,11 @@ import msgpack
 import pytest
 import redis
 
-from rmq.core import record
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import PublishReply
+from rmq.features.queries import scripts
+from rmq.features.queries.scripts import PublishReply
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import Box, ordered, stored
 
 PLACE = "stage:s"
@@ -27,13 +28,13 @@ def push(box: Box, bodies: list[bytes], *, first: bytes = b"", head: bytes = HEA
     first = first or box.ids(max(1, len(bodies)))[0]
     entry = [b"p", head, member_of(first), len(bodies)]
     before = box.redis.llen(box.keys.stage_stem + b"s")
-    command = commands.stage_push(box.keys, "s", before, DAY_MS, entry, bodies)
+    command = scripts.stage_push(box.keys, "s", before, DAY_MS, entry, bodies)
     assert box.run(command) == before + 1 + len(bodies)
     return [after(first, n) for n in range(len(bodies))]
 
 
 def publish(box: Box):
-    return box.run(commands.publish(box.handle, box.keys, box.session(), "s"))
+    return box.run(scripts.publish(box.handle, box.keys, box.session(), "s"))
 
 
 def numbered(count: int) -> list[bytes]:
@@ -59,7 +60,7 @@ def test_plain_entry_is_moved_in_one_step_and_the_next_one_stays(box):
     assert publish(box) == PublishReply(0, 1, 0, 0)
     last = box.state()
     assert box.twice(
-        lambda: commands.publish(box.handle, box.keys, box.session(), "s")
+        lambda: scripts.publish(box.handle, box.keys, box.session(), "s")
     ) == PublishReply(0, 0, 0, 0)
     assert box.state() == last
     assert last[PLACE] == [b""]
@@ -168,7 +169,7 @@ def test_full_slot_refuses_the_entry_and_it_stays(make_box):
     given = push(box, [b"a", b"b", b"c"])
     before = box.state()
 
-    assert box.twice(lambda: commands.publish(box.handle, box.keys, box.session(), "s")) is None
+    assert box.twice(lambda: scripts.publish(box.handle, box.keys, box.session(), "s")) is None
 
     assert box.state() == before
     assert box.ack(box.take_one()) == "1"
@@ -232,7 +233,7 @@ ID = b"i" * 16
     ],
 )  # fmt: skip
 def test_entry_that_nobody_wrote_so_moves_nothing(box, entry):
-    box.run(commands.stage_push(box.keys, "s", 0, DAY_MS, entry, [b"body"] * 3))
+    box.run(scripts.stage_push(box.keys, "s", 0, DAY_MS, entry, [b"body"] * 3))
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match=r"RMQ(STAGE|ARG)"):
@@ -244,7 +245,7 @@ def test_entry_that_nobody_wrote_so_moves_nothing(box, entry):
 @pytest.mark.parametrize("count", [3, 300])
 def test_at_maxmemory_the_entry_stays_in_its_stage(tight, count):
     given = push(tight, numbered(count))
-    command = commands.publish(tight.handle, tight.keys, tight.session(), "s")
+    command = scripts.publish(tight.handle, tight.keys, tight.session(), "s")
     tight.redis.script_load(command.script.text)
     tight.redis.config_set("maxmemory", 1)
     before = tight.state()
@@ -265,7 +266,7 @@ def test_vanished_slot_is_an_error_and_nothing_moves(box):
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match="RMQGONE"):
-        box.run(commands.publish(box.handle, box.keys, session, "s"))
+        box.run(scripts.publish(box.handle, box.keys, session, "s"))
 
     assert box.state() == before
 
@@ -274,7 +275,7 @@ def test_what_was_published_lives_as_any_other_message(box):
     (id,) = push(box, [b"a"])
     publish(box)
 
-    assert box.run(commands.get(box.keys, id)) is not None
+    assert box.run(topic_scripts.get(box.keys, id)) is not None
     assert box.nack(box.take_one()) == "r"
     assert box.ack(box.take_one()) == "1"
     assert id not in box.state().get("records", {})

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
 
 
 def purge(box, place="store", **options):
-    return box.run(commands.purge(box.keys, box.session(), place, **options))
+    return box.run(scripts.purge(box.keys, box.session(), place, **options))
 
 
 def test_purge_by_id_deletes_whole_messages_and_nothing_else(box):
@@ -35,8 +35,8 @@ def test_purge_run_again_finds_nothing(box):
     purge(box, ids=ids)
     before = box.state()
 
-    assert box.twice(lambda: commands.purge(box.keys, box.session(), "store", ids=ids)) == 0
-    assert box.twice(lambda: commands.purge(box.keys, box.session(), "store")) == 0
+    assert box.twice(lambda: scripts.purge(box.keys, box.session(), "store", ids=ids)) == 0
+    assert box.twice(lambda: scripts.purge(box.keys, box.session(), "store")) == 0
     assert box.state() == before
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.query import ME, OTHER, RUN, take
 
 
@@ -12,28 +12,28 @@ def test_queries_are_listed_by_when_their_leases_end(box):
     before = box.state()
     box.clock.advance(5)
 
-    assert box.run(commands.queries(box.keys)) == [
+    assert box.run(scripts.queries(box.keys)) == [
         (OTHER.run, -3000), (ME.run, 595_000),
     ]  # fmt: skip
-    assert box.run(commands.queries(box.keys, 1)) == [(OTHER.run, -3000)]
+    assert box.run(scripts.queries(box.keys, 1)) == [(OTHER.run, -3000)]
     assert box.state() == before
 
 
 def test_no_query_is_an_empty_list(box):
-    assert box.run(commands.queries(box.keys)) == []
+    assert box.run(scripts.queries(box.keys)) == []
 
 
 def test_an_end_of_leases_that_no_query_has_is_corrected_so_that_consumers_do_not_spin(box):
     take(box)
     box.redis.delete(box.keys.queries)
     box.clock.advance(601)
-    assert box.run(commands.next_ready([box.keys], False)) == [0]
+    assert box.run(scripts.next_ready([box.keys], False)) == [0]
     before = box.state()
 
-    assert box.run(commands.queries(box.keys)) == []
+    assert box.run(scripts.queries(box.keys)) == []
 
     assert box.changed(before) == {("slot", "leases_until"): None}
-    assert box.run(commands.next_ready([box.keys], False)) == [-1]
+    assert box.run(scripts.next_ready([box.keys], False)) == [-1]
     assert box.prepare().expired == 0
 
 
@@ -47,6 +47,6 @@ def test_an_end_of_leases_that_is_not_that_of_the_first_is_corrected(box):
             box.redis.hset(box.keys.slot, "leases_until", wrong)
         before = box.state()
 
-        assert box.run(commands.queries(box.keys)) == [(RUN, ME.lease_ms)]
+        assert box.run(scripts.queries(box.keys)) == [(RUN, ME.lease_ms)]
 
         assert box.changed(before) == {("slot", "leases_until"): str(until)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryLog
+from rmq.features.queries import scripts
+from rmq.kernel.consumer.scripts import QueryLog
 from tests.lua.query import EXACT, ME, RIVAL, RUN, lapse, log, read, take
 
 
 def again(box, upto, holder=ME):
-    return box.run(commands.query_again(box.keys, holder, upto))
+    return box.run(scripts.query_again(box.keys, holder, upto))
 
 
 def test_a_batch_gets_new_numbers_once_and_nothing_else_changes(box):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryState
+from rmq.features.queries import scripts
+from rmq.kernel.consumer.scripts import QueryState
 from tests.lua.query import ME, RUN, lapse, take
 
 
 def look(box):
-    return box.run(commands.query_inspect(box.keys, RUN))
+    return box.run(scripts.query_inspect(box.keys, RUN))
 
 
 def test_it_tells_what_is_held_and_for_how_long_the_owner_has_it(box):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.core.ids import member_of
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import stored
 from tests.lua.failures import former_failure
 from tests.lua.query import RUN, lapse, read, receipt, take

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryLog, QuerySettleReply
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.queries import scripts
+from rmq.features.queries.scripts import QuerySettleReply
+from rmq.kernel.consumer.scripts import QueryLog
+from rmq.kernel.core.ids import member_of
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
 
 
 def reject(box, upto, limit=10, holder=ME):
-    return box.run(commands.query_reject(box.handle, box.keys, holder, upto, b"why", limit))
+    return box.run(scripts.query_reject(box.handle, box.keys, holder, upto, b"why", limit))
 
 
 def test_reject_buries_the_beginning_of_the_log_and_nothing_else(box):
@@ -39,10 +41,10 @@ def test_what_is_redriven_and_taken_again_is_not_settled_for_its_old_number(box)
     (id,) = box.send(1)
     take(box)
     reject(box, 1)
-    box.run(commands.redrive(box.handle, box.keys, box.session(), [id]))
+    box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [id]))
 
     assert take(box, after=1) == QueryLog(1, 2)
-    settle = commands.query_settle(box.handle, box.keys, ME, 1, 1, 10)
+    settle = scripts.query_settle(box.handle, box.keys, ME, 1, 1, 10)
     assert box.run(settle) == QuerySettleReply(0, 0)
 
     assert log(box) == {id: 2}

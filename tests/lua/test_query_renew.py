@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryLog
+from rmq.features.queries import scripts
+from rmq.kernel.consumer.scripts import QueryLog
 from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, read, take
 
 
 def renewing(box, after=0, upto=100, holder=ME):
-    return commands.query_renew(box.keys, holder, after, upto)
+    return scripts.query_renew(box.keys, holder, after, upto)
 
 
 def test_renew_moves_the_leases_and_nothing_else(box):
@@ -58,7 +58,7 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
 def test_renew_tells_what_is_settled_and_what_was_handed_out(box):
     box.send(3)
     take(box)
-    box.run(commands.query_settle(box.handle, box.keys, ME, 0, 2, 10))
+    box.run(scripts.query_settle(box.handle, box.keys, ME, 0, 2, 10))
 
     assert box.run(renewing(box)) == QueryLog(1, 3, settled=2)
     assert read(box, 2, 9).numbers == [3]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryLog, QueryRollbackReply
+from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.scripts import QueryLog, QueryRollbackReply
+from rmq.kernel.core.ids import member_of
 from tests.lua.query import EXACT, ME, OTHER, RUN, lapse, log, read, take
 
 
@@ -37,7 +38,7 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
         (f"query:{RUN}", b"owner_until"): None,
         ("slot", "leases_until"): None,
     }
-    assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
+    assert box.run(scripts.rollback(box.handle, box.keys)) == (2, 0, False)
     assert {lease.left for lease in box.take(2)} == {15}
 
 
@@ -52,8 +53,8 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
         ("prepare", second): 1000 + 16 + 2 / 2048,
-        ("failures", first): box.failure(16, 1, "l", commands.rollback_failure(RUN)),
-        ("failures", second): box.failure(16, 1, "l", commands.rollback_failure(RUN)),
+        ("failures", first): box.failure(16, 1, "l", scripts.rollback_failure(RUN)),
+        ("failures", second): box.failure(16, 1, "l", scripts.rollback_failure(RUN)),
         ("queries", RUN.encode()): None,
         (f"query:{RUN}", b"lapsed_to"): b"2",
         (f"query:{RUN}", b"owner"): None,
@@ -64,10 +65,10 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
     before = box.state()
     assert lapse(box, force=True) == QueryRollbackReply(0, False)
     assert box.state() == before
-    assert box.run(commands.query_inspect(box.keys, RUN)).messages == 0
+    assert box.run(queries_scripts.query_inspect(box.keys, RUN)).messages == 0
     assert read(box).ids == []
-    assert box.run(commands.rollback(box.handle, box.keys)) == (2, 0, False)
-    assert box.state()["failures"][first] == box.failure(16, 1, "l", commands.rollback_failure(RUN))
+    assert box.run(scripts.rollback(box.handle, box.keys)) == (2, 0, False)
+    assert box.state()["failures"][first] == box.failure(16, 1, "l", scripts.rollback_failure(RUN))
 
 
 def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):
@@ -76,7 +77,7 @@ def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):
     assert lapse(box, limit=1, force=True) == QueryRollbackReply(1, True)
 
     assert read(box).ids == [second]
-    assert box.run(commands.query_inspect(box.keys, RUN)).messages == 1
+    assert box.run(queries_scripts.query_inspect(box.keys, RUN)).messages == 1
     assert take(box, after=2, holder=EXACT) == QueryLog(1, 3)
     assert read(box).ids == [second, third]
     assert box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") == -1
@@ -142,5 +143,5 @@ def test_a_take_tells_that_a_query_has_lapsed(box):
     assert box.prepare().expired == 0
     box.clock.advance(1)
 
-    assert box.prepare().expired == commands.LONG_EXPIRED
-    assert box.run(commands.next_ready([box.keys], False)) == [0]
+    assert box.prepare().expired == scripts.LONG_EXPIRED
+    assert box.run(scripts.next_ready([box.keys], False)) == [0]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryRollbackReply, QuerySettleReply
+from rmq.features.queries import scripts
+from rmq.features.queries.scripts import QuerySettleReply
+from rmq.kernel.consumer.scripts import QueryRollbackReply
+from rmq.kernel.core.ids import member_of
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
 
 
 def settle(box, upto, limit=10, holder=ME, since=None):
     since = upto if since is None else since
-    return box.run(commands.query_settle(box.handle, box.keys, holder, since, upto, limit))
+    return box.run(scripts.query_settle(box.handle, box.keys, holder, since, upto, limit))
 
 
 def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
@@ -177,7 +178,7 @@ def test_what_others_had_since_it_lapsed_is_counted_and_told_until_somebody_take
     assert missed(box) == (b"5", b"6")
     for _ in range(2):
         assert settle(box, 6, since=0, holder=EXACT) == QuerySettleReply(0, 0, missing=5)
-    box.run(commands.query_renew(box.keys, ME, 6, 6))
+    box.run(scripts.query_renew(box.keys, ME, 6, 6))
     assert settle(box, 6, since=0) == QuerySettleReply(0, 0, missing=5)
     assert missed(box) == (None, None)
     assert settle(box, 6, since=0) == QuerySettleReply(0, 0)
@@ -222,7 +223,7 @@ def test_what_was_forgotten_under_an_owner_that_is_not_exact_counts_for_that_one
 def test_a_query_whose_numbers_were_forgotten_misses_nothing(box):
     """It was silent for 400 days, or Redis lost it: nothing is known of its batch."""
     box.send(1)
-    box.run(commands.query_renew(box.keys, EXACT, 7, 9))
+    box.run(scripts.query_renew(box.keys, EXACT, 7, 9))
 
     assert settle(box, 9, since=7, holder=EXACT) == QuerySettleReply(0, 0)
 

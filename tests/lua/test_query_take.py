@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol.commands import QueryLog
+from rmq.kernel.consumer.scripts import QueryLog
 from tests.lua.query import ME, OTHER, OTHER_RUN, RIVAL, RUN, lapse, log, receipt, take, taking
 
 

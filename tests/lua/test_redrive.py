@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE, ordered, stored, timed
 from tests.lua.failures import item
 
 
 def redrive(box, *ids):
-    return box.run(commands.redrive(box.handle, box.keys, box.session(), ids))
+    return box.run(scripts.redrive(box.handle, box.keys, box.session(), ids))
 
 
 def bury(box, count=1, **options):
@@ -45,7 +45,7 @@ def test_redrive_run_again_finds_nothing_to_move(box):
     assert redrive(box, *ids) == "111"
     before = box.state()
 
-    assert box.twice(lambda: commands.redrive(box.handle, box.keys, box.session(), ids)) == "000"
+    assert box.twice(lambda: scripts.redrive(box.handle, box.keys, box.session(), ids)) == "000"
     assert box.state() == before
 
 
@@ -167,7 +167,7 @@ def test_only_those_that_died_until_then_are_sent_back(box):
     (late,) = bury(box)
     before = box.state()
 
-    reply = box.run(commands.redrive(box.handle, box.keys, box.session(), [late, early], then))
+    reply = box.run(scripts.redrive(box.handle, box.keys, box.session(), [late, early], then))
 
     assert reply == "01"
     assert box.order("dead") == [late]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import Box
 from tests.lua.moving import ANOTHER, TOKEN, bury, entry, hold, settle
 
@@ -44,11 +45,11 @@ def test_a_letter_that_is_held_goes_to_no_third_topic_nor_back_nor_into_the_tras
     before = box.state()
 
     assert hold(box, held, to="third").letters == "m"
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [held])) == "m"
-    assert box.run(commands.trash(box.keys, box.session(), [held], 1000)) == "m"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [held])) == "m"
+    assert box.run(scripts.trash(box.keys, box.session(), [held], 1000)) == "m"
 
     assert box.changed(before) == {}
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [free])) == "1"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [free])) == "1"
 
 
 def test_what_is_not_dead_or_died_later_or_has_no_record_is_not_held(box: Box) -> None:
@@ -59,7 +60,7 @@ def test_what_is_not_dead_or_died_later_or_has_no_record_is_not_held(box: Box) -
     before = box.state()
 
     assert hold(box, lost, waiting, box.ids()[0]).letters == "x00"
-    command = commands.redrive_hold(box.keys, TOKEN, "other", [late], [0], by)
+    command = scripts.redrive_hold(box.keys, TOKEN, "other", [late], [0], by)
     assert box.run(command).letters == "0"
     assert box.changed(before) == {}
 
@@ -88,9 +89,9 @@ def test_a_hold_goes_with_its_letter_whoever_deletes_it(make_box: Any, who: str)
     assert box.counter("holds") == 3
 
     if who == "purge":
-        box.run(commands.purge(box.keys, box.session(), "dead", ids=deleted))
+        box.run(scripts.purge(box.keys, box.session(), "dead", ids=deleted))
     else:
-        assert box.run(commands.tidy(box.keys)).dropped == 3
+        assert box.run(topic_scripts.tidy(box.keys)).dropped == 3
 
     held = {name for name in box.state()["slot"] if name.startswith(">")}
     assert held == {">" + member_of(kept).hex()}

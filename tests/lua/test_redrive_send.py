@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
-from rmq.protocol.commands import Arrival
+from rmq.features.dead_letters.scripts import Arrival
+from rmq.kernel.topic import scripts
 from tests.lua.box import Box, stored, timed
 from tests.lua.moving import ANOTHER, arrival, bury, entry, hold, send, settle
 
@@ -121,14 +121,14 @@ def test_who_tidies_forgets_notes_after_an_hour_or_30_days_some_at_a_time(box: B
     box.redis.zadd(box.keys.arrivals, {entry(id): box.clock.now_ms for id in given[:3]}, xx=True)
 
     def tidied(limit: int) -> tuple[bool, int]:
-        more = box.run(commands.tidy(box.keys, limit)).more
+        more = box.run(scripts.tidy(box.keys, limit)).more
         return more, box.redis.zcard(box.keys.arrivals)
 
     box.clock.advance(HOUR_S - 1)
     assert tidied(2) == (False, 6)
     box.clock.advance(2)
     assert [tidied(2) for _ in range(3)] == [(True, 4), (True, 2), (False, 2)]
-    assert box.run(commands.locate(box.keys, [kept])).letters == "m"
+    assert box.run(scripts.locate(box.keys, [kept])).letters == "m"
     assert box.redis.zscore(box.keys.arrivals, entry(given[3]))  # its letter may be there still
     box.clock.advance(30 * 24 * HOUR_S)
     assert tidied(2) == (False, 0)

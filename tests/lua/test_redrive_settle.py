@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
-from rmq.protocol.commands import Arrival
+from rmq.features.dead_letters import scripts
+from rmq.features.dead_letters.scripts import Arrival
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE, Box
 from tests.lua.moving import ANOTHER, arrival, bury, entry, hold, send, settle
 
@@ -34,7 +35,7 @@ def test_a_letter_that_was_refused_is_let_go_of_and_stays(box: Box) -> None:
     changed = box.changed(before)
     assert changed == {("slot", "holds"): GONE, ("slot", ">" + member_of(id).hex()): GONE}
     assert box.score(id, "dead") is not None
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "1"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [id])) == "1"
 
 
 def test_another_token_changes_nothing(box: Box) -> None:
@@ -53,7 +54,7 @@ def test_a_copy_gets_the_first_answer(box: Box) -> None:
     session = box.session()
     outcomes = [(entry(ids[0]), True), (entry(ids[1]), False), (entry(ids[2]), True)]
 
-    reply = box.twice(lambda: commands.redrive_settle(box.keys, session, outcomes))
+    reply = box.twice(lambda: scripts.redrive_settle(box.keys, session, outcomes))
 
     assert reply == "1r0"
 
@@ -77,13 +78,13 @@ def test_an_id_that_its_sender_keeps_is_noted_as_gone_to_another_topic_for_30_da
 
     settle(box, (entry(kept), True), (entry(other), True))
 
-    assert box.run(commands.locate(box.keys, [kept, other])).letters == "mg"
+    assert box.run(topic_scripts.locate(box.keys, [kept, other])).letters == "mg"
     assert box.redis.ttl(box.keys.arrivals) == MONTH_S
     box.clock.advance(MONTH_S)
     (later,) = bury(box, kept=True)
     hold(box, later)
     settle(box, (entry(later), True))
-    assert box.run(commands.locate(box.keys, [kept, later])).letters == "gm"
+    assert box.run(topic_scripts.locate(box.keys, [kept, later])).letters == "gm"
 
 
 def test_notes_of_letters_that_went_away_outlive_the_notes_of_those_that_came(box: Box) -> None:
@@ -95,7 +96,7 @@ def test_notes_of_letters_that_went_away_outlive_the_notes_of_those_that_came(bo
 
     send(box, arrival(box, box.ids()[0]))
 
-    assert box.run(commands.locate(box.keys, [kept])).letters == "m"
+    assert box.run(topic_scripts.locate(box.keys, [kept])).letters == "m"
     assert box.redis.zscore(box.keys.arrivals, entry(come)) is None
 
 
@@ -108,4 +109,4 @@ def test_a_letter_that_comes_back_is_no_longer_noted_as_gone(box: Box) -> None:
     assert send(box, arrival(box, kept, ANOTHER)) == "s"
     box.ack(box.take_one())
 
-    assert box.run(commands.locate(box.keys, [kept])).letters == "g"
+    assert box.run(topic_scripts.locate(box.keys, [kept])).letters == "g"

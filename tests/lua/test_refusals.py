@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core import keys
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.kernel.core import keys
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.topic import context
 from tests.lua.box import case
 from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of
 from tests.lua.furnished import furnish
@@ -316,7 +316,7 @@ def test_answer_of_an_error_never_repeats_what_the_caller_sent(anew):
 
 
 def test_clock_of_the_server_is_used_where_no_test_gives_one(box):
-    commands.set_clock(None)
+    context.set_clock(None)
     before = box.redis.time()[0]
     id = box.one(due=60_000)
     after = box.redis.time()[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.retry import Exponential
+from rmq.kernel.core.retry import Exponential
 from tests.lua.box import GONE, handed_back, ordered, timed
 
 

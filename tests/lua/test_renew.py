@@ -7,12 +7,12 @@ import time
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.test_claim import NAME, STATES, A, left_ms, put, take
 
 
 def renew(box, *names, owner=A, hold_ms=900_000):
-    return box.run(commands.renew(box.keys, names, [owner] * len(names), hold_ms))
+    return box.run(scripts.renew(box.keys, names, [owner] * len(names), hold_ms))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -29,7 +29,7 @@ def test_only_what_its_owner_is_consuming_is_held_for_longer(box, state):
 def test_renew_sent_again_does_the_same(box):
     take(box, NAME)
 
-    assert box.twice(lambda: commands.renew(box.keys, [NAME], [A], 900_000)) == [True]
+    assert box.twice(lambda: scripts.renew(box.keys, [NAME], [A], 900_000)) == [True]
 
 
 def test_renew_may_shorten_too(box):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.replay_session import ReplaySession
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.topic import scripts
+from rmq.kernel.topic.context import ReplaySession
 
 KEPT_S = 300
 
@@ -47,11 +49,11 @@ def test_silent_sessions_are_removed_as_new_ones_begin(box):
 
 def test_silent_sessions_are_removed_by_tidy(box):
     box.run(box.send_command(box.ids(), session=box.session(known=False)))
-    box.run(commands.tidy(box.keys, 10))
+    box.run(scripts.tidy(box.keys, 10))
     assert len(sessions(box)) == 1
 
     box.clock.advance(KEPT_S + 1)
-    box.run(commands.tidy(box.keys, 10))
+    box.run(scripts.tidy(box.keys, 10))
 
     assert sessions(box) == set()
     settings = set(box.settings.for_slot())
@@ -61,15 +63,17 @@ def test_silent_sessions_are_removed_by_tidy(box):
 @pytest.mark.parametrize("call", [b"", b"@no-number", b"created 1", b" 1", b"@ "])
 def test_call_that_names_no_session_is_refused_and_no_field_changes(box, call):
     box.send(3)
-    (lease,) = box.leases(box.run(commands.prepare(box.keys, box.session(), 1, 30_000, False)))
+    (lease,) = box.leases(
+        box.run(consumer_scripts.prepare(box.keys, box.session(), 1, 30_000, False))
+    )
     before = box.redis.hgetall(box.keys.slot)
 
     for command in (
         box.send_command(box.ids(2)),
-        commands.send_uniform(
+        producer_scripts.send_uniform(
             box.handle, box.keys, box.session(), b"\0\0\0d", box.ids()[:1], [b""]
         ),
-        commands.prepare(box.keys, box.session(), 1, 30_000, False),
+        consumer_scripts.prepare(box.keys, box.session(), 1, 30_000, False),
         box.ack_command([lease], box.session()),
         box.nack_command([lease], box.session()),
     ):
@@ -85,7 +89,7 @@ def test_session_that_the_slot_forgot_looks_its_messages_up(box):
     session = ReplaySession(b"@slow")
     session.number = 1
     (id,) = box.ids()
-    command = commands.send_uniform(box.handle, box.keys, session, b"\0\0\0d", [id], [b"x"])
+    command = producer_scripts.send_uniform(box.handle, box.keys, session, b"\0\0\0d", [id], [b"x"])
     box.run(command)
     box.redis.hdel(box.keys.slot, session.name)
     box.take_one()  # in flight now

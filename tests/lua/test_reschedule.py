@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.messages import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import stored, timed
 
 
 def command(box, id, due, session=None):
-    return commands.reschedule(box.handle, box.keys, session or box.session(), id, due)
+    return scripts.reschedule(box.handle, box.keys, session or box.session(), id, due)
 
 
 def reschedule(box, id, due):

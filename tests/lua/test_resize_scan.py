@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core.keys import SlotKeys
-from rmq.protocol import commands
+from rmq.features.topic_admin import scripts
+from rmq.kernel.core.keys import SlotKeys
 
 
 def scan(box, limit=100):
@@ -16,7 +16,7 @@ def scan(box, limit=100):
     before = box.state()
     cursor, found = b"0", 0
     while True:
-        cursor, more, _ = box.run(commands.resize_scan(keys, cursor, limit))
+        cursor, more, _ = box.run(scripts.resize_scan(keys, cursor, limit))
         found += more
         if cursor == b"0":
             assert box.state() == before
@@ -90,13 +90,13 @@ def test_numbers_are_compared_over_their_end(box):
 
 
 def test_it_tells_the_number_of_the_newest_delivery(box):
-    assert box.run(commands.resize_scan(box.keys, b"0", 10)).delivered == 0
+    assert box.run(scripts.resize_scan(box.keys, b"0", 10)).delivered == 0
     box.send(3)
     box.take(2)
 
-    assert box.run(commands.resize_scan(box.keys, b"0", 10)).delivered == 2
+    assert box.run(scripts.resize_scan(box.keys, b"0", 10)).delivered == 2
     mark(box, 3)
-    assert box.run(commands.resize_scan(box.keys, b"0", 10)) == (b"0", 3, 2)
+    assert box.run(scripts.resize_scan(box.keys, b"0", 10)) == (b"0", 3, 2)
 
 
 def test_slot_that_the_resize_created_awaits_nothing(box):
@@ -109,6 +109,6 @@ def test_slot_of_another_stamp_is_an_error(box):
     keys = SlotKeys(box.handle.prefix, box.handle.name, box.keys.index, b"17")
 
     with pytest.raises(redis.ResponseError, match="RMQANEW"):
-        box.run(commands.resize_scan(keys, b"0", 10))
+        box.run(scripts.resize_scan(keys, b"0", 10))
     with pytest.raises(redis.ResponseError, match="RMQARG cursor"):
-        box.run(commands.resize_scan(box.keys, b"x", 10))
+        box.run(scripts.resize_scan(box.keys, b"x", 10))

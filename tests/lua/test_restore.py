@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE
 from tests.lua.test_trash import bury, trash
 
 
 def restore(box, *ids):
-    return box.run(commands.restore(box.keys, box.session(), ids))
+    return box.run(scripts.restore(box.keys, box.session(), ids))
 
 
 def test_a_letter_comes_back_as_it_was(box):
@@ -28,7 +29,7 @@ def test_run_again_it_finds_nothing_and_changes_nothing(box):
     ids = bury(box, 2)
     trash(box, *ids)
     session = box.session()
-    assert box.twice(lambda: commands.restore(box.keys, session, ids)) == "11"
+    assert box.twice(lambda: scripts.restore(box.keys, session, ids)) == "11"
     before = box.state()
 
     assert restore(box, *ids) == "00"
@@ -48,7 +49,7 @@ def test_what_was_restored_can_be_redriven(box):
     trash(box, id)
     restore(box, id)
 
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "1"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [id])) == "1"
     assert box.take_one().id == id
 
 
@@ -56,7 +57,7 @@ DAY_S = 86_400
 
 
 def tidy(box):
-    return box.run(commands.tidy(box.keys, 100)).dropped
+    return box.run(topic_scripts.tidy(box.keys, 100)).dropped
 
 
 @pytest.mark.parametrize("retention_s", [3600, DAY_S, 30 * DAY_S])

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.core.retry import Exponential
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.retry import Exponential
 from tests.lua.box import GONE, ordered, timed
 from tests.lua.failures import item
 
@@ -21,7 +21,7 @@ def test_rollback_takes_back_what_has_lapsed_and_counts_it(box):
     box.clock.advance(1)
     before = box.state()
 
-    assert box.rollback() == commands.RollbackReply(1, 0, False)
+    assert box.rollback() == scripts.RollbackReply(1, 0, False)
 
     assert box.changed(before, replay=True) == {
         ("slot", "returned"): "1",
@@ -41,8 +41,8 @@ def test_rollback_run_again_finds_nothing(box):
     before = box.state()
 
     assert box.twice(
-        lambda: commands.rollback(box.handle, box.keys)
-    ) == commands.RollbackReply(0, 0, False)  # fmt: skip
+        lambda: scripts.rollback(box.handle, box.keys)
+    ) == scripts.RollbackReply(0, 0, False)  # fmt: skip
     assert box.state() == before
 
 
@@ -58,11 +58,11 @@ def test_lease_is_never_taken_back_early(box, later_ms):
 
     box.clock.advance((deadline_ms - 1 - box.clock.now_ms) / 1000)
     before = box.state()
-    assert box.rollback() == commands.RollbackReply(0, 0, False)
+    assert box.rollback() == scripts.RollbackReply(0, 0, False)
     assert box.state() == before
 
     box.clock.advance(0.001)
-    assert box.rollback() == commands.RollbackReply(1, 0, False)
+    assert box.rollback() == scripts.RollbackReply(1, 0, False)
 
 
 @pytest.mark.parametrize("left", [0, 1, 16])
@@ -95,7 +95,7 @@ def test_seventeen_leases_that_run_out_are_the_end(box):
 
     first = items[-1][:1] + b"\x07" + items[-1][2:]  # there was no error to keep yet
     assert lefts == list(range(16, -1, -1))
-    assert done == commands.RollbackReply(0, 1, False)
+    assert done == scripts.RollbackReply(0, 1, False)
     assert box.changed(before) == {
         ("slot", "dead_lettered"): "1",
         ("slot", "rolled_back"): "17",
@@ -149,10 +149,10 @@ def test_rollback_is_bounded_and_says_that_more_are_waiting(box):
     box.take(5, lease_ms=1000)
     box.clock.advance(1)
 
-    assert box.rollback(2) == commands.RollbackReply(2, 0, True)
+    assert box.rollback(2) == scripts.RollbackReply(2, 0, True)
     assert len(box.order("prepare")) == 3
-    assert box.rollback(2) == commands.RollbackReply(2, 0, True)
-    assert box.rollback(2) == commands.RollbackReply(1, 0, False)
+    assert box.rollback(2) == scripts.RollbackReply(2, 0, True)
+    assert box.rollback(2) == scripts.RollbackReply(1, 0, False)
 
 
 def test_earliest_deadlines_go_first(box):
@@ -185,7 +185,7 @@ def test_message_without_a_record_is_still_taken_back(box):
     box.redis.hdel(box.keys.records, member_of(id))
     box.clock.advance(1)
 
-    assert box.rollback() == commands.RollbackReply(1, 0, False)
+    assert box.rollback() == scripts.RollbackReply(1, 0, False)
     assert box.order() == [id]
 
 
@@ -205,9 +205,9 @@ def test_twenty_thousand_lapsed_leases_drain(box):
         longest_s = max(longest_s, time.monotonic() - began)
 
     print(f"\nFIG 20000 ended leases: 20 calls of 1000 each, the longest {longest_s * 1000:.0f} ms")
-    assert done[:19] == [commands.RollbackReply(1000, 0, True)] * 19
+    assert done[:19] == [scripts.RollbackReply(1000, 0, True)] * 19
     assert sum(one.retried for one in done) == 20_000
-    assert box.rollback(1000) == commands.RollbackReply(0, 0, False)
+    assert box.rollback(1000) == scripts.RollbackReply(0, 0, False)
     assert set(box.order()) == given
     assert box.order("prepare") == []
 
@@ -218,5 +218,5 @@ def test_a_thousand_die_in_one_rollback(make_box):
     box.take(1000, lease_ms=1000)
     box.clock.advance(1)
 
-    assert box.rollback(1000) == commands.RollbackReply(0, 1000, True)
+    assert box.rollback(1000) == scripts.RollbackReply(0, 1000, True)
     assert len(box.order("dead")) == 1000

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.features.topic_admin import scripts
 
 KEEP_MS = 60_000
 
 
 def sample(box, places, created=None):
-    command = commands.sample(box.handle, places, KEEP_MS)
+    command = scripts.sample(box.handle, places, KEEP_MS)
     if created is not None:
         command.args[0] = created
     return command
@@ -43,7 +43,7 @@ def test_run_twice_it_writes_the_same_and_the_later_of_two_servers_stands(box):
 
 def test_topic_of_another_stamp_or_none_or_being_deleted_has_no_sample(box):
     assert box.run(sample(box, {"10:7": b"a"}, b"17")) is False
-    box.run(commands.topic_close(box.handle, box.created, True))
+    box.run(scripts.topic_close(box.handle, box.created, True))
     assert box.run(sample(box, {"10:7": b"a"})) is False
     box.redis.delete(box.handle.key)
     assert box.run(sample(box, {"10:7": b"a"})) is False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.schedules import scripts
 from tests.lua.box import GONE
 from tests.lua.scheduled import EVERY_MS, fields, set_schedule
 
@@ -11,7 +11,7 @@ def test_last_schedule_that_is_deleted_ends_the_generation(box):
     set_schedule(box)
     before = box.state()
 
-    box.run(commands.schedule_delete(box.keys, "report"))
+    box.run(scripts.schedule_delete(box.keys, "report"))
 
     assert box.changed(before)["schedules", b"generation"] == b"1"
     assert box.state()["schedules"] == {b"revision": b"1", b"generation": b"1"}
@@ -23,7 +23,7 @@ def test_deleted_schedule_leaves_nothing_but_the_count_of_revisions(box):
     set_schedule(box)
     before = box.state()
 
-    assert box.run(commands.schedule_delete(box.keys, "report")) is True
+    assert box.run(scripts.schedule_delete(box.keys, "report")) is True
 
     gone = dict.fromkeys(fields(next_ms, moved=b""), GONE)
     assert box.changed(before) == {**gone, ("schedule_times", b"report"): GONE}
@@ -31,9 +31,9 @@ def test_deleted_schedule_leaves_nothing_but_the_count_of_revisions(box):
 
 def test_deleting_twice_finds_nothing_the_second_time(box):
     set_schedule(box)
-    box.run(commands.schedule_delete(box.keys, "report"))
+    box.run(scripts.schedule_delete(box.keys, "report"))
     after = box.state()
 
-    assert box.run(commands.schedule_delete(box.keys, "report")) is False
+    assert box.run(scripts.schedule_delete(box.keys, "report")) is False
 
     assert box.state() == after

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
-from rmq.protocol.commands import DueReply, DueSchedule
-from rmq.protocol.commands.recurring import STALE
+from rmq.features.schedules import scripts
+from rmq.features.schedules.scripts import STALE, DueReply, DueSchedule
 from tests.lua.scheduled import EVERY_MS, set_schedule
 
 
@@ -15,12 +14,12 @@ def test_nothing_is_due_before_the_jitter_of_the_time_has_passed(box):
     set_schedule(box)
     before = box.state()
 
-    assert box.run(commands.schedule_due(box.keys, b"0")).wait_ms == EVERY_MS + 7
+    assert box.run(scripts.schedule_due(box.keys, b"0")).wait_ms == EVERY_MS + 7
     box.clock.advance((next_ms + 6 - box.clock.now_ms) / 1000)
 
-    assert box.run(commands.schedule_due(box.keys, b"0")) == DueReply(box.clock.now_ms, 1, [])
+    assert box.run(scripts.schedule_due(box.keys, b"0")) == DueReply(box.clock.now_ms, 1, [])
     box.clock.advance(0.001)
-    assert box.run(commands.schedule_due(box.keys, b"0")) == DueReply(
+    assert box.run(scripts.schedule_due(box.keys, b"0")) == DueReply(
         next_ms + 7, -1, [DueSchedule("report", b"definition", b"1", next_ms)]
     )
     assert box.state() == before
@@ -29,17 +28,17 @@ def test_nothing_is_due_before_the_jitter_of_the_time_has_passed(box):
 def test_no_schedules_is_no_wait(box):
     before = box.state()
 
-    assert box.run(commands.schedule_due(box.keys, b"0")) == DueReply(box.clock.now_ms, -1, [])
+    assert box.run(scripts.schedule_due(box.keys, b"0")) == DueReply(box.clock.now_ms, -1, [])
 
     assert box.state() == before
 
 
 def test_paused_schedule_is_never_due(box):
     set_schedule(box)
-    box.run(commands.schedule_pause(box.keys, "report"))
+    box.run(scripts.schedule_pause(box.keys, "report"))
     box.clock.advance(1_000_000)
 
-    assert box.run(commands.schedule_due(box.keys, b"0")) == DueReply(box.clock.now_ms, -1, [])
+    assert box.run(scripts.schedule_due(box.keys, b"0")) == DueReply(box.clock.now_ms, -1, [])
 
 
 def test_the_earliest_come_first_up_to_the_limit(box):
@@ -47,7 +46,7 @@ def test_the_earliest_come_first_up_to_the_limit(box):
     for name, ago in (("a", 10), ("b", 30), ("c", 20)):
         set_schedule(box, name, next_ms=now - ago, due_ms=now - ago)
 
-    reply = box.run(commands.schedule_due(box.keys, b"0", 2))
+    reply = box.run(scripts.schedule_due(box.keys, b"0", 2))
 
     assert [due.name for due in reply.due] == ["b", "c"]
 
@@ -58,7 +57,7 @@ def test_reply_ends_before_it_grows_over_a_mebibyte(box):
         definition = name.encode() * 600_000
         set_schedule(box, name, definition=definition, next_ms=now - ago, due_ms=now - ago)
 
-    reply = box.run(commands.schedule_due(box.keys, b"0"))
+    reply = box.run(scripts.schedule_due(box.keys, b"0"))
 
     assert [due.name for due in reply.due] == ["a"]
     assert reply.wait_ms == 0
@@ -67,11 +66,11 @@ def test_reply_ends_before_it_grows_over_a_mebibyte(box):
 def test_another_generation_than_the_one_listed_is_said(box):
     now = box.clock.now_ms
     set_schedule(box)
-    box.run(commands.schedule_delete(box.keys, "report"))
+    box.run(scripts.schedule_delete(box.keys, "report"))
     set_schedule(box, next_ms=now - 9, due_ms=now - 9, generation=b"1")
 
-    assert box.run(commands.schedule_due(box.keys, b"0")) == DueReply(now, STALE, [])
-    assert len(box.run(commands.schedule_due(box.keys, b"1")).due) == 1
+    assert box.run(scripts.schedule_due(box.keys, b"0")) == DueReply(now, STALE, [])
+    assert len(box.run(scripts.schedule_due(box.keys, b"1")).due) == 1
 
 
 @pytest.mark.fault("F21")
@@ -85,13 +84,13 @@ def test_schedules_that_were_moved_by_a_clock_that_was_ahead_are_returned_until_
     before, seen = box.state(), []
 
     for _ in range(2):  # a thousand are looked at
-        reply = box.run(commands.schedule_due(box.keys, b"0"))
+        reply = box.run(scripts.schedule_due(box.keys, b"0"))
         seen += reply.due
         box.clock.advance(1)
 
     assert seen == [DueSchedule("s0003", b"definition", b"4", next_ms)]
     box.clock.advance(3540)
-    assert box.run(commands.schedule_due(box.keys, b"0")).due == []
+    assert box.run(scripts.schedule_due(box.keys, b"0")).due == []
     assert box.state() == before
 
 
@@ -104,6 +103,6 @@ def test_no_more_are_returned_than_the_limit_after_the_clock_was_set_back(box):
     box.redis.hset(box.keys.schedules, mapping=ahead)
     set_schedule(box, "due", next_ms=now, due_ms=now)
 
-    reply = box.run(commands.schedule_due(box.keys, b"0", 3))
+    reply = box.run(scripts.schedule_due(box.keys, b"0", 3))
 
     assert [due.name for due in reply.due] == ["due", "a", "b"]

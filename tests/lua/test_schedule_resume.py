@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.schedules import scripts
 from tests.lua.scheduled import set_schedule
 
 
 def resume(box, revision: bytes = b"1"):
-    return commands.schedule_resume(box.keys, "report", revision, 5000, 5007)
+    return scripts.schedule_resume(box.keys, "report", revision, 5000, 5007)
 
 
 def test_resumed_schedule_goes_on_with_the_time_given(box):
     set_schedule(box)
-    box.run(commands.schedule_pause(box.keys, "report"))
+    box.run(scripts.schedule_pause(box.keys, "report"))
     before = box.state()
 
     assert box.run(resume(box)) == 1
@@ -25,7 +25,7 @@ def test_resumed_schedule_goes_on_with_the_time_given(box):
 
 def test_resuming_twice_changes_nothing_the_second_time(box):
     set_schedule(box)
-    box.run(commands.schedule_pause(box.keys, "report"))
+    box.run(scripts.schedule_pause(box.keys, "report"))
     box.run(resume(box))
     after = box.state()
 
@@ -45,7 +45,7 @@ def test_schedule_that_is_not_paused_keeps_its_time(box):
 
 def test_schedule_that_has_changed_stays_paused(box):
     set_schedule(box)
-    box.run(commands.schedule_pause(box.keys, "report"))
+    box.run(scripts.schedule_pause(box.keys, "report"))
     before = box.state()
 
     assert box.run(resume(box, b"2")) == -2

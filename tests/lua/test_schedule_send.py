@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core import ids
-from rmq.protocol import commands
+from rmq.features.schedules import scripts
+from rmq.kernel.core import ids
 from tests.lua.box import Box, ordered, stored
 from tests.lua.scheduled import EVERY_MS, row, set_schedule
 
@@ -21,7 +21,7 @@ def due_schedule(box: Box) -> int:
 def send_command(box: Box, time_ms: int, revision: bytes = b"1", expected: int | None = None):
     """A send for a time; the next one is a minute after it."""
     id = ids.derive_scheduled("report", time_ms, box.index, box.handle.check)
-    return commands.schedule_send(
+    return scripts.schedule_send(
         box.handle, box.keys, ("report", revision, time_ms if expected is None else expected),
         (time_ms + EVERY_MS, time_ms + EVERY_MS + 3), time_ms, (id, *box.part()),
     )  # fmt: skip
@@ -84,9 +84,9 @@ def test_schedule_that_is_not_as_it_was_read_sends_nothing(box, change):
     elif change == "early":
         box.redis.zadd(box.keys.schedule_times, {"report": box.clock.now_ms + 1})
     elif change == "paused":
-        box.run(commands.schedule_pause(box.keys, "report"))
+        box.run(scripts.schedule_pause(box.keys, "report"))
     else:
-        box.run(commands.schedule_delete(box.keys, "report"))
+        box.run(scripts.schedule_delete(box.keys, "report"))
     before = box.state()
 
     assert box.run(command) == 0
@@ -99,7 +99,7 @@ def test_times_can_be_skipped_without_a_message(box):
     before = box.state()
     following = (time_ms + EVERY_MS, time_ms + EVERY_MS)
 
-    skip = commands.schedule_send(box.handle, box.keys, ("report", b"1", time_ms), following)
+    skip = scripts.schedule_send(box.handle, box.keys, ("report", b"1", time_ms), following)
     assert box.run(skip) == 1
 
     assert box.changed(before) == {
@@ -127,10 +127,10 @@ def test_schedule_that_was_moved_by_a_clock_that_was_ahead_is_moved_back_and_sen
     following = (now + 5, now + 6)
     message = ids.derive_scheduled("report", now, box.index, box.handle.check), *box.part()
 
-    sending = commands.schedule_send(box.handle, box.keys, read, following, now, message)
+    sending = scripts.schedule_send(box.handle, box.keys, read, following, now, message)
     assert box.run(sending) == 0
     assert box.state() == before
-    back = commands.schedule_send(box.handle, box.keys, read, following)
+    back = scripts.schedule_send(box.handle, box.keys, read, following)
     assert box.run(back) == 1
 
     assert box.changed(before) == {
@@ -146,10 +146,10 @@ def test_schedule_that_was_moved_by_a_clock_that_was_ahead_is_moved_back_and_sen
 def test_schedule_that_is_paused_or_was_moved_a_minute_ahead_is_not_moved_back(box, why):
     read = ahead_by(box, 60 if why == "a minute" else 3600)
     if why == "paused":
-        box.run(commands.schedule_pause(box.keys, "report"))
+        box.run(scripts.schedule_pause(box.keys, "report"))
     before = box.state()
 
-    assert box.run(commands.schedule_send(box.handle, box.keys, read, (read[2], read[2]))) == 0
+    assert box.run(scripts.schedule_send(box.handle, box.keys, read, (read[2], read[2]))) == 0
 
     assert box.state() == before
 
@@ -159,7 +159,7 @@ def test_schedule_without_a_time_left_is_never_due_again(box):
     id = ids.derive_scheduled("report", time_ms, box.index, box.handle.check)
     read = ("report", b"1", time_ms)
 
-    last = commands.schedule_send(box.handle, box.keys, read, None, time_ms, (id, *box.part()))
+    last = scripts.schedule_send(box.handle, box.keys, read, None, time_ms, (id, *box.part()))
     assert box.run(last) == 1
 
     assert box.counter("accepted") == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.schedules import scripts
 from tests.lua.scheduled import EVERY_MS, fields, row, set_schedule
 
 
@@ -71,7 +71,7 @@ def test_another_timing_begins_with_the_time_given(box):
 
 def test_paused_schedule_stays_paused_when_its_timing_changes(box):
     set_schedule(box)
-    box.run(commands.schedule_pause(box.keys, "report"))
+    box.run(scripts.schedule_pause(box.keys, "report"))
 
     assert set_schedule(box, timing="5000|||0", next_ms=5000) == "updated"
 
@@ -101,7 +101,7 @@ def test_topic_that_is_full_of_schedules_takes_no_new_one_but_changes_those_it_h
 
 def test_deleted_schedule_that_is_set_again_gets_a_revision_of_its_own(box):
     set_schedule(box)
-    box.run(commands.schedule_delete(box.keys, "report"))
+    box.run(scripts.schedule_delete(box.keys, "report"))
 
     assert set_schedule(box, generation=b"1") == "created"
 
@@ -110,7 +110,7 @@ def test_deleted_schedule_that_is_set_again_gets_a_revision_of_its_own(box):
 
 def test_schedule_listed_under_another_generation_is_not_stored(box):
     set_schedule(box)
-    box.run(commands.schedule_delete(box.keys, "report"))
+    box.run(scripts.schedule_delete(box.keys, "report"))
     before = box.state()
 
     assert set_schedule(box) == "stale"

@@ -7,7 +7,7 @@ import math
 import pytest
 import redis
 
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from tests.lua.box import ordered, timed
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.producer import scripts
 from tests.lua.box import GONE, ordered, stored, timed
 
 ONE_STEP_BELOW_FULL = 2**32  # arrivals that the fraction of the largest priorities can order
@@ -17,7 +17,7 @@ def test_send_stores_score_record_and_counters_and_nothing_else(box):
 
     reply = box.run(box.send_command([id], priority=900, body=b"hello"))
 
-    assert reply == commands.SendReply(1, "")
+    assert reply == scripts.SendReply(1, "")
     assert before.keys() == {"slot"}
     assert box.changed(before, replay=True) == {
         ("slot", "accepted"): "1",
@@ -36,7 +36,7 @@ def test_send_again_adds_nothing_and_answers_duplicate(box):
     box.clock.advance(1)
     reply = box.run(box.send_command(given))
 
-    assert reply == commands.SendReply(3, "ddd")
+    assert reply == scripts.SendReply(3, "ddd")
     assert box.state() == before
 
 
@@ -47,7 +47,7 @@ def test_send_with_some_known_ids_stores_only_the_new_ones(box):
 
     reply = box.run(box.send_command([new[0], known[0], new[1], known[1], new[0]]))
 
-    assert reply == commands.SendReply(4, "sdsdd")
+    assert reply == scripts.SendReply(4, "sdsdd")
     assert box.changed(before) == {
         ("slot", "accepted"): "4",
         ("slot", "order"): "4",
@@ -99,9 +99,9 @@ def test_time_that_has_passed_is_due_at_once(box, ago_ms):
     parts = [*box.part(due=5000), *box.part(due=now - ago_ms, expires=90_000_000), *box.part()]
     before = box.state()
 
-    reply = box.run(commands.send(box.handle, box.keys, box.session(), [later, past, plain], parts))
+    reply = box.run(scripts.send(box.handle, box.keys, box.session(), [later, past, plain], parts))
 
-    assert reply == commands.SendReply(3, "")
+    assert reply == scripts.SendReply(3, "")
     assert box.changed(before) == {
         ("slot", "accepted"): "3",
         ("slot", "order"): "1",
@@ -113,8 +113,8 @@ def test_time_that_has_passed_is_due_at_once(box, ago_ms):
         ("records", plain): stored(3, priority=100),
     }
     before = box.state()
-    again = box.run(commands.send(box.handle, box.keys, box.session(), [later, past, plain], parts))
-    assert again == commands.SendReply(3, "ddd")
+    again = box.run(scripts.send(box.handle, box.keys, box.session(), [later, past, plain], parts))
+    assert again == scripts.SendReply(3, "ddd")
     assert box.state() == before
     assert box.drained() == [past, plain]
 
@@ -203,7 +203,7 @@ def test_full_slot_refuses_all_of_a_batch(make_box):
     box.send(2)
     before = box.state()
 
-    assert box.run(box.send_command(box.ids(2))) == commands.SendReply(0, "F")
+    assert box.run(box.send_command(box.ids(2))) == scripts.SendReply(0, "F")
     assert box.state() == before
     assert box.run(box.send_command(box.ids(1))).letters == ""
 
@@ -426,8 +426,8 @@ def test_body_of_256_kib_of_any_bytes_comes_back_as_it_was(box):
 def test_a_thousand_messages_in_one_call(box):
     given = box.ids(1000)
 
-    assert box.run(box.send_command(given)) == commands.SendReply(1000, "")
-    assert box.run(box.send_command(given)) == commands.SendReply(1000, "d" * 1000)
+    assert box.run(box.send_command(given)) == scripts.SendReply(1000, "")
+    assert box.run(box.send_command(given)) == scripts.SendReply(1000, "d" * 1000)
     assert len(box.order()) == 1000
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core import record
-from rmq.core.replay_session import ReplaySession
-from rmq.protocol import commands
+from rmq.kernel.core import record
+from rmq.kernel.producer import scripts
+from rmq.kernel.topic.context import ReplaySession
 from tests.lua.box import ordered, stored
 
 HEAD = record.head(0, 0, 900)
@@ -16,7 +16,7 @@ HEAD = record.head(0, 0, 900)
 def uniform(box, session, bodies, first=b"", head=HEAD):
     first = first or box.ids(max(1, len(bodies)))[0]
     given = [(int.from_bytes(first[:8]) + n).to_bytes(8) + first[8:] for n in range(len(bodies))]
-    return given, commands.send_uniform(box.handle, box.keys, session, head, [first], bodies)
+    return given, scripts.send_uniform(box.handle, box.keys, session, head, [first], bodies)
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["session goes on", "new session"])
@@ -29,7 +29,7 @@ def test_uniform_messages_are_stored_as_others_are(box, known, count):
     given, command = uniform(box, session, bodies)
     before = box.state()
 
-    assert box.run(command) == commands.SendReply(14 + count, "")
+    assert box.run(command) == scripts.SendReply(14 + count, "")
 
     expected = {
         ("slot", "accepted"): str(14 + count),
@@ -68,7 +68,7 @@ def test_uniform_messages_of_which_some_are_here_add_the_others(box, known):
     box.run(command)
 
     again, command = uniform(box, box.session(known), [b"a", b"b", b"c"], first=first)
-    assert box.run(command) == commands.SendReply(3, "dss")
+    assert box.run(command) == scripts.SendReply(3, "dss")
 
     assert again[:1] == given
     assert [box.state()["records"][id][8:] for id in again] == [b"0", b"b", b"c"]
@@ -84,7 +84,7 @@ def test_uniform_messages_meet_the_limits_of_the_slot(make_box, count):
     box.send(2)
     before = box.state()
 
-    assert box.run(uniform(box, box.session(), [b"x"] * count)[1]) == commands.SendReply(0, "F")
+    assert box.run(uniform(box, box.session(), [b"x"] * count)[1]) == scripts.SendReply(0, "F")
     assert box.state() == before
 
 

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from rmq.core.replay_session import ReplaySession
-from rmq.protocol import commands, scripts
-from rmq.protocol.commands import PublishReply
-from rmq.protocol.steps import Command
+from rmq.features.dead_letters import scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.features.queries import scripts as queries_scripts
+from rmq.features.queries.scripts import PublishReply
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.topic.context import ReplaySession
+from rmq.kernel.transport import scripts as transport_scripts
+from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 from tests.lua.furnished import STAGE, furnish
 
@@ -20,43 +24,43 @@ Build = Callable[[ReplaySession], Command[Any]]
 
 def _two_pages(box: Box) -> Build:
     box.send(10)
-    return lambda session: commands.purge(box.keys, session, "store", limit=5)
+    return lambda session: scripts.purge(box.keys, session, "store", limit=5)
 
 
 def _named(box: Box) -> Build:
     ids = box.send(3)
-    return lambda session: commands.purge(box.keys, session, "store", ids=ids)
+    return lambda session: scripts.purge(box.keys, session, "store", ids=ids)
 
 
 def _dead_page(box: Box) -> Build:
     box.send(4)
     box.reject(*box.take(4))
-    return lambda session: commands.purge(box.keys, session, "dead", limit=2)
+    return lambda session: scripts.purge(box.keys, session, "dead", limit=2)
 
 
 def _dead(box: Box) -> Build:
     ids = box.send(3)
     box.reject(*box.take(2))
-    return lambda session: commands.redrive(box.handle, box.keys, session, ids)
+    return lambda session: scripts.redrive(box.handle, box.keys, session, ids)
 
 
 def _priority(box: Box) -> Build:
     (id,) = box.send(1)
-    return lambda session: commands.set_priority(box.keys, session, id, 900)
+    return lambda session: messages_scripts.set_priority(box.keys, session, id, 900)
 
 
 def _delay(box: Box) -> Build:
     (id,) = box.send(1)
-    return lambda session: commands.reschedule(box.handle, box.keys, session, id, 60_000)
+    return lambda session: messages_scripts.reschedule(box.handle, box.keys, session, id, 60_000)
 
 
 def _staged(box: Box) -> Build:
     furnish(box)
-    return lambda session: commands.publish(box.handle, box.keys, session, STAGE)
+    return lambda session: queries_scripts.publish(box.handle, box.keys, session, STAGE)
 
 
 def _late(box: Box) -> Build:
-    return lambda session: commands.lateness_report(box.keys, session, [1, 2, 3])
+    return lambda session: consumer_scripts.lateness_report(box.keys, session, [1, 2, 3])
 
 
 CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
@@ -113,7 +117,7 @@ def test_a_copy_that_comes_after_a_later_number_is_refused(box: Box, case: str) 
     later = ReplaySession(session.name)
     later.number = session.number + 1
     box.send(1)
-    box.run(commands.prepare(box.keys, later, 10, 30_000, False))
+    box.run(consumer_scripts.prepare(box.keys, later, 10, 30_000, False))
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match="RMQLATE"):
@@ -126,7 +130,11 @@ def test_every_script_that_changes_something_at_a_clients_word_is_in_a_session_o
     None
 ):
     """A new script must say what becomes of a command that is sent twice."""
-    in_sessions = {name for name in scripts.names() if "answer_in(" in scripts.load(name).text}
+    in_sessions = {
+        name
+        for name in transport_scripts.names()
+        if "answer_in(" in transport_scripts.load(name).text
+    }
     assert in_sessions == {
         "ack", "cancel", "extend", "lateness_report", "merge", "nack", "prepare", "publish",
         "purge", "redrive", "redrive_settle", "reject", "release", "reschedule", "restore", "send",

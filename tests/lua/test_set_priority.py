@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.ids import member_of
-from rmq.protocol import commands
+from rmq.features.messages import scripts
+from rmq.kernel.core.ids import member_of
 from tests.lua.box import handed_back, ordered, stored, timed
 
 
 def command(box, id, priority):
-    return commands.set_priority(box.keys, box.session(), id, priority)
+    return scripts.set_priority(box.keys, box.session(), id, priority)
 
 
 def set_priority(box, id, priority):

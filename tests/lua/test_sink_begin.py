@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.core.keys import sink_key
-from rmq.protocol.commands import SinkReply, sink_begin, sink_end
+from rmq.features.queries.scripts import SinkReply, sink_begin, sink_end
+from rmq.kernel.core.keys import sink_key
 from tests.lua.box import Box
 
 

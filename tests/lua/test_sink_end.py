@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.core.keys import sink_key
-from rmq.protocol.commands import sink_begin, sink_end
+from rmq.features.queries.scripts import sink_begin, sink_end
+from rmq.kernel.core.keys import sink_key
 from tests.lua.box import Box
 
 

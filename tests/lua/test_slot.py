@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.kernel.topic import scripts
+from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 
 
-def command(box: Box, stamp: bytes, revision: int = 0, **new: Any) -> commands.Command[int]:
+def command(box: Box, stamp: bytes, revision: int = 0, **new: Any) -> Command[int]:
     settings = dataclasses.replace(box.settings, **new)
-    return commands.slot(box.handle, box.keys, stamp, settings.for_slot(), revision)
+    return scripts.slot(box.handle, box.keys, stamp, settings.for_slot(), revision)
 
 
 def note(box: Box) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.protocol.commands import SlotDeleteReply, slot_delete
+from rmq.kernel.topic.scripts import SlotDeleteReply, slot_delete
 from tests.lua.furnished import furnish
 
 # Admin.topic_delete finds these. Schedules are among them: a deletion that is undone keeps them.

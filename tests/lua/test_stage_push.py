@@ -6,14 +6,14 @@ import msgpack
 import pytest
 import redis
 
-from rmq.protocol import commands
+from rmq.features.queries import scripts
 from tests.lua.box import Box
 
 NAME = "q:7:a"
 
 
 def push(box: Box, position: int, *entry: bytes):
-    return commands.stage_push(box.keys, NAME, position, 60_000, list(entry) or [b"one"])
+    return scripts.stage_push(box.keys, NAME, position, 60_000, list(entry) or [b"one"])
 
 
 def packed(*entry: bytes) -> bytes:
@@ -38,7 +38,7 @@ def test_push_sent_twice_adds_one_entry(box):
 
 def test_entry_of_several_elements_is_put_there_as_a_whole_and_once(box):
     def pushed():
-        return commands.stage_push(box.keys, NAME, 0, 60_000, [b"p"], [b"a", b"", b"c"])
+        return scripts.stage_push(box.keys, NAME, 0, 60_000, [b"p"], [b"a", b"", b"c"])
 
     assert box.twice(pushed) == 4
     assert box.twice(lambda: push(box, 4, b"b")) == 5
@@ -49,11 +49,11 @@ def test_entry_of_several_elements_is_put_there_as_a_whole_and_once(box):
 @pytest.mark.parametrize("position", [0, 2, 3, 5])
 def test_part_of_an_entry_is_no_copy_of_it(box, position):
     box.run(push(box, 0))
-    box.run(commands.stage_push(box.keys, NAME, 1, 60_000, [b"p"], [b"a", b"b"]))
+    box.run(scripts.stage_push(box.keys, NAME, 1, 60_000, [b"p"], [b"a", b"b"]))
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match="RMQSTAGE"):
-        box.run(commands.stage_push(box.keys, NAME, position, 60_000, [b"p"], [b"a", b"b"]))
+        box.run(scripts.stage_push(box.keys, NAME, position, 60_000, [b"p"], [b"a", b"b"]))
 
     assert box.state() == before
 
@@ -63,10 +63,10 @@ def test_entry_of_more_than_a_thousand_messages_is_refused(box):
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match="RMQARG entry"):
-        box.run(commands.stage_push(box.keys, NAME, 0, 60_000, [b"p"], rests))
+        box.run(scripts.stage_push(box.keys, NAME, 0, 60_000, [b"p"], rests))
 
     assert box.state() == before
-    assert box.run(commands.stage_push(box.keys, NAME, 0, 60_000, [b"p"], rests[1:])) == 1001
+    assert box.run(scripts.stage_push(box.keys, NAME, 0, 60_000, [b"p"], rests[1:])) == 1001
 
 
 def test_each_push_keeps_the_stage_anew(box):

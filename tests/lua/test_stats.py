@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.kernel.topic import scripts
 
 
 def stats(box):
     """Run stats twice, and return its reply; check that no key changes."""
     before = box.state()
-    found = box.run(commands.stats(box.keys))
-    assert box.run(commands.stats(box.keys)) == found
+    found = box.run(scripts.stats(box.keys))
+    assert box.run(scripts.stats(box.keys)) == found
     assert box.state() == before
     return found
 
 
 def test_fresh_slot_counts_nothing(box):
-    assert stats(box) == dict.fromkeys(commands.STATS, 0) | {"now_ms": box.clock.now_ms}
+    assert stats(box) == dict.fromkeys(scripts.STATS, 0) | {"now_ms": box.clock.now_ms}
 
 
 def test_every_family_and_queue_is_counted_where_it_is(box):
@@ -33,7 +35,7 @@ def test_every_family_and_queue_is_counted_where_it_is(box):
 
     late_ms = found.pop("late_ms")  # ids are made by this machine's clock
     assert late_ms >= 3000  # since the failure
-    assert found == dict.fromkeys(set(commands.STATS) - {"late_ms"}, 0) | {
+    assert found == dict.fromkeys(set(scripts.STATS) - {"late_ms"}, 0) | {
         "retries": 1, "priority": 2, "due": 3, "later": 5, "records": 11, "merge_windows": 1,
         "accepted": 11, "delivered": 1, "returned": 1,
         "now_ms": box.clock.now_ms,
@@ -98,7 +100,7 @@ def test_a_message_that_has_failed_waits_since_then(box):
     dead = box.take_one()
     box.reject(dead)
     box.clock.advance(5)
-    box.run(commands.redrive(box.handle, box.keys, box.session(), [dead.id]))
+    box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [dead.id]))
     box.clock.advance(1)
     assert (stats(box)["priority"], stats(box)["late_ms"]) == (1, 1000)
 
@@ -131,21 +133,21 @@ def test_every_counter_tells_what_was_done(make_box):
     box.clock.advance(1)
     box.rollback()
     assert lapses.id in box.order()
-    box.run(commands.redrive(box.handle, box.keys, box.session(), [dead.id]))
-    box.run(commands.cancel(box.keys, box.session(), ids[8]))
+    box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [dead.id]))
+    box.run(messages_scripts.cancel(box.keys, box.session(), ids[8]))
     box.merge(kept=True)
     box.merge(kept=True)
     box.one(expires=10, priority=900)
     box.clock.advance(1)
     box.prepare()
-    box.run(commands.purge(box.keys, box.session(), "store", limit=1))
+    box.run(dead_letters_scripts.purge(box.keys, box.session(), "store", limit=1))
     waiting = len(box.order())
     box.send(20 - waiting, priority=50)
     box.send(3, priority=51)
 
     found = stats(box)
 
-    assert {name: found[name] for name in commands.STATS[15:-1]} == {
+    assert {name: found[name] for name in scripts.STATS[15:-1]} == {
         "accepted": 27, "merged": 1, "delivered": 5, "settled": 1, "returned": 3,
         "rolled_back": 2, "dead_lettered": 1, "redriven": 1, "cancelled": 1, "expired": 1,
         "dropped": 3, "purged": 1, "dead_dropped": 0,

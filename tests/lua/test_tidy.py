@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.kernel.topic import scripts
 from tests.lua.box import GONE
 
 HOUR_MS = 3_600_000
@@ -17,7 +17,7 @@ def dead_letters(box, count):
 
 
 def tidy(box, limit=100):
-    return box.run(commands.tidy(box.keys, limit)).dropped
+    return box.run(scripts.tidy(box.keys, limit)).dropped
 
 
 def test_dead_letters_past_their_retention_are_dropped_and_counted(make_box):

@@ -6,7 +6,11 @@ from random import Random
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts as dead_letters_scripts
+from rmq.features.messages import scripts as messages_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.producer import scripts
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE, handed_back, stored, timed
 
 PLACES = 1024  # in one ms of one slot
@@ -54,7 +58,7 @@ def test_times_given_in_any_order_are_told_apart_in_one_send(box):
     given = falling(box, len(dues))
     parts = [part for due in dues for part in box.part(due=due)]
 
-    box.run(commands.send(box.handle, box.keys, box.session(), given, parts))
+    box.run(scripts.send(box.handle, box.keys, box.session(), given, parts))
 
     box.clock.advance(10)
     wanted = sorted(range(len(dues)), key=lambda n: (dues[n], n))
@@ -191,7 +195,9 @@ def test_messages_without_a_priority_that_are_redriven_keep_the_order_given(box)
     given = send(box, falling(box, 3), due=box.clock.now_ms)
     box.reject(*box.take(3))
 
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), given)) == "111"
+    assert (
+        box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), given)) == "111"
+    )
 
     assert [lease.id for lease in box.take(3)] == given
 
@@ -202,10 +208,10 @@ def test_message_that_is_moved_to_a_moment_goes_behind_those_that_are_there(box)
     given = send(box, box.ids(2), due=due)
 
     for _ in range(2):  # the second run changes nothing
-        box.run(commands.reschedule(box.handle, box.keys, box.session(), moved[0], due))
+        box.run(messages_scripts.reschedule(box.handle, box.keys, box.session(), moved[0], due))
         assert box.score(moved[0]) == timed(due, False, 2)
 
-    box.run(commands.set_priority(box.keys, box.session(), given[0], 70))
+    box.run(messages_scripts.set_priority(box.keys, box.session(), given[0], 70))
     assert box.score(given[0]) == timed(due, True, 0)
 
 
@@ -216,9 +222,11 @@ def test_handed_back_message_is_due_when_it_was_for_who_looks(box):
 
     seen = box.stats()
     assert (seen["due"], seen["later"], seen["priority"], seen["late_ms"]) == (1, 0, 0, 4000)
-    assert box.run(commands.next_ready([box.keys], False)) == [0]
-    assert [found.id for found in box.run(commands.peek(box.keys, "store", low="1048576"))] == [id]
-    assert box.run(commands.set_priority(box.keys, box.session(), id, 50)) == "changed"
+    assert box.run(consumer_scripts.next_ready([box.keys], False)) == [0]
+    assert [
+        found.id for found in box.run(topic_scripts.peek(box.keys, "store", low="1048576"))
+    ] == [id]
+    assert box.run(messages_scripts.set_priority(box.keys, box.session(), id, 50)) == "changed"
     assert box.stats()["priority"] == 1
 
 

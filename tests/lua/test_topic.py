@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.core.codec import JSON
-from rmq.core.replay_session import ReplaySessions
-from rmq.core.settings import Settings, from_redis
-from rmq.core.topic_context import TopicContext
-from rmq.protocol import commands
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.settings import Settings, from_redis
+from rmq.kernel.topic import context, scripts
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from tests.lua.box import Box
 
 
@@ -33,29 +32,29 @@ def run(raw):
 def test_topic_is_created_once_with_the_first_callers_settings(raw, handle, run, clock):
     settings = Settings(slots=3)
 
-    made = run(commands.topic(handle, settings.to_redis()))
+    made = run(scripts.topic(handle, settings.to_redis()))
 
     stamp = str(clock.now_us)
-    assert made == commands.TopicReply(1, {"created": stamp} | settings.to_redis())
+    assert made == scripts.TopicReply(1, {"created": stamp} | settings.to_redis())
     kept = {k.decode(): v.decode() for k, v in raw.hgetall(handle.key).items()}
     assert kept == made.kept
     assert from_redis(handle.name, made.kept) == settings
 
 
 def test_second_caller_opens_what_is_there_and_changes_nothing(raw, handle, run, clock):
-    first = run(commands.topic(handle, Settings(slots=3).to_redis()))
+    first = run(scripts.topic(handle, Settings(slots=3).to_redis()))
     before = raw.hgetall(handle.key)
     clock.advance(5)
 
-    second = run(commands.topic(handle, Settings(slots=8).to_redis()))
+    second = run(scripts.topic(handle, Settings(slots=8).to_redis()))
 
     assert second == first._replace(state=0)
-    assert run(commands.topic(handle, None)) == second
+    assert run(scripts.topic(handle, None)) == second
     assert raw.hgetall(handle.key) == before
 
 
 def test_looking_at_a_missing_topic_creates_nothing(raw, handle, run):
-    assert run(commands.topic(handle, None)) == commands.TopicReply(-1, {})
+    assert run(scripts.topic(handle, None)) == scripts.TopicReply(-1, {})
     assert not raw.exists(handle.key)
 
 
@@ -63,14 +62,14 @@ def test_wrong_type_is_an_error_and_the_key_stays(raw, handle, run):
     raw.set(handle.key, "x")
 
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        run(commands.topic(handle, Settings().to_redis()))
+        run(scripts.topic(handle, Settings().to_redis()))
 
     assert raw.get(handle.key) == b"x"
 
 
 @pytest.mark.parametrize("now", ["nan", "inf", "-1", "1.5", "0x10", "1e3", "9" * 20])
 def test_time_that_is_no_number_is_refused(raw, handle, run, now):
-    made = commands.topic(handle, Settings().to_redis())
+    made = scripts.topic(handle, Settings().to_redis())
     made.args[0] = now
 
     with pytest.raises(redis.ResponseError, match="RMQARG now_us"):
@@ -80,10 +79,10 @@ def test_time_that_is_no_number_is_refused(raw, handle, run, now):
 
 
 def test_without_a_tests_time_the_servers_clock_is_asked(raw, handle, run):
-    commands.set_clock(None)
+    context.set_clock(None)
     before = raw.time()
 
-    stamp = int(run(commands.topic(handle, Settings().to_redis())).kept["created"])
+    stamp = int(run(scripts.topic(handle, Settings().to_redis())).kept["created"])
 
     after = raw.time()
     assert before[0] * 10**6 + before[1] <= stamp <= after[0] * 10**6 + after[1]

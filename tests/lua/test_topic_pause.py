@@ -7,13 +7,17 @@ import dataclasses
 import pytest
 import redis
 
-from rmq.core import pause
-from rmq.core.pause import Pause
-from rmq.protocol import commands
+from rmq.features.queries import scripts as queries_scripts
+from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import pause
+from rmq.kernel.core.pause import Pause
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import Box
+from tests.lua.builders import builder_of
 
 RUN = "a" * 32
-QUERY = commands.QueryLease(RUN, "me", 60_000, 60_000)
+QUERY = scripts.QueryLease(RUN, "me", 60_000, 60_000)
 
 
 def fields(box: Box) -> dict[str, str]:
@@ -23,7 +27,7 @@ def fields(box: Box) -> dict[str, str]:
 def give(box: Box, revision: int, paused: Pause | None) -> int:
     """Give the slot its settings."""
     settings = dataclasses.replace(box.settings, paused=paused)
-    command = commands.slot(box.handle, box.keys, box.created, settings.for_slot(), revision)
+    command = topic_scripts.slot(box.handle, box.keys, box.created, settings.for_slot(), revision)
     return int(box.run(command))
 
 
@@ -34,7 +38,7 @@ def paused_at(box: Box, revision: int = 1) -> Pause:
 
 
 def ask(box: Box, waits: bool = False) -> int:
-    (wait_us,) = box.run(commands.next_ready([box.keys], waits))
+    (wait_us,) = box.run(scripts.next_ready([box.keys], waits))
     return int(wait_us)
 
 
@@ -44,7 +48,7 @@ def ask(box: Box, waits: bool = False) -> int:
 def test_pause_is_noted_with_time_and_texts_and_the_revision_grows(box):
     before = fields(box)
 
-    reply = box.run(commands.topic_pause(box.handle, box.created, "me", "two\nlines"))
+    reply = box.run(topic_admin_scripts.topic_pause(box.handle, box.created, "me", "two\nlines"))
 
     now = str(box.clock.now_ms)
     noted = {"paused_receive": f"{now}\nme\ntwo\nlines", "revision": "1"}
@@ -54,11 +58,11 @@ def test_pause_is_noted_with_time_and_texts_and_the_revision_grows(box):
 
 
 def test_first_pause_stands_until_it_is_ended(box):
-    box.run(commands.topic_pause(box.handle, box.created, "me", "why"))
+    box.run(topic_admin_scripts.topic_pause(box.handle, box.created, "me", "why"))
     before = fields(box)
     box.clock.advance(5)
 
-    again = box.run(commands.topic_pause(box.handle, box.created, "another", "else"))
+    again = box.run(topic_admin_scripts.topic_pause(box.handle, box.created, "another", "else"))
 
     assert (again.state, again.kept) == (0, before)
     assert fields(box) == before
@@ -68,12 +72,12 @@ def test_first_pause_stands_until_it_is_ended(box):
 def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box, verb):
     def run(created: bytes) -> int:
         texts = ("me", "why") if verb == "topic_pause" else ()
-        return int(box.run(getattr(commands, verb)(box.handle, created, *texts)).state)
+        return int(box.run(builder_of(verb)(box.handle, created, *texts)).state)
 
     before = fields(box)
     assert run(b"17") == -1
     assert fields(box) == before
-    box.run(commands.topic_close(box.handle, box.created, True))
+    box.run(topic_admin_scripts.topic_close(box.handle, box.created, True))
     assert run(box.created) == -1
     assert fields(box) == before | {"deleting": "1"}
     box.redis.delete(box.handle.key)
@@ -105,7 +109,7 @@ def test_wrong_type_is_an_error_and_the_key_stays(box, verb):
     texts = ("me", "why") if verb == "topic_pause" else ()
 
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        box.run(getattr(commands, verb)(box.handle, box.created, *texts))
+        box.run(builder_of(verb)(box.handle, box.created, *texts))
 
     assert box.redis.get(box.handle.key) == b"x"
 
@@ -175,7 +179,7 @@ def test_repeated_take_that_found_nothing_is_remembered_in_a_pause(box):
     box.one()
     paused_at(box)
     session = box.session()
-    command = commands.prepare(box.keys, session, 1, 30_000, False)
+    command = scripts.prepare(box.keys, session, 1, 30_000, False)
 
     assert box.run(command.again()).ids == []
     give(box, 2, None)
@@ -195,7 +199,7 @@ def test_what_is_in_flight_is_settled_and_what_fails_waits(box):
     assert ask(box) == 5_000_000, "a lease that ends is work for a consumer"
     box.clock.advance(5)
     assert ask(box) == 0
-    assert box.prepare().expired == commands.LEASES_EXPIRED
+    assert box.prepare().expired == scripts.LEASES_EXPIRED
     assert box.rollback().retried == 1
 
     assert set(box.order()) == {failed.id, released.id, lapses.id}
@@ -220,10 +224,10 @@ def test_query_takes_nothing_of_a_paused_slot(box):
     paused_at(box)
     before = box.order()
 
-    assert box.run(commands.query_take(box.keys, QUERY, 0, 10)).held == 0
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 0, 10)).held == 0
     assert (box.order(), box.order("prepare")) == (before, [])
     give(box, 2, None)
-    assert box.run(commands.query_take(box.keys, QUERY, 0, 10)).held == 2
+    assert box.run(queries_scripts.query_take(box.keys, QUERY, 0, 10)).held == 2
 
 
 def test_stats_count_what_a_pause_holds_back_and_since_when(box):

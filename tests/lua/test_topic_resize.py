@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 import redis
 
-from rmq.core.layout import Layout, Resizing
-from rmq.protocol import commands
-from rmq.protocol.commands import TopicReply
-from rmq.protocol.steps import Command
+from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core.layout import Layout, Resizing
+from rmq.kernel.topic import scripts
+from rmq.kernel.topic.scripts import TopicReply
+from rmq.kernel.transport.steps import Command
 from tests.lua import query
 from tests.lua.box import GONE
 from tests.lua.crediting import Sleeper
@@ -23,7 +25,7 @@ def fields(box):
 
 
 def resize(box, revision=0, **values: str) -> Command[TopicReply]:
-    return commands.topic_resize(box.handle, revision, values or VALUES)
+    return scripts.topic_resize(box.handle, revision, values or VALUES)
 
 
 def test_fields_are_written_and_the_revision_grows(box):
@@ -54,7 +56,7 @@ def test_run_twice_or_after_another_change_nothing_happens(box):
 
 
 def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box):
-    box.run(commands.topic_close(box.handle, box.created, True))
+    box.run(topic_admin_scripts.topic_close(box.handle, box.created, True))
     before = fields(box)
 
     assert box.run(resize(box)).state == -1
@@ -76,7 +78,7 @@ def give(box, resizes=1, held=False, revision=1, delivered_from=0):
         layout=Layout(resizes, box.settings.slots, 2, resizing, delivered_from),
     )
     stamp = str(int(box.created) + resizes).encode()
-    return commands.slot(box.handle, box.keys, stamp, settings.for_slot(), revision)
+    return scripts.slot(box.handle, box.keys, stamp, settings.for_slot(), revision)
 
 
 def test_slot_gets_the_new_stamp_and_keeps_its_messages(box):
@@ -101,7 +103,7 @@ def test_slot_that_has_the_stamp_is_left_alone(box):
     before = box.state()
 
     assert box.twice(lambda: give(box)) == 0
-    assert box.twice(lambda: commands.slot(box.handle, box.keys, box.created, {}, 5)) == -1
+    assert box.twice(lambda: scripts.slot(box.handle, box.keys, box.created, {}, 5)) == -1
     assert box.state() == before
 
 
@@ -111,7 +113,7 @@ def test_stamp_that_is_older_by_more_than_the_resizes_is_another_topic(box):
     stamp = str(int(box.created) + 3).encode()
     values = box.settings.for_slot() | {"resizes": "2"}
 
-    assert box.run(commands.slot(box.handle, box.keys, stamp, values, 1)) == -1
+    assert box.run(scripts.slot(box.handle, box.keys, stamp, values, 1)) == -1
     assert box.state() == before
 
 
@@ -149,7 +151,7 @@ def test_send_that_is_repeated_after_the_resize_gets_its_first_answer(box):
 def test_take_that_is_repeated_after_the_resize_gets_its_first_answer(box):
     box.send(2)
     session = box.session()
-    command = commands.prepare(box.keys, session, 2, 30_000, False)
+    command = consumer_scripts.prepare(box.keys, session, 2, 30_000, False)
     first = box.run(command)
     box.run(give(box))
     before = box.state()
@@ -220,14 +222,14 @@ def test_a_later_delivery_has_a_larger_number_in_whichever_slot_of_a_resized_top
         box.keys = box.handle.slots[box.index]
     for box in (busy, quiet, busy, busy, quiet):
         box.clock.advance(0.005)
-        counted = box.run(commands.stats(box.keys))["delivered"]
+        counted = box.run(scripts.stats(box.keys))["delivered"]
 
         numbers = deliver_two(box, way)
 
         assert numbers == [numbers[0], numbers[0] + 1]
         assert newest < numbers[0] <= box.clock.now_us + 1
         newest = numbers[1]
-        assert box.run(commands.stats(box.keys))["delivered"] == counted + 2
+        assert box.run(scripts.stats(box.keys))["delivered"] == counted + 2
 
 
 def deliver_two(box, way):
@@ -260,7 +262,7 @@ def test_numbers_that_no_delivery_has_are_not_counted(box):
     box.take_one()
     box.run(give(box))
 
-    assert box.run(commands.stats(box.keys))["delivered"] == 1
+    assert box.run(scripts.stats(box.keys))["delivered"] == 1
 
 
 @pytest.mark.parametrize("options", [{"priority": 900}, {"due": 1}])

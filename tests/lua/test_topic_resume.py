@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from rmq.protocol import commands
+from rmq.features.topic_admin import scripts
 from tests.lua.test_topic_pause import fields
 
 
 def test_resume_removes_it_and_a_second_one_changes_nothing(box):
     before = fields(box)
-    box.run(commands.topic_pause(box.handle, box.created, "me", "why"))
+    box.run(scripts.topic_pause(box.handle, box.created, "me", "why"))
 
-    first = box.run(commands.topic_resume(box.handle, box.created))
-    second = box.run(commands.topic_resume(box.handle, box.created))
+    first = box.run(scripts.topic_resume(box.handle, box.created))
+    second = box.run(scripts.topic_resume(box.handle, box.created))
 
     assert (first.state, second.state) == (1, 0)
     assert fields(box) == before | {"revision": "2"} == second.kept
@@ -20,6 +20,6 @@ def test_resume_removes_it_and_a_second_one_changes_nothing(box):
 def test_topic_that_is_not_paused_is_left_alone(box):
     before = fields(box)
 
-    reply = box.run(commands.topic_resume(box.handle, box.created))
+    reply = box.run(scripts.topic_resume(box.handle, box.created))
 
     assert (reply.state, fields(box)) == (0, before)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.core.settings import Settings
-from rmq.protocol import commands
+from rmq.features.topic_admin import scripts
+from rmq.kernel.core.settings import Settings
 
 
 def fields(box):
@@ -11,7 +11,7 @@ def fields(box):
 
 
 def change(box, created=None, **values):
-    return commands.topic_set(box.handle, created or box.created, values)
+    return scripts.topic_set(box.handle, created or box.created, values)
 
 
 def test_settings_are_changed_and_the_revision_grows(box):
@@ -37,7 +37,7 @@ def test_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box):
 
     assert box.run(change(box, b"17", lease_ms="60000")).state == -1
     assert fields(box) == before
-    box.run(commands.topic_close(box.handle, box.created, True))
+    box.run(scripts.topic_close(box.handle, box.created, True))
     assert box.run(change(box, lease_ms="60000")).state == -1
     assert fields(box) == before | {"deleting": "1"}
     box.redis.delete(box.handle.key)
@@ -50,11 +50,11 @@ def test_settings_of_another_revision_are_left_alone(box):
     before = fields(box)
 
     for revision in (0, 2):
-        changed = commands.topic_set(box.handle, box.created, {"lease_ms": "7000"}, revision)
+        changed = scripts.topic_set(box.handle, box.created, {"lease_ms": "7000"}, revision)
         assert box.run(changed).state == -2
         assert fields(box) == before
 
-    changed = commands.topic_set(box.handle, box.created, {"lease_ms": "7000"}, 1)
+    changed = scripts.topic_set(box.handle, box.created, {"lease_ms": "7000"}, 1)
     assert box.run(changed).state == 1
     assert fields(box) == before | {"lease_ms": "7000", "revision": "2"}
     assert box.run(changed).state == 0  # the second run of a call whose reply was lost

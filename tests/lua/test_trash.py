@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.features.dead_letters import scripts
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE
 
 
@@ -16,7 +17,7 @@ def bury(box, count=1, **options):
 
 
 def trash(box, *ids, keep_ms=1000, died_by=None):
-    return box.run(commands.trash(box.keys, box.session(), ids, keep_ms, died_by))
+    return box.run(scripts.trash(box.keys, box.session(), ids, keep_ms, died_by))
 
 
 def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_stays(box):
@@ -34,11 +35,11 @@ def test_a_dead_letter_goes_to_the_trash_with_its_time_of_death_and_its_record_s
         ("slot", "trashed"): "1",
     }
     assert box.order("dead") == [b]
-    found = box.run(commands.get(box.keys, a))
+    found = box.run(topic_scripts.get(box.keys, a))
     assert (found.queue, found.score) == ("trash", box.clock.now_ms + 1000)
-    stats = box.run(commands.stats(box.keys))
+    stats = box.run(topic_scripts.stats(box.keys))
     assert (stats["dead"], stats["trash"], stats["purged"]) == (1, 1, 0)
-    assert box.run(commands.locate(box.keys, [a])).letters == "d"
+    assert box.run(topic_scripts.locate(box.keys, [a])).letters == "d"
 
 
 def commands_of_a_take_and_an_ack(box):
@@ -57,12 +58,12 @@ def test_letters_in_the_trash_make_no_take_and_no_ack_longer(box):
     costs = [commands_of_a_take_and_an_ack(box)]
     trash(box, *dead[:5])
     costs.append(commands_of_a_take_and_an_ack(box))
-    box.run(commands.restore(box.keys, box.session(), dead[:5]))
+    box.run(scripts.restore(box.keys, box.session(), dead[:5]))
     costs.append(commands_of_a_take_and_an_ack(box))
     trash(box, *dead[:5])
     costs.append(commands_of_a_take_and_an_ack(box))
     box.clock.advance(10)
-    assert box.run(commands.tidy(box.keys)).dropped == 5
+    assert box.run(topic_scripts.tidy(box.keys)).dropped == 5
     costs.append(commands_of_a_take_and_an_ack(box))
 
     assert costs[0] == costs[2] == costs[4]
@@ -74,7 +75,7 @@ def test_run_again_it_finds_nothing_and_changes_nothing(box):
     trash(box, *ids)
     before = box.state()
 
-    assert box.twice(lambda: commands.trash(box.keys, box.session(), ids, 9000)) == "00"
+    assert box.twice(lambda: scripts.trash(box.keys, box.session(), ids, 9000)) == "00"
     assert box.state() == before
 
 
@@ -82,7 +83,7 @@ def test_the_same_call_sent_again_gets_the_same_answer(box):
     ids = bury(box, 2)
     session = box.session()
 
-    assert box.twice(lambda: commands.trash(box.keys, session, ids, 1000)) == "11"
+    assert box.twice(lambda: scripts.trash(box.keys, session, ids, 1000)) == "11"
 
 
 def test_kept_for_no_time_it_is_deleted_with_everything_of_it(box):
@@ -109,7 +110,7 @@ def test_a_letter_in_the_trash_is_not_redriven_and_its_id_is_a_duplicate(box):
     trash(box, id)
     before = box.state()
 
-    assert box.run(commands.redrive(box.handle, box.keys, box.session(), [id])) == "0"
+    assert box.run(scripts.redrive(box.handle, box.keys, box.session(), [id])) == "0"
     assert box.run(box.send_command([id])).letters == "d"
     assert box.state() == before
 
@@ -120,12 +121,12 @@ def test_tidy_deletes_it_when_its_time_has_come(box):
     trash(box, b, keep_ms=2000)
     box.clock.advance(1)
 
-    assert box.run(commands.tidy(box.keys, 100)).dropped == 1
-    assert box.run(commands.tidy(box.keys, 100)).dropped == 0
+    assert box.run(topic_scripts.tidy(box.keys, 100)).dropped == 1
+    assert box.run(topic_scripts.tidy(box.keys, 100)).dropped == 0
     assert (set(box.state()["trash"]), set(box.state()["records"])) == ({b}, {b})
     assert box.counter("purged") == 1
     box.clock.advance(1)
-    assert box.run(commands.tidy(box.keys, 100)).dropped == 1
+    assert box.run(topic_scripts.tidy(box.keys, 100)).dropped == 1
     assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
 
 
@@ -134,7 +135,7 @@ def test_a_page_of_tidy_is_no_larger_than_asked_for(box):
     trash(box, *ids)
     box.clock.advance(2)
 
-    assert [box.run(commands.tidy(box.keys, 2)).dropped for _ in range(4)] == [2, 2, 1, 0]
+    assert [box.run(topic_scripts.tidy(box.keys, 2)).dropped for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_thousand_in_one_call(box):

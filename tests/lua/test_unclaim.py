@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.box import GONE
 from tests.lua.test_claim import NAME, STATES, A, B, left_ms, put, take
 
 
 def unclaim(box, *names, owner=A):
-    return box.run(commands.unclaim(box.keys, names, [owner] * len(names)))
+    return box.run(scripts.unclaim(box.keys, names, [owner] * len(names)))
 
 
 @pytest.mark.parametrize("state", STATES)

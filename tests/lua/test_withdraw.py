@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol import commands
+from rmq.kernel.consumer import scripts
 from tests.lua.crediting import Sleeper, credits_of
 
 
@@ -55,7 +55,7 @@ def test_credits_of_many_slots_are_withdrawn_in_one_call(make_box):
     sleeper = Sleeper(box)
     sleeper.offer()
 
-    reply = box.run(commands.withdraw(box.handle.slots, sleeper.channel, 2))
+    reply = box.run(scripts.withdraw(box.handle.slots, sleeper.channel, 2))
 
     assert reply == [1, 1, 0, 0]
     assert "waiting" not in box.state(1).get("slot", {})

@@ -6,9 +6,9 @@ from typing import Any
 
 import redis
 
-from rmq.core.retry import Immediate
-from rmq.protocol import commands
-from rmq.protocol.commands import Offer
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.scripts import Offer
+from rmq.kernel.core.retry import Immediate
 from tests.lua.box import Box, Lease
 from tests.lua.crediting import Sleeper
 from tests.model.protocol import (
@@ -88,13 +88,13 @@ class RealSlot:
                 return self._take(call)
             if call.verb == "withdraw":
                 self.offers += 1
-                command = commands.withdraw([box.keys], self.sleeper.channel, self.offers)
+                command = scripts.withdraw([box.keys], self.sleeper.channel, self.offers)
                 return box.run(command)[1]
             if call.verb == "rollback":
                 box.rollback()
                 return None
             if call.verb == "lease_rollback":
-                box.run(commands.lease_rollback(box.keys, 10))
+                box.run(scripts.lease_rollback(box.keys, 10))
                 return None
             return self._numbered(call)
         except redis.ResponseError as error:
@@ -126,7 +126,7 @@ class RealSlot:
             self.offers += len(further)
         is_worker = call.who == WORKER
         shared = self.shared[call.lease] if is_worker else None
-        command = commands.prepare(
+        command = scripts.prepare(
             box.keys, session, 2 if is_worker else 1, self.lease_ms, waits, shared=shared
         )
         batch = box.run(command.again() if call.again else command)

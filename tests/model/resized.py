@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from rmq.core.layout import Layout
+from rmq.kernel.core.layout import Layout
 
 TIME = 1000  # numbers from here on are times; a slot never counts so far
 OTHERS = 3  # deliveries of other bases, in each slot

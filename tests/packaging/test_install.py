@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import urllib.error
 import urllib.request
 import venv
 import zipfile
@@ -16,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from tests.server.running import until
 from tests.servers import Server as Redis, die_with_parent, free_port
 
 ROOT = Path(__file__).parents[2]
 LOOK = (
-    "import rmq.protocol.scripts as s; print(s.directory()); "
+    "import rmq.kernel.transport.scripts as s; print(s.directory()); "
     "print(len([s.load(n).sha for n in s.names()]))"
 )
 
@@ -64,7 +63,7 @@ def dependencies() -> str:
 
 def console_files() -> set[str]:
     """Return the templates and static files of the console, as the tree has them."""
-    folders = [ROOT / "rmq/server/console" / name for name in ("templates", "static")]
+    folders = [ROOT / "rmq/web" / name for name in ("templates", "static")]
     return {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
 
 

@@ -86,7 +86,7 @@ def test_a_library_that_answers_otherwise_is_seen(server: Server, tmp_path: Path
 
 # RMQ knows errors by their classes, too: versions of redis-py take other codes off the text.
 KNOWS_NO_CLASS = """
-from rmq.transport import redis_errors
+from rmq.kernel.transport import errors as redis_errors
 redis_errors._CLASSES.clear()
 """
 

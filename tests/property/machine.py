@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import rmq
-from rmq.core import large_body
-from rmq.core.keys import SlotKeys
-from rmq.core.message import Receipt
-from rmq.core.slots import slot_of
-from rmq.protocol import commands, scripts
-from rmq.protocol.flows import settle as settle_flow
+from rmq.kernel.consumer import settle as settle_flow
+from rmq.kernel.core import record
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.message import Receipt
+from rmq.kernel.topic import context
+from rmq.kernel.topic.context import slot_of
+from rmq.kernel.transport import scripts
 from tests.property.driver import Driver
 from tests.property.model import Model, Msg
 from tests.property.snapshot import Look, Violation, check_keys, check_shape, claim, look
@@ -88,7 +89,7 @@ class Machine(RuleBasedStateMachine):
 
     def tick_to(self, now: int) -> None:
         self.now = now
-        commands.set_clock(now * 1000)
+        context.set_clock(now * 1000)
 
     def claim(self, holds: bool, text: str) -> None:
         if not holds:
@@ -186,7 +187,7 @@ class Machine(RuleBasedStateMachine):
             due = self.now + round(how["delay"] * 1000)
         result = self.do(lambda: self.topic.send(body, id=id, **how), rmq.QueueFull, lost=lost)
         # A large body is written before the script can tell a duplicate, so it is refused then.
-        is_large = len(str(body).replace(" ", "")) >= large_body.MIN_BYTES
+        is_large = len(str(body).replace(" ", "")) >= record.MIN_BYTES
         if self.full and not is_large and self.model.known(id, id.slot, self.now):
             self.claim(result.status == "duplicate", "a duplicate was refused, or stored")
         elif not self.refused(result):
@@ -741,6 +742,6 @@ class Machine(RuleBasedStateMachine):
             if not self.broken and hasattr(self, "keys"):
                 self.drain()
         finally:
-            commands.set_clock(None)
+            context.set_clock(None)
             self.driver.close()
             self.raw.close()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rmq.core.ids import member_of
-from rmq.protocol import scripts
-from rmq.protocol.scripts import Script
-from rmq.transport import Transport
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.scripts import Script
 from tests.property.driver import Driver
 
 Change = tuple[str, str, str]  # script, what stands there, what a careless hand would have written

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from rmq.core.keys import TYPES, SlotKeys, topic_key, topics_key
+from rmq.kernel.core.keys import TYPES, SlotKeys, topic_key, topics_key
 
 PLACES = ("store", "prepare", "dead")
 
@@ -127,7 +127,7 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
 
 
 def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:
-    """No key under the prefix but those that rmq/core/keys.py spells."""
+    """No key under the prefix but those that rmq/kernel/core/keys.py spells."""
     ours = {topic_key(prefix, topic), topics_key(prefix)}
     stems = [name for name in SlotKeys.__slots__ if name.endswith("_stem")]
     own = [name for name in SlotKeys.__slots__ if name in TYPES]

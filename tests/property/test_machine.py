@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
-from rmq.core import large_body
+from rmq.kernel.core import record
 from tests.conftest import any_binary
 from tests.property.machine import LARGE, Machine
 from tests.servers import Server
@@ -93,7 +93,7 @@ def test_rmq_keeps_its_promises_whatever_is_done_to_it(
         Run.retry, Run.max_retries = rmq.Levels((1.0, 3.0)), 3
         wanted = (*SOMETIMES, "large bodies")
         for name in ("MIN_BYTES", "MIN_BYTES_OF_CALL"):
-            monkeypatch.setattr(large_body, name, LARGE)
+            monkeypatch.setattr(record, name, LARGE)
 
     if is_async:
         Run.timed_priority = 101  # then nothing that is due goes before the priorities

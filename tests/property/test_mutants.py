@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
-from rmq.core import large_body
-from rmq.protocol import scripts
+from rmq.kernel.core import record
+from rmq.kernel.transport import scripts
 from tests.conftest import any_binary
 from tests.property.driver import Driver
 from tests.property.machine import LARGE, Machine
@@ -60,8 +60,8 @@ def test_the_machine_catches_every_mutant(private: Server, monkeypatch: pytest.M
         with monkeypatch.context() as patch:
             patch.setattr(scripts, "load", loader(changes))
             if name in LARGE_BODIES:
-                patch.setattr(large_body, "MIN_BYTES", LARGE)
-                patch.setattr(large_body, "MIN_BYTES_OF_CALL", LARGE)
+                patch.setattr(record, "MIN_BYTES", LARGE)
+                patch.setattr(record, "MIN_BYTES_OF_CALL", LARGE)
             for number in range(ROUNDS):
                 seed(number)(Run)
                 try:

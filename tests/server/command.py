@@ -13,9 +13,9 @@ import os
 from operator import attrgetter
 
 import rmq.cli
-import rmq.server.console.application
+import rmq.server.console
 from rmq.cli import server, worker  # noqa: F401
-from rmq.server.http import application, listener  # noqa: F401
+from rmq.server import application, listener  # noqa: F401
 from tests.server.running import CONSTANTS
 
 

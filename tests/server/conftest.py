@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.server.http.rates import Rates
+from rmq.server.rates import Rates
 from tests.forkserver import Forked
 from tests.server.running import CONSTANTS, PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis, die_with_parent

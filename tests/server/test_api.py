@@ -11,9 +11,10 @@ from urllib.parse import quote
 import pytest
 
 import rmq
-from rmq.core.settings import TopicSettings
-from rmq.server.http.api import bodies, views
-from rmq.server.services.sampler import Sampler
+from rmq.features.topic_admin import http
+from rmq.features.topic_admin.service import Sampler
+from rmq.kernel.core.settings import TopicSettings
+from rmq.web import message as web_message, requests
 from tests.server.conftest import Ask
 from tests.server.running import ask, dead, serving, until, walked
 from tests.servers import Server as Redis
@@ -53,7 +54,7 @@ def test_a_topic_is_created_changed_paused_and_deleted(api: Ask, client: rmq.Cli
 
 
 def test_every_setting_can_be_sent() -> None:
-    assert set(bodies.Settings.__struct_fields__) == set(TopicSettings.__annotations__)
+    assert set(http.Settings.__struct_fields__) == set(TopicSettings.__annotations__)
 
 
 def test_topics_are_listed_in_pages(api: Ask, client: rmq.Client) -> None:
@@ -209,7 +210,7 @@ def test_bodies_are_shown_as_text_json_or_base64_and_cut(api: Ask, client: rmq.C
     assert (shown[1]["size"], shown[1]["is_truncated"]) == (120_000, True)
     assert len(shown[1]["text"].encode()) in range(64 * 1024 - 3, 64 * 1024 + 1)
     assert shown[2]["text"] == "{'k': b'\\xff'}"
-    assert views.body_of("\ud800").text == "?", "JSON of another program may have half a pair"
+    assert web_message.body_of("\ud800").text == "?", "JSON of another program may have half a pair"
 
 
 @pytest.mark.parametrize("limit", [1, 3, 500])
@@ -265,10 +266,10 @@ def test_dead_letters_are_filtered_redriven_and_purged(api: Ask, client: rmq.Cli
 def test_a_walk_over_many_dead_letters_ends_and_goes_on(
     api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rmq.server.http.api import messages
+    from rmq.web import message
 
-    monkeypatch.setattr(messages, "WALKED_MAX", 2)
-    monkeypatch.setattr(bodies, "LIMIT_MOST", 2)
+    monkeypatch.setattr(message, "WALKED_MAX", 2)
+    monkeypatch.setattr(requests, "LIMIT_MOST", 2)
     dead(client, 7)
 
     first = api("/topics/orders/dead-letters?filter=reason=failed").body
@@ -417,7 +418,7 @@ def test_methods_that_a_path_does_not_have_are_refused_and_head_works(api: Ask) 
 
 
 def test_nothing_is_changed_by_a_get(api: Ask) -> None:
-    from rmq.server.http.api.application import TABLES
+    from rmq.server.api import TABLES
 
     writes = {each.path for table in TABLES for each in table.operations if not each.is_read}
     reads = {each.path for table in TABLES for each in table.operations if each.is_read}
@@ -448,4 +449,4 @@ def test_a_body_that_is_nested_too_deeply_is_refused(api: Ask, client: rmq.Clien
     deep: Any = []
     for _ in range(100_000):  # Python 3.13 writes 5 000
         deep = [deep]
-    assert views.body_of({"k": deep}).kind == "text"
+    assert web_message.body_of({"k": deep}).kind == "text"

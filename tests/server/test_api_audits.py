@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import rmq
-from rmq.core.job import AuditLine
-from rmq.core.keys import audit_trail_key
-from rmq.protocol.flows.doctor import NAMES
+from rmq.features.doctor.flows import NAMES
+from rmq.kernel.core.keys import audit_trail_key
+from rmq.kernel.topic.audit_trail import AuditLine
 from tests.server.conftest import Ask
 from tests.server.running import walked
 from tests.servers import Server as Redis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
+import http.client as client_http
 import io
 import json
 import os
@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.cli import dead_letter_files
-from rmq.server.http.api import dead_letters
+from rmq.features.dead_letters import http
+from rmq.features.dead_letters.cli import files
 from tests.server.conftest import Ask
 from tests.server.running import dead, until, walked
 
@@ -154,15 +154,15 @@ EXPORT, IMPORT = "/topics/orders/dead-letters/export", "/topics/orders/dead-lett
 def test_all_dead_letters_are_exported_for_import(
     api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    monkeypatch.setattr(dead_letters, "EXPORT_FIRST", first)
-    monkeypatch.setattr(dead_letters, "EXPORT_BYTES", first * 1100)
+    monkeypatch.setattr(http, "EXPORT_FIRST", first)
+    monkeypatch.setattr(http, "EXPORT_BYTES", first * 1100)
     ids = dead(client, 7, slots=2)
 
     answer = api(EXPORT)
 
     assert answer.headers["Content-Type"] == "application/x-ndjson"
     lines = answer.body.splitlines()
-    read = [dead_letter_files.read_line(line.encode())[1] for line in lines]
+    read = [files.read_line(line.encode())[1] for line in lines]
     assert sorted(outgoing.id for outgoing in read) == sorted(ids)
     assert {outgoing.type for outgoing in read} == {"t0", "t1"}
     assert sorted(json.loads(outgoing.body)["n"] for outgoing in read) == list(range(7))
@@ -198,7 +198,7 @@ def test_exported_dead_letters_are_imported_by_the_command_line_and_the_api(
     assert client.admin.get("orders", ids[0]).headers == {"k": "v"}
 
     client.admin.purge("orders", "store")
-    sender = dead_letter_files.Import(client, "orders")
+    sender = files.Import(client, "orders")
     sender.run(io.BytesIO(text.encode()))
     assert sender.counts == {"stored": 3, "duplicate": 0, "bad": 0}
     assert {id: client.admin.get("orders", id).body for id in ids} == before
@@ -251,7 +251,7 @@ def test_an_export_of_some_or_none_and_of_a_mistake(api: Ask, client: rmq.Client
 def test_an_export_that_ends_early_is_noticed(
     api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "EXPORT_FIRST", 2)
+    monkeypatch.setattr(http, "EXPORT_FIRST", 2)
     dead(client, 4)
     read = rmq.AsyncAdmin.dead_letters
     calls = []
@@ -264,7 +264,7 @@ def test_an_export_that_ends_early_is_noticed(
 
     monkeypatch.setattr(rmq.AsyncAdmin, "dead_letters", fails_later)
 
-    with pytest.raises(http.client.IncompleteRead):
+    with pytest.raises(client_http.IncompleteRead):
         api(EXPORT)
     assert len(calls) == 2
 

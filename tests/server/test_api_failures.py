@@ -14,8 +14,8 @@ import pytest
 
 import rmq
 from rmq.client.admin import AsyncAdmin
-from rmq.protocol.flows.dead_letter_groups import DeadLetterGroups
-from rmq.server.http.api.application import PLACES
+from rmq.features.dead_letters.reading import DeadLetterGroups
+from rmq.server.api import PLACES
 from tests.server.conftest import Ask
 from tests.server.running import ask, serving, until
 from tests.servers import Server as Redis
@@ -24,9 +24,9 @@ from tests.servers import Server as Redis
 def test_a_body_that_does_not_come_ends_the_request(
     server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rmq.server.http.api import application
+    from rmq.server import api
 
-    monkeypatch.setattr(application, "BODY_S", 0.3)
+    monkeypatch.setattr(api, "BODY_S", 0.3)
     with serving(server.url, prefix) as running:
         at = urlsplit(running.url)
         with socket.create_connection((at.hostname, at.port), 10) as slow:
@@ -105,9 +105,9 @@ def test_redis_being_away_is_told_in_time(
 def test_a_request_that_takes_too_long_ends(
     server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rmq.server.http.api import application
+    from rmq.server import api
 
-    monkeypatch.setattr(application, "ANSWER_S", 0.5)
+    monkeypatch.setattr(api, "ANSWER_S", 0.5)
     raw = server.raw()
     with serving(server.url, prefix) as running:
         until(lambda: ask(running.url + "/api/v1/topics").status == 200, "an answer")

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import rmq
-from rmq.worker import status_reporter
+from rmq.features.workers import reporter
 from tests.server.conftest import Ask
 from tests.server.running import dead, until, walked
 
@@ -54,7 +54,7 @@ def test_queries_hold_leases_and_are_consumers(api: Ask, client: rmq.Client) -> 
 def test_the_holder_of_a_lease_is_the_worker_that_runs_it(
     api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_reporter, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(reporter, "HEARTBEAT_S", 0.1)
     go = threading.Event()
     topic = client.topic("orders")
     topic.handler(concurrency=1, prefetch=3)(lambda body: go.wait(60))

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 
 import rmq
-from rmq.core import compression
-from rmq.core.access import Role
-from rmq.server.http import guard, tokens
-from rmq.server.http.api import views
-from rmq.server.http.api.application import BASE, REFUSALS, TABLES
-from rmq.server.http.api.operation import Operation
+from rmq.kernel.core import compression
+from rmq.kernel.core.access import Role
+from rmq.server import authentication, guard
+from rmq.server.api import BASE, REFUSALS, TABLES
+from rmq.web import message
+from rmq.web.operation import Operation
 from tests.server.running import PATIENCE_S, Answer, ask, serving, until
 from tests.servers import Server as Redis
 
@@ -198,7 +198,7 @@ def test_the_last_use_of_a_token_is_known(scene: Scene) -> None:
 
 
 def test_a_token_that_is_revoked_opens_nothing_after_5_s(scene: Scene) -> None:
-    assert tokens.KEPT_S <= 5, "so long what was read of it is used, and until then only"
+    assert authentication.KEPT_S <= 5, "so long what was read of it is used, and until then only"
     token = scene.client.admin.token_create("short", "admin").text
     until(lambda: ask(scene.url + TOPICS, headers=bearer(token)).status == 200, "the token")
 
@@ -295,7 +295,7 @@ def test_nothing_is_decoded_of_bodies_that_are_hidden(
     assert read == []
     for path in paths:
         assert scene.ask("operator", path).status == 200
-    assert read == [views.SHOWN_MAX + 1] * 6
+    assert read == [message.SHOWN_MAX + 1] * 6
 
 
 def test_a_viewer_does_not_find_out_bodies_by_filters(scene: Scene) -> None:

@@ -17,9 +17,9 @@ import click
 import pytest
 import yaml
 
-from rmq.cli import app
-from rmq.core.validation import parse_duration
+from rmq.kernel.core.validation import parse_duration
 from rmq.server.config import SETTINGS, ServerConfig
+from rmq.terminal import app
 from tests.server.running import PATIENCE_S, get, until
 from tests.servers import Server as Redis, free_port
 

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 import rmq
-from rmq.server import Server, ServerConfig, service, survey
-from rmq.server.service import ServiceThread
+from rmq.server import Server, ServerConfig
+from rmq.web import service, survey
+from rmq.web.service import ServiceThread
 from tests.server.console.asked import Watch
 from tests.server.running import ask, until
 from tests.servers import Server as Redis

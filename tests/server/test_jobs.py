@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import commands
-from rmq.protocol.flows import job_run, jobs
-from rmq.protocol.steps import Sleep
-from rmq.server import survey
-from rmq.server.services import jobs as service, retention
+from rmq.features.dead_letters import scripts
+from rmq.features.dead_letters.jobs import flows, run as jobs_run, scripts as jobs_scripts, service
+from rmq.features.topic_admin import service as topic_admin_service
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.transport.steps import Command, Sleep
+from rmq.web import survey
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
 
@@ -22,8 +23,8 @@ from tests.servers import Server as Redis
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service.Jobs, "every_s", 0.1)
-    monkeypatch.setattr(job_run, "HOLD_MS", 1000)
-    monkeypatch.setattr(job_run, "RENEW_S", 0.2)
+    monkeypatch.setattr(jobs_run, "HOLD_MS", 1000)
+    monkeypatch.setattr(jobs_run, "RENEW_S", 0.2)
 
 
 def bury(client: rmq.Client, count: int, error: str = "why", **settings: object) -> rmq.Topic:
@@ -153,7 +154,7 @@ class JobClock:
     def advance(self, seconds: float) -> None:
         """Move the time."""
         self.now_ms += round(seconds * 1000)
-        commands.set_clock(self.now_ms * 1000)
+        topic_context.set_clock(self.now_ms * 1000)
 
     def sleep(self, seconds: float) -> Sleep:
         """Stand in for the step that waits."""
@@ -170,11 +171,11 @@ def job_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], JobClock
 
     def stopped() -> JobClock:
         clock = JobClock(int(time.time() * 1000) + 1000)
-        monkeypatch.setattr(job_run, "Sleep", clock.sleep)
+        monkeypatch.setattr("rmq.features.dead_letters.jobs.run.Sleep", clock.sleep)
         return clock
 
     yield stopped
-    commands.set_clock(None)
+    topic_context.set_clock(None)
 
 
 def test_a_throttled_job_keeps_its_rate_and_stops_where_it_is_told(
@@ -226,15 +227,15 @@ def test_a_throttled_job_that_was_held_up_makes_up_for_one_second(
 
 def die_in(client: rmq.Client, job: rmq.Job) -> None:
     """Run a job until its runner has acted, and dies before it records that."""
-    act = job_run._Runner._act
+    act = jobs_run._Runner._act
 
-    def acted(self: job_run._Runner, *args: object) -> object:
+    def acted(self: jobs_run._Runner, *args: object) -> object:
         yield from act(self, *args)  # type: ignore[arg-type]
         raise SystemExit
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(job_run._Runner, "_act", acted)
-        patched.setattr(job_run, "release", lambda *args: iter(()))
+        patched.setattr(jobs_run._Runner, "_act", acted)
+        patched.setattr(jobs_run, "release", lambda *args: iter(()))
         with pytest.raises(SystemExit):
             client.admin.job_run(job.id)
 
@@ -257,7 +258,7 @@ def test_a_batch_that_was_done_but_not_recorded_is_counted_once(
         raw = server.raw()
         slot = f"{prefix}:{{orders_0}}:slot"
         raw.hdel(slot, *[name for name in raw.hkeys(slot) if name.startswith(b"@job")])
-        monkeypatch.setattr(job_run, "REMEMBERED_MS", -1)
+        monkeypatch.setattr(jobs_run, "REMEMBERED_MS", -1)
 
     ended = client.admin.job_run(job.id)
 
@@ -270,16 +271,16 @@ def test_a_call_that_does_a_part_of_its_messages_is_followed_by_one_for_the_rest
     client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bury(client, 500)
-    redrive, sizes = commands.redrive, list[int]()
+    redrive, sizes = scripts.redrive, list[int]()
 
     def half(
         context: Any, keys: Any, session: Any, ids: Sequence[bytes], *died_by: int
-    ) -> commands.Command[str]:
+    ) -> Command[str]:
         """As where the records of the others are too many bytes for one call."""
         sizes.append(len(ids))
         return redrive(context, keys, session, ids[: -(-len(ids) // 2)], *died_by)
 
-    monkeypatch.setattr(job_run.commands, "redrive", half)
+    monkeypatch.setattr(scripts, "redrive", half)
     job = client.admin.job_start("orders")
     die_in(client, job)
     first = sizes.copy()
@@ -317,16 +318,16 @@ def test_a_runner_that_was_held_up_for_long_changes_nothing_any_more(client: rmq
 
     def step(runner: str, **given: object) -> object:
         def flow():  # type: ignore[no-untyped-def]
-            return (yield commands.job_step(
+            return (yield jobs_scripts.job_step(
                 client.admin._prefix, job.id, runner, 1000, letters="", examined=0, cursor="",
                 keep_s=60, most=10, **given,
             ))  # fmt: skip
 
         return run(flow())
 
-    def take(runner: str, hold_ms: int) -> commands.JobTaken:
+    def take(runner: str, hold_ms: int) -> jobs_scripts.JobTaken:
         def flow():  # type: ignore[no-untyped-def]
-            return (yield commands.job_take(client.admin._prefix, job.id, runner, hold_ms))
+            return (yield jobs_scripts.job_take(client.admin._prefix, job.id, runner, hold_ms))
 
         return run(flow())
 
@@ -380,7 +381,7 @@ def test_a_job_of_a_deleted_topic_leaves_the_list(
     bury(client, 1)
     job = client.admin.job_start("orders")
     client.admin.topic_delete("orders", force=True)
-    monkeypatch.setattr(jobs, "STARTING_S", -2)
+    monkeypatch.setattr(flows, "STARTING_S", -2)
 
     with serving(server.url, prefix):
         until(lambda: not server.raw().zcard(f"{prefix}:jobs"), "the list")
@@ -394,8 +395,8 @@ def test_a_purge_as_a_job_can_be_undone_until_the_server_empties_the_trash(
     server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(survey, "EVERY_LEAST_S", 0.2)
-    monkeypatch.setattr(retention, "WITH_DEAD_S", 0.2)
-    monkeypatch.setattr(retention.Retention, "every_s", 0.1)
+    monkeypatch.setattr(topic_admin_service, "WITH_DEAD_S", 0.2)
+    monkeypatch.setattr(topic_admin_service.Retention, "every_s", 0.1)
     bury(client, 10, "a", slots=2)
     bury(client, 5, "b")
     died = {message.id: message.died for message in client.admin.peek("orders", 20, "dead")}

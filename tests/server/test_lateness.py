@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import lateness
-from rmq.protocol import commands
-from rmq.protocol.flows import inspect
-from rmq.server.http.metrics import ServerMetrics
-from rmq.server.services.sampler import Sampler
-from rmq.server.survey import Survey
+from rmq.features.topic_admin.service import Sampler
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core import telemetry
+from rmq.kernel.topic import stats
+from rmq.server.metrics import ServerMetrics
+from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.server.running import ask, serving, until
@@ -28,17 +28,17 @@ def either(request: pytest.FixtureRequest, server: Redis, prefix: str) -> Any:
         yield made
 
 
-def counted(client: rmq.Client) -> lateness.Counts:
+def counted(client: rmq.Client) -> telemetry.Counts:
     """The counts that were reported for the topic."""
     context = client.topic(TOPIC)._context
-    slots = client._transport.run(inspect.counts_and_lateness(context))
-    return lateness.total(slot.lateness for slot in slots)
+    slots = client._transport.run(stats.counts_and_lateness(context))
+    return telemetry.total(slot.lateness for slot in slots)
 
 
-def in_buckets(*lates_ms: int) -> lateness.Counts:
-    found = [0] * lateness.BUCKETS
+def in_buckets(*lates_ms: int) -> telemetry.Counts:
+    found = [0] * telemetry.BUCKETS
     for late_ms in lates_ms:
-        found[lateness.bucket_of(late_ms)] += 1
+        found[telemetry.bucket_of(late_ms)] += 1
     return tuple(found)
 
 
@@ -99,7 +99,7 @@ def test_known_lateness_gives_known_percentiles_of_each_step(
     assert 0.512 <= second[0] <= second[1] <= 1.024, "nothing of the step before"
     assert counted(client) == in_buckets(*[20] * 48, *[3000] * 2, *[700] * 5)
     buckets = metrics(look)
-    assert len(buckets) == lateness.BUCKETS
+    assert len(buckets) == telemetry.BUCKETS
     assert (buckets["0.016"], buckets["0.032"], buckets["1.024"], buckets["+Inf"]) == (
         0,
         48,
@@ -115,7 +115,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
     look = Look(client, prefix)
     client.topic(TOPIC).open()
     look()
-    monkeypatch.setattr(lateness.LatenessCounter, "count", lambda *args, **named: None)
+    monkeypatch.setattr(telemetry.LatenessCounter, "count", lambda *args, **named: None)
     take_late(client, clock, [20] * 3)
     clock.advance(20)
     look()
@@ -125,7 +125,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
 
     assert found
     assert {(sample.late_p50_s, sample.late_p99_s) for sample in found} == {(None, None)}
-    assert counted(client) == lateness.NONE
+    assert counted(client) == telemetry.NONE
     assert metrics(look)["+Inf"] == 0
 
 
@@ -156,7 +156,7 @@ def test_a_consumer_that_waits_reports_while_it_waits_and_one_that_is_closed_at_
         assert sum(counted(client)) == 0, "not with every message"
     assert sum(counted(client)) == 1
 
-    monkeypatch.setattr(lateness, "REPORT_S", 0.05)
+    monkeypatch.setattr(telemetry, "REPORT_S", 0.05)
     with topic.consumer() as consumer:
         topic.send(2)
         consumer.receive()[0].ack()
@@ -181,7 +181,7 @@ def test_messages_that_are_handed_over_and_those_at_most_once_count(
 def test_a_worker_reports_while_it_runs_and_when_it_stops(
     client: rmq.Client, every_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lateness, "REPORT_S", every_s)
+    monkeypatch.setattr(telemetry, "REPORT_S", every_s)
     topic, seen = client.topic(TOPIC), []
     topic.handler()(lambda body: seen.append(body))
     with rmq.Worker(client, heartbeat="thread"):
@@ -198,10 +198,10 @@ def test_a_worker_reports_while_it_runs_and_when_it_stops(
 def test_a_report_that_is_refused_hinders_nothing_and_is_made_later(
     client: rmq.Client, either: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lateness, "REPORT_S", 0.0)
-    topic, build = either.topic(TOPIC), commands.lateness_report
+    monkeypatch.setattr(telemetry, "REPORT_S", 0.0)
+    topic, build = either.topic(TOPIC), scripts.lateness_report
     with topic.consumer() as consumer, monkeypatch.context() as refusing:
-        refusing.setattr(commands, "lateness_report", lambda *args: build(*args[:2], ["none"]))
+        refusing.setattr(scripts, "lateness_report", lambda *args: build(*args[:2], ["none"]))
         for n in range(3):
             topic.send(n)
             (delivery,) = consumer.receive()

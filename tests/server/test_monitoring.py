@@ -11,10 +11,10 @@ import click
 import pytest
 import yaml
 
-from rmq.cli import app
-from rmq.core import telemetry
-from rmq.core.counts import COUNTERS
-from rmq.server.http.metrics import QUEUES
+from rmq.kernel.core import telemetry
+from rmq.kernel.core.counts import COUNTERS
+from rmq.server.metrics import QUEUES
+from rmq.terminal import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CATALOGUE = {metric.name: metric for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)}

@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 import rmq
-from rmq.server.http.api.application import BASE, TABLES
-from rmq.server.http.api.bodies import Request
-from rmq.server.http.api.operation import At, Operation, Table
-from rmq.server.http.api.views import Count
-from rmq.server.http.principal import Role
+from rmq.kernel.core.access import Role
+from rmq.server.api import BASE, TABLES
+from rmq.web.operation import At, Operation, Table
+from rmq.web.requests import Count, Request
 from tests.server.running import PATIENCE_S, ask, serving
 from tests.servers import Server as Redis
 
@@ -188,9 +187,9 @@ async def lies(at: At, body: Wanted) -> Count:
 def test_an_operation_that_fails_or_answers_something_else_is_found(
     server: Redis, monkeypatch: pytest.MonkeyPatch, operation: Operation, failure: str
 ) -> None:
-    from rmq.server.http.api import application
+    from rmq.server import api
 
-    monkeypatch.setattr(application, "TABLES", (BROKEN,))
+    monkeypatch.setattr(api, "TABLES", (BROKEN,))
     with (
         serving(server.url, "broken") as running,
         pytest.raises(BaseException) as caught,  # noqa: PT011  # a group of its own kind

@@ -8,13 +8,14 @@ import time
 import pytest
 
 import rmq
-from rmq.core.keys import worker_key, workers_key
-from rmq.protocol.flows import worker_status
-from rmq.server.services import audits, expiry
-from rmq.server.services.audits import Audits
-from rmq.server.services.expiry import Expiry
-from rmq.server.services.worker_records import WorkerRecords
-from rmq.server.survey import Survey
+from rmq.features.audit import service as audit_service
+from rmq.features.audit.service import Audits
+from rmq.features.dead_letters import service as dead_letters_service
+from rmq.features.dead_letters.service import Expiry
+from rmq.features.workers import flows
+from rmq.features.workers.service import WorkerRecords
+from rmq.kernel.core.keys import worker_key, workers_key
+from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.server.running import get, serving, until
 from tests.servers import Server as Redis
@@ -82,8 +83,8 @@ def test_a_slot_is_looked_through_again_only_when_there_may_be_something(
 def test_a_large_slot_is_looked_through_in_several_runs_and_starves_no_other(
     client: rmq.Client, prefix: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "LIMIT", 10)
-    monkeypatch.setattr(expiry, "CALLS_MOST", 4)
+    monkeypatch.setattr(dead_letters_service, "LIMIT", 10)
+    monkeypatch.setattr(dead_letters_service, "CALLS_MOST", 4)
     client.topic("a-large").send_many([rmq.Outgoing(n) for n in range(100)])
     client.topic("a-large").send("last", expires=1, priority=900)
     client.topic("b-small").send(1, expires=1)
@@ -129,7 +130,7 @@ def test_lost_messages_are_found_without_a_worker(
         raw.zrem(f"{prefix}:{{orders_0}}:store", member)
         raw.hdel(f"{prefix}:{{orders_0}}:records", member)
         assert look() == 0, "once in ten minutes"
-        clock.advance(audits.AUDIT_S)
+        clock.advance(audit_service.AUDIT_S)
         look.service._next_at.clear()
 
         with caplog.at_level(logging.ERROR, "rmq"):
@@ -173,7 +174,7 @@ def test_a_worker_that_was_killed_is_forgotten_and_named_in_the_log(
     server: Redis, client: rmq.Client, prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = WorkerRecords(client._transport, prefix)
-    client._transport.run(worker_status.report(prefix, "alive", lambda now_ms: "{}", 60_000))
+    client._transport.run(flows.report(prefix, "alive", lambda now_ms: "{}", 60_000))
     raw, index = server.raw(), workers_key(prefix)
     raw.zadd(index, {"killed": time.time() * 1000 - 1})
     raw.persist(index)

@@ -50,7 +50,7 @@ def test_the_calls_of_the_page_do_what_they_show(
 
 
 def test_the_page_lists_every_path() -> None:
-    from rmq.server.http.api.application import TABLES
+    from rmq.server.api import TABLES
 
     listed = re.findall(r"^\| `([A-Z]+) (/[^`]*)` \|", PAGE.read_text(), re.MULTILINE)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.slots import slot_of
-from rmq.protocol.flows import resize
-from rmq.server.services.resizes import Resizes
-from rmq.server.survey import Survey
+from rmq.features.topic_admin import resize
+from rmq.features.topic_admin.service import Resizes
+from rmq.kernel.topic.context import slot_of
+from rmq.web.survey import Survey
 from tests.forkserver import Forked
 from tests.integration.test_topic_change import Cut, Cutting
 from tests.server.running import serving, until

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core import history, topic_context
-from rmq.server.services.sampler import Sampler
-from rmq.server.survey import Survey
+from rmq.features.topic_admin.service import Sampler
+from rmq.kernel.core import history
+from rmq.kernel.topic import context
+from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
 from tests.server.running import serving, until
@@ -183,7 +184,7 @@ def test_a_topic_that_is_deleted_takes_its_history_along(
 
     clock.advance(60)
     client.topic("orders").send(1)
-    monkeypatch.setattr(topic_context, "FOLLOW_S", 0.0)  # as after half a minute
+    monkeypatch.setattr(context, "FOLLOW_S", 0.0)  # as after half a minute
     samplers.look_for(20)  # the first look finds another topic than it knew
     clock.advance(1)
     assert len(reader.admin.history("orders")) == 1, "nothing from before it was created"

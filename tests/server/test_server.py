@@ -9,10 +9,11 @@ import time
 import pytest
 
 import rmq
-from rmq.server import leadership, service, survey
-from rmq.server.http import metrics
+from rmq.features.messages import service
+from rmq.features.topic_admin import service as topic_admin_service
+from rmq.server import leadership, metrics
 from rmq.server.leadership import Leadership
-from rmq.server.services import retention, rollback
+from rmq.web import service as web_service, survey
 from tests.server.running import get, serving, until
 from tests.servers import Server as Redis
 
@@ -20,11 +21,11 @@ from tests.servers import Server as Redis
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "EVERY_LEAST_S", 0.2)
-    monkeypatch.setattr(rollback.Rollback, "every_s", 0.1)
-    monkeypatch.setattr(retention, "WITH_DEAD_S", 0.2)
-    monkeypatch.setattr(retention.Retention, "every_s", 0.1)
+    monkeypatch.setattr(service.Rollback, "every_s", 0.1)
+    monkeypatch.setattr(topic_admin_service, "WITH_DEAD_S", 0.2)
+    monkeypatch.setattr(topic_admin_service.Retention, "every_s", 0.1)
     monkeypatch.setattr(leadership.Leadership, "every_s", 0.1)
-    monkeypatch.setattr(service, "RETRY_S", 0.1)
+    monkeypatch.setattr(web_service, "RETRY_S", 0.1)
 
 
 def test_expired_leases_of_a_topic_that_nobody_consumes_are_given_back(

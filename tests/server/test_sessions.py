@@ -16,15 +16,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import rmq
+from rmq.server import authentication as server_authentication, guard, sessions
+from rmq.server.authentication import Authentication
 from rmq.server.config import Address
-from rmq.server.http import guard, sessions, tokens
-from rmq.server.http.api import problems
-from rmq.server.http.authentication import Authentication
-from rmq.server.http.csrf import csrf_holds, csrf_token
-from rmq.server.http.guard import Guard
-from rmq.server.http.listener import Listener
-from rmq.server.http.principal import principal_of
-from rmq.server.http.sessions import sign_in, sign_out
+from rmq.server.guard import Guard
+from rmq.server.listener import Listener
+from rmq.server.sessions import sign_in, sign_out
+from rmq.web import problems
+from rmq.web.forms import csrf_holds, csrf_token
+from rmq.web.principal import principal_of
 from tests.server.running import PATIENCE_S, ask, until
 from tests.servers import Server as Redis
 
@@ -187,7 +187,7 @@ def test_a_session_is_let_in_whatever_others_send_from_its_address(
 
 
 def test_a_session_and_a_stream_end_with_their_token(url: str, client: rmq.Client) -> None:
-    assert tokens.KEPT_S + guard.STREAM_CHECK_S <= 5
+    assert server_authentication.KEPT_S + guard.STREAM_CHECK_S <= 5
     token = client.admin.token_create("anna").text
     mine = cookie(signed_in(url, token))
     request = urllib.request.Request(url + "/api/stay", headers=mine)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import rmq
-from rmq.server.survey import Survey
+from rmq.web.survey import Survey
 from tests.servers import Server as Redis
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.protocol import scripts
-from rmq.protocol.scripts import Script
+from rmq.features.schedules.service import Schedules
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.scripts import Script
 from rmq.server import leadership
 from rmq.server.leadership import Leadership
-from rmq.server.services.schedules import Schedules
 from tests.conftest import Clock
 from tests.server.running import until
 from tests.servers import Server as Redis, binary_of
@@ -36,10 +36,10 @@ PATIENCE_S = 150.0  # the product looks once a minute for what is past its reten
 QUICK = {
     "rmq.server.leadership:HOLD_S": 1.5,
     "rmq.server.leadership:Leadership.every_s": 0.3,
-    "rmq.server.service:RETRY_S": 0.2,
-    "rmq.server.services.retention:Retention.every_s": 0.5,
-    "rmq.server.services.retention:WITH_DEAD_S": 0.5,
-    "rmq.server.survey:EVERY_LEAST_S": 0.5,
+    "rmq.web.service:RETRY_S": 0.2,
+    "rmq.features.topic_admin.service:Retention.every_s": 0.5,
+    "rmq.features.topic_admin.service:WITH_DEAD_S": 0.5,
+    "rmq.web.survey:EVERY_LEAST_S": 0.5,
 }
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rmq.core import ids
+from rmq.kernel.core import ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 BEGIN_MS = 1_790_000_000_000
 AS_OF_MS = BEGIN_MS + 3_600_000

@@ -16,8 +16,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from rmq.protocol import commands
-from rmq.protocol.flows import stage
+from rmq.features.queries import scripts, stage_flows
 from spark_connector import RmqDataSource, columns, options
 from spark_connector.writer import RmqStreamWriter, _Sink
 from tests.spark.driver import GROUP, POINT, die_at
@@ -31,15 +30,15 @@ class Writer(RmqStreamWriter):
     def commit(self, messages: list[Any], batchId: int) -> None:
         die_at("staged")
         if os.environ.get(POINT) == "half":
-            made, calls = commands.publish, iter(range(HALF))
+            made, calls = scripts.publish, iter(range(HALF))
 
             def counted(*given: Any) -> Any:
                 if next(calls, None) is None:
                     die_at("half")
                 return made(*given)
 
-            stage.PUBLISHES = 1
-            commands.publish = counted
+            stage_flows.PUBLISHES = 1
+            scripts.publish = counted
         super().commit(messages, batchId)
         die_at("published")
 

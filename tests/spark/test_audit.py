@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame
 
 from rmq import MessageId
-from rmq.core import ids
-from rmq.sql.outbox import ids as outbox_ids
+from rmq.kernel.core import ids
+from rmq.sql.outbox import tables as outbox_ids
 from spark_connector import audit as audits
 from spark_connector.audit import Findings, UsageError, audit, gaps, inputs, outbox, words
 from tests.spark.audits import AS_OF_MS, BEGIN_MS, HORIZON_MS, SETTLE_MS, Books, frame

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
 import rmq
-from rmq.core.interceptor import Interceptor, Outcome
+from rmq.kernel.core.interceptor import Interceptor, Outcome
 from rmq.outbox import Outbox, Relay, metadata, stub_id
 from rmq.sql.outbox.tables import stubs
 from spark_connector.audit.cli import main

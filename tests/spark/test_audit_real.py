@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rmq
-from rmq.core.ids import members_of
-from rmq.core.interceptor import Interceptor, Outcome
+from rmq.kernel.core.ids import members_of
+from rmq.kernel.core.interceptor import Interceptor, Outcome
 from spark_connector.audit.cli import main
 from tests.servers import Server
 

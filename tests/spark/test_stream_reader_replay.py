@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import rmq
-from rmq.core.keys import SlotKeys
 from rmq.errors import ConfigurationError, LeaseLost
-from rmq.protocol import commands
-from rmq.protocol.commands import QueryRollbackReply
-from rmq.protocol.steps import Flow
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.scripts import QueryRollbackReply
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport.steps import Flow
 from spark_connector import query_lease
 from tests.spark.reading import (
     Make,
@@ -252,7 +252,7 @@ def test_a_batch_of_which_one_task_has_read_something_is_settled(
 
 
 def _released(keys: SlotKeys, run: str) -> Flow[QueryRollbackReply]:
-    done: QueryRollbackReply = yield commands.query_rollback(keys, run, 1000, force=True)
+    done: QueryRollbackReply = yield scripts.query_rollback(keys, run, 1000, force=True)
     return done
 
 

@@ -9,9 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.sql import url as urls
+from rmq.sql import database as urls
 from rmq.sql.database import Bytes, ExactText, insert_new, now_ms
-from rmq.sql.db_errors import is_conflict, require_table
+from rmq.sql.errors import is_conflict, require_table
 
 metadata = sa.MetaData()
 things = sa.Table(

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import rmq
-from rmq.core.middleware import middleware_of
+from rmq.kernel.core.interceptor import middleware_of
 from rmq.ledger import exactly_once
 from rmq.sql.ledger import exactly_once as exactly_once_module
 from tests.sql.ledgers import (

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 
 import rmq
 from rmq import ledger as library
-from rmq.sql.ledger import purge as purge_module
-from rmq.sql.ledger.tables import ledger
+from rmq.sql.ledger import admin as purge_module
+from rmq.sql.ledger.rows import ledger
 from tests.sql.ledgers import Books, Copy
 
 DAY_MS = 86_400_000

@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
+from rmq.kernel.topic import context
+from rmq.kernel.transport.steps import Sleep
 from rmq.outbox import Outbox, Relay, stub_id
-from rmq.protocol import commands
-from rmq.protocol.steps import Sleep
-from rmq.sql.outbox import confirm_queries, dispatch, relay_queries as sql
+from rmq.sql.outbox import confirm_queries, relay_queries as sql
 from rmq.sql.outbox.tables import stubs
 from tests.databases import impatience
 from tests.sql.stubs import drain, fill, prepared, rows, states
@@ -53,10 +53,10 @@ def test_times_are_the_databases_whatever_the_clock_of_redis_says(
         yield Sleep(0)
         return int(redis_s * 1000)
 
-    monkeypatch.setattr(dispatch, "server_ms", time_of_redis)
+    monkeypatch.setattr("rmq.sql.outbox.dispatch.server_ms", time_of_redis)
 
     def drained(after_s):
-        commands.set_clock(int((redis_s + after_s) * 1e6))
+        context.set_clock(int((redis_s + after_s) * 1e6))
         return drain(client.topic(name))
 
     try:
@@ -65,7 +65,7 @@ def test_times_are_the_databases_whatever_the_clock_of_redis_says(
         assert drained(50) == ["now"]
         assert sorted(drained(70)) == ["at", "delay"]  # each in its own millisecond
     finally:
-        commands.set_clock(None)
+        context.set_clock(None)
 
     assert states(engine) == {("unconfirmed", 1): 4}
     assert client.admin.stats(name)["dead"] == 1  # the late one had expired

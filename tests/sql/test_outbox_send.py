@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.core import record
+from rmq.kernel.core import record
 from rmq.outbox import Outbox, Relay, stub_id
 from rmq.sql.outbox.tables import stubs
 from tests.sql.ledgers import CLOCK_MS

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Resender, Round
-from rmq.sql.outbox import resend, resend_queries
+from rmq.sql.outbox import resend
 from rmq.sql.outbox.dispatch import Dispatcher
 from tests.databases import Database
 from tests.servers import Server
@@ -123,7 +123,7 @@ def test_a_round_looks_at_a_batch_and_the_next_one_at_what_is_behind_it(scene: L
 def test_all_that_was_lost_together_comes_back_together_however_large_it_is(
     scene: Lossy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resend_queries, "TAKE_BYTES", 25_000)
+    monkeypatch.setattr("rmq.sql.outbox.resend_queries.TAKE_BYTES", 25_000)
     monkeypatch.setattr(resend, "CHUNK", 5)
     ids = [scene.sent("x" * 10_000) for _ in range(12)]
     calls = []

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import rmq
+from rmq.kernel.topic import scripts
 from rmq.outbox import Round
-from rmq.protocol import commands
 from rmq.sql.outbox import inspect
 from rmq.sql.outbox.lost import LossDetector
 from tests.databases import Database
@@ -141,6 +141,6 @@ def test_a_message_without_a_kept_id_leaves_no_note(scene: Lossy, name: str) -> 
     keys = scene.topic._context.slots[0]
 
     def flow():  # type: ignore[no-untyped-def]
-        return (yield commands.locate(keys, [sent.id]))
+        return (yield scripts.locate(keys, [sent.id]))
 
     assert scene.client._transport.run(flow()).letters == "g"

@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.errors import RMQError
-from rmq.protocol import scripts
+from rmq.kernel.transport import scripts
 from rmq.testing import Broker
 from tests.servers import Server
 

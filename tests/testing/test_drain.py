@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.core.slots import slot_of
 from rmq.errors import ConfigurationError, DecodeError
+from rmq.kernel.topic.context import slot_of
 from rmq.testing import Broker, Endless
 
 

@@ -11,9 +11,10 @@ import click
 import pytest
 
 import rmq
-from rmq.cli import app
-from rmq.core import telemetry
-from rmq.server.http.api import bodies
+from rmq.cli import cli
+from rmq.kernel.core import telemetry
+from rmq.server import api
+from rmq.web import requests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)
@@ -83,7 +84,7 @@ def cli_names() -> set[str]:
             if isinstance(command, click.Group):
                 add(command)
 
-    add(app.cli)
+    add(cli)
     return names
 
 
@@ -137,6 +138,12 @@ def test_every_allowed_word_is_in_use_and_not_a_term_already() -> None:
     assert sorted(word for word in PLAIN_ENGLISH if stem(word) in defined) == []
 
 
+def below(base: type) -> set[type]:
+    """All classes that are made of one, in the modules that the HTTP API imports."""
+    assert api.TABLES
+    return {base, *(each for child in base.__subclasses__() for each in below(child))}
+
+
 def parameters() -> set[tuple[str, str]]:
     """What can be given to a verb: parameters of Admin, fields of the HTTP API, options."""
     found = {
@@ -144,13 +151,10 @@ def parameters() -> set[tuple[str, str]]:
         for name, verb in inspect.getmembers(rmq.Admin, inspect.isfunction)
         for parameter in inspect.signature(verb).parameters
     }
-    for request in vars(bodies).values():
-        if isinstance(request, type) and issubclass(request, bodies.Request):
-            found |= {(f"HTTP {request.__name__}", name) for name in request.__struct_fields__}
-    context = click.Context(app.cli)
-    commands = [
-        (name, app.cli.get_command(context, name)) for name in app.cli.list_commands(context)
-    ]
+    for request in below(requests.Request):
+        found |= {(f"HTTP {request.__name__}", name) for name in request.__struct_fields__}
+    context = click.Context(cli)
+    commands = [(name, cli.get_command(context, name)) for name in cli.list_commands(context)]
     while commands:
         name, command = commands.pop()
         if isinstance(command, click.Group):

@@ -14,7 +14,7 @@ def contract() -> list[set[str]]:
     (layers,) = [
         contract["layers"]
         for contract in settings["tool"]["importlinter"]["contracts"]
-        if contract["type"] == "layers"
+        if contract.get("containers") == ["rmq"]
     ]
     return [set(layer.split(" | ")) for layer in layers]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from rmq.client.admin.audits import AsyncAuditAdmin, AuditAdmin
-from rmq.client.admin.claims import AsyncClaimAdmin, ClaimAdmin
-from rmq.client.admin.dead_letters import AsyncDeadLetterAdmin, DeadLetterAdmin
-from rmq.client.admin.doctor import AsyncDoctorAdmin, DoctorAdmin
 from rmq.client.admin.functions import AsyncFunctionAdmin, FunctionAdmin
-from rmq.client.admin.jobs import AsyncJobAdmin, JobAdmin
-from rmq.client.admin.messages import AsyncMessageAdmin, MessageAdmin
-from rmq.client.admin.queries import AsyncQueryAdmin, QueryAdmin
-from rmq.client.admin.schedules import AsyncScheduleAdmin, ScheduleAdmin
-from rmq.client.admin.tokens import AsyncTokenAdmin, TokenAdmin
-from rmq.client.admin.topics import AsyncTopicAdmin, TopicAdmin
-from rmq.client.admin.workers import AsyncWorkerAdmin, WorkerAdmin
+from rmq.features.audit.admin import AsyncAuditAdmin, AuditAdmin
+from rmq.features.claims.admin import AsyncClaimAdmin, ClaimAdmin
+from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmin
+from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin, JobAdmin
+from rmq.features.doctor.admin import AsyncDoctorAdmin, DoctorAdmin
+from rmq.features.messages.admin import AsyncMessageAdmin, MessageAdmin
+from rmq.features.queries.admin import AsyncQueryAdmin, QueryAdmin
+from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin
+from rmq.features.tokens.admin import AsyncTokenAdmin, TokenAdmin
+from rmq.features.topic_admin.admin import AsyncTopicAdmin, TopicAdmin
+from rmq.features.workers.admin import AsyncWorkerAdmin, WorkerAdmin
 
 __all__ = ["Admin", "AsyncAdmin"]
 

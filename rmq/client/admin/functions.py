@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rmq.client.admin.part import AdminPart, AsyncAdminPart
-from rmq.core.function_library import FunctionLibrary
-from rmq.core.version import VERSION
-from rmq.protocol.flows import functions
+from rmq.kernel.core.function_library import FunctionLibrary
+from rmq.kernel.core.packages import VERSION
+from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.transport import function_flows
 
 
 class FunctionAdmin(AdminPart):
@@ -23,11 +23,11 @@ class FunctionAdmin(AdminPart):
         Raises:
             ConfigurationError: the server has no functions. AccessDenied: this user may not.
         """
-        return self._run(functions.load(VERSION))
+        return self._run(function_flows.load(VERSION))
 
     def functions(self) -> list[FunctionLibrary]:
         """Return the libraries of functions that RMQ has loaded, by name."""
-        return self._run(functions.libraries())
+        return self._run(function_flows.libraries())
 
     def functions_delete(self, name: str) -> bool:
         """Delete a library of functions; return whether there was one.
@@ -37,7 +37,7 @@ class FunctionAdmin(AdminPart):
         Raises:
             InvalidValue: the name cannot be one of RMQ's libraries.
         """
-        return self._run(functions.delete(name))
+        return self._run(function_flows.delete(name))
 
 
 class AsyncFunctionAdmin(AsyncAdminPart):
@@ -45,12 +45,12 @@ class AsyncFunctionAdmin(AsyncAdminPart):
 
     async def functions_load(self) -> bool:
         """As `Admin.functions_load`."""
-        return await self._run(functions.load(VERSION))
+        return await self._run(function_flows.load(VERSION))
 
     async def functions(self) -> list[FunctionLibrary]:
         """As `Admin.functions`."""
-        return await self._run(functions.libraries())
+        return await self._run(function_flows.libraries())
 
     async def functions_delete(self, name: str) -> bool:
         """As `Admin.functions_delete`."""
-        return await self._run(functions.delete(name))
+        return await self._run(function_flows.delete(name))

@@ -12,21 +12,19 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
-from rmq.client.idempotency import KeyOf
-from rmq.core import procedures
-from rmq.core.business_key import Key, check_consumer, key_reader
-from rmq.core.delivery import DeliveryData, Reject, Retry, Snooze
-from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync, attach
-from rmq.core.procedures import Call, Procedure
-from rmq.core.validation import Duration, duration_ms
 from rmq.errors import ConfigurationError, InvalidType, WorkRolledBack
+from rmq.kernel.core import generators
+from rmq.kernel.core.business_key import Key, check_consumer, key_reader
+from rmq.kernel.core.delivery import DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.generators import Call, Procedure
+from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.handlers.idempotency import KeyOf
 from rmq.sql.connections import OnConnection, refuse_autocommit
-from rmq.sql.db_errors import code_of, is_contention, require_table
+from rmq.sql.errors import Outage, code_of, is_contention, is_outage, require_table
 from rmq.sql.ledger import rows
-from rmq.sql.ledger.rows import Row
+from rmq.sql.ledger.rows import COMMAND, Row, ledger
 from rmq.sql.ledger.store import check_kind, check_ttl
-from rmq.sql.ledger.tables import COMMAND, ledger
-from rmq.sql.outage import Outage, is_outage
 
 F = TypeVar("F", bound=Callable[..., Any])
 FAILED_TRANSACTION = "25P02"  # PostgreSQL: refuses statements after one has failed
@@ -136,6 +134,21 @@ def _parameter_name(
     return name
 
 
+class _Attempt:
+    """A run of the handler: what became of it decides whether its message is at fault.
+
+    Attributes:
+        has_begun: whether the handler was called.
+        handler_error: what it raised.
+        has_lost_connection: whether SQLAlchemy knows that its connection ended; it does not if the
+            handler used the driver's cursor. The next statement, or the rollback, then fails.
+    """
+
+    has_begun = False
+    handler_error: Exception | None = None
+    has_lost_connection = False
+
+
 class ExactlyOnce(Middleware):
     """A transaction around a handler; made by `exactly_once`."""
 
@@ -170,7 +183,7 @@ class ExactlyOnce(Middleware):
             self._open() as opened,
             opened.begin() as transaction,
         ):
-            return procedures.run(
+            return generators.run(
                 self._in_transaction(opened, transaction, attempt, row, delivery, call_next)
             )
 
@@ -179,7 +192,7 @@ class ExactlyOnce(Middleware):
         row = self._row(delivery)
         with self._watch(delivery) as attempt:
             async with self._open() as opened, opened.begin() as transaction:
-                return await procedures.run_async(
+                return await generators.run_async(
                     self._in_transaction(opened, transaction, attempt, row, delivery, call_next)
                 )
 
@@ -260,21 +273,6 @@ class ExactlyOnce(Middleware):
             while len(self._counts) > COUNTS_KEPT:
                 self._counts.pop(next(iter(self._counts)), None)
         return times
-
-
-class _Attempt:
-    """A run of the handler: what became of it decides whether its message is at fault.
-
-    Attributes:
-        has_begun: whether the handler was called.
-        handler_error: what it raised.
-        has_lost_connection: whether SQLAlchemy knows that its connection ended; it does not if the
-            handler used the driver's cursor. The next statement, or the rollback, then fails.
-    """
-
-    has_begun = False
-    handler_error: Exception | None = None
-    has_lost_connection = False
 
 
 def _begin(connection: sa.Connection, row: Row) -> bool:

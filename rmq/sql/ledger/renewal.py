@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rmq.core.procedures import Call, Procedure, run, run_async
 from rmq.errors import ClaimLost
+from rmq.kernel.core.generators import Call, Procedure, run, run_async
 from rmq.sql.connections import AnyEngine
-from rmq.sql.db_errors import one_line
+from rmq.sql.errors import StoreAway, one_line
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import Row
-from rmq.sql.outage import StoreAway
 
 log = logging.getLogger("rmq")
 

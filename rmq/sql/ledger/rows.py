@@ -2,6 +2,8 @@
 
 A row changes its owner by compare-and-set, so a run that has lost its row can neither mark it nor
 delete it. The database's clock decides what has expired.
+
+The table `rmq_ledger`: one row for each business key of a consumer and topic.
 """
 
 from __future__ import annotations
@@ -12,14 +14,33 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.core.delivery import DeliveryData, Reject, Snooze
-from rmq.core.redriven import FROM_MARK, ID_MARK
 from rmq.errors import InvalidKey
-from rmq.sql.database import insert_new, now_ms
-from rmq.sql.ledger.tables import CONSUMED, CONSUMING, ledger
+from rmq.features.dead_letters.redrive_to import FROM_MARK, ID_MARK
+from rmq.kernel.core.business_key import CONSUMER_BYTES, KEY_BYTES
+from rmq.kernel.core.delivery import DeliveryData, Reject, Snooze
+from rmq.sql.database import ExactText, insert_new, now_ms
 
 MIN_WAIT_S, MAX_WAIT_S = 0.1, 30.0
 CLAIM_ATTEMPTS = 3  # while others insert and delete the row
+
+metadata = sa.MetaData()
+
+# InnoDB by name: the default of a server may be MyISAM, which has no transactions.
+ledger = sa.Table(
+    "rmq_ledger",
+    metadata,
+    sa.Column("consumer", ExactText(CONSUMER_BYTES), primary_key=True),
+    sa.Column("topic", ExactText(128), primary_key=True),
+    sa.Column("key", ExactText(KEY_BYTES), primary_key=True),
+    sa.Column("state", sa.String(9), nullable=False, comment="consuming, consumed"),
+    sa.Column(
+        "owner", ExactText(64), nullable=False, comment="message id : delivery number : random"
+    ),
+    sa.Column("expires", sa.BigInteger, comment="epoch ms; null: never"),
+    sa.Column("created", sa.BigInteger, nullable=False, comment="epoch ms"),
+    mysql_engine="InnoDB",
+    mariadb_engine="InnoDB",
+)
 WRITE = sa.insert(ledger)  # a write, for a session that chooses a connection by its statement
 _C = ledger.c
 
@@ -251,3 +272,8 @@ def renew(connection: sa.Connection, rows: Sequence[Row], hold_ms: int) -> None:
         .values(expires=now_ms() + hold_ms)
     )
     connection.commit()
+
+
+CONSUMING, CONSUMED = "consuming", "consumed"
+COMMAND = "rmq ledger create"  # creates the table
+sa.Index("rmq_ledger_created", ledger.c.created)  # for purge

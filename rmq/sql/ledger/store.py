@@ -13,21 +13,19 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq.client.idempotency import Check, KeyOf
-from rmq.core import procedures
-from rmq.core.business_key import check_consumer
-from rmq.core.delivery import DeliveryData
-from rmq.core.middleware import HandlerInfo, Middleware, Next, NextAsync
-from rmq.core.procedures import Call, Procedure
-from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core import generators
+from rmq.kernel.core.business_key import check_consumer
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.generators import Call, Procedure
+from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.handlers.idempotency import Check, KeyOf
 from rmq.sql.connections import AnyEngine, WithConnection, with_own_pool
-from rmq.sql.db_errors import is_conflict, require_table
+from rmq.sql.errors import Outage, is_conflict, require_table
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.renewal import TaskRenewal, ThreadRenewal, log_claim_lost
-from rmq.sql.ledger.rows import Row
-from rmq.sql.ledger.tables import COMMAND, ledger
-from rmq.sql.outage import Outage
+from rmq.sql.ledger.rows import COMMAND, Row, ledger
 
 log = logging.getLogger("rmq")
 
@@ -185,11 +183,11 @@ class LedgerMiddleware(Middleware):
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
-        return procedures.run(self._claimed_run(delivery, call_next))
+        return generators.run(self._claimed_run(delivery, call_next))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
         """As `Middleware.run_async`."""
-        return await procedures.run_async(self._claimed_run(delivery, call_next))
+        return await generators.run_async(self._claimed_run(delivery, call_next))
 
     def _claimed_run(self, delivery: DeliveryData, call_next: Next | NextAsync) -> Procedure[bool]:
         transact = self._store.transact

@@ -21,15 +21,15 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from rmq.client.topic import AsyncTopic, Topic
-from rmq.core import procedures
-from rmq.core.delivery import DeliveryData, Reject
-from rmq.core.middleware import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
-from rmq.core.procedures import Action, Call, Procedure
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
+from rmq.kernel.core import generators
+from rmq.kernel.core.delivery import DeliveryData, Reject
+from rmq.kernel.core.generators import Action, Call, Procedure
+from rmq.kernel.core.interceptor import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
 from rmq.sql.connections import InTransaction, WithConnection
-from rmq.sql.outage import Outage
+from rmq.sql.errors import Outage
 from rmq.sql.outbox import confirm_queries
-from rmq.sql.outbox.ids import stub_id
+from rmq.sql.outbox.tables import stub_id
 
 log = logging.getLogger("rmq")
 
@@ -74,21 +74,21 @@ class Confirms(Middleware):
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
-        return procedures.run(self._confirmed_run(delivery, call_next, self.on_duplicate))
+        return generators.run(self._confirmed_run(delivery, call_next, self.on_duplicate))
 
     async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
         """As `Middleware.run_async`."""
-        return await procedures.run_async(
+        return await generators.run_async(
             self._confirmed_run(delivery, call_next, self.on_duplicate_async)
         )
 
     def on_duplicate(self, delivery: DeliveryData) -> None:
         """As `Middleware.on_duplicate`: confirm work that another delivery has done."""
-        procedures.run(self._confirm(delivery))
+        generators.run(self._confirm(delivery))
 
     async def on_duplicate_async(self, delivery: DeliveryData) -> None:
         """As `on_duplicate`."""
-        await procedures.run_async(self._confirm(delivery))
+        await generators.run_async(self._confirm(delivery))
 
     def _confirmed_run(
         self,
@@ -226,10 +226,10 @@ class Confirming:
                 yield InTransaction(engine, confirm_queries.confirm, id, has_log=False)
 
         def confirm(body: Any) -> None:
-            procedures.run(confirm_stub(body))
+            generators.run(confirm_stub(body))
 
         async def confirm_async(body: Any) -> None:
-            await procedures.run_async(confirm_stub(body))
+            await generators.run_async(confirm_stub(body))
 
         return confirm_async if _is_async(engine) else confirm
 
@@ -253,10 +253,10 @@ class Confirming:
                 return bool((yield WithConnection(engine, confirm_queries.is_open, id)))
 
         def check(delivery: DeliveryData) -> bool:
-            return procedures.run(is_open(delivery))
+            return generators.run(is_open(delivery))
 
         async def check_async(delivery: DeliveryData) -> bool:
-            return await procedures.run_async(is_open(delivery))
+            return await generators.run_async(is_open(delivery))
 
         return check_async if _is_async(engine) else check
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, delete, select, update
 
-from rmq.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import DeliveryData
 from rmq.sql.database import insert_new, now_ms, write_first
-from rmq.sql.db_errors import require_table
+from rmq.sql.errors import require_table
 from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
 from rmq.sql.outbox.transaction import CREATE
 

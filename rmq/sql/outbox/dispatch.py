@@ -17,11 +17,6 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from rmq.client.client import Client
-from rmq.core.ids import MessageId
-from rmq.core.message import Outgoing, SendResult
-from rmq.core.settings import NAMES
-from rmq.core.topic_context import TopicContext
-from rmq.core.validation import duration_ms
 from rmq.errors import (
     EncodeError,
     InvalidType,
@@ -35,11 +30,17 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.protocol.flows import open_topic, send as send_flow
-from rmq.protocol.steps import server_ms
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.settings import NAMES
+from rmq.kernel.core.validation import duration_ms
+from rmq.kernel.producer import send as send_flow
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import server_ms
 from rmq.sql.connections import IdleLimit
 from rmq.sql.outbox.outbox import Outbox
-from rmq.sql.outbox.stub import Encoded, Stub, outgoing
+from rmq.sql.outbox.tables import Encoded, Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
 
@@ -155,11 +156,11 @@ class Dispatcher:
         if not context.is_open and not context.requested:
             context.requested = dict(self._client._declared.get(topic, {}))
         try:
-            self._client._transport.run(open_topic.ensure_open(context))
+            self._client._transport.run(opening.ensure_open(context))
         except SettingsMismatch as error:  # another program has created it; use it as it is
             log.warning("outbox: topic %r has other settings than here: %s", topic, error)
             context.requested = {}
-            self._client._transport.run(open_topic.ensure_open(context))
+            self._client._transport.run(opening.ensure_open(context))
         return context
 
     def _clock_ahead_ms(self, now_ms: int) -> int:
@@ -233,7 +234,7 @@ class Dispatcher:
         """Read the topic's settings again; return whether it takes larger bodies than we knew."""
         before = context.settings.max_body
         context.read_at = -math.inf
-        self._client._transport.run(open_topic.ensure_open(context))
+        self._client._transport.run(opening.ensure_open(context))
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.core import codec as codecs
-from rmq.core.message import moment
-from rmq.core.validation import check_int
 from rmq.errors import DecodeError, InvalidValue
+from rmq.kernel.core import codec as codecs
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import check_int
 from rmq.sql.database import now_ms
-from rmq.sql.db_errors import require_table
+from rmq.sql.errors import require_table
 from rmq.sql.outbox.tables import NEVER_MS, STATUSES, UNCONFIRMED, stubs, unsent
 from rmq.sql.outbox.transaction import CREATE
 

@@ -2,26 +2,109 @@
 
 A stub is lost if it is unconfirmed, its resend time has come, no consumer works on it, Redis has
 its message in no queue, and consumers have got past it (docs/decisions/0011).
+
+Locate messages by id, for the outbox.
+
+A message in none of its slot's queues is settled, removed, or lost; only a program that noted its
+settling can tell which.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from rmq.client.client import Client
-from rmq.core.ids import MessageId
-from rmq.core.topic_context import TopicContext
-from rmq.errors import InvalidType, InvalidValue, OutcomeUnknown, RMQError, Unavailable
-from rmq.protocol.flows import locate
-from rmq.protocol.flows.locate import NOWHERE, Located
+from rmq.errors import (
+    InvalidType,
+    InvalidValue,
+    OutcomeUnknown,
+    RMQError,
+    TopicVanished,
+    Unavailable,
+)
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import QueueName
+from rmq.kernel.topic import opening, scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.scripts import LocateReply
+from rmq.kernel.transport.steps import Flow, pipeline
 from rmq.sql.outbox import resend_queries
 from rmq.sql.outbox.dispatch import Dispatcher
-from rmq.sql.outbox.ids import message_id
 from rmq.sql.outbox.resend_queries import DueStub
+from rmq.sql.outbox.tables import message_id
+
+PAGE = 1000  # ids in one call
+_PLACES: dict[str, QueueName] = {"s": "store", "p": "prepare", "d": "dead"}  # else in none
+
+Ids = Callable[[TopicContext], Sequence[MessageId]]
+
+
+class Located(NamedTuple):
+    """The queue of one message, and the state of its slot.
+
+    Attributes:
+        queue: "store", "prepare", "dead"; None: in none of them.
+        newest: the acceptance number of its slot's newest message; 0: the slot never had one.
+        idle: whether its slot has no waiting message and none in flight.
+        is_moved: whether it was redriven to another topic, in the last 30 days.
+    """
+
+    queue: QueueName | None
+    newest: int
+    idle: bool
+    is_moved: bool = False
+
+
+NOWHERE = Located(None, 0, True)
+
+
+def locate(context: TopicContext, ids: Ids) -> Flow[list[Located]]:
+    """Locate messages of one topic; return one answer for each, in order.
+
+    A topic that is gone from Redis holds nothing. The next send notices that it is gone, and may
+    create it again as it was.
+
+    Args:
+        context: of the topic, open.
+        ids: makes the ids for the slots that the topic has when it is called.
+    """
+    try:
+        return (yield from _locate(context, ids(context)))
+    except TopicVanished:
+        topic = yield scripts.topic(context, None)
+        if topic.state < 0:
+            return [NOWHERE] * len(ids(context))
+    # The topic exists, created anew or without this slot: open it again to read what it holds.
+    context.forget()
+    yield from opening.open(context)
+    return (yield from _locate(context, ids(context)))
+
+
+def _locate(context: TopicContext, ids: Sequence[MessageId]) -> Flow[list[Located]]:
+    by_slot: dict[int, list[int]] = {}
+    for position, id in enumerate(ids):
+        by_slot.setdefault(id.slot, []).append(position)
+    pages = [
+        (slot, positions[at : at + PAGE])
+        for slot, positions in by_slot.items()
+        for at in range(0, len(positions), PAGE)
+    ]
+    located = [NOWHERE] * len(ids)
+    if not pages:
+        return located
+    replies: list[LocateReply] = yield from pipeline(
+        [scripts.locate(context.slots[slot], [ids[at] for at in page]) for slot, page in pages]
+    )
+    for (_, page), reply in zip(pages, replies, strict=True):
+        idle = not reply.waiting and not reply.in_flight
+        for at, letter in zip(page, reply.letters, strict=True):
+            located[at] = Located(_PLACES.get(letter), reply.newest, idle, letter == "m")
+    return located
+
 
 log = logging.getLogger("rmq.outbox")
 
@@ -102,7 +185,7 @@ class LossDetector:
             return [message_id(stub.id, context, stub.slot_basis) for stub in stubs]
 
         context = self._dispatcher.context(topic, stubs[0].codec)
-        return self._client._transport.run(locate.locate(context, ids))
+        return self._client._transport.run(locate(context, ids))
 
     def _passed(self, gone: Sequence[DueStub], located: dict[int, Located | None]) -> list[DueStub]:
         """Return the stubs that consumers have got past, or that Redis never had."""

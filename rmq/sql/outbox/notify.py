@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
-from rmq.core.validation import Duration, duration_ms
 from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.sql.outbox import resend_queries
 
 log = logging.getLogger("rmq.outbox")

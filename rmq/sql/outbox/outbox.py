@@ -12,21 +12,19 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.core import codec as codecs
-from rmq.core.codec import Codec
-from rmq.core.ids import MessageId
-from rmq.core.message import Outgoing
-from rmq.core.replay_session import ReplaySessions
-from rmq.core.retry import Exponential, RetryPolicy, parse_policy
-from rmq.core.settings import BODY_CEILING, Settings
-from rmq.core.slots import slot_of
-from rmq.core.topic_context import TopicContext
-from rmq.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
-from rmq.protocol.draft import make_draft
+from rmq.kernel.core import codec as codecs
+from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.retry import Exponential, RetryPolicy, parse_policy
+from rmq.kernel.core.settings import BODY_CEILING, Settings
+from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
+from rmq.kernel.producer.draft import make_draft
+from rmq.kernel.topic.context import ReplaySessions, TopicContext, slot_of
 from rmq.sql.database import now_ms
-from rmq.sql.db_errors import require_table
-from rmq.sql.outbox import ids
+from rmq.sql.errors import require_table
+from rmq.sql.outbox import tables
 from rmq.sql.outbox.confirm import Confirming
 from rmq.sql.outbox.repair import Repair
 from rmq.sql.outbox.tables import UNCONFIRMED, stubs
@@ -203,7 +201,7 @@ class Outbox(Confirming, Repair):
             raise InvalidType(f"confirm: {confirm!r}; give True or False")
         delay_ms = 0 if message.delay is None else duration_ms(message.delay, "delay", zero=True)
         at_ms = 0 if message.at is None else check_epoch_ms(message.at, "at")
-        id = ids.new_id()
+        id = tables.new_id()
         return _NewStub(
             id,
             {

@@ -21,18 +21,17 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from rmq.client.client import Client
-from rmq.core.message import SendResult
-from rmq.core.settings import BATCH_MAX
-from rmq.core.validation import check_int
 from rmq.errors import ConfigurationError, StorageError
+from rmq.kernel.core.message import SendResult
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.core.validation import check_int
 from rmq.sql.connections import read_committed, with_idle_limit
-from rmq.sql.db_errors import one_line, require_table
+from rmq.sql.errors import one_line, require_table
 from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused, check_parts
 from rmq.sql.outbox.outbox import CREATE, Outbox
 from rmq.sql.outbox.relay_queries import Mark
-from rmq.sql.outbox.stub import Stub
-from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED, stubs
+from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED, Stub, stubs
 
 log = logging.getLogger("rmq.outbox")
 

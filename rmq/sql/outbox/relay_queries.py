@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from rmq.sql.database import MYSQL, now_ms
-from rmq.sql.outbox.stub import COLUMNS, Stub
-from rmq.sql.outbox.tables import EXHAUSTED, UNCONFIRMED, stubs, unsent
+from rmq.sql.outbox.tables import COLUMNS, EXHAUSTED, UNCONFIRMED, Stub, stubs, unsent
 
 TAKE_BYTES = 8 * 1024 * 1024  # of bodies in one turn, so that each slot is one call to Redis
 SMALL_BYTES = 4096  # a larger body is not read with its row

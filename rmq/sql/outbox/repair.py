@@ -12,15 +12,23 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 
 from rmq.client.client import Client
-from rmq.core.ids import Id
-from rmq.core.validation import Duration, duration_ms
 from rmq.errors import StorageError, StubNotFound, StubSettled, TopicNotFound, TopicVanished
-from rmq.protocol.flows.schedule import CancelStatus
+from rmq.features.messages.change import CancelStatus
+from rmq.kernel.core.ids import Id
+from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.sql.connections import check_engine
 from rmq.sql.database import now_ms, write_first
-from rmq.sql.db_errors import require_table
-from rmq.sql.outbox.ids import message_id, stub_id
-from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, VOID, logs, stubs
+from rmq.sql.errors import require_table
+from rmq.sql.outbox.tables import (
+    CONFIRMED,
+    EXHAUSTED,
+    UNCONFIRMED,
+    VOID,
+    logs,
+    message_id,
+    stub_id,
+    stubs,
+)
 from rmq.sql.outbox.transaction import CREATE, Here, HereAsync, check, check_async, run_async
 
 PURGE_BATCH = 1000  # rows of one transaction

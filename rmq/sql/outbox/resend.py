@@ -14,8 +14,6 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from rmq.client.client import Client
-from rmq.core.message import SendResult
-from rmq.core.validation import check_int
 from rmq.errors import (
     ConfigurationError,
     InvalidType,
@@ -24,8 +22,10 @@ from rmq.errors import (
     StorageError,
     Unavailable,
 )
+from rmq.kernel.core.message import SendResult
+from rmq.kernel.core.validation import check_int
 from rmq.sql.connections import read_committed, with_idle_limit
-from rmq.sql.db_errors import is_conflict, one_line, require_table
+from rmq.sql.errors import is_conflict, one_line, require_table
 from rmq.sql.outbox import relay_queries, resend_queries
 from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused, check_parts
 from rmq.sql.outbox.lost import LossDetector
@@ -33,8 +33,7 @@ from rmq.sql.outbox.notify import Notifier, Notify, log_error
 from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.relay_queries import Mark
 from rmq.sql.outbox.resend_queries import DueStub
-from rmq.sql.outbox.stub import Stub
-from rmq.sql.outbox.tables import UNCONFIRMED, logs, stubs
+from rmq.sql.outbox.tables import UNCONFIRMED, Stub, logs, stubs
 from rmq.sql.outbox.transaction import CREATE
 
 log = logging.getLogger("rmq.outbox")

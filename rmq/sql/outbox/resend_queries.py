@@ -12,8 +12,16 @@ import sqlalchemy as sa
 
 from rmq.sql.database import now_ms, now_ms_once
 from rmq.sql.outbox.relay_queries import TAKE_BYTES, locks
-from rmq.sql.outbox.stub import COLUMNS, Stub
-from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, NEVER_MS, UNCONFIRMED, logs, stubs
+from rmq.sql.outbox.tables import (
+    COLUMNS,
+    CONFIRMED,
+    EXHAUSTED,
+    NEVER_MS,
+    UNCONFIRMED,
+    Stub,
+    logs,
+    stubs,
+)
 
 SlotKey = tuple[str, int]  # topic and index of a slot
 

@@ -3,7 +3,7 @@
 Times are epoch ms. Text is compared byte by byte, whatever the collation of the database is.
 
     rmq_stub   seq         order in which stubs were written
-               id          the stub id: a message id without its slot (`rmq.sql.outbox.ids`)
+               id          the stub id: a message id without its slot (`rmq.sql.outbox.tables`)
                topic       its topic
                slot_basis  bytes, or null
                body        encoded; codec: the number of its codec
@@ -17,11 +17,22 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
                error       why it is exhausted
     rmq_log    id          the stub id of a message that a consumer has received
                topic, slot, offset, received
+
+Ids of stubs and of their messages: each is computed from the other.
+
+A message id contains its slot, and only Redis knows how many slots a topic has; a business
+transaction must not need Redis. So the id of a stub has slot 0 and check 0, and its message has the
+same id with both filled in. The message id depends on nothing but the stub and the topic: every
+send of a stub uses the same id, and Redis answers the second one with "duplicate".
+
+A stub as relay and resender read it, and its message.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -31,6 +42,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Row,
     SmallInteger,
     String,
     Table,
@@ -39,17 +51,64 @@ from sqlalchemy import (
     literal,
 )
 
-from rmq.core.ids import TEXT_SIZE
+from rmq.errors import InvalidValue
+from rmq.kernel.core import codec as codecs, ids, retry as policies
+from rmq.kernel.core.ids import TEXT_SIZE, MessageId
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.topic.context import TopicContext, slot_of
 from rmq.sql.database import Bytes
 
-Status = Literal["unconfirmed", "confirmed", "void", "exhausted"]
-UNCONFIRMED: Final = "unconfirmed"
-CONFIRMED: Final = "confirmed"
-VOID: Final = "void"
-EXHAUSTED: Final = "exhausted"
-STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
 
-NEVER_MS: Final = 9_000_000_000_000_000  # resend_at of a message that went to another topic
+def new_id() -> MessageId:
+    """Return an id for a new stub."""
+    return ids.make(0, 0, kept=True)[0]
+
+
+def stub_id(message_id: MessageId | str | bytes) -> MessageId:
+    """Return the id of the stub that a message was sent from.
+
+    Raises:
+        InvalidValue, InvalidType: it is no message id.
+    """
+    return MessageId.parse(message_id).placed(0, 0)
+
+
+def message_id(stub: MessageId | str, context: TopicContext, slot_basis: bytes | None) -> MessageId:
+    """Return the id of a stub's message, for a topic that is open.
+
+    Without a slot basis, the stub's id chooses the slot. Where a topic was resized, the slots with
+    which it was created count, so that the id of a stub never changes.
+
+    Raises:
+        InvalidValue: it is no id.
+    """
+    id = MessageId.parse(stub, "rmq_stub.id")
+    basis = bytes(id) if slot_basis is None else bytes(slot_basis)
+    return id.placed(slot_of(basis, context.settings.first_slots), context.check)
+
+
+class Stub(NamedTuple):
+    """The columns of `rmq_stub` that a send needs."""
+
+    seq: int
+    id: str
+    topic: str
+    slot_basis: bytes | None
+    body: bytes
+    codec: int
+    options: str
+    due_ms: int
+    confirm: bool
+    sends: int
+    created: int
+
+    @classmethod
+    def of(cls, row: Row[Any] | Mapping[str, Any]) -> Stub:
+        """Return the stub of a row that has these columns among others."""
+        columns = row._mapping if isinstance(row, Row) else row
+        return cls(*(columns[name] for name in cls._fields))
+
+
 TOPIC_CHARS = 128  # longest name of a topic
 # SQLAlchemy has separate options for `mysql://` and `mariadb://`.
 _EXACT: dict[str, Any] = {
@@ -87,6 +146,79 @@ stubs = Table(
     ),
     **_EXACT,
 )
+
+
+COLUMNS = [stubs.c[name] for name in Stub._fields]
+
+
+def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
+    """Return the message of a stub, for a topic whose codec is `Encoded`.
+
+    A due time that has passed is left out. An expiry counts from the due time, or else from when
+    the stub was written; if it has passed too, the message expires when it is about to be leased.
+
+    Args:
+        stub: the one to send.
+        context: of its topic.
+        now_ms: by the database's clock, which due times and expiries are of.
+        ahead_ms: how far the clock of Redis is ahead of it.
+
+    Raises:
+        InvalidValue, InvalidType: the row was not written by RMQ.
+    """
+    try:
+        options = json.loads(stub.options)
+        expires_ms = options.get("expires_ms")
+        runtime_ms = options.get("max_runtime_ms")
+        retry = options.get("retry")
+        if expires_ms is not None and stub.due_ms <= now_ms:
+            expires_ms = max(1, (stub.due_ms or stub.created) + expires_ms - now_ms)
+        return Outgoing(
+            bytes(stub.body),
+            priority=options.get("priority"),
+            at=stub.due_ms + ahead_ms if stub.due_ms > now_ms else None,
+            slot_basis=None if stub.slot_basis is None else bytes(stub.slot_basis),
+            headers=options.get("headers"),
+            expires=None if expires_ms is None else expires_ms / 1000,
+            id=message_id(stub.id, context, stub.slot_basis),
+            retry=None if retry is None else policies.from_redis(retry),
+            max_runtime=None if runtime_ms is None else runtime_ms / 1000,
+            type=options.get("type"),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        if isinstance(error, InvalidValue):
+            raise
+        raise InvalidValue(
+            f"rmq_stub.options: {stub.options[:100]!r} of {stub.id} cannot be read ({error}); "
+            "they are written by Outbox.send alone"
+        ) from error
+
+
+class Encoded:
+    """A codec for bodies that are encoded already."""
+
+    def __init__(self, number: int) -> None:
+        known = codecs.BY_NUMBER.get(number)
+        self.number = number
+        self.name = known.name if known else f"codec {number}"
+
+    def encode(self, body: Any) -> bytes:
+        """Return the body as it is."""
+        return bytes(body)
+
+    def decode(self, data: bytes) -> Any:
+        """Decode with the codec of that number."""
+        return codecs.decode(self.number, data)
+
+
+Status = Literal["unconfirmed", "confirmed", "void", "exhausted"]
+UNCONFIRMED: Final = "unconfirmed"
+CONFIRMED: Final = "confirmed"
+VOID: Final = "void"
+EXHAUSTED: Final = "exhausted"
+STATUSES: Final[tuple[Status, ...]] = (UNCONFIRMED, CONFIRMED, VOID, EXHAUSTED)
+
+NEVER_MS: Final = 9_000_000_000_000_000  # resend_at of a message that went to another topic
 
 # Literals in the text of the statement: a database chooses a partial index before it knows the
 # values of parameters.

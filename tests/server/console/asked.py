@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
-from rmq.protocol import scripts
-from rmq.server.console import application
-from rmq.server.console.readings import Readings
+from rmq.kernel.transport import scripts as transport_scripts
+from rmq.web import readings as web_readings
+from rmq.web.readings import Readings
 from tests.servers import Server as Redis
 
 MOST = 200_000  # calls that are kept
@@ -38,7 +38,7 @@ def forgetting() -> Iterator[Callable[[], None]]:
             readings._kept.clear()
             readings._long.clear()
 
-    with mock.patch.object(application, "Readings", make):
+    with mock.patch.object(web_readings, "Readings", make):
         yield forget
 
 
@@ -83,7 +83,7 @@ class Watch:
         self._raw.config_set("slowlog-log-slower-than", above_us)
         self._own = self._raw.client_info()["addr"]
         self._redis = redis
-        self._names = {scripts.load(name).sha: name for name in scripts.names()}
+        self._names = {transport_scripts.load(name).sha: name for name in transport_scripts.names()}
 
     @contextmanager
     def calls(self) -> Iterator[Asked]:

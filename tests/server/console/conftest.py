@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.core.access import Role
-from rmq.core.worker_status import HandlerStatus, write_status
-from rmq.protocol.flows import worker_status
+from rmq.features.workers import flows
+from rmq.features.workers.status import HandlerStatus, write_status
+from rmq.kernel.core.access import Role
 from rmq.server import Server
 from tests.server.console import browsing, corpus
 from tests.server.console.fetching import Shown, csrf_of, fetch
@@ -119,7 +119,7 @@ def _report_worker(client: rmq.Client, held: str) -> None:
         )  # fmt: skip
 
     prefix = client._prefix
-    client._transport.run(worker_status.report(prefix, "0123abcd", write, 60_000))
+    client._transport.run(flows.report(prefix, "0123abcd", write, 60_000))
 
 
 def filled(path: str, ids: dict[str, str]) -> str:

@@ -17,12 +17,12 @@ from typing import Any
 from unittest import mock
 
 import rmq
-from rmq.core import ids
-from rmq.core.worker_status import HandlerStatus, write_status
-from rmq.protocol import commands
-from rmq.protocol.flows import worker_status
-from rmq.server.services.sampler import Sampler
-from rmq.server.survey import Survey
+from rmq.features.topic_admin.service import Sampler
+from rmq.features.workers import flows
+from rmq.features.workers.status import HandlerStatus, write_status
+from rmq.kernel.core import ids
+from rmq.kernel.topic import context
+from rmq.web.survey import Survey
 
 PAST_S, STEP_S = 70 * 60, 10
 HANDLERS = "/srv/shop/handlers.py"  # where tracebacks say that the handlers are
@@ -101,12 +101,12 @@ class Shop:
         with mock.patch.object(ids, "time") as clock:
             for step in range(PAST_S // STEP_S):
                 now_us = round((end - PAST_S + step * STEP_S) * 1e6)
-                commands.set_clock(now_us)
+                context.set_clock(now_us)
                 clock.time_ns.return_value = now_us * 1000
                 self.work(step / 60)
                 survey.run_once()
                 sampler.run_once()
-        commands.set_clock(None)
+        context.set_clock(None)
 
     def work(self, minute: float) -> None:
         """Send and handle what comes in ten seconds."""
@@ -168,7 +168,7 @@ class Shop:
                 runs=runs,
             )  # fmt: skip
 
-        flow = worker_status.report(self.prefix, f"5e0f21a{place}", write, 60_000)
+        flow = flows.report(self.prefix, f"5e0f21a{place}", write, 60_000)
         self.client._transport.run(flow)
 
     @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.server import Server
-from rmq.server.services.jobs import Jobs
 from tests.server.console.browsing import Window
 from tests.server.running import serving, until
 from tests.servers import Server as Redis

@@ -18,9 +18,10 @@ import pytest
 
 import rmq
 from bench.console import PAGES, fetch_to_the_end, fill, other_leader
+from rmq.features.dead_letters import pages as dead_letters_pages
+from rmq.features.messages import pages as messages_pages
 from rmq.server import Server
-from rmq.server.console.pages import dead_letters, messages
-from rmq.server.console.readings import Readings
+from rmq.web.readings import Readings
 from tests.server.console.asked import Watch, forgetting
 from tests.server.running import serving, until
 from tests.servers import Server as Redis
@@ -89,7 +90,10 @@ def test_a_page_asks_for_a_part_of_20_000_messages(pages: Pages, name: str) -> N
 
 @pytest.mark.parametrize(
     ("name", "module", "constant", "value"),
-    [("waiting", messages, "ROWS", 1_000), ("dead letters", dead_letters, "ROWS", 1_000)],
+    [
+        ("waiting", messages_pages, "ROWS", 1_000),
+        ("dead letters", dead_letters_pages, "ROWS", 1_000),
+    ],
 )
 def test_a_page_that_read_more_would_be_noticed(
     pages: Pages, name: str, module: Any, constant: str, value: int, monkeypatch: pytest.MonkeyPatch
@@ -148,7 +152,7 @@ def overview(
     server: Redis, prefix: str, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Server]:
     # What took long is kept for longer, which would make the rate of a busy machine a lower one.
-    monkeypatch.setattr("rmq.server.console.readings.SHARE", 0)
+    monkeypatch.setattr("rmq.web.readings.SHARE", 0)
     for n in range(TOPICS):
         client.topic(f"t{n:02}").send(n)
     with serving(server.url, prefix) as running:

@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.server import Server
-from rmq.server.console.page import Ask
+from rmq.web.page import Ask
 from tests.server.console.conftest import PAGES, Filled
 from tests.server.console.fetching import fetch
 from tests.server.running import dead, until

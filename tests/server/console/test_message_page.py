@@ -6,7 +6,7 @@ import re
 
 import rmq
 from rmq.server import Server
-from rmq.server.console.render import NOTHING
+from rmq.web.render import NOTHING
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import fetch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rmq.server.console.pages import PAGES
+from rmq.server.pages import PAGES
 from tests.server.console import screenshots
 from tests.server.console.screenshots import ALL_BYTES, EACH_BYTES, FOLDER, LOOKS
 

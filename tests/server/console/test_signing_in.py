@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
-from rmq.core.access import Role
-from rmq.server.console.pages import PAGES
+from rmq.kernel.core.access import Role
+from rmq.server.pages import PAGES
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.running import dead, until

@@ -10,13 +10,13 @@ import threading
 import pytest
 
 import rmq
-from rmq.core import topic_context
+from rmq.features.audit.service import Audits
+from rmq.features.dead_letters import pages
+from rmq.features.topic_admin.service import Resizes
+from rmq.features.workers import reporter
+from rmq.kernel.topic import context
 from rmq.server import Server
-from rmq.server.console.pages import dead_letters
-from rmq.server.services.audits import Audits
-from rmq.server.services.resizes import Resizes
-from rmq.server.survey import Survey
-from rmq.worker import status_reporter
+from rmq.web.survey import Survey
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import csrf_of, fetch
 from tests.server.running import until
@@ -39,7 +39,7 @@ def _texts(page: str, row: str) -> list[str]:
 def test_leases_name_the_worker_that_runs_a_message(
     console: Server, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status_reporter, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(reporter, "HEARTBEAT_S", 0.1)
     go = threading.Event()
     topic = client.topic("orders")
 
@@ -132,7 +132,7 @@ def test_queries_show_how_much_waits_to_be_read(console: Server, client: rmq.Cli
 @pytest.fixture
 def numbered(server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A topic whose three numbered messages somebody has deleted from Redis."""
-    monkeypatch.setattr("rmq.server.console.pages.audit.OLDER_S", 0.0)
+    monkeypatch.setattr("rmq.features.audit.pages.OLDER_S", 0.0)
     with rmq.Client(server.url, prefix=prefix, interceptors=[rmq.Audit()]) as producer:
         topic = producer.topic("orders")
         for n in range(3):
@@ -276,7 +276,7 @@ def _fields(page: str) -> dict[str, str]:
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A survey that looks all the time; its topics are read again each time, not after 30 s."""
-    monkeypatch.setattr(topic_context, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(context, "FOLLOW_S", 0.0)
     monkeypatch.setattr(Survey, "every_s", 0.1)
     monkeypatch.setattr(Resizes, "every_s", 0.1)
 
@@ -393,7 +393,7 @@ def test_the_trash_says_who_purged_and_one_purge_is_undone_from_its_page(
 def test_dead_letters_open_by_cause_and_a_rare_cause_is_found_at_once(
     console: Server, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "SCAN", 10)
+    monkeypatch.setattr(pages, "SCAN", 10)
     topic = client.topic("orders", max_retries=0)
     topic.send_many([rmq.Outgoing(n) for n in range(60)])
     with topic.consumer() as consumer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.cli.send import send
+from rmq.features.messages.cli.send import send
 
 PAIRS = [
     (rmq.Client, rmq.AsyncClient),

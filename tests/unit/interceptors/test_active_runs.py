@@ -8,13 +8,13 @@ import threading
 
 import pytest
 
-from rmq.client.consumer import Delivery
-from rmq.core import ids
-from rmq.core.delivery import BatchOrigin
-from rmq.core.keys import SlotKeys
-from rmq.core.score import receipt_score
 from rmq.interceptors import active_runs
 from rmq.interceptors.active_runs import Runs
+from rmq.kernel.consumer.consumer import Delivery
+from rmq.kernel.core import ids
+from rmq.kernel.core.delivery import BatchOrigin
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import receipt_score
 
 
 def delivery(

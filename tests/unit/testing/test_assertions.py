@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from rmq.core.ids import MessageId
-from rmq.core.message import Message
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Message
 from rmq.testing import assertions
 from rmq.testing.assertions import MessageCriteria
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rmq.worker.event_loop import EventLoopThread
 from rmq.worker.executors import YIELD_EVERY, Executor, TaskExecutor, ThreadExecutor
-from rmq.worker.lane import Lane
+from rmq.worker.queue import Lane
+from rmq.worker.running import EventLoopThread
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import pytest
 
 import rmq
-from rmq.client.handler import Handler
-from rmq.worker.event_loop import EventLoopThread
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.handlers.scopes import RunScope
 from rmq.worker.process_scope import ProcessScope
-from rmq.worker.run_scope import RunScope
+from rmq.worker.running import EventLoopThread
 
 seen: list[Any] = []
 

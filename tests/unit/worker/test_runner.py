@@ -13,13 +13,13 @@ import msgpack
 import pytest
 
 import rmq
-from rmq.client.consumer import AsyncDelivery, Delivery
-from rmq.client.handler import Handler
-from rmq.core import record
-from rmq.core.delivery import BatchOrigin, DeliveryData
-from rmq.core.interceptor import Hooks
-from rmq.core.score import receipt_score
-from rmq.protocol.draft import RETRY_MARK, RUNTIME_MARK
+from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.core import record
+from rmq.kernel.core.delivery import BatchOrigin, DeliveryData
+from rmq.kernel.core.interceptor import Hooks
+from rmq.kernel.core.score import receipt_score
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.producer.draft import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.disposition import Disposition, RuntimeExceeded, disposition_for, runtime_exceeded
 from rmq.worker.runner import Runner
 

@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 import rmq
-from rmq.core.middleware import middleware_of
+from rmq.kernel.core.interceptor import middleware_of
 from rmq.ledger import exactly_once
 
 ENGINE = sa.create_engine("sqlite://")

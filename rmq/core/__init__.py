@@ -1,1 +1,0 @@
-"""Values and rules: messages, settings, retries, codecs, ids, keys. No I/O and no Redis."""

@@ -1,0 +1,1 @@
+"""Audits: numbers of accepted and settled messages, and which are missing."""

@@ -1,0 +1,91 @@
+"""The auditor: a worker's thread that looks for lost messages, if its client has `rmq.Audit`.
+
+The workers of a topic share the work: the first worker in an interval audits the topic, and the
+others skip it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterable
+
+from rmq.errors import RMQError
+from rmq.features.audit import flows as audit_flow
+from rmq.features.audit.audit import Audit
+from rmq.kernel.core.interceptor import Interceptor
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
+
+log = logging.getLogger("rmq")
+
+STOP_S = 1.0  # for the audit of one page to end; a stop waits no longer for the thread
+
+
+class Auditor:
+    """Audits topics until it is stopped."""
+
+    def __init__(
+        self, audit: Audit, transport: Transport, contexts: Iterable[TopicContext]
+    ) -> None:
+        self._audit = audit
+        self._transport = transport
+        self._contexts = list(contexts)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rmq-audit", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        assert self._audit.every_ms is not None
+        # Spread over the workers, and never later than the interval after its own last audit.
+        while not self._stop.wait(self._audit.every_ms / 1000 * random.uniform(0.95, 1.0)):
+            for context in self._contexts:
+                if self._stop.is_set():
+                    return
+                self._audit_topic(context)
+
+    def _audit_topic(self, context: TopicContext) -> None:
+        every_ms = round((self._audit.every_ms or 0) * 0.9)
+        try:
+            report = self._transport.run(
+                audit_flow.audit(
+                    context,
+                    self._audit.older_ms,
+                    every_ms=every_ms,
+                    progress=self._raise_if_stopping,
+                )
+            )
+        except _Stopped:
+            return
+        except RMQError as error:
+            log.warning("topic %r cannot be audited just now: %s", context.name, error)
+            return
+        self._audit.report(context.name, report)
+
+    def _raise_if_stopping(self, done: int, whole: int) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+
+    def ask_to_stop(self) -> None:
+        """Ask the thread to end; it begins no other page."""
+        self._stop.set()
+
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """Stop the thread, and wait a moment for it."""
+        self._stop.set()
+        self._thread.join(min(wait_s, STOP_S))
+
+
+class _Stopped(Exception):
+    """The worker is stopping during an audit."""
+
+
+def start(
+    chain: Iterable[Interceptor], transport: Transport, contexts: Iterable[TopicContext]
+) -> Auditor | None:
+    """Start an auditor if an interceptor asks for it."""
+    for interceptor in chain:
+        if isinstance(interceptor, Audit) and interceptor.every_ms is not None:
+            return Auditor(interceptor, transport, contexts)
+    return None

@@ -1,0 +1,172 @@
+"""Audit a topic: find numbers of accepted messages that no message has.
+
+A number is missing when it was open before a scan of all living messages and is open after it, and
+no message that lived all the while has it. The scripts that remove a message account for its number
+in the same step, so this is exact, however busy the topic is.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from rmq.features.audit import scripts
+from rmq.features.audit.audit import RANGES_MAX, Audited, Missing
+from rmq.kernel.core import validation
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.sequence import NUMBERS_MAX
+from rmq.kernel.core.validation import Ranges, difference, intersection, union
+from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.topic import opening, scripts as topic_scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow, Progress, pipeline
+
+PAGE = 1000
+
+
+class _OpenNumbers:
+    """The open numbers of one producer in one slot."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.ranges: list[tuple[int, int, int]] = []  # first, last, since when
+
+    def accepted(self, before_ms: float) -> Ranges:
+        """Return those that are reported as accepted, and open since before then."""
+        return union(
+            (first, min(last, self.sent))
+            for first, last, since in self.ranges
+            if first <= self.sent and since <= before_ms
+        )
+
+
+class _Account:
+    """The account of a slot, and its open numbers by producer."""
+
+    def __init__(self) -> None:
+        self.now_ms = self.numbered = self.seen = self.accounted = 0
+        self.producers: dict[str, _OpenNumbers] = {}
+
+    def add(self, page: scripts.AuditOpenPage) -> None:
+        self.now_ms, self.numbered, self.seen, self.accounted = page[:4]
+        for member in page.members:
+            producer, last, first, since, *sent = member.decode().split(":")
+            numbers = self.producers.setdefault(producer, _OpenNumbers())
+            if sent:
+                numbers.sent = int(sent[0])
+            else:
+                numbers.ranges.append((int(first), int(last), int(since)))
+
+
+def _read_account(keys: SlotKeys, page: scripts.AuditOpenPage | None = None) -> Flow[_Account]:
+    """Read all open numbers of a slot; `page`: the first page, if it was read already."""
+    account = _Account()
+    if page is None:
+        page = yield scripts.audit_open(keys)
+    while page:
+        account.add(page)
+        if len(page.members) < PAGE:
+            break
+        page = yield scripts.audit_open(keys, page.members[-1])
+    return account
+
+
+class _LivingNumbers:
+    """The numbers of messages that live in a slot."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, array[int]] = {}
+        self.counts = dict.fromkeys("spd", 0)  # by the first letter of the queue
+
+    def add(self, members: list[bytes]) -> None:
+        for member in members:
+            producer, number = member[1:11].decode(), int(member[12:])
+            self.numbers.setdefault(producer, array("Q")).append(number)
+            self.counts[chr(member[0])] += 1
+
+    def of(self, producer: str) -> Ranges:
+        return validation.from_numbers(sorted(self.numbers.get(producer, ())))
+
+
+def audit(
+    context: TopicContext,
+    older_ms: int,
+    forget: bool = False,
+    every_ms: int = 0,
+    progress: Progress | None = None,
+) -> Flow[Audited | None]:
+    """Find missing numbers of a topic.
+
+    Args:
+        context: of the topic.
+        older_ms: only those that were reported as accepted so long ago.
+        forget: account for missing numbers, so that they are not reported again.
+        every_ms: only if no caller has given this for so long; else None is returned.
+        progress: called with (records read, records there were) as it goes.
+    """
+    yield from opening.ensure_open(context, create=False)
+    first_page = None
+    if every_ms:
+        first_page = yield scripts.audit_open(context.slots[0], every_ms=every_ms)
+        if first_page is None:
+            return None
+    records = done = 0
+    if progress:
+        stats = yield from pipeline([topic_scripts.stats(keys) for keys in context.slots])
+        records = sum(slot["records"] for slot in stats)
+    producers: set[str] = set()
+    numbered = seen = accounted = 0
+    counts = dict.fromkeys("spd", 0)
+    all_missing: list[Missing] = []
+    for keys in context.slots:
+        before = yield from _read_account(keys, first_page if keys.index == 0 else None)
+        living, cursor = _LivingNumbers(), b"0"
+        while True:
+            page = yield scripts.audit_scan(keys, cursor, PAGE)
+            if page.is_first:
+                living = _LivingNumbers()
+            living.add(page.living)
+            cursor, done = page.cursor, done + page.looked
+            if progress:
+                progress(done, max(done, records))
+            if cursor == b"0":
+                break
+        after = yield from _read_account(keys)
+        missing = _find_missing(keys, before, after, living, older_ms)
+        if forget:
+            yield from _forget(keys, missing)
+        all_missing += missing
+        producers |= after.producers.keys()
+        numbered, seen = numbered + after.numbered, seen + after.seen
+        accounted += after.accounted
+        for letter, count in living.counts.items():
+            counts[letter] += count
+    total = validation.count((missing.first, missing.last) for missing in all_missing)
+    return Audited(
+        context.name, len(producers), numbered, seen, accounted, counts["s"], counts["p"],
+        counts["d"], total, all_missing[:RANGES_MAX],
+    )  # fmt: skip
+
+
+def _find_missing(
+    keys: SlotKeys, before: _Account, after: _Account, living: _LivingNumbers, older_ms: int
+) -> list[Missing]:
+    missing = []
+    latest = before.now_ms - older_ms
+    for producer, open_before in before.producers.items():
+        open_after = after.producers.get(producer)
+        if open_after is None:
+            continue
+        open_all_along = intersection(
+            open_before.accepted(latest), open_after.accepted(float("inf"))
+        )
+        gone = difference(open_all_along, living.of(producer)) if open_all_along else []
+        missing += [Missing(producer, keys.index, first, last) for first, last in gone]
+    return missing
+
+
+def _forget(keys: SlotKeys, missing: list[Missing]) -> Flow[None]:
+    """Account for missing numbers."""
+    for gap in missing:
+        for first in range(gap.first, gap.last + 1, NUMBERS_MAX):
+            last = min(gap.last, first + NUMBERS_MAX - 1)
+            yield producer_scripts.audit_report(keys, gap.producer, 0, 0, [(first, last)])

@@ -1,0 +1,71 @@
+"""Audits: which messages of a topic are missing."""
+
+from __future__ import annotations
+
+from rmq.features.audit import audit as audit_audit
+from rmq.kernel.core.access import Role
+from rmq.web import requests
+from rmq.web.operation import At, Table
+from rmq.web.requests import Answer, Request, Seconds
+
+TABLE = Table("audits")
+
+
+class AuditQuery(Request):
+    """Messages that are audited: those accepted so many seconds ago."""
+
+    older_than: Seconds = 60
+
+
+class Audited(Answer):
+    """The audit of a topic; fields as of `rmq audit`.
+
+    Attributes:
+        missing: numbers that were accepted, are not accounted for, and that no message has.
+        lost: the missing numbers, in at most 1000 ranges.
+    """
+
+    topic: str
+    producers: int
+    numbered: int
+    seen: int
+    accounted: int
+    waiting: int
+    in_flight: int
+    dead: int
+    missing: int
+    lost: list[Missing]
+
+
+@TABLE.get("/topics/{topic}/audit", "topic-not-found", "conflict")
+async def audit(at: At, path: requests.TopicPath, query: AuditQuery) -> Audited:
+    """Report which messages of producers with `rmq.Audit` were lost."""
+    return audited_of(await at.admin.audit(path.topic, older_than=query.older_than))
+
+
+class ForgetMissing(Request):
+    """Missing messages that are accounted for: those accepted so many seconds ago."""
+
+    older_than: Seconds = 60
+
+
+@TABLE.post("/topics/{topic}/audit/forget", "topic-not-found", "conflict", role=Role.ADMIN)
+async def forget_missing(at: At, path: requests.TopicPath, body: ForgetMissing) -> Audited:
+    """Account for missing messages, so that they are not reported again; return the last report."""
+    found = await at.admin.audit(path.topic, older_than=body.older_than, forget=True)
+    return audited_of(found)
+
+
+class Missing(Answer):
+    """A range of numbers whose messages are missing; fields as of `rmq audit`."""
+
+    producer: str
+    slot: int
+    first: int
+    last: int
+
+
+def audited_of(found: audit_audit.Audited) -> Audited:
+    """Return an audit as it is shown."""
+    lost = [Missing(**missing._asdict()) for missing in found.lost]
+    return Audited(**found._asdict() | {"lost": lost})

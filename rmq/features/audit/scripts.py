@@ -1,0 +1,57 @@
+"""Commands of the audit: account for numbers, read open numbers, list numbers that live."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import context
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+class AuditOpenPage(NamedTuple):
+    """The reply to audit: the slot's account, and a page of the numbers not accounted for."""
+
+    now_ms: int
+    numbered: int
+    seen: int
+    accounted: int
+    members: list[bytes]
+
+
+class AuditScanPage(NamedTuple):
+    """The reply to audit_scan."""
+
+    cursor: bytes  # of the next page; b"0" at the end
+    looked: int  # records read
+    is_first: bool  # of a pass; a pass begins anew on another server
+    living: list[bytes]
+
+
+def audit_open(
+    keys: SlotKeys, after: bytes = b"", limit: int = 1000, every_ms: int = 0
+) -> Command[AuditOpenPage | None]:
+    """Read a page of the numbers that are not accounted for; None: another caller did lately."""
+
+    def parse(reply: list[Any]) -> AuditOpenPage | None:
+        return (
+            AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:]) if reply[0] else None
+        )
+
+    return Command(
+        scripts.load("audit_open"),
+        (keys.slot, keys.audit),
+        [context.now_us, after, limit, every_ms],
+        parse,
+    )
+
+
+def audit_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[AuditScanPage]:
+    """Read a page of the numbered messages that live in a slot."""
+    return Command(
+        scripts.load("audit_scan"),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.records, keys.trash),
+        [cursor, limit],
+        lambda reply: AuditScanPage(reply[0], reply[1], bool(reply[2]), reply[3:]),
+    )

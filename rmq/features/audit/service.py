@@ -1,0 +1,79 @@
+"""Audit topics whose producers number their messages, where no worker does.
+
+A topic is audited in turn with its workers: one audit in an interval is enough.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rmq.errors import TopicNotFound, TopicVanished
+from rmq.features.audit import flows as audit_flow, scripts
+from rmq.features.audit.audit import Audit
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow, pipeline
+from rmq.web.survey import Survey
+
+log = logging.getLogger("rmq")
+
+EVERY_S = 30.0
+AUDIT_S = 600.0  # between two audits of a topic
+WITHOUT_S = 1200.0  # between two looks at a topic whose messages have no numbers
+OLDER_S = 60.0  # messages that were accepted later are not looked for yet
+
+
+def _is_numbered(context: TopicContext) -> Flow[bool]:
+    """Whether producers number messages of a topic: an audit reads all messages, this does not."""
+    pages = yield from pipeline([scripts.audit_open(keys) for keys in context.slots])
+    return any(page.numbered for page in pages)
+
+
+class Audits:
+    """Audits each topic once in ten minutes.
+
+    Attributes:
+        missing: by topic, how many messages the last audit of this server found missing; topics
+            without numbered messages are left out.
+    """
+
+    name = "audits"
+    every_s = EVERY_S
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        self._transport = transport
+        self._survey = survey
+        self._audit = Audit(older_than=OLDER_S)
+        self._next_at: dict[str, float] = {}  # by topic, by the monotonic clock
+        self.missing: dict[str, int] = {}
+
+    def run_once(self) -> int:
+        """Audit what is due; return how many topics with numbered messages were audited."""
+        topics, now, audited = self._survey.topics, time.monotonic(), 0
+        self._next_at = {name: at for name, at in self._next_at.items() if name in topics}
+        missing = {name: count for name, count in self.missing.items() if name in topics}
+        for name, counts in topics.items():
+            if now < self._next_at.get(name, 0.0):
+                continue
+            # Other servers and workers do not audit it again in this time.
+            every_ms = round(AUDIT_S * 900)
+            try:
+                if not self._transport.run(_is_numbered(counts.context)):
+                    self._next_at[name] = now + WITHOUT_S
+                    continue
+                report = self._transport.run(
+                    audit_flow.audit(counts.context, self._audit.older_ms, every_ms=every_ms)
+                )
+            except (TopicNotFound, TopicVanished) as error:
+                log.debug("topic %r: %s", name, error)
+                continue
+            self._next_at[name] = now + AUDIT_S
+            self._audit.report(name, report)
+            missing.pop(name, None)
+            if report is not None:
+                missing[name] = report.missing
+                audited += 1
+        self.missing = missing
+        return audited

@@ -1,0 +1,46 @@
+"""`rmq audit-trail`: who did what."""
+
+from __future__ import annotations
+
+import click
+
+from rmq.kernel.core.score import moment
+from rmq.terminal import output, text
+from rmq.terminal.app import Command
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
+
+
+@click.command(cls=Command, examples=("rmq audit-trail", "rmq audit-trail --limit 1000 -o csv"))
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True,
+    help="The largest number of acts to list.",
+)  # fmt: skip
+def audit_trail(limit: int) -> None:
+    """List who did what, the newest first.
+
+    That is jobs, wherever they were started, and acts over HTTP and in the console.
+
+    The newest 10 000 acts are kept.
+    """
+    common = common_options()
+    with common.client() as client:
+        lines = client.admin.audit_trail(limit)
+    if common.json:
+        output.document([
+            {"at": text.iso(moment(line.at_ms)), "by": line.by, "what": line.what,
+             "subject": line.subject or None, "text": line.text}
+            for line in lines
+        ])  # fmt: skip
+    elif not lines:
+        common.note("nobody has done anything yet")
+    else:
+        columns = [
+            Column("WHEN"), Column("BY", style="cyan"), Column("WHAT"), Column("SUBJECT"),
+            Column("DETAILS"),
+        ]  # fmt: skip
+        output.table(columns, [
+            [text.clock(moment(line.at_ms)), text.neutral(line.by), text.neutral(line.what),
+             text.neutral(line.subject) or "-", text.neutral(line.text)]
+            for line in lines
+        ])  # fmt: skip

@@ -1,0 +1,72 @@
+"""The audit trail: who did what."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from rmq.kernel.core.score import TIMED_MIN, moment
+from rmq.kernel.topic import audit_trail
+from rmq.web import operation
+from rmq.web.operation import At, Table
+from rmq.web.requests import Answer, CursorText, Limit, Request
+
+TABLE = Table("audits")
+
+
+class Place(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Where the audit trail goes on: after so many lines of a time."""
+
+    at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
+    seen: Annotated[int, msgspec.Meta(ge=1, le=9_000)]
+
+
+class AuditTrailQuery(Request):
+    """Which lines of the audit trail are listed."""
+
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+class AuditTrail(Answer):
+    """Lines of the audit trail, the newest first.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
+
+    lines: list[AuditLine]
+    cursor: str | None
+
+
+@TABLE.get("/audit-trail")
+async def list_audit_trail(at: At, query: AuditTrailQuery) -> AuditTrail:
+    """List who did what, the newest first; the newest 10 000 lines are kept."""
+    place = operation.read(query.cursor, Place) if query.cursor else None
+    seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
+    found = (await at.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
+    page, cursor = found[: query.limit], None
+    if len(found) > query.limit:
+        last_ms = page[-1].at_ms
+        before = seen if place and place.at_ms == last_ms else 0
+        cursor = operation.write(Place(last_ms, before + [r.at_ms for r in page].count(last_ms)))
+    return AuditTrail(lines=[audit_line_of(line) for line in page], cursor=cursor)
+
+
+class AuditLine(Answer):
+    """A line of the audit trail: who did what, of what, and the rest."""
+
+    at: datetime
+    by: str
+    what: str
+    subject: str
+    text: str
+
+
+def audit_line_of(line: audit_trail.AuditLine) -> AuditLine:
+    """Return a line of the audit trail as it is shown."""
+    return AuditLine(
+        at=moment(line.at_ms), by=line.by, what=line.what, subject=line.subject, text=line.text
+    )

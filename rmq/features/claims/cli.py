@@ -1,0 +1,62 @@
+"""`rmq claim`: show or delete the claim on a business key."""
+
+from __future__ import annotations
+
+import click
+
+from rmq.terminal import output, text
+from rmq.terminal.app import Command, NotFound
+from rmq.terminal.confirm import confirm
+from rmq.terminal.options import common_options
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "rmq claim payments payment-17",
+        "rmq claim payments payment-17 --delete --yes",
+    ),
+)
+@click.argument("topic")
+@click.argument("key")
+@click.option(
+    "--consumer", default="default", show_default=True, help="The name in the handler's rmq.Claims."
+)
+@click.option(
+    "--delete", is_flag=True, help="Delete the claim: the next message with this key runs again."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
+    """Show the claim on the business key KEY of TOPIC.
+
+    consuming: a delivery runs, or its process died and the claim ends with its lease.
+    consumed: the work is done, and copies are acked. Exit code 3: there is no claim.
+    """
+    common = common_options()
+    with common.client() as client:
+        held = client.admin.claim(topic, key, consumer=consumer)
+        if held is None:
+            raise NotFound(f"topic {topic!r} has no claim on key {key!r} of consumer {consumer!r}")
+        if delete:
+            action = f"forget that key {key!r} of topic {topic} is {held.state}"
+            confirm(topic, action, yes, look="leave out --delete to look")
+            client.admin.unclaim(topic, key, consumer=consumer)
+    if common.json:
+        output.document(
+            {
+                "key": key, "consumer": consumer, "state": held.state,
+                "message_id": str(held.message_id), "delivery": held.delivery,
+                "since": held.since.isoformat(), "left_s": held.left_s, "deleted": delete,
+            }
+        )  # fmt: skip
+        return
+    left = "for ever" if held.left_s is None else text.span(held.left_s * 1000)
+    output.details(
+        [
+            ("key", key), ("consumer", consumer), ("state", held.state),
+            ("message", str(held.message_id)), ("delivery", str(held.delivery)),
+            ("since", text.fine_clock(held.since)), ("kept for", left),
+        ]
+    )  # fmt: skip
+    if delete:
+        common.note("deleted: the work of the next message with this key is done again")

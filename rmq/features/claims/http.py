@@ -1,0 +1,48 @@
+"""Claims on business keys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from rmq.kernel.core.access import Role
+from rmq.web import requests
+from rmq.web.operation import At, Table
+from rmq.web.problems import ApiError
+from rmq.web.requests import Answer, Request, Text
+
+TABLE = Table("queries")
+NONE = "topic-not-found"
+
+
+class ClaimQuery(Request):
+    """Which claim on a business key."""
+
+    key: Text
+    consumer: Text = "default"
+
+
+class Claim(Answer):
+    """The claim on a business key."""
+
+    state: Literal["consuming", "consumed"]
+    message_id: str
+    delivery: int
+    since: datetime
+    left_s: float | None
+
+
+@TABLE.get("/topics/{topic}/claims", NONE, "not-found", "conflict")
+async def get_claim(at: At, path: requests.TopicPath, query: ClaimQuery) -> Claim:
+    """Return the claim on a business key."""
+    found = await at.admin.claim(path.topic, query.key, consumer=query.consumer)
+    if found is None:
+        raise ApiError("not-found", "there is no claim on this key", "key")
+    return Claim(**found._asdict() | {"message_id": str(found.message_id)})
+
+
+@TABLE.delete("/topics/{topic}/claims", NONE, "conflict", role=Role.ADMIN)
+async def delete_claim(at: At, path: requests.TopicPath, query: ClaimQuery) -> requests.Done:
+    """Delete the claim on a business key: the next message of the key is worked on."""
+    done = await at.admin.unclaim(path.topic, query.key, consumer=query.consumer)
+    return requests.Done(done=done)

@@ -1,0 +1,1 @@
+"""Dead letters: list, group, redrive, purge, restore, export and import."""

@@ -1,0 +1,1 @@
+"""`rmq dlq` and `rmq purge`."""

@@ -1,0 +1,461 @@
+"""`rmq dlq`: list, redrive, purge, restore, copy dead letters. `rmq purge`: waiting messages."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+import rmq
+from rmq.features.dead_letters.cli import files, listing
+from rmq.features.dead_letters.cli.options import (
+    conditions_given,
+    describe,
+    dry_run_option,
+    filter_argument,
+    filter_options,
+    print_dry_run,
+    read_filter,
+    report_skipped,
+    require_matches,
+    yes_option,
+)
+from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.features.dead_letters.jobs.cli import started, work
+from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
+from rmq.kernel.core.message import TRASH_KEEP_S
+from rmq.terminal import output, text as terminal_text
+from rmq.terminal.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound
+from rmq.terminal.confirm import confirm, progress
+from rmq.terminal.message import detail, find_message
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION, MESSAGE_ID
+
+
+@click.group(cls=CommandGroup)
+def dlq() -> None:
+    """List, redrive (send back) and purge dead letters."""
+
+
+@dlq.command(
+    "ls",
+    examples=(
+        "rmq dlq ls orders",
+        "rmq dlq ls orders 'error~\"timeout\" and age>1h and body.order>100'",
+    ),
+)
+@click.argument("topic")
+@filter_argument
+@filter_options
+@click.option(
+    "--limit", type=int, default=20, show_default=True, help="The largest number to list."
+)
+@click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended, as it told.")
+def list_dead(
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    limit: int,
+    cursor: str | None,
+    **filters: Any,
+) -> None:
+    """List dead letters of TOPIC, oldest first in each slot.
+
+    FILTER is for example error~"timeout" and age>1h and header.tenant=7; docs/dead-letters.md has
+    all of it. With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched
+    nothing.
+    """
+    if limit < 1:
+        raise click.UsageError("--limit: give 1 or more")
+    common = common_options()
+    given_filters = conditions_given(filters)
+    wanted = read_filter(filter_text, filter_option)
+    narrowed = bool(given_filters) or wanted is not None
+    with common.client() as client:
+        total = client.admin.stats(topic)["dead"]
+        matching = _matching_dead_letters(client, topic, wanted, given_filters, cursor, limit)
+        shown, last = listing.show(matching)
+    if narrowed and last is None and cursor is None:
+        raise NotFound(
+            f"topic {topic!r} has no such dead letter (of {terminal_text.number(total)})"
+        )
+    if last is None:
+        common.note(f"{topic}: no dead letters" if cursor is None else f"{topic}: no more")
+    elif shown == limit and (narrowed or cursor is not None or total > shown):
+        such = "the first" if narrowed else f"of {terminal_text.number(total)}, the first"
+        such = "the next" if cursor is not None else such
+        common.note(f"{such} {terminal_text.number(shown)}; more: --cursor {cursor_of(last)}")
+
+
+def _matching_dead_letters(
+    client: rmq.Client,
+    topic: str,
+    wanted: DeadLetterFilter | None,
+    given_filters: dict[str, Any],
+    cursor: str | None,
+    limit: int,
+) -> Iterator[list[rmq.Message]]:
+    """Yield dead letters that match, at most `limit`, in pages as they are read."""
+    fits = _predicate(given_filters)
+    if "ids" in given_filters:
+        now_ms = int(time.time() * 1000)
+        for message_id in given_filters["ids"][:limit]:
+            message = client.admin.get(topic, message_id)
+            if message is None or message.queue != "dead" or not fits(message):
+                continue
+            if wanted is None or wanted.matches(message, now_ms):
+                yield [message]
+        return
+    size = LIMIT_MAX if given_filters else limit
+    pages = listing.read_pages(client, topic, wanted, cursor, size)
+    for page in pages:
+        matching = list(filter(fits, page))[:limit]
+        yield matching
+        limit -= len(matching)
+        if limit == 0:
+            return
+
+
+def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
+    try:
+        error_pattern = re.compile(given_filters["error"]) if "error" in given_filters else None
+    except re.error as problem:
+        raise click.UsageError(
+            f"--error: {given_filters['error']!r} is no regular expression: {problem}"
+        ) from None
+    latest = time.time() - given_filters.get("older_than", 0)
+
+    def fits(message: rmq.Message) -> bool:
+        failure = message.failure
+        if "type" in given_filters and message.type != given_filters["type"]:
+            return False
+        if "older_than" in given_filters and message.died and message.died.timestamp() > latest:
+            return False
+        if "reason" in given_filters and (
+            failure is None or failure.reason != given_filters["reason"]
+        ):
+            return False
+        return error_pattern is None or bool(failure and error_pattern.search(failure.error))
+
+    return fits
+
+
+@dlq.command("show", examples=("rmq dlq show orders 34qdd3l8pc001f8d2kpl0v9r4c",))
+@click.argument("topic")
+@click.argument("id", type=MESSAGE_ID)
+def show_dead(topic: str, id: rmq.MessageId) -> None:
+    """Show the dead letter ID of TOPIC in full, with every attempt, error and traceback."""
+    message = find_message(topic, id)
+    if message.queue != "dead":
+        raise NotFound(f"{id} is not dead, it is in {message.queue}; see rmq get {topic} {id}")
+    if common_options().json:
+        fields = listing.fields_of(message)
+        output.document(fields | {"attempts": terminal_text.attempt_fields(message)})
+    else:
+        detail(message, as_json=False)
+
+
+@dlq.command(
+    examples=(
+        "rmq dlq groups orders",
+        "rmq dlq groups orders 'age<1h and not error~refused'",
+    )
+)
+@click.argument("topic")
+@filter_argument
+def groups(topic: str, filter_text: str | None, filter_option: str | None) -> None:
+    """Count the dead letters of TOPIC by cause: by the fingerprint of their error.
+
+    A fingerprint is the same for errors that differ only in numbers, ids, quoted text and paths.
+    Use it in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
+    """
+    common = common_options()
+    wanted = read_filter(filter_text, filter_option)
+    with common.client() as client, progress("reading") as on_progress:
+        found = client.admin.dead_letter_groups(topic, filter=wanted, progress=on_progress)
+    if found.total:
+        listing.show_groups(topic, found)
+    elif wanted is not None:
+        raise NotFound(f"topic {topic!r} has no such dead letter")
+    else:
+        common.note(f"{topic}: no dead letters")
+
+
+@dlq.command(
+    examples=(
+        "rmq dlq redrive orders --error Timeout --dry-run",
+        "rmq dlq redrive orders --reason failed --rate 50",
+        "rmq dlq redrive orders --type refund --rate 500 --detach --yes",
+        "rmq dlq redrive orders --reason unhandled --to orders-v2 --dry-run",
+    )
+)
+@click.argument("topic")
+@filter_argument
+@filter_options
+@dry_run_option
+@click.option("--to", metavar="TOPIC", help="Send them to this topic instead; it must exist.")
+@click.option("--rate", type=float, metavar="N", help="At most N a second.")
+@click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
+@yes_option
+def redrive(
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    dry_run: bool,
+    to: str | None,
+    rate: float | None,
+    detach: bool,
+    yes: bool,
+    **filters: Any,
+) -> int | None:
+    """Send dead letters of TOPIC back to be consumed again, with all their retries.
+
+    All of them, or those that match FILTER and every option. It asks for the name of the topic
+    first, unless only ids were given. It starts a job and works on it: after Ctrl-C or a crash,
+    rmq server goes on, or rmq job resume. See rmq job ls. With --to, what that topic refuses stays
+    dead: another message there has the id, it is full, or too large, or sends are paused.
+    """
+    common = common_options()
+    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
+    with common.client() as client:
+        matched = client.admin.redrive(topic, to=to, dry_run=True, **given_filters).matched
+        require_matches(topic, matched, given_filters)
+        if dry_run:
+            counted = describe(matched, given_filters)
+            text = f"would send {counted} to topic {to!r}" if to else f"would send back {counted}"
+            print_dry_run(topic, matched, text)
+            return None
+        action = f"send back {describe(matched, given_filters)} of topic {topic!r}"
+        if to is not None:
+            action = f"send {describe(matched, given_filters)} of topic {topic!r} to topic {to!r}"
+        confirm(topic, action, yes or set(given_filters) == {"ids"})
+        job = client.admin.job_start(
+            topic, "redrive", conditions=given_filters, rate=rate, expected=matched, to=to
+        )
+        if detach:
+            started(job)
+            return None
+        job = work(client, job)
+    if common.json:
+        output.document({
+            "topic": topic, "dry_run": False, "job": job.id, "matched": job.matched,
+            "sent": job.done, "unreadable": job.unreadable, "to": job.to,
+            "refused": dict(job.refused),
+        })  # fmt: skip
+    else:
+        where = "back" if to is None else f"to {to}"
+        click.echo(f"{topic}: {terminal_text.plural(job.done, 'dead letter')} sent {where}")
+    if job.state != "done":
+        common.note(f"job {job.id} is {job.state}; rmq job resume {job.id} goes on if it is paused")
+        return PARTLY
+    if job.refused:
+        raise Failed(_refused_text(job), PARTLY if job.done else ERROR)
+    return report_skipped(given_filters, max(matched, job.matched), job.done, job.unreadable)
+
+
+_WHY = {
+    "conflict": "the topic has, or had, another message of the same id",
+    "too large": "above its max_body",
+    "full": "at its max_length",
+    "paused": "sends to it are paused",
+    "moving": "on the way to another topic: run the redrive to that topic again",
+    "not durable": "there, but in too few copies: run the redrive to that topic again",
+}
+
+
+def _refused_text(job: rmq.Job) -> str:
+    reasons = [
+        f"{terminal_text.number(n)} {name} ({_WHY[name]})" for name, n in job.refused.items()
+    ]
+    stayed = terminal_text.plural(sum(job.refused.values()), "dead letter")
+    return f"{stayed} stayed: {', '.join(reasons)}; which ones: rmq job show {job.id} --outcomes N"
+
+
+@dlq.command(
+    "purge",
+    examples=(
+        "rmq dlq purge orders --older-than 30d --dry-run",
+        "rmq dlq purge orders --reason undecodable --yes",
+        "rmq dlq purge orders --keep 0 --yes",
+    ),
+)
+@click.argument("topic")
+@filter_argument
+@filter_options
+@dry_run_option
+@click.option(
+    "--keep",
+    type=DURATION,
+    default=TRASH_KEEP_S,
+    show_default="24h",
+    help="How long they can be restored; 0: not at all.",
+)
+@yes_option
+def purge_dead(
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    dry_run: bool,
+    keep: float,
+    yes: bool,
+    **filters: Any,
+) -> int | None:
+    """Put dead letters of TOPIC into the trash, from where rmq dlq restore gets them back.
+
+    All of them, or those that match FILTER and every option. After --keep they are deleted for
+    good. It asks for the name of the topic first.
+    """
+    common = common_options()
+    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
+    with common.client() as client:
+        matched = client.admin.purge(topic, "dead", dry_run=True, **given_filters)
+        require_matches(topic, matched, given_filters)
+        if dry_run:
+            print_dry_run(topic, matched, f"would delete {describe(matched, given_filters)}")
+            return None
+        for_good = "" if keep else " for good"
+        action = f"delete {describe(matched, given_filters)} of topic {topic!r}{for_good}"
+        means = (
+            f"rmq dlq restore gets them back for {terminal_text.span(keep * 1000)}." if keep else ""
+        )
+        confirm(topic, action, yes, means=means)
+        with progress("purging") as on_progress:
+            purged = client.admin.purge(
+                topic, "dead", keep=keep, progress=on_progress, **given_filters
+            )
+    if common.json:
+        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
+    else:
+        click.echo(f"{topic}: {terminal_text.plural(purged, 'dead letter')} deleted")
+        if keep:
+            common.note(
+                f"rmq dlq restore {topic} gets them back for {terminal_text.span(keep * 1000)}"
+            )
+    return report_skipped(given_filters, matched, purged)
+
+
+@dlq.command(
+    examples=("rmq dlq restore orders --reason failed", "rmq dlq restore orders --job ID --dry-run")
+)
+@click.argument("topic")
+@filter_options
+@click.option("--job", metavar="ID", help="Only those that this purge put there.")
+@dry_run_option
+def restore(topic: str, dry_run: bool, job: str | None, **filters: Any) -> int | None:
+    """Put dead letters of TOPIC back from the trash, with the time at which they died.
+
+    All of them, or those that match every filter. In a topic with --dead-retention they stay for
+    another 24 hours at least, or for that time if it is shorter.
+    """
+    common = common_options()
+    given_filters = conditions_given(filters) | ({} if job is None else {"job": job})
+    with common.client() as client:
+        if "older_than" in given_filters:
+            raise click.UsageError("--older-than: the trash has no such filter; use the others")
+        matched = client.admin.restore(topic, dry_run=True, **given_filters)
+        if not matched:
+            raise NotFound(f"the trash of topic {topic!r} has no such letters; nothing was done")
+        if dry_run:
+            print_dry_run(topic, matched, f"would restore {describe(matched, given_filters)}")
+            return None
+        with progress("restoring") as on_progress:
+            restored = client.admin.restore(topic, progress=on_progress, **given_filters)
+    if common.json:
+        output.document({"topic": topic, "matched": matched, "restored": restored})
+    else:
+        click.echo(f"{topic}: {terminal_text.plural(restored, 'dead letter')} restored")
+    return report_skipped(given_filters, matched, restored)
+
+
+@dlq.command(
+    "export",
+    examples=(
+        "rmq dlq export orders > dead.ndjson",
+        "rmq dlq export orders 'error~timeout' | gzip > dead.ndjson.gz",
+    ),
+)
+@click.argument("topic")
+@filter_argument
+def export_dead(topic: str, filter_text: str | None, filter_option: str | None) -> None:
+    """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
+
+    A body stands there twice: as bytes in base64, which dlq import reads, and decoded.
+    """
+    wanted = read_filter(filter_text, filter_option)
+    with common_options().client() as client:
+        pages = listing.read_pages(client, topic, wanted, size=100, raw=True)
+        messages = itertools.chain.from_iterable(pages)
+        output.lines(map(files.export_fields, messages))
+
+
+@dlq.command(
+    "import",
+    examples=(
+        "rmq dlq import orders < dead.ndjson",
+        "jq -c 'select(.priority > 500)' dead.ndjson | rmq dlq import orders --json",
+    ),
+)
+@click.argument("topic")
+def import_dead(topic: str) -> int | None:
+    """Send what dlq export wrote, from stdin, to TOPIC as messages to be consumed.
+
+    They keep ids, types, headers and priorities, and have all their retries. A message that the
+    topic still has, waiting, in flight or dead, is a duplicate and stays as it is, so that a second
+    import adds nothing. A bad line is named by its number, and nothing of it is sent. Exit code 4:
+    some lines were bad, 1: all.
+    """
+    common = common_options()
+    with common.client() as client:
+        sender = files.Import(client, topic)
+        sender.run(sys.stdin.buffer)
+    counts = sender.counts
+    if common.json:
+        output.document({"topic": topic} | counts)
+    else:
+        sent = terminal_text.plural(counts["stored"], "message")
+        click.echo(
+            f"{topic}: {sent} sent, {terminal_text.number(counts['duplicate'])} there already"
+        )
+    if counts["bad"]:
+        text = f"{terminal_text.plural(counts['bad'], 'line')} could not be sent; see above"
+        raise Failed(text, PARTLY if counts["stored"] or counts["duplicate"] else ERROR)
+    return None
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "rmq purge orders --dry-run",
+        "rmq purge orders",
+    ),
+)
+@click.argument("topic")
+@dry_run_option
+@yes_option
+def purge(topic: str, dry_run: bool, yes: bool) -> None:
+    """Delete all waiting messages of TOPIC for good, also those due later.
+
+    Messages in flight and dead letters stay (for those: rmq dlq purge). It asks for the name of the
+    topic first.
+    """
+    common = common_options()
+    with common.client() as client:
+        matched = client.admin.purge(topic, "store", dry_run=True)
+        if not matched:
+            raise NotFound(f"nothing waits in topic {topic!r}; nothing was done")
+        counted = terminal_text.plural(matched, "waiting message")
+        if dry_run:
+            print_dry_run(topic, matched, f"would delete {counted}")
+            return
+        confirm(topic, f"delete {counted} of topic {topic!r} for good", yes)
+        with progress("purging") as on_progress:
+            purged = client.admin.purge(topic, "store", progress=on_progress)
+    if common.json:
+        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
+    else:
+        click.echo(f"{topic}: {terminal_text.plural(purged, 'waiting message')} deleted")

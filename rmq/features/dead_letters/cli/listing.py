@@ -1,0 +1,152 @@
+"""`rmq dlq ls`, `rmq dlq groups`: dead letters one by one, and by what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import rmq
+from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
+from rmq.kernel.core.failure import fingerprint
+from rmq.terminal import output, tables, text as terminal_text
+from rmq.terminal.message import age, tabulate
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
+
+WIDE = 110  # cells from which a dead letter fits on one line
+_ID, _AGE, _REASON, _TRIES, _TYPE = 26, 8, 13, 5, 18  # widths of the columns of a narrow list
+_HEADS = [
+    ("ID", _ID), ("DEAD-FOR", -_AGE), ("REASON", _REASON), ("TRIES", -_TRIES), ("TYPE", _TYPE),
+]  # fmt: skip
+
+
+def read_pages(
+    client: rmq.Client,
+    topic: str,
+    wanted: DeadLetterFilter | None,
+    cursor: str | None = None,
+    size: int = LIMIT_MAX,
+    *,
+    raw: bool = False,
+) -> Iterator[list[rmq.Message]]:
+    """Yield the dead letters that fit a filter, oldest first in each slot, in pages as read.
+
+    Args:
+        client: reads them.
+        topic: its name.
+        wanted: the filter.
+        cursor: the one behind which they begin.
+        size: the number of dead letters of one read.
+        raw: their bodies are the records.
+    """
+    while True:
+        page = client.admin.dead_letters(
+            topic, filter=wanted, cursor=cursor, limit=max(1, min(size, LIMIT_MAX)), raw=raw
+        )
+        yield page.messages
+        if page.cursor is None:
+            return
+        cursor = page.cursor
+
+
+def fields_of(message: rmq.Message) -> dict[str, Any]:
+    """Return a dead letter for JSON, with what `--cursor` and a filter can use."""
+    return {
+        **terminal_text.message_fields(message),
+        "fingerprint": fingerprint(message.failure) or None,
+        "cursor": cursor_of(message),
+    }
+
+
+def show(pages: Iterator[list[rmq.Message]]) -> tuple[int, rmq.Message | None]:
+    """Print dead letters as they come; return how many there were, and the last one."""
+    count, last = 0, None
+
+    def noted() -> Iterator[list[rmq.Message]]:
+        nonlocal count, last
+        for page in pages:
+            if page:
+                count, last = count + len(page), page[-1]
+            yield page
+
+    if common_options().json:
+        output.lines(map(fields_of, chain.from_iterable(noted())))
+    elif tables.terminal_width() >= WIDE or output.has_columns():
+        tabulate(noted(), "dead")
+    else:
+        for position, message in enumerate(chain.from_iterable(noted())):
+            if position == 0:
+                output.row(_HEADS)
+            _print_two_lines(message)
+    return count, last
+
+
+def _print_two_lines(message: rmq.Message) -> None:
+    failure = message.failure
+    error = failure.error.partition("\n")[0] if failure else ""
+    output.row(
+        [
+            (str(message.id), _ID),
+            (age(message.died), -_AGE),
+            (failure.reason if failure else "-", _REASON),
+            (str(message.deliveries), -_TRIES),
+            (message.type or "", _TYPE),
+        ],
+        error or terminal_text.body_text(message.body),
+    )
+
+
+def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
+    for group in found.groups:
+        yield {
+            "fingerprint": group.fingerprint,
+            "count": group.count,
+            "first": terminal_text.iso(group.first),
+            "last": terminal_text.iso(group.last),
+            "example": str(group.example),
+            "reason": group.reason,
+            "error": group.error,
+        }
+    if found.other:
+        yield {"fingerprint": None, "count": found.other}
+
+
+def _group_cells(group: rmq.DeadLetterGroup) -> list[str]:
+    return [
+        group.fingerprint or "-",
+        terminal_text.number(group.count),
+        age(group.first),
+        age(group.last),
+        str(group.example),
+    ]
+
+
+def _group_text(group: rmq.DeadLetterGroup) -> str:
+    """Return the first line of the error, behind the reason where that is not a plain failure."""
+    error = group.error.partition("\n")[0]
+    reason = group.reason if group.reason != "failed" or not error else ""
+    return ": ".join(part for part in (reason, error) if part)
+
+
+def show_groups(topic: str, found: rmq.DeadLetterGroups) -> None:
+    """Print dead letters by fingerprint."""
+    common = common_options()
+    if common.json:
+        output.lines(_group_fields(found))
+        return
+    heads, widths = ("FINGERPRINT", "COUNT", "FIRST", "LAST", "EXAMPLE"), (12, -9, -7, -7, _ID)
+    rows = [[*_group_cells(group), _group_text(group)] for group in found.groups]
+    if tables.terminal_width() >= WIDE or output.has_columns():
+        columns = [Column(head, right=width < 0) for head, width in zip(heads, widths, strict=True)]
+        output.table([*columns, Column("ERROR", cut=True, style="red")], rows)
+    else:
+        output.row(list(zip(heads, widths, strict=True)))
+        for *cells, text in rows:
+            output.row(list(zip(cells, widths, strict=True)), text)
+    letters = terminal_text.plural(found.total, "dead letter")
+    groups = terminal_text.plural(len(found.groups), "group")
+    common.note(f"{topic}: {letters} in {groups}; FIRST and LAST are how long ago they died")
+    if found.other:
+        common.note(f"{terminal_text.plural(found.other, 'dead letter')} of further groups")

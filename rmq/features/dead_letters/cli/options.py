@@ -1,0 +1,120 @@
+"""Options that select dead letters, and lines that several commands on them print."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from rmq.features.dead_letters.filter import DeadLetterFilter, parse
+from rmq.kernel.core.failure import REASONS
+from rmq.terminal import output, text as terminal_text
+from rmq.terminal.app import ERROR, PARTLY, Failed, NotFound
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def filter_options(command: F) -> F:
+    """Add an option for each condition."""
+    for option in reversed(
+        (
+            click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
+            click.option(
+                "--reason",
+                type=click.Choice([*REASONS.values()]),
+                help="Only those with this reason.",
+            ),
+            click.option("--error", metavar="REGEX", help="Only those whose error matches."),
+            click.option(
+                "--older-than", type=DURATION, help="Only those dead for at least so long."
+            ),
+            click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def filter_argument(command: F) -> F:
+    """Add FILTER, and --filter for those who have it in a variable that may be empty."""
+    command = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")(
+        command
+    )
+    return click.argument("filter_text", metavar="[FILTER]", required=False)(command)
+
+
+def read_filter(filter_text: str | None, filter_option: str | None) -> DeadLetterFilter | None:
+    """Return the filter that FILTER or --filter gives; None where it is absent or empty."""
+    if filter_text is not None and filter_option is not None:
+        raise click.UsageError("give FILTER or --filter, not both")
+    text = filter_text if filter_text is not None else filter_option
+    return None if text is None or not text.strip() else parse(text)
+
+
+def dry_run_option(command: F) -> F:
+    """Add --dry-run."""
+    return click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")(command)
+
+
+def yes_option(command: F) -> F:
+    """Add --yes."""
+    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def conditions_given(
+    filters: dict[str, Any], wanted: DeadLetterFilter | None = None
+) -> dict[str, Any]:
+    """Return the filters that were given."""
+    given = {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
+    return given if wanted is None else {**given, "filter": wanted}
+
+
+def describe(count: int, filters: dict[str, Any]) -> str:
+    """Return the number of dead letters, and the conditions they fit."""
+    conditions = [
+        f"{name.replace('_', '-')} {value}" for name, value in filters.items() if name != "ids"
+    ]
+    text = terminal_text.plural(count, "dead letter")
+    return f"{text} ({', '.join(conditions)})" if conditions else text
+
+
+def require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> None:
+    """End the command where nothing matched."""
+    if not matched:
+        such = "such " if given_filters else ""
+        raise NotFound(f"topic {topic!r} has no {such}dead letters; nothing was done")
+
+
+def print_dry_run(topic: str, matched: int, text: str) -> None:
+    """Print how many matched, and that nothing was done."""
+    if common_options().json:
+        output.document({"topic": topic, "dry_run": True, "matched": matched})
+    else:
+        click.echo(f"{topic}: {text}; nothing was changed")
+
+
+def report_skipped(
+    given_filters: dict[str, Any], matched: int, done: int, unreadable: int = 0
+) -> int | None:
+    """Report what was not done, if anything."""
+    common = common_options()
+    if unreadable:
+        message = (
+            f"{terminal_text.plural(unreadable, 'dead letter')} cannot be read and stayed; "
+            "find them with rmq dlq ls, delete them with rmq dlq purge --id"
+        )
+        raise Failed(message, PARTLY if done else ERROR)
+    asked = len(set(given_filters.get("ids", [])))
+    if asked > done:
+        common.note(
+            f"{terminal_text.number(asked - done)} of "
+            f"{terminal_text.plural(asked, 'id')} did not match"
+        )
+        return PARTLY
+    if done < matched:
+        common.note(f"{terminal_text.number(matched - done)} were gone before they were reached")
+        return PARTLY
+    return None

@@ -1,0 +1,243 @@
+"""The terms of a dead-letter filter: conditions on one message, and what joins them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from rmq.features.dead_letters import bounded_regex
+from rmq.kernel.core.failure import Failure, fingerprint
+from rmq.kernel.core.ids import MessageId
+
+Value = str | int | float | bool | None
+_MISSING = object()  # the message has no such field
+
+
+class DeadLetter(Protocol):
+    """A dead letter as a filter reads it: a `Message`, or what decodes only what is asked for."""
+
+    @property
+    def id(self) -> MessageId:
+        """The message id."""
+
+    @property
+    def body(self) -> Any:
+        """The decoded body."""
+
+    @property
+    def priority(self) -> int | None:
+        """The priority, or None."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers."""
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered."""
+
+    @property
+    def died(self) -> datetime | None:
+        """When it died."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Its last failure."""
+
+    @property
+    def type(self) -> str | None:
+        """Its type, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The right-hand side of an operator: its value, and how it was written."""
+
+    value: Value
+    quoted: bool = True
+    written: str = ""  # of a number, a duration or a word that stands without quotes
+
+    def __str__(self) -> str:
+        if self.quoted:
+            escaped = str(self.value).replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{escaped}"'
+        return self.written
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The field that a condition reads: its name, and for a header or a body the path in it."""
+
+    name: str
+    path: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [self.name]
+        for step in self.path:
+            if isinstance(step, int):
+                parts.append(f"[{step}]")
+            elif re.fullmatch(r"[A-Za-z0-9_-]+", step):
+                parts.append(f".{step}")
+            else:
+                parts.append(f".{Operand(step)}")
+        return "".join(parts)
+
+    def of(self, message: DeadLetter, now_ms: int) -> Any:
+        """Return the field's value in a message, or _MISSING."""
+        if self.name == "header":
+            return message.headers.get(str(self.path[0]), _MISSING)
+        if self.name == "body":
+            return self._in_body(message.body)
+        value = _PLAIN_FIELDS[self.name](message)
+        if self.name == "age" and value is not None:
+            value = now_ms - value
+        return _MISSING if value is None else value
+
+    def _in_body(self, value: Any) -> Any:
+        for step in self.path:
+            if isinstance(step, str):
+                there = isinstance(value, Mapping) and step in value
+            else:
+                there = isinstance(value, list | tuple) and step < len(value)
+            if not there:
+                return _MISSING
+            value = value[step]
+        return value
+
+
+_PLAIN_FIELDS: dict[str, Any] = {
+    "error": lambda m: m.failure.error if m.failure else None,
+    "reason": lambda m: m.failure.reason if m.failure else None,
+    "type": lambda m: m.type,
+    "id": lambda m: str(m.id),
+    "age": lambda m: m.died.timestamp() * 1000 if m.died else None,
+    "died": lambda m: m.died.timestamp() * 1000 if m.died else None,
+    "attempts": lambda m: m.deliveries,
+    "priority": lambda m: m.priority,
+    "fingerprint": lambda m: fingerprint(m.failure) or None,
+}
+FIELDS = (*_PLAIN_FIELDS, "header.NAME", "body.PATH")
+
+
+def _text(value: Any) -> str:
+    """Return a value as the text that a pattern is searched in."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value[: 4 * bounded_regex.TEXT_CHARS].decode(errors="replace")
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
+    except (RecursionError, ValueError):
+        return ""
+
+
+def _number(value: Any) -> int | float | None:
+    """Return a number, also of the text of a header; None if it is none."""
+    if isinstance(value, str) and len(value) <= 40:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A field, an operator and an operand; a field that a message lacks fits != and !~ only."""
+
+    where: Field
+    operator: str
+    operand: Operand
+    pattern: re.Pattern[str] | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.operator}{self.operand}"
+
+    def fits(self, message: DeadLetter, now_ms: int) -> bool:
+        """Whether a message fits."""
+        found = self.where.of(message, now_ms)
+        negated = self.operator in ("!=", "!~")
+        if found is _MISSING:
+            return negated
+        if self.pattern is not None:
+            return bounded_regex.search(self.pattern, _text(found)) != negated
+        if self.operator in ("=", "!="):
+            return self._equals(found) != negated
+        return self._compares(found)
+
+    def _equals(self, found: Any) -> bool:
+        wanted = self.operand.value
+        if self.where.name == "header":
+            return bool(found == (wanted if isinstance(wanted, str) else self.operand.written))
+        if isinstance(wanted, bool) or wanted is None or isinstance(found, bool):
+            return found is wanted
+        if isinstance(found, bytes) and isinstance(wanted, str):
+            return found == wanted.encode(errors="replace")
+        return bool(found == wanted)
+
+    def _compares(self, found: Any) -> bool:
+        wanted = self.operand.value
+        if isinstance(wanted, str):
+            return isinstance(found, str) and _ordered(found, self.operator, wanted)
+        if isinstance(found, str) and self.where.name != "header":
+            return False
+        number = _number(found)
+        return number is not None and _ordered(number, self.operator, wanted)
+
+
+def _ordered(left: Any, operator: str, right: Any) -> bool:
+    if operator == "<":
+        return bool(left < right)
+    if operator == "<=":
+        return bool(left <= right)
+    return bool(left > right if operator == ">" else left >= right)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """A term that must not fit."""
+
+    term: Term
+
+    def __str__(self) -> str:
+        inner = str(self.term)
+        return f"not ({inner})" if isinstance(self.term, Joined) else f"not {inner}"
+
+    def fits(self, message: DeadLetter, now_ms: int) -> bool:
+        """Whether a message does not fit the term."""
+        return not self.term.fits(message, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Terms joined by `and` or by `or`."""
+
+    word: str
+    terms: tuple[Term, ...]
+
+    def __str__(self) -> str:
+        texts = [f"({term})" if isinstance(term, Joined) else str(term) for term in self.terms]
+        return f" {self.word} ".join(texts)
+
+    def fits(self, message: DeadLetter, now_ms: int) -> bool:
+        """Whether a message fits all terms, or one of them."""
+        fits = (term.fits(message, now_ms) for term in self.terms)
+        return all(fits) if self.word == "and" else any(fits)
+
+
+Term = Condition | Not | Joined
+
+
+def conditions(term: Term) -> list[Condition]:
+    """Return the conditions of a term, from left to right."""
+    if isinstance(term, Condition):
+        return [term]
+    if isinstance(term, Not):
+        return conditions(term.term)
+    return [condition for part in term.terms for condition in conditions(part)]

@@ -1,0 +1,344 @@
+"""Redrive dead letters; purge dead letters and waiting messages."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rmq.errors import DecodeError, InvalidType, InvalidValue
+from rmq.features.dead_letters import (
+    filter as dead_letters_filter,
+    redrive_to,
+    scripts as dead_letters_scripts,
+)
+from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.features.dead_letters.jobs.job import REFUSED, Job
+from rmq.features.dead_letters.scripts import TOKEN_BYTES
+from rmq.kernel.core import failure, record
+from rmq.kernel.core.failure import Failure
+from rmq.kernel.core.ids import Id, MessageId
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import check_message_type, check_rate, duration_ms
+from rmq.kernel.topic import opening, reading, scripts, stats
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.reading import ScoreRange, SlotReader
+from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.transport.steps import Flow, Progress, Sleep
+
+# Messages of one call: others wait meanwhile. Redis frees bodies, in a redrive it copies failures.
+CALL_MAX, REDRIVE_MAX = 200, 100
+
+
+class Redriven(NamedTuple):
+    """The result of a redrive.
+
+    Attributes:
+        matched: dead letters that fitted the filter.
+        sent: of them, sent back to the StoreQueue.
+        unreadable: of them, left in the DeadQueue because their record cannot be read.
+        refused: of them, left in the DeadQueue because of another topic, by outcome: "conflict",
+            "too large", "full", "paused", "moving", "not durable".
+    """
+
+    matched: int
+    sent: int
+    unreadable: int
+    refused: Mapping[str, int] = MappingProxyType({})
+
+
+class Filter:
+    """Conditions on dead letters; a dead letter must fit all that are given.
+
+    Args:
+        ids: only these.
+        reason: the beginning of the failure's reason: failed, lease ran out, rejected, undecodable,
+            expired, unhandled.
+        error: a regular expression that is found in the error's text.
+        older_than: dead for at least this long, seconds or timedelta.
+        type: messages that were sent with this type.
+        filter: a filter, or its text, as error~"timeout" and body.order>100.
+        trashed_by: of the trash, those that this job put there.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[Id] | None = None,
+        reason: str | None = None,
+        error: str | None = None,
+        older_than: float | timedelta | None = None,
+        type: str | None = None,
+        filter: DeadLetterFilter | str | None = None,
+        trashed_by: Job | None = None,
+    ) -> None:
+        self.trashed_by = trashed_by
+        self.ids = None if ids is None else [MessageId.parse(id) for id in ids]
+        self.reason = reason
+        self.type = None if type is None else check_message_type(type)
+        self.filter = dead_letters_filter.given(filter)
+        self.older_ms = (
+            0 if older_than is None else duration_ms(older_than, "older_than", zero=True)
+        )
+        if reason is not None and not any(r.startswith(reason) for r in failure.REASONS.values()):
+            raise InvalidValue(
+                f"reason: {reason!r}; known are {', '.join(failure.REASONS.values())}"
+            )
+        try:
+            self.error = None if error is None else re.compile(error)
+        except re.error as bad:
+            raise InvalidValue(f"error: {error!r} is not a regular expression: {bad}") from bad
+        except TypeError:
+            raise InvalidType(f"error: {error!r}; give a regular expression as str") from None
+
+    @property
+    def everything(self) -> bool:
+        """Whether no condition was given, so that all dead letters fit."""
+        given = (self.reason, self.error, self.older_ms, self.type, self.filter)
+        return self.ids is None and not any(given)
+
+    def fits(self, member: QueueMember, now_ms: int) -> bool:
+        """Whether a dead letter fits."""
+        if self.older_ms and member.score > now_ms - self.older_ms:
+            return False
+        if self.trashed_by and not self.trashed_by.has_trashed(member.score):
+            return False
+        if self.type and reading.type_of(member) != self.type:
+            return False
+        if self.reason or self.error:
+            last_failure = failure.decode(member.failure)
+            if last_failure is None or not last_failure.reason.startswith(self.reason or ""):
+                return False
+            if self.error and not self.error.search(last_failure.error):
+                return False
+        return self.filter is None or fits_filter(self.filter, member, now_ms)
+
+    def whole(self, context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
+        """Return members as `fits` needs them: with large bodies, if a condition is on the body."""
+        if self.filter is None or not self.filter.needs_body:
+            return members
+        return (yield from reading.with_bodies(context, members))
+
+
+def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
+    """Whether a member fits a filter."""
+    return wanted.matches(_Letter(member), now_ms)
+
+
+class _Letter:
+    """A dead letter for a filter: what no condition looks at is never decoded.
+
+    Its attributes are those of the `Message` that `inspect.messages_of` makes.
+    """
+
+    def __init__(self, member: QueueMember) -> None:
+        self._member = member
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId(self._member.id)
+
+    @property
+    def failure(self) -> Failure | None:
+        return failure.decode(self._member.failure)
+
+    @property
+    def deliveries(self) -> int:
+        last_failure = self.failure
+        return last_failure.deliveries if last_failure else 0
+
+    @property
+    def died(self) -> datetime | None:
+        return moment(int(self._member.score)) if self._member.queue == "dead" else None
+
+    @cached_property
+    def _record(self) -> record.Record | None:
+        try:
+            return record.read(self._member.record)
+        except DecodeError:
+            return None
+
+    @property
+    def priority(self) -> int | None:
+        return (self._record.priority or None) if self._record else None
+
+    @property
+    def type(self) -> str | None:
+        return self._record.headers.get(record.TYPE_MARK) if self._record else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        headers = self._record.headers if self._record else {}
+        return {name: text for name, text in headers.items() if name != record.TYPE_MARK}
+
+    @cached_property
+    def body(self) -> Any:
+        if self._record is None:
+            return self._member.record
+        try:
+            return reading.body_of(self._record)
+        except DecodeError:
+            return self._record.body
+
+
+def _matching(
+    context: TopicContext, wanted: Filter, queue: QueueName = "dead"
+) -> Flow[list[tuple[SlotKeys, list[bytes]]]]:
+    """Return the ids of the dead letters that fit, by slot; those that die later are left out."""
+    now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
+    if wanted.ids is not None:
+        by_slot: dict[int, list[bytes]] = {}
+        for id in wanted.ids:
+            message_id = context.check_id(id)
+            member = yield scripts.get(context.slots[message_id.slot], message_id)
+            if member is None or member.queue != queue:
+                continue
+            (whole,) = yield from wanted.whole(context, [member])
+            if wanted.fits(whole, now_ms):
+                by_slot.setdefault(message_id.slot, []).append(member.id)
+        return [(context.slots[slot], ids) for slot, ids in by_slot.items()]
+    matching = []
+    high = str(now_ms) if queue == "dead" else "+inf"
+    for keys in context.slots:
+        ids: list[bytes] = []  # and no bodies: there may be a million dead letters
+        reader = SlotReader(keys, queue, [ScoreRange("-inf", high)])
+        while members := (yield from reader.read()):
+            whole_page = yield from wanted.whole(context, members)
+            ids += [member.id for member in whole_page if wanted.fits(member, now_ms)]
+        if ids:
+            matching.append((keys, ids))
+    return matching
+
+
+def redrive(
+    context: TopicContext,
+    wanted: Filter,
+    dry_run: bool,
+    rate: float | None,
+    progress: Progress | None,
+    to: str | None = None,
+) -> Flow[Redriven]:
+    """Send dead letters back, or to another topic. Stopped half-way, the rest stays dead."""
+    check_rate(rate)
+    target = None if to is None else (yield from redrive_to.open_target(context, to))
+    matching = yield from _matching(context, wanted)
+    matched = sum(len(ids) for _, ids in matching)
+    done = 0
+    outcomes: Counter[str] = Counter()
+    if not dry_run:
+        step = REDRIVE_MAX if rate is None else max(1, min(REDRIVE_MAX, int(rate / 4)))
+        for keys, ids in matching:
+            while ids:
+                if target is not None:
+                    token = os.urandom(TOKEN_BYTES)
+                    letters = yield from redrive_to.redrive_to(
+                        context, keys, target, ids[:step], token
+                    )
+                else:
+                    with context.sessions.borrowed() as session:
+                        letters = yield dead_letters_scripts.redrive(
+                            context, keys, session, ids[:step]
+                        )
+                ids = ids[len(letters) :]
+                outcomes.update(letters)
+                done += len(letters)
+                if progress:
+                    progress(done, matched)
+                if rate is not None and (ids or done < matched):
+                    yield Sleep(len(letters) / rate)
+    refused = {name: outcomes[letter] for letter, name in REFUSED.items() if outcomes[letter]}
+    return Redriven(matched, outcomes["1"], outcomes["x"], refused)
+
+
+def purge(
+    context: TopicContext,
+    queue: str,
+    wanted: Filter | None,
+    dry_run: bool,
+    progress: Progress | None,
+    keep: float | timedelta | None = None,
+) -> Flow[int]:
+    """Delete waiting messages or dead letters; return how many, also in a dry run.
+
+    Dead letters go to the trash for as long as `keep` says, None: 24 hours, unless that is 0.
+    """
+    queue = parse_queue(queue)
+    if keep is None:
+        keep = TRASH_KEEP_S if queue == "dead" else 0
+    keep_ms = duration_ms(keep, "keep", zero=True)
+    if queue == "trash":
+        raise InvalidValue("queue: 'trash' empties itself; purge 'store' or 'dead'")
+    if keep_ms and queue != "dead":
+        raise InvalidValue("keep: waiting messages are deleted for good; it is for dead letters")
+    if queue == "prepare":
+        raise InvalidValue("queue: 'prepare' is with consumers; purge 'store' or 'dead'")
+    yield from opening.ensure_open(context, create=False)
+    if not keep_ms and (wanted is None or wanted.everything):
+        return (yield from _purge_all(context, queue, dry_run, progress))
+    if queue != "dead":
+        raise InvalidValue("filter: it is for dead letters; purge 'store' without a filter")
+    matching = yield from _matching(context, wanted or Filter())
+    matched, done = sum(len(ids) for _, ids in matching), 0
+    if dry_run:
+        return matched
+    for keys, ids in matching:
+        for at in range(0, len(ids), CALL_MAX):
+            with context.sessions.borrowed() as session:
+                letters = yield dead_letters_scripts.trash(
+                    keys, session, ids[at : at + CALL_MAX], keep_ms
+                )
+            done += letters.count("1")
+            if progress:
+                progress(done, matched)
+    return done
+
+
+def restore(
+    context: TopicContext, wanted: Filter, dry_run: bool, progress: Progress | None
+) -> Flow[int]:
+    """Put dead letters back from the trash; return how many, also in a dry run."""
+    if wanted.older_ms:
+        raise InvalidValue("older_than: the trash has no such condition; use the others")
+    yield from opening.ensure_open(context, create=False)
+    matching = yield from _matching(context, wanted, "trash")
+    matched, done = sum(len(ids) for _, ids in matching), 0
+    if dry_run:
+        return matched
+    for keys, ids in matching:
+        for at in range(0, len(ids), CALL_MAX):
+            with context.sessions.borrowed() as session:
+                letters = yield dead_letters_scripts.restore(keys, session, ids[at : at + CALL_MAX])
+            done += letters.count("1")
+            if progress:
+                progress(done, matched)
+    return done
+
+
+def _purge_all(
+    context: TopicContext, queue: str, dry_run: bool, progress: Progress | None
+) -> Flow[int]:
+    held = stats.total((yield from stats.counts(context)))
+    count, done = held["dead"], 0
+    if queue == "store":
+        count = held["retries"] + held["priority"] + held["due"] + held["later"]
+    if dry_run:
+        return count
+    for keys in context.slots:
+        # Delete no more than there were at the start: a producer may go on sending for ever.
+        left = count - done
+        while left > 0:
+            step = min(CALL_MAX, left)
+            with context.sessions.borrowed() as session:
+                deleted = yield dead_letters_scripts.purge(keys, session, queue, limit=step)
+            done, left = done + deleted, left - deleted
+            if progress and deleted:
+                progress(done, count)
+            if deleted < step:
+                break
+    return done

@@ -1,0 +1,169 @@
+"""`rmq job`: list, show, pause, resume and stop jobs, which go on by themselves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+import rmq
+from rmq.terminal import output, text
+from rmq.terminal.app import CommandGroup
+from rmq.terminal.confirm import progress
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
+
+
+@click.group(cls=CommandGroup)
+def job() -> None:
+    """List jobs (redrives that go on by themselves); pause, resume and stop them."""
+
+
+def started(job: rmq.Job) -> None:
+    """Print the id of a job that was left to a server."""
+    if common_options().json:
+        output.document(_fields(job))
+    else:
+        click.echo(job.id)
+        common_options().note(f"rmq server runs it; rmq job show {job.id} tells how it goes")
+
+
+def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
+    """Run a job with a progress bar, or watch the one who does; return it when it has ended."""
+    again = f"rmq server goes on with job {job.id}, or rmq job resume; rmq job stop ends it"
+    with progress("working", again) as on_progress:
+        return client.admin.job_run(job.id, progress=on_progress)
+
+
+def _fields(job: rmq.Job) -> dict[str, Any]:
+    return {
+        "id": job.id, "topic": job.topic, "verb": job.verb, "conditions": job.conditions,
+        "rate": job.rate, "by": job.by, "state": job.state,
+        "began": text.iso(job.began), "ended": text.iso(job.ended), "expected": job.expected,
+        "examined": job.examined, "done": job.done, "gone": job.gone,
+        "unreadable": job.unreadable, "runner": job.runner or None, "to": job.to,
+        "refused": dict(job.refused),
+    }  # fmt: skip
+
+
+def _state(job: rmq.Job) -> str:
+    if job.state == "running" and not job.runner:
+        return "waits for a runner"
+    return job.state
+
+
+def _progress_text(job: rmq.Job) -> str:
+    of = f" of {text.number(job.expected)}" if job.expected is not None else ""
+    return text.number(job.done) + of
+
+
+@job.command("ls", examples=("rmq job ls", "rmq job ls orders", "rmq job ls --json"))
+@click.argument("topic", required=False)
+def list_jobs(topic: str | None) -> None:
+    """List the jobs of TOPIC, or of all topics, the newest first.
+
+    A job is listed for 7 days after its end.
+    """
+    common = common_options()
+    with common.client() as client:
+        jobs = client.admin.jobs(topic)
+    if common.json:
+        output.document([_fields(each) for each in jobs])
+        return
+    if not jobs:
+        common.note(f"{topic or 'all topics'}: no jobs")
+        return
+    columns = [
+        Column("ID", style="cyan"), Column("VERB"), Column("STATE"), Column("DONE", right=True),
+        Column("BEGAN", right=True), Column("BY", cut=True),
+    ]  # fmt: skip
+    now_ms = time.time() * 1000
+    output.table(columns, [
+        [each.id, each.verb, _state(each), _progress_text(each),
+         text.span(max(0, now_ms - each.began_ms)) + " ago", each.by]
+        for each in jobs
+    ])  # fmt: skip
+
+
+@job.command(
+    examples=("rmq job show orders.1a2b3c4d", "rmq job show orders.1a2b3c4d --outcomes 50")
+)
+@click.argument("id")
+@click.option(
+    "--outcomes", type=click.IntRange(0, 10_000), default=0, metavar="N",
+    help="Also what became of the last N messages.",
+)  # fmt: skip
+def show(id: str, outcomes: int) -> None:
+    """Show the job ID: what it does, how far it is, and what became of its last messages."""
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.job(id)
+        last = client.admin.job_outcomes(id, outcomes) if outcomes else []
+    if common.json:
+        listed = [{"id": str(each.id), "outcome": each.outcome} for each in last]
+        output.document(_fields(found) | ({"outcomes": listed} if outcomes else {}))
+        return
+    conditions = ", ".join(
+        f"{len(value)} ids" if name == "ids" else f"{name} {value}"
+        for name, value in found.conditions.items()
+    )
+    output.details([
+        ("job", found.id),
+        ("does", f"{found.verb} of dead letters of {found.topic}" + (
+            f" to {found.to}" if found.to else "")),
+        ("conditions", conditions or "none: all of them"),
+        ("rate", "as fast as it goes" if found.rate is None else f"{found.rate:g} a second"),
+        ("state", _state(found)), ("by", found.by), ("began", text.fine_clock(found.began)),
+        ("ended", text.fine_clock(found.ended)), ("done", _progress_text(found)),
+        ("gone", text.number(found.gone)), ("unreadable", text.number(found.unreadable)),
+        *((f"left: {name}", text.number(count)) for name, count in found.refused.items()),
+        ("examined", text.number(found.examined)), ("runner", found.runner or "-"),
+    ])  # fmt: skip
+    for each in last:
+        click.echo(f"{each.id}  {each.outcome}")
+
+
+def _said(id: str, changed: bool, done: str, not_done: str) -> None:
+    if common_options().json:
+        output.document({"job": id, done: changed})
+    else:
+        click.echo(f"{id}: {done if changed else not_done}")
+
+
+@job.command(examples=("rmq job pause orders.1a2b3c4d",))
+@click.argument("id")
+def pause(id: str) -> None:
+    """Let the job ID do nothing until it is resumed. The batch on its way is finished."""
+    with common_options().client() as client:
+        _said(id, client.admin.job_pause(id), "paused", "does not run; nothing was done")
+
+
+@job.command(examples=("rmq job resume orders.1a2b3c4d", "rmq job resume orders.1a2b3c4d --detach"))
+@click.argument("id")
+@click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
+def resume(id: str, detach: bool) -> None:
+    """Let the job ID go on if it is paused, and work on it until it ends.
+
+    Also for a job that nobody runs, since its shell was interrupted and there is no rmq server.
+    """
+    common = common_options()
+    with common.client() as client:
+        resumed = client.admin.job_resume(id)
+        found = client.admin.job(id)
+        if detach or not found.is_active:
+            _said(id, resumed, "resumed", f"is {found.state}")
+            return
+        found = work(client, found)
+    if common.json:
+        output.document(_fields(found))
+    else:
+        click.echo(f"{id}: {found.state}, {_progress_text(found)} done")
+
+
+@job.command(examples=("rmq job stop orders.1a2b3c4d",))
+@click.argument("id")
+def stop(id: str) -> None:
+    """End the job ID. What it has done stays done; the others stay in the DeadQueue."""
+    with common_options().client() as client:
+        _said(id, client.admin.job_stop(id), "stopped", "has ended already")

@@ -1,0 +1,231 @@
+"""Start, list and change jobs. `job_run` runs them.
+
+`rmq:jobs` lists all jobs by id: those that ended with the time of that, all others with a score
+from LISTED_ACTIVE on. No script writes both that list and a job: a job is listed before it is
+stored, and whoever looks for jobs to run puts the list right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rmq.errors import InvalidValue, JobNotFound
+from rmq.features.dead_letters import redrive_to
+from rmq.features.dead_letters.flows import Filter
+from rmq.features.dead_letters.jobs import job as jobs_core, scripts
+from rmq.features.dead_letters.jobs.job import ENDED, VERBS, Job, JobOutcome, JobVerb
+from rmq.features.dead_letters.jobs.scripts import JobReply
+from rmq.kernel.core import pause
+from rmq.kernel.core.keys import job_key, job_log_key, jobs_key
+from rmq.kernel.core.validation import check_int, check_rate
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.audit_trail import AuditLine, note
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Command, Flow, RawCommand, server_ms
+
+KEEP_S = 7 * 86_400  # how long a job is kept that ended
+OUTCOMES_MAX = 10_000  # of a job: the newest
+LISTED_ACTIVE = 9_000_000_000_000_000  # and the epoch s in which the job was listed
+LISTED_MAX = 1000  # jobs of one answer
+STARTING_S = 60  # after so long, a job that is listed and not there will not come any more
+IDS_MAX = 10_000  # of one job's conditions
+_FIELDS = (
+    "verb", "conditions", "rate", "keep_ms", "by", "expected", "to", "state", "began",
+    "ended", "examined", "runner", *(f"count_{letter}" for letter in jobs_core.LETTERS),
+)  # fmt: skip
+
+
+def note_end(prefix: str, job: Job) -> Flow[None]:
+    """Note the end of a job in the audit trail and in the list; a second time changes nothing."""
+    assert job.ended_ms is not None
+    text = f"{job.verb}: {job.state}, {job.done} done, {job.gone} gone, {job.unreadable} unreadable"
+    text += "".join(f", {count} {outcome}" for outcome, count in job.refused.items())
+    yield from note(prefix, AuditLine(job.ended_ms, job.by, "job end", job.id, text))
+    key = jobs_key(prefix)
+    yield RawCommand("job", "ZADD", key, job.ended_ms, job.id)
+    yield RawCommand("job", "ZREMRANGEBYSCORE", key, "-inf", job.ended_ms - KEEP_S * 1000)
+
+
+# --- start and change -----------------------------------------------------------------------------
+
+
+def check_conditions(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return conditions as JSON has them.
+
+    Raises:
+        InvalidValue, InvalidType: a condition that dead letters cannot be held to.
+    """
+    given = {name: value for name, value in conditions.items() if value is not None}
+    wanted = Filter(**given)
+    if wanted.ids is not None:
+        if len(wanted.ids) > IDS_MAX:
+            raise InvalidValue(f"ids: {len(wanted.ids)}; give at most {IDS_MAX}")
+        given["ids"] = [str(id) for id in wanted.ids]
+    if wanted.older_ms:
+        given["older_than"] = wanted.older_ms / 1000
+    if wanted.filter is not None:
+        given["filter"] = wanted.filter.text
+    return given
+
+
+def job_start(
+    context: TopicContext,
+    verb: str,
+    conditions: Mapping[str, Any],
+    rate: float | None,
+    keep_ms: int,
+    by: str | None,
+    expected: int | None,
+    to: str | None = None,
+    dedup_key: str | None = None,
+) -> Flow[Job]:
+    """Start a job; somebody has to run it.
+
+    Raises:
+        TopicNotFound: there is no such topic, or none to which they are to go.
+        InvalidValue, InvalidType: a value that cannot work.
+    """
+    known: JobVerb | None = next((each for each in VERBS if each == verb), None)
+    if known is None:
+        raise InvalidValue(f"verb: {verb!r:.60}; give {', '.join(VERBS)}")
+    check_rate(rate)
+    if expected is not None:
+        check_int(expected, "expected", 0, 2**53)
+    given = check_conditions(conditions)
+    who = pause.who(by)
+    yield from opening.ensure_open(context, create=False)
+    for id in given.get("ids", ()):
+        context.check_id(id)
+    if to is not None:
+        if known != "redrive":
+            raise InvalidValue("to: it is for a redrive")
+        yield from redrive_to.open_target(context, to)
+    job_id, prefix = jobs_core.new_id(context.name, dedup_key), context.prefix
+    now_ms = yield from server_ms("job_start")
+    # The list first: a job that is not in it would never end.
+    listed = LISTED_ACTIVE + now_ms // 1000
+    yield RawCommand("job_start", "ZADD", jobs_key(prefix), "NX", listed, job_id)
+    fields = jobs_core.definition(known, given, rate, keep_ms, who, expected, to)
+    began = yield scripts.job_start(prefix, job_id, fields)
+    started = yield from job(prefix, job_id)
+    text = _text_of(known, given, to)
+    if text != _text_of(started.verb, started.conditions, started.to):
+        raise InvalidValue(f"dedup_key: job {job_id} was started with it, and for something else")
+    text += f" at {rate:g}/s" if rate else ""
+    yield from note(prefix, AuditLine(began.now_ms, who, "job start", job_id, text))
+    return started
+
+
+def _text_of(verb: str, given: Mapping[str, Any], to: str | None) -> str:
+    return f"{verb} {_conditions_text(given)}" + (f" to {to}" if to else "")
+
+
+def _conditions_text(given: Mapping[str, Any]) -> str:
+    parts = [
+        f"{len(value)} ids" if name == "ids" else f"{name}={value}" for name, value in given.items()
+    ]
+    return ", ".join(parts) or "all"
+
+
+def job(prefix: str, id: str) -> Flow[Job]:
+    """Return a job.
+
+    Raises:
+        JobNotFound: there is none of this id, or it ended a week ago.
+    """
+    jobs_core.topic_of(id)
+    values = yield RawCommand("job", "HMGET", job_key(prefix, id), *_FIELDS)
+    fields = {name: value for name, value in zip(_FIELDS, values, strict=True) if value is not None}
+    if "state" not in fields:
+        raise JobNotFound(f"there is no job {id}, or it ended more than 7 days ago; see rmq job ls")
+    return jobs_core.read(id, fields)
+
+
+def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
+    """Return the jobs of a topic, or all, the newest first."""
+    members: list[bytes] = yield RawCommand("jobs", "ZRANGE", jobs_key(prefix), -LISTED_MAX, -1)
+    found: list[Job] = []
+    for member in members:
+        job_id = member.decode()
+        if topic is None or jobs_core.topic_of(job_id) == topic:
+            with suppress(JobNotFound):  # it is about to start, or its topic was deleted
+                found.append((yield from job(prefix, job_id)))
+    return sorted(found, key=lambda each: each.began_ms, reverse=True)
+
+
+def active(prefix: str) -> Flow[list[Job]]:
+    """Return the jobs that somebody has to run; take those that have ended off that list."""
+    key = jobs_key(prefix)
+    members: list[bytes] = yield RawCommand("jobs", "ZRANGEBYSCORE", key, LISTED_ACTIVE, "+inf")
+    found = []
+    for member in members:
+        try:
+            each = yield from job(prefix, member.decode())
+        except JobNotFound:
+            yield from _remove_vanished(prefix, member)
+            continue
+        if each.is_active:
+            found.append(each)
+        elif each.state in ENDED:
+            yield from note_end(prefix, each)
+    return found
+
+
+def _remove_vanished(prefix: str, member: bytes) -> Flow[None]:
+    """Take a job that is not there off the list, unless it is about to start."""
+    score = yield RawCommand("jobs", "ZSCORE", jobs_key(prefix), member)
+    now_s = (yield from server_ms("jobs")) // 1000
+    if score is not None and float(score) < LISTED_ACTIVE + now_s - STARTING_S:
+        yield RawCommand("jobs", "ZREM", jobs_key(prefix), member)
+
+
+def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[list[JobOutcome]]:
+    """Return what became of the last messages of a job, the newest first."""
+    limit = check_int(limit, "limit", 1, OUTCOMES_MAX)
+    yield from opening.ensure_open(context, create=False)
+    entries: list[bytes] = yield RawCommand(
+        "job_outcomes", "LRANGE", job_log_key(prefix, id), -limit, -1
+    )
+    found = []
+    for entry in reversed(entries):
+        index, _, member = entry[1:].partition(b":")
+        keys = context.slots[int(index)]
+        found.append(JobOutcome(keys.id_of(member), jobs_core.LETTERS[entry[:1].decode()]))
+    return found
+
+
+def job_pause(prefix: str, id: str, by: str | None) -> Flow[bool]:
+    """Let a job do nothing until it is resumed; return whether it ran."""
+    jobs_core.topic_of(id)
+    return (yield from _change(prefix, id, by, "job pause", scripts.job_pause(prefix, id)))
+
+
+def job_resume(prefix: str, id: str, by: str | None) -> Flow[bool]:
+    """Let a paused job go on; return whether it was paused."""
+    jobs_core.topic_of(id)
+    return (yield from _change(prefix, id, by, "job resume", scripts.job_resume(prefix, id)))
+
+
+def job_stop(prefix: str, id: str, by: str | None) -> Flow[bool]:
+    """End a job after the batch that is on its way; return whether it had not ended."""
+    jobs_core.topic_of(id)
+    command = scripts.job_stop(prefix, id, KEEP_S)
+    changed = yield from _change(prefix, id, by, "job stop", command)
+    stopped = yield from job(prefix, id)
+    if stopped.state in ENDED:
+        yield from note_end(prefix, stopped)
+    return changed
+
+
+def _change(
+    prefix: str, id: str, by: str | None, what: str, command: Command[JobReply]
+) -> Flow[bool]:
+    who = pause.who(by)
+    reply = yield command
+    if reply.state < 0:
+        raise JobNotFound(f"there is no job {id}, or it ended more than 7 days ago; see rmq job ls")
+    if reply.state:
+        yield from note(prefix, AuditLine(reply.now_ms, who, what, id, ""))
+    return bool(reply.state)

@@ -1,0 +1,182 @@
+"""Jobs: redrives and purges that go on by themselves, run by the services of a server."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+
+from rmq.features.dead_letters import http
+from rmq.features.dead_letters.jobs import job as jobs_job
+from rmq.features.dead_letters.jobs.job import Job as jobs_Job, JobState
+from rmq.kernel.core.access import Role
+from rmq.web import operation, requests
+from rmq.web.operation import At, Table, check_confirm
+from rmq.web.requests import BY, Answer, CursorText, JobText, Limit, Line, Name, Request
+
+
+class JobPath(Request):
+    """A job, as TOPIC.XXXXXXXX."""
+
+    job: JobText
+
+
+class JobsQuery(Request):
+    """Which jobs are listed."""
+
+    topic: Name | None = None
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+class OutcomesQuery(Request):
+    """How many outcomes are listed."""
+
+    limit: Limit = 100
+
+
+class ChangeJob(Request):
+    """The name of the person who changes a job, for people to read."""
+
+    by: Line = BY
+
+
+TABLE = Table("jobs")
+NONE = "not-found"
+
+
+class JobList(Answer):
+    """Jobs, the newest first.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
+
+    jobs: list[Job]
+    cursor: str | None
+
+
+@TABLE.get("/jobs")
+async def list_jobs(at: At, query: JobsQuery) -> JobList:
+    """List jobs, the newest first; a job is kept for 7 days."""
+
+    def place(job: jobs_Job) -> tuple[int, str]:
+        return -job.began_ms, job.id
+
+    found = sorted(await at.admin.jobs(query.topic), key=place)
+    if query.cursor:
+        after = operation.read(query.cursor, tuple[int, str])
+        found = [job for job in found if place(job) > after]
+    page = found[: query.limit]
+    return JobList(
+        jobs=[job_of(job) for job in page],
+        cursor=operation.write(place(page[-1])) if len(found) > len(page) else None,
+    )
+
+
+class Job(Answer):
+    """A job; fields as of `rmq job show`; `keep`: seconds in the trash, of a purge."""
+
+    id: str
+    topic: str
+    verb: str
+    conditions: dict[str, Any]
+    rate: float | None
+    keep: float
+    by: str
+    state: JobState
+    began: datetime
+    ended: datetime | None
+    expected: int | None
+    examined: int
+    done: int
+    gone: int
+    unreadable: int
+    runner: str
+    to: str | None
+    refused: dict[str, int]
+
+
+@TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
+async def start_job(at: At, path: requests.TopicPath, body: http.NewJob) -> Job:
+    """Start a redrive or purge of the dead letters of a topic, which goes on after this answer.
+
+    A dry run of `redrive` or `purge` counts them first. A request that is repeated with the same
+    header Idempotency-Key starts no other job; without one it does, and each dead letter is sent
+    back once all the same.
+    """
+    if body.verb == "purge":
+        at.require(Role.ADMIN)  # as the purge that it does
+        check_confirm(body.confirm, path.topic)
+    job = await at.admin.job_start(
+        path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
+        expected=body.expected, to=body.to, dedup_key=at.headers.get("Idempotency-Key"),
+    )  # fmt: skip
+    return job_of(job)
+
+
+@TABLE.get("/jobs/{job}", NONE)
+async def get_job(at: At, path: JobPath) -> Job:
+    """Return how far a job is."""
+    return job_of(await at.admin.job(path.job))
+
+
+class JobOutcomes(Answer):
+    """The outcomes of the last messages of a job, the newest first."""
+
+    outcomes: list[JobOutcome]
+
+
+@TABLE.get("/jobs/{job}/outcomes", NONE)
+async def list_job_outcomes(at: At, path: JobPath, query: OutcomesQuery) -> JobOutcomes:
+    """List what became of the last messages of a job, the newest first."""
+    await at.admin.job(path.job)
+    found = await at.admin.job_outcomes(path.job, query.limit)
+    return JobOutcomes(outcomes=[outcome_of(each) for each in found])
+
+
+@TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)
+async def pause_job(at: At, path: JobPath, body: ChangeJob) -> requests.Done:
+    """Let a job do nothing until it is resumed."""
+    return requests.Done(done=await at.admin.job_pause(path.job, by=body.by))
+
+
+@TABLE.post("/jobs/{job}/resume", NONE, role=Role.OPERATOR)
+async def resume_job(at: At, path: JobPath, body: ChangeJob) -> requests.Done:
+    """Let a paused job go on."""
+    return requests.Done(done=await at.admin.job_resume(path.job, by=body.by))
+
+
+@TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
+async def stop_job(at: At, path: JobPath, body: ChangeJob) -> requests.Done:
+    """End a job after the batch on its way; what it has done stays done."""
+    return requests.Done(done=await at.admin.job_stop(path.job, by=body.by))
+
+
+class JobOutcome(Answer):
+    """The outcome of a job for a message.
+
+    gone: somebody else had taken it away. From conflict on: on the way to another topic it was
+    refused, and stayed dead.
+    """
+
+    id: str
+    outcome: Literal[
+        "done", "gone", "unreadable", "conflict", "too large", "full", "paused", "moving",
+        "not durable",
+    ]  # fmt: skip
+
+
+def job_of(found: jobs_job.Job) -> Job:
+    """Return a job as it is shown."""
+    return Job(
+        id=found.id, topic=found.topic, verb=found.verb, conditions=found.conditions,
+        rate=found.rate, keep=found.keep_ms / 1000, by=found.by, state=found.state,
+        began=found.began, ended=found.ended, expected=found.expected, examined=found.examined,
+        done=found.done, gone=found.gone, unreadable=found.unreadable, runner=found.runner,
+        to=found.to, refused=dict(found.refused),
+    )  # fmt: skip
+
+
+def outcome_of(found: jobs_job.JobOutcome) -> JobOutcome:
+    """Return the outcome of a job for a message as it is shown."""
+    return JobOutcome(id=str(found.id), outcome=found.outcome)  # type: ignore[arg-type]

@@ -1,0 +1,110 @@
+"""Commands of jobs: start, take, step, pause, resume, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rmq.kernel.core.ids import members_of
+from rmq.kernel.core.keys import job_key, job_log_key
+from rmq.kernel.topic import context
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+class JobReply(NamedTuple):
+    """The reply of a script about a job."""
+
+    state: int  # 1 done, 0 not, -1 there is no such job
+    now_ms: int
+
+
+class JobTaken(NamedTuple):
+    """The reply to job_take."""
+
+    state: int  # 1 the runner has the lease, 0 it has not, -1 there is no such job
+    now_ms: int
+    fields: dict[str, bytes]
+
+
+class JobStepReply(NamedTuple):
+    """The reply to job_step."""
+
+    state: int  # 1 recorded and noted, 0 the runner has the job no more, -1 there is no such job
+    job_state: str
+    batch: int  # the number of the batch that is noted
+    now_ms: int
+
+
+def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobReply]:
+    """Store a job: 1 stored, 0 it is there already; and when it began."""
+    return _changing("job_start", prefix, job, definition)
+
+
+def job_pause(prefix: str, job: str) -> Command[JobReply]:
+    """Let a job do nothing until it is resumed."""
+    return _changing("job_pause", prefix, job)
+
+
+def job_resume(prefix: str, job: str) -> Command[JobReply]:
+    """Let a paused job go on."""
+    return _changing("job_resume", prefix, job)
+
+
+def job_stop(prefix: str, job: str, keep_s: int) -> Command[JobReply]:
+    """End a job."""
+    return Command(
+        scripts.load("job_stop"),
+        (job_key(prefix, job), job_log_key(prefix, job)),
+        [context.now_us, keep_s],
+        _job_reply,
+    )
+
+
+def _changing(verb: str, prefix: str, job: str, args: Sequence[Any] = ()) -> Command[JobReply]:
+    return Command(scripts.load(verb), (job_key(prefix, job),), [context.now_us, *args], _job_reply)
+
+
+def _job_reply(reply: list[Any]) -> JobReply:
+    return JobReply(reply[0], reply[1])
+
+
+def job_take(prefix: str, job: str, runner: str, hold_ms: int) -> Command[JobTaken]:
+    """Take or renew the lease of a job, or end it with 0 ms; and read the job."""
+
+    def parse(reply: list[Any]) -> JobTaken:
+        names, values = reply[2::2], reply[3::2]
+        fields = {name.decode(): value for name, value in zip(names, values, strict=True)}
+        return JobTaken(reply[0], reply[1], fields)
+
+    return Command(
+        scripts.load("job_take"), (job_key(prefix, job),), [context.now_us, runner, hold_ms], parse
+    )
+
+
+def job_step(
+    prefix: str,
+    job: str,
+    runner: str,
+    hold_ms: int,
+    *,
+    number: int,
+    letters: str,
+    examined: int,
+    cursor: str,
+    slot: int = 0,
+    ids: Sequence[bytes] = (),
+    last: bool = False,
+    keep_s: int,
+    most: int,
+) -> Command[JobStepReply]:
+    """Record a batch of a job, and note the next one."""
+    return Command(
+        scripts.load("job_step"),
+        (job_key(prefix, job), job_log_key(prefix, job)),
+        [
+            context.now_us, runner, hold_ms, number, letters, examined, cursor, slot,
+            b"".join(members_of(ids)), 1 if last else "", keep_s, most,
+        ],
+        lambda reply: JobStepReply(reply[0], reply[1].decode(), reply[2], reply[3]),
+    )  # fmt: skip

@@ -1,0 +1,323 @@
+"""Dead letters: by cause, as a list with a filter, in the trash; and what is done with them.
+
+An act is asked for on one page and done by the next: the first shows how many letters fit, some of
+them, and the command that does the same. Both pages speak of the letters that were dead at that
+moment, by a condition on the time of death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rmq.errors import InvalidValue
+from rmq.features.dead_letters.filter_terms import FIELDS
+from rmq.features.dead_letters.reading import DeadLetterGroups
+from rmq.kernel.core import failure
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.message import Message
+from rmq.web import message as web_message, requests
+from rmq.web.figures import all_figures, topic_figures
+from rmq.web.page import Ask, Pages, Redirect, View, whole_number
+from rmq.web.problems import ApiError
+from rmq.web.readings import LongReading
+from rmq.web.render import seen
+
+PAGES = Pages()
+
+ROWS = 50
+SCAN = 5_000  # dead letters that one look of a page with a filter looks at
+SEARCH_S = 2.0  # for so long a page looks on until it has found one
+GROUPS_S = 30.0  # groups are counted anew after so long
+GROUPS_SHOWN_S = 1.0  # so long a page waits for them, before it shows how far it is
+COUNTED_S = 3.0  # for so long a page counts what an act would do, and then says "at least"
+SAMPLE = 5
+WORD_CHARS = 60  # of a value that is suggested
+TOPICS_MAX = 500  # topics to choose from; of more, the name is typed
+VERBS = ("redrive", "purge", "restore")
+KEEPS = {"1 hour": 3600, "1 day": 86_400, "7 days": 604_800}
+RESTORE_S = 10.0
+
+
+@PAGES.get("/dead-letters")
+async def topics_with_dead_letters(ask: Ask) -> View:
+    """List the topics that have dead letters, the most first."""
+    every = await all_figures(ask)
+    found = [each for each in every if each.get("dead") or each.get("trash")]
+    found.sort(key=lambda each: (-each.get("dead"), each.name))
+    return View("dead_topics.html", {"found": found[:500], "count": len(found)}, "Dead letters")
+
+
+@PAGES.get("/topics/{topic}/dead-letters")
+async def dead_letters(ask: Ask) -> View:
+    """List dead letters that fit a filter, the oldest of each slot first."""
+    text, after = ask.query.get("filter", "").strip(), ask.query.get("cursor") or None
+    found: list[web_message.StoredMessage] = []
+    cursor, mistake = None, ""
+    try:
+        if text:
+            ask.disclosure.check_filter(ask.at.principal, text)
+        cursor, until = after, time.monotonic() + SEARCH_S
+        while True:
+            page = await ask.at.admin.dead_letters(
+                ask.topic, filter=text or None, cursor=cursor, limit=ROWS, scan=SCAN, raw=True
+            )
+            cursor = page.cursor
+            if page.messages or cursor is None or time.monotonic() > until:
+                break
+        found = ask.shown([web_message.shown(ask.at, message) for message in page.messages])
+    except InvalidValue as error:
+        if not str(error).startswith("filter: "):
+            raise
+        mistake = str(error)
+    figures = await topic_figures(ask, ask.topic)
+    return View(
+        "dead_letters.html",
+        {
+            "topic": ask.topic, "found": found, "cursor": cursor, "filter": text,
+            "mistake": mistake, "is_first": after is None, "figures": figures, "rows": ROWS,
+            "scan": SCAN, "words": _words(found),
+        },
+        f"{ask.topic}: dead letters",
+        status=400 if mistake else 200,
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/dead-letters/groups")
+async def groups(ask: Ask) -> View:
+    """Show dead letters by cause; counting many goes on while the page waits."""
+
+    async def count(reading: LongReading) -> DeadLetterGroups:
+        return await ask.at.admin.dead_letter_groups(ask.topic, progress=reading.progress)
+
+    figures = await topic_figures(ask, ask.topic)
+    reading = ask.readings.start(f"groups {ask.topic}", count, GROUPS_S)
+    await reading.wait(GROUPS_SHOWN_S)
+    return View(
+        "dead_groups.html",
+        {"topic": ask.topic, "figures": figures, "reading": reading},
+        f"{ask.topic}: dead letters by cause",
+    )
+
+
+@PAGES.get("/topics/{topic}/trash")
+async def trash(ask: Ask) -> View:
+    """List the trash: dead letters that were purged and can be restored."""
+    query = requests.MessagesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
+    found = await web_message.walk(ask.at, ask.topic, query, "trash")
+    jobs = await ask.at.admin.jobs(ask.topic)
+    return View(
+        "trash.html",
+        {
+            "purges": [job for job in jobs if job.verb == "purge" and job.done],
+            "topic": ask.topic, "found": ask.shown(found.messages), "cursor": found.cursor,
+            "is_first": not query.cursor, "figures": await topic_figures(ask, ask.topic),
+        },
+        f"{ask.topic}: trash",
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
+async def ask_act(ask: Ask) -> View | Redirect:
+    """Show what an act would do, before it is done; counting many goes on while the page waits."""
+    verb = _verb(ask)
+    if verb == "purge":
+        ask.at.require(Role.ADMIN)
+    ids = ask.query.getlist("ids")[:ROWS]
+    text = ask.query.get("filter", "").strip()
+    at = ask.query.get("at")
+    to = ask.query.get("to", "").strip() if verb == "redrive" else ""
+    job = ask.query.get("job", "") if verb == "restore" else ""
+    others = await _other_topics(ask) if verb == "redrive" else []
+    _check_other(to, others)
+    if at is None and not ids:
+        now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
+        at = datetime.fromtimestamp(now_ms // 1000 + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        query = {"filter": text, "at": at, "to": to, "job": job}
+        return Redirect(ask.url("topics", ask.topic, "dead-letters", verb, **query))
+    moment = _moment(at)
+    # A letter has no time of death while it is in the trash.
+    chosen = "" if ids else text if verb == "restore" else _bounded(text, moment)
+    if chosen:
+        ask.disclosure.check_filter(ask.at.principal, chosen)
+    found = await _counted(ask, verb, ids, chosen, job)
+    return View(
+        "dead_act.html",
+        {
+            "job": job,
+            "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
+            "count": found.count, "is_all": found.is_all,
+            "sample": ask.shown([web_message.shown(ask.at, each) for each in found.sample]),
+            "moment": moment, "keeps": KEEPS, "to": to, "others": others[:TOPICS_MAX],
+            "is_listed": len(others) <= TOPICS_MAX,
+            "command": _command(ask.topic, verb, ids, chosen, to, job),
+        },
+        f"{ask.topic}: {verb}",
+    )  # fmt: skip
+
+
+@PAGES.post("/topics/{topic}/dead-letters/{verb}")
+async def act(ask: Ask) -> Redirect:
+    """Start the job that redrives or purges, or restore letters from the trash."""
+    verb = _verb(ask)
+    conditions = _conditions(ask)
+    if verb == "restore":
+        async with asyncio.timeout(RESTORE_S):
+            purge = ask.form.get("job") or None
+            count = await ask.at.admin.restore(ask.topic, job=purge, **conditions)
+        return Redirect(ask.url("topics", ask.topic, "dead-letters"), f"Restored {count}")
+    options: dict[str, Any] = {}
+    if verb == "purge":
+        ask.at.require(Role.ADMIN)
+        ask.confirm(ask.topic)
+        options["keep"] = KEEPS.get(ask.form.get("keep", ""), 86_400)
+    else:
+        if ask.form.get("rate", "").strip():
+            options["rate"] = _rate(ask.form["rate"].strip())
+        options["to"] = ask.form.get("to", "").strip() or None  # job_start checks it
+    expected = whole_number(ask.form.get("expected", ""))
+    if expected is None:  # the page was left before all were counted
+        ids, text = conditions.get("ids", []), conditions.get("filter", "")
+        found = await _counted(ask, verb, ids, text)
+        expected = found.count if found.is_all else None
+    job = await ask.at.admin.job_start(
+        ask.topic, verb, conditions=conditions, by=ask.at.principal.name, expected=expected,
+        **options,
+    )  # fmt: skip
+    return Redirect(ask.url("jobs", job.id), f"Started the {verb}")
+
+
+def _verb(ask: Ask) -> str:
+    verb = ask.path["verb"]
+    if verb not in VERBS:
+        raise ApiError("not-found", "no such page")
+    return verb
+
+
+def _bounded(text: str, moment: datetime) -> str:
+    """Return a filter for the letters that fit and are dead by now; later ones nobody has seen."""
+    bound = f"died<{moment.strftime('%Y-%m-%dT%H:%M:%SZ')}"
+    return f"({text}) and {bound}" if text else bound
+
+
+def _conditions(ask: Ask) -> dict[str, Any]:
+    """Return which letters the form speaks of: some by their ids, or those that fit its filter."""
+    ids = ask.form.get("ids", "").split()
+    text = ask.form.get("filter", "").strip()
+    if ask.path["verb"] == "restore" and ask.form.get("all") == "on" and not ids and not text:
+        return {}
+    if bool(ids) == bool(text):
+        raise ApiError("invalid", "the form names neither letters nor a filter; go back")
+    if ids:
+        return {"ids": ids[:ROWS]}
+    ask.disclosure.check_filter(ask.at.principal, text)
+    return {"filter": text}
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """How many letters fit, whether all were looked at, and a few of them."""
+
+    count: int
+    is_all: bool
+    sample: list[Message]
+
+
+async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str, job: str = "") -> _Counted:
+    """Count the letters that fit, for as long as a page may take; a live page asks again."""
+    queue = "trash" if verb == "restore" else "dead"
+    if ids:
+        found = [await ask.at.admin.get(ask.topic, id, raw=True) for id in ids]
+        there = [message for message in found if message and message.queue == queue]
+        return _Counted(len(there), True, there[:SAMPLE])
+    if queue == "trash":
+        count = await ask.at.admin.restore(
+            ask.topic, filter=chosen or None, job=job or None, dry_run=True
+        )
+        return _Counted(count, True, [])
+
+    async def count_all(reading: LongReading) -> list[Message]:
+        sample: list[Message] = []
+        cursor = None
+        while True:
+            page = await ask.at.admin.dead_letters(
+                ask.topic, filter=chosen, cursor=cursor, limit=1000, scan=SCAN, raw=True
+            )
+            sample = reading.found = [*sample, *page.messages][:SAMPLE]
+            reading.progress(reading.done + len(page.messages), 0)
+            if page.cursor is None:
+                return sample
+            cursor = page.cursor
+
+    key = f"count {ask.topic} {ask.at.principal.role} {chosen}"
+    reading = ask.readings.start(key, count_all, GROUPS_S)
+    await reading.wait(COUNTED_S)
+    if reading.error:
+        raise ApiError("invalid", reading.error)
+    return _Counted(reading.done, reading.ended is not None, reading.found or [])
+
+
+def _moment(text: str | None) -> datetime:
+    """Return the time of the query; letters that died later are left alone."""
+    try:
+        moment = datetime.strptime(text or "", "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return datetime.now(UTC)
+    return moment.replace(tzinfo=UTC)
+
+
+async def _other_topics(ask: Ask) -> list[str]:
+    """Return the topics to which letters can be sent instead of back."""
+    return [name for name in await ask.at.admin.topics() if name != ask.topic]
+
+
+def _check_other(to: str, others: list[str]) -> None:
+    if to and to not in others:
+        raise ApiError("invalid", f"to: {to!r} is not another topic that exists", "to")
+
+
+def _command(topic: str, verb: str, ids: list[str], chosen: str, to: str, job: str) -> str:
+    words = ["rmq", "dlq", verb, topic]
+    if ids:
+        words += [f"--id {id}" for id in ids]
+    else:
+        words.append(shlex.quote(chosen) if chosen else "--all")
+    return " ".join([*words, *([f"--to {to}"] if to else []), *([f"--job {job}"] if job else [])])
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        raise ApiError(
+            "invalid", "rate: give messages a second, or leave it empty", "rate"
+        ) from None
+    if not 0 < rate <= 1_000_000:
+        raise ApiError("invalid", "rate: give 1 to 1000000 messages a second", "rate")
+    return rate
+
+
+def _words(found: list[web_message.StoredMessage]) -> str:
+    """Return what a filter may ask for, by lines: a field, and the values that are on the page."""
+    values: dict[str, set[str]] = {"reason": set(failure.REASONS.values())}
+
+    def add(name: str, value: str) -> None:
+        if value == seen(value) and value.isprintable() and name.isprintable():
+            values.setdefault(name, set()).add(value)
+
+    for message in found:
+        if message.type:
+            add("type", message.type)
+        if message.failure:
+            add("error", message.failure.error.partition(":")[0][:WORD_CHARS])
+            add("fingerprint", message.failure.fingerprint)
+        for name, value in message.headers.items():
+            add(f"header.{name}", value[:WORD_CHARS])
+    plain = [name for name in FIELDS if name not in values and "." not in name]
+    rows = [(name, sorted(known)[:20]) for name, known in sorted(values.items())]
+    rows += [(name, []) for name in plain] + [("body.", [])]
+    return "\n".join("\t".join([name, *values]) for name, values in rows)

@@ -1,0 +1,234 @@
+"""Read dead letters in pages, with a filter and a cursor; count them by their fingerprint.
+
+Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from rmq.errors import InvalidValue
+from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.features.dead_letters.flows import fits_filter
+from rmq.kernel.core import failure as core_failure
+from rmq.kernel.core.failure import Failure, fingerprint
+from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.message import Message
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import check_int
+from rmq.kernel.topic import opening, reading, stats
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.reading import ALL, Place, SlotReader
+from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.transport.steps import Flow, Progress
+
+GROUPS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterGroup:
+    """Dead letters of one cause.
+
+    Attributes:
+        fingerprint: 12 hex digits; '' for dead letters of which no failure is known.
+        count: how many.
+        first: when the first of them died.
+        last: when the last of them died.
+        example: the id of the last of them.
+        reason: why it died, as `Failure.reason`.
+        error: of the example.
+    """
+
+    fingerprint: str
+    count: int
+    first: datetime
+    last: datetime
+    example: MessageId
+    reason: str
+    error: str
+
+
+class DeadLetterGroups(NamedTuple):
+    """The dead letters of a topic by cause.
+
+    Attributes:
+        groups: the largest first; at most 1000.
+        other: dead letters of further groups.
+        total: all dead letters that were counted.
+    """
+
+    groups: list[DeadLetterGroup]
+    other: int
+    total: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    count: int
+    first_ms: int
+    last_ms: int
+    example: bytes
+    failure: Failure | None
+
+    def add(self, id: bytes, died_ms: int, last_failure: Failure | None) -> None:
+        self.count += 1
+        self.first_ms = min(self.first_ms, died_ms)
+        if died_ms >= self.last_ms:
+            self.last_ms, self.example, self.failure = died_ms, id, last_failure
+
+
+def groups(
+    context: TopicContext, wanted: DeadLetterFilter | None, progress: Progress | None
+) -> Flow[DeadLetterGroups]:
+    """Count the dead letters that fit by their fingerprint, in pages."""
+    yield from opening.ensure_open(context, create=False)
+    held = stats.total((yield from stats.counts(context)))
+    tallies: dict[str, _Tally] = {}
+    reader = Reader(context, Position())
+    other = total = looked_at = 0
+    while read := (yield from reader.read()):
+        looked_at += len(read)
+        for member in (yield from fitting(context, wanted, read, held["now_ms"])):
+            total += 1
+            last_failure = core_failure.decode(member.failure)
+            key, died_ms = fingerprint(last_failure), int(member.score)
+            tally = tallies.get(key)
+            if tally is not None:
+                tally.add(member.id, died_ms, last_failure)
+            elif len(tallies) < GROUPS_MAX:
+                tallies[key] = _Tally(1, died_ms, died_ms, member.id, last_failure)
+            else:
+                other += 1
+        if progress:
+            progress(looked_at, max(looked_at, held["dead"]))
+    found = [
+        DeadLetterGroup(
+            key, tally.count, moment(tally.first_ms), moment(tally.last_ms),
+            MessageId(tally.example), tally.failure.reason if tally.failure else "",
+            tally.failure.error if tally.failure else "",
+        )
+        for key, tally in tallies.items()
+    ]  # fmt: skip
+    found.sort(key=lambda group: (-group.count, group.fingerprint))
+    return DeadLetterGroups(found, other, total)
+
+
+LIMIT_MAX, SCAN = 1000, 10_000
+
+
+class DeadLetterPage(NamedTuple):
+    """Some dead letters of a topic.
+
+    Attributes:
+        messages: the oldest first in each slot.
+        cursor: for the next page; None: this was the last one.
+    """
+
+    messages: list[Message]
+    cursor: str | None
+
+
+class Position(NamedTuple):
+    """A place among the dead letters of a topic: behind one, or (no place) before the first."""
+
+    slot: int = 0
+    place: Place | None = None
+
+
+def cursor_of(member: QueueMember | Message) -> str:
+    """Return the text that names the place after a dead letter: its time of death and id."""
+    return f"{int(member.score)}-{MessageId(member.id)}"
+
+
+def position_of(context: TopicContext, cursor: str | None) -> Position:
+    """Read a cursor.
+
+    Raises:
+        InvalidValue: no page of this topic gave it.
+    """
+    if cursor is None:
+        return Position()
+    died, dash, id = str(cursor).partition("-")
+    if not dash or not died.isascii() or not died.isdecimal() or len(died) > 15:
+        raise InvalidValue(f"cursor: {str(cursor)[:80]!r} is not a cursor; pass one unchanged")
+    message_id = context.check_id(MessageId.parse(id, "after"))
+    return Position(message_id.slot, Place(float(died), member_of(message_id)))
+
+
+class Reader:
+    """Reads dead letters one call of Redis at a time, from a position to the end of the topic."""
+
+    def __init__(self, context: TopicContext, start: Position) -> None:
+        self._readers = deque(
+            SlotReader(keys, "dead", ALL, start.place if keys.index == start.slot else None)
+            for keys in context.slots[start.slot :]
+        )
+
+    def read(self, most: int = LIMIT_MAX) -> Flow[list[QueueMember]]:
+        """Return the next members, about `most` at most; none at the end."""
+        while self._readers:
+            members = yield from self._readers[0].read(most)
+            if members:
+                return members
+            self._readers.popleft()
+        return []
+
+
+def fitting(
+    context: TopicContext,
+    wanted: DeadLetterFilter | None,
+    members: list[QueueMember],
+    now_ms: int,
+) -> Flow[list[QueueMember]]:
+    """Return the members that fit a filter."""
+    if wanted is None:
+        return members
+    whole = members
+    if wanted.needs_body:
+        whole = yield from reading.with_bodies(context, members)
+    return [
+        member
+        for member, read in zip(members, whole, strict=True)
+        if fits_filter(wanted, read, now_ms)
+    ]
+
+
+def page(
+    context: TopicContext,
+    wanted: DeadLetterFilter | None,
+    cursor: str | None,
+    limit: int,
+    scan: int,
+    raw: bool = False,
+) -> Flow[DeadLetterPage]:
+    """Return at most `limit` dead letters after a cursor, of at most `scan` that are looked at.
+
+    `raw`: with records for bodies.
+    """
+    limit = check_int(limit, "limit", 1, LIMIT_MAX)
+    scan = check_int(scan, "scan", 1, 1_000_000)
+    yield from opening.ensure_open(context, create=False)
+    now_ms = stats.total((yield from stats.counts(context)))["now_ms"]
+    reader = Reader(context, position_of(context, cursor))
+    members: list[QueueMember] = []
+    last: QueueMember | None = None
+    looked_at = 0
+    while len(members) < limit and looked_at < scan:
+        most = limit - len(members) if wanted is None else scan - looked_at
+        read = yield from reader.read(most)
+        if not read:
+            last = None
+            break
+        looked_at += len(read)
+        last = read[-1]
+        members += yield from fitting(context, wanted, read, now_ms)
+    if len(members) >= limit:
+        members = members[:limit]
+        last = members[-1]
+    whole = yield from reading.with_bodies(context, members)
+    retries = context.settings.max_retries
+    messages = reading.messages_of(whole, retries, raw)
+    return DeadLetterPage(messages, None if last is None else cursor_of(last))

@@ -1,0 +1,118 @@
+"""Expire messages in topics that nobody takes from: drop them, or send them to the DeadQueue.
+
+A consumer expires what it would take. Nothing says which waiting messages expire, so this service
+looks through those of a slot, a bounded number at a time, and again only when the slot has got
+messages since, or the first one expires that it has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from rmq.errors import TopicNotFound, TopicVanished
+from rmq.features.dead_letters import scripts
+from rmq.features.dead_letters.scripts import ExpireReply
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow
+from rmq.web.survey import Survey
+
+log = logging.getLogger("rmq")
+
+EVERY_S = 15.0
+LIMIT = 500  # messages of one call
+CALLS_MOST = 50  # of one run, for all topics: the next run goes on
+# What changes when a slot gets messages that a taker could find.
+ARRIVALS = (
+    "accepted",
+    "merged",
+    "returned",
+    "rolled_back",
+    "redriven",
+    "retries",
+    "priority",
+    "due",
+)
+
+
+def _expire(keys: SlotKeys, rank: int) -> Flow[ExpireReply]:
+    reply: ExpireReply = yield scripts.expire(keys, rank, LIMIT)
+    return reply
+
+
+@dataclass
+class _SlotPass:
+    """How far a pass over a slot is, and what the slot was like when it began."""
+
+    arrivals: tuple[int, ...] = ()
+    delivered: int = -1
+    rank: int = -1  # of the next page; -1: the pass has ended
+    soonest_ms: int = 0  # when the first of those that were left expires; 0: none does
+
+    def note(self, reply: ExpireReply) -> None:
+        self.rank = reply.next_rank
+        if reply.soonest_ms and not 0 < self.soonest_ms <= reply.soonest_ms:
+            self.soonest_ms = reply.soonest_ms
+
+
+class Expiry:
+    """Looks through slots from which nothing was taken between two surveys."""
+
+    name = "expiry"
+    every_s = EVERY_S
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        self._transport = transport
+        self._survey = survey
+        self._passes: dict[tuple[str, int], _SlotPass] = {}
+        self._calls = 0
+
+    def run_once(self) -> int:
+        """Go on with the passes; return how many messages had expired."""
+        topics, expired, self._calls = self._survey.topics, 0, 0
+        self._passes = {at: each for at, each in self._passes.items() if at[0] in topics}
+        slots = [
+            (name, index, slot)
+            for name, counts in topics.items()
+            for index, slot in enumerate(counts.slots)
+        ]
+        # Those that were begun first go on first: no large slot keeps the others waiting for ever.
+        slots.sort(key=lambda each: self._passes.get(each[:2], _SlotPass()).rank < 0)
+        for name, index, slot in slots:
+            try:
+                count = self._look(name, index, slot)
+            except (TopicNotFound, TopicVanished) as error:
+                log.debug("topic %r: %s", name, error)
+                continue
+            if count:
+                log.info("topic %r: %d messages of slot %d had expired", name, count, index)
+            expired += count
+        return expired
+
+    def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
+        """Begin a pass over a slot, or go on with it; return how many had expired."""
+        one = self._passes.setdefault((name, index), _SlotPass())
+        if slot["delivered"] != one.delivered:
+            is_new = one.delivered < 0 and not slot["in_flight"]
+            one.delivered = slot["delivered"]
+            if not is_new:  # somebody takes from it, and expires what has expired
+                one.rank, one.arrivals = -1, ()
+                return 0
+        if one.rank < 0:
+            arrivals = tuple(slot[counter] for counter in ARRIVALS)
+            is_due = 0 < one.soonest_ms <= slot["now_ms"]
+            if arrivals == one.arrivals and not is_due:
+                return 0
+            one.arrivals, one.soonest_ms = arrivals, 0
+            if not slot["retries"] + slot["priority"] + slot["due"]:
+                return 0
+            one.rank = 0
+        keys, expired = self._survey.topics[name].context.slots[index], 0
+        while one.rank >= 0 and self._calls < CALLS_MOST:
+            reply = self._transport.run(_expire(keys, one.rank))
+            self._calls += 1
+            expired += reply.expired
+            one.note(reply)
+        return expired

@@ -1,0 +1,1 @@
+"""The doctor: checks of a Redis and of the topics in it; nothing is changed."""

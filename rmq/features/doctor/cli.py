@@ -1,0 +1,71 @@
+"""`rmq doctor`: check Redis and all topics."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from rmq.features.doctor.finding import SEVERITIES, Finding
+from rmq.features.doctor.flows import CHECKS, NAMES
+from rmq.terminal import output, text
+from rmq.terminal.app import ERROR, OK, PARTLY, Command
+from rmq.terminal.options import common_options
+
+WIDTH = 80  # cells of a line; commands are not broken
+NAME, SEVERITY = 18, 9
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "rmq doctor",
+        "rmq doctor --only maxmemory-policy --only persistence",
+        "rmq doctor --json | jq '.findings[] | select(.severity == \"error\")'",
+        "rmq doctor --list",
+    ),
+)
+@click.option(
+    "--only", multiple=True, metavar="CHECK", type=click.Choice(NAMES),
+    help="Make this check alone; may be repeated.",
+)  # fmt: skip
+@click.option("--list", "list_only", is_flag=True, help="List the checks, and make none.")
+def doctor(only: tuple[str, ...], list_only: bool) -> int:
+    """Check Redis and all topics; nothing is changed.
+
+    Each finding has a severity, its evidence, and the command that mends it; those in capitals are
+    for redis-cli. Exit code 1: there are errors; 4: there are warnings and no errors. A check that
+    this Redis user may not make is skipped, and says why.
+    """
+    common = common_options()
+    if list_only:
+        if common.json:
+            output.document([{"check": check.name, "about": check.about} for check in CHECKS])
+        else:
+            for check in CHECKS:
+                click.echo(f"{check.name:{NAME}}{check.about}")
+        return OK
+    with common.client() as client:
+        findings = client.admin.doctor(only or None)
+    worst = max(findings, key=lambda finding: SEVERITIES.index(finding.severity)).severity
+    if common.json:
+        records = [each._asdict() for each in findings]
+        output.document({"worst": worst, "findings": records}, rows=records)
+    else:
+        for finding in findings:
+            _print(finding)
+    return {"error": ERROR, "warning": PARTLY}.get(worst, OK)
+
+
+def _print(finding: Finding) -> None:
+    margin = " " * (NAME + SEVERITY)
+    lines = textwrap.wrap(
+        text.neutral(finding.evidence), WIDTH - len(margin), break_on_hyphens=False
+    )
+    head = f"{finding.check:{NAME}}{finding.severity:{SEVERITY}}"
+    for prefix, line in zip([head] + [margin] * len(lines), lines or [""], strict=False):
+        click.echo(prefix + line)
+    if finding.mend:
+        mend = text.neutral(finding.mend)
+        room = WIDTH - len(margin) - 3
+        click.echo(f"{margin}-> {mend}" if len(mend) <= room else f"  -> {mend}")

@@ -1,0 +1,216 @@
+"""Checks of persistence, replication and a Cluster, against the durability that topics promise."""
+
+from __future__ import annotations
+
+from rmq.features.doctor.look import Info, Look, Sight, some
+from rmq.kernel.core.settings import Fsync, Replicated
+from rmq.kernel.topic.overview import TopicOverview
+from rmq.kernel.transport.steps import Flow
+
+REPLICA_LAG_S = 10
+WAITAOF_SINCE = (7, 2)
+HASH_SLOTS = 16_384  # of a Cluster
+
+# What appendfsync means for a message that was acknowledged; the words of a check.
+_WINDOWS = {
+    "always": "each write is on disk before it is answered",
+    "everysec": "a power loss takes what was sent in the last second, two while the disk is busy",
+    "no": "a power loss takes what the kernel had not written, which may be 30 s",
+}
+
+
+def persistence(look: Look) -> Flow[list[Sight]]:
+    """Check whether a restart of Redis loses messages."""
+    topics, found = (yield from look.topics()), []
+    promise = [topic.name for topic in topics if isinstance(topic.settings.durability, Fsync)]
+    for place, info in enumerate((yield from look.infos())):
+        has_aof = info.get("aof_enabled") == "1"
+        found += _broken(info)
+        if promise and not has_aof:
+            found.append(
+                Sight(
+                    "error",
+                    f"{info.address}: topics promise fsync ({some(promise)}), and there is no "
+                    "AOF: their sends fail with NotDurable",
+                    "CONFIG SET appendonly yes",
+                )
+            )
+        if promise and info.numbers < WAITAOF_SINCE:
+            found.append(
+                Sight(
+                    "error",
+                    f"{info.address}: topics promise fsync ({some(promise)}), which needs Redis "
+                    f"7.2 or Valkey; this is {info.version}",
+                    f"rmq topic set {promise[0]} --durability memory",
+                )
+            )
+        if not has_aof and not promise:
+            found += yield from _without_aof(look, info, place)
+        elif has_aof:
+            found.append((yield from _with_aof(look, info, place)))
+    return found
+
+
+def _broken(info: Info) -> list[Sight]:
+    found = []
+    if info.get("aof_last_write_status", "ok") != "ok":
+        found.append(
+            Sight(
+                "error",
+                f"{info.address}: the last write of the AOF failed; Redis refuses writes until the "
+                "disk has room",
+                "df -h",
+            )
+        )
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        found.append(
+            Sight(
+                "error",
+                f"{info.address}: the last snapshot failed; with stop-writes-on-bgsave-error Redis "
+                "refuses writes",
+                "BGSAVE",
+            )
+        )
+    return found
+
+
+def _without_aof(look: Look, info: Info, place: int) -> Flow[list[Sight]]:
+    saves = yield from look.config_if_allowed("save")
+    if saves is None:
+        text = "no AOF; whether it makes snapshots cannot be read (no right to CONFIG)"
+    elif saves[place].get("save"):
+        text = "no AOF: a restart takes what was sent since the last snapshot"
+    else:
+        text = "neither AOF nor snapshots: a restart takes every message"
+    return [Sight("warning", f"{info.address}: {text}", "CONFIG SET appendonly yes")]
+
+
+def _with_aof(look: Look, info: Info, place: int) -> Flow[Sight]:
+    settings = yield from look.config_if_allowed("appendfsync")
+    word = settings[place].get("appendfsync", "") if settings else ""
+    if not word:
+        return Sight("ok", f"{info.address}: AOF; appendfsync cannot be read (no right to CONFIG)")
+    text = f"{info.address}: AOF, appendfsync {word}: {_WINDOWS.get(word, 'unknown')}"
+    if word == "no":
+        return Sight("warning", text, "CONFIG SET appendfsync everysec")
+    return Sight("ok", text)
+
+
+def _copies(topic: TopicOverview) -> int:
+    """How many replicas a topic's sends wait for."""
+    level = topic.settings.durability
+    return level.n if isinstance(level, Replicated | Fsync) else 0
+
+
+def replication(look: Look) -> Flow[list[Sight]]:
+    """Replicas, and how many of them sends wait for."""
+    topics, found = (yield from look.topics()), []
+    needed = max(map(_copies, topics), default=0)
+    names = [topic.name for topic in topics if needed and _copies(topic) == needed]
+    settings = yield from look.config_if_allowed("min-*-to-write")
+    for index, info in enumerate((yield from look.infos())):
+        if info.get("role") != "master":
+            found.append(
+                Sight(
+                    "error",
+                    f"{info.address}: this is a replica of {info.get('master_host', '?')}; RMQ "
+                    "writes to the master",
+                    "rmq doctor --url (that of the master, or redis+sentinel://)",
+                )
+            )
+            continue
+        good = [
+            replica
+            for replica in info.replicas
+            if replica.get("state") == "online" and int(replica.get("lag", "0")) <= REPLICA_LAG_S
+        ]
+        text = f"{info.address}: {len(good)} of {len(info.replicas)} replicas follow"
+        if len(good) < needed:
+            found.append(
+                Sight(
+                    "error",
+                    f"{text}, and topics wait for {needed} ({some(names)}): their sends fail with "
+                    "NotDurable",
+                    f"rmq topic set {names[0]} --durability replicated:{len(good)}"
+                    if good
+                    else f"rmq topic set {names[0]} --durability memory",
+                )
+            )
+            continue
+        if len(good) < len(info.replicas):
+            found.append(Sight("warning", f"{text}; the others lag or are not online", "ROLE"))
+        found.append(
+            _least_to_write(text, needed, None if settings is None else settings[index], len(good))
+        )
+    return found
+
+
+def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, good: int) -> Sight:
+    """Compare min-replicas-to-write with what topics promise."""
+    if settings is None:
+        return Sight("ok", f"{text}; min-replicas-to-write cannot be read (no right to CONFIG)")
+    names = ("min-replicas-to-write", "min-slaves-to-write")
+    least = next((int(settings[name]) for name in names if name in settings), 0)
+    text = f"{text}; min-replicas-to-write {least}"
+    if least > good:
+        return Sight(
+            "error", f"{text}: Redis refuses writes", f"CONFIG SET min-replicas-to-write {good}"
+        )
+    if least < needed:
+        return Sight(
+            "note",
+            f"{text}: a master that is cut off takes sends until they fail with NotDurable, and "
+            "its copies are lost when it comes back",
+            f"CONFIG SET min-replicas-to-write {needed}",
+        )
+    return Sight("ok", text)
+
+
+def cluster(look: Look) -> Flow[list[Sight]]:
+    """Hash slots that no master serves, and nodes that others cannot reach."""
+    infos = yield from look.infos()
+    if infos[0].get("cluster_enabled") != "1":
+        return [Sight("ok", "it is no Redis Cluster")]
+    addresses, replies = yield from look.on_masters("CLUSTER INFO", "CLUSTER", "INFO")
+    found = [
+        Sight(
+            "error",
+            f"{address}: this master does not answer, and no replica has taken its place: slots "
+            "of topics there cannot be used",
+            f"redis-cli --cluster check {addresses[0]}",
+        )
+        for address in look.away
+    ]
+    for address, reply in zip(addresses, replies, strict=True):
+        facts = Info.read(reply)
+        unassigned = HASH_SLOTS - facts.number("cluster_slots_assigned")
+        failed, doubted = facts.number("cluster_slots_fail"), facts.number("cluster_slots_pfail")
+        if facts.get("cluster_state") != "ok" or unassigned or failed:
+            found.append(
+                Sight(
+                    "error",
+                    f"{address}: state {facts.get('cluster_state')}; {unassigned} hash slots have "
+                    f"no master, and the masters of {failed} have failed: slots of topics there "
+                    "cannot be used",
+                    f"redis-cli --cluster check {address}",
+                )
+            )
+        elif doubted:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{address}: does not reach the masters of {doubted} hash slots just now",
+                    f"redis-cli --cluster check {address}",
+                )
+            )
+    for info in infos:
+        if not info.replicas:
+            found.append(
+                Sight(
+                    "note",
+                    f"{info.address}: a master without replicas: when it dies, nobody serves its "
+                    "hash slots",
+                    "redis-cli --cluster add-node",
+                )
+            )
+    return found or [Sight("ok", f"{len(infos)} masters serve all hash slots")]

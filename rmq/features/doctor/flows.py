@@ -1,0 +1,89 @@
+"""The doctor: checks of a Redis and of the topics in it; nothing is changed.
+
+look            what the checks read, each thing once
+memory          maxmemory, its policy, fragmentation, how hashes and sorted sets are stored
+copies          persistence and replication, against the durability that topics promise
+programs        clocks, slow scripts, versions, rights
+topics          slots, heads, waiting messages, dead letters, pauses, resizes, schedules
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
+from rmq.features.doctor import copies, memory, programs, topics
+from rmq.features.doctor.finding import Finding
+from rmq.features.doctor.look import Look, Sight, some
+from rmq.kernel.transport.steps import Flow
+
+
+class Check(NamedTuple):
+    """A check: its name, what it looks at, and how."""
+
+    name: str
+    about: str
+    run: Callable[[Look], Flow[list[Sight]]]
+
+
+CHECKS = (
+    Check("maxmemory-policy", "whether Redis may evict keys", memory.policy),
+    Check("maxmemory", "how near the memory is to its limit", memory.limit),
+    Check("encodings", "how Redis stores small hashes and sorted sets", memory.encodings),
+    Check("fragmentation", "memory that Redis holds and does not use", memory.fragmentation),
+    Check("persistence", "what a restart or power loss takes away", copies.persistence),
+    Check("replication", "replicas, against replicated(n) and fsync(n)", copies.replication),
+    Check("cluster", "whether a Cluster serves all hash slots", copies.cluster),
+    Check("clock", "the clock of Redis against the one here", programs.clock),
+    Check("slow-scripts", "scripts of RMQ in SLOWLOG above 5 ms", programs.slow_scripts),
+    Check("versions", "Redis, redis-py, RMQ here and of workers", programs.versions),
+    Check("rights", "the roles that this Redis user has", programs.rights),
+    Check("topics", "topics that cannot be read", topics.readable),
+    Check("big-keys", "slots with very many messages or bytes", topics.big_keys),
+    Check("queue-members", "messages that are in no queue", topics.queue_members),
+    Check("slot-skew", "slots with far more messages than others", topics.slot_skew),
+    Check("blocked-heads", "slots in order that wait for long", topics.blocked_heads),
+    Check("no-consumer", "messages that wait, and nobody who takes them", topics.no_consumer),
+    Check("late", "messages that are due for long", topics.late),
+    Check("dead-letters", "dead letters that grow", topics.dead_letters),
+    Check("paused", "topics that are paused for longer than a day", topics.paused),
+    Check("resizes", "resizes that nobody finishes", topics.resizes),
+    Check("schedules", "schedules that nobody sends", topics.schedules),
+)
+NAMES = tuple(check.name for check in CHECKS)
+
+
+def chosen(only: Iterable[str] | None) -> list[Check]:
+    """Return the checks of these names, in the doctor's order; None: all.
+
+    Raises:
+        InvalidValue: there is no such check.
+    """
+    names = NAMES if only is None else tuple(only)
+    for name in names:
+        if name not in NAMES:
+            raise InvalidValue(f"only: {ascii(name)[:60]}; there are {', '.join(NAMES)}")
+    return [check for check in CHECKS if check.name in names]
+
+
+def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding]]:
+    """Run checks; each gives one finding at least.
+
+    Raises:
+        InvalidValue: there is no such check.
+        Unavailable, OutcomeUnknown: Redis cannot be reached. A cluster can while a master answers.
+    """
+    look, findings = Look(prefix), list[Finding]()
+    yield from look.on_masters("PING", "PING")  # which masters of a cluster are there
+    for check in chosen(only):
+        try:
+            seen = yield from check.run(look)
+        except (Unavailable, OutcomeUnknown) as error:
+            if not look.away:
+                raise
+            seen = [Sight("skipped", f"{some(look.away)} does not answer: {error}")]
+        except RMQError as error:  # a right is missing, or a command that a provider took away
+            seen = [Sight("skipped", str(error))]
+        findings += [Finding(check.name, *sight) for sight in seen]
+    return findings

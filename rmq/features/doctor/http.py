@@ -1,0 +1,52 @@
+"""The findings of the doctor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from rmq.features.doctor import finding
+from rmq.features.doctor.finding import Severity
+from rmq.web.operation import At, Table
+from rmq.web.requests import Answer, Request
+
+TABLE = Table("audits")
+
+
+class DoctorQuery(Request):
+    """Checks that are made, by name, joined by commas; left out: all."""
+
+    only: Annotated[str, Meta(pattern=r"^[a-z]+(-[a-z]+)*(,[a-z]+(-[a-z]+)*)*$")] | None = None
+
+
+class Findings(Answer):
+    """The findings of the doctor, and the gravest severity of them."""
+
+    worst: Severity
+    findings: list[Finding]
+
+
+@TABLE.get("/doctor")
+async def examine(at: At, query: DoctorQuery) -> Findings:
+    """Check Redis and all topics; nothing is changed.
+
+    A check that the server's Redis user may not make is skipped, and says why.
+    """
+    only = query.only.split(",") if query.only else None
+    return findings_of(await at.admin.doctor(only))
+
+
+class Finding(Answer):
+    """A finding of the doctor; `mend`: the command that mends it, or nothing."""
+
+    check: str
+    severity: Severity
+    evidence: str
+    mend: str
+
+
+def findings_of(found: list[finding.Finding]) -> Findings:
+    """Return findings as they are shown."""
+    worst = max((each.severity for each in found), key=finding.SEVERITIES.index)
+    return Findings(worst=worst, findings=[Finding(**each._asdict()) for each in found])

@@ -1,0 +1,215 @@
+"""The reads of Redis that the checks of the doctor share; each is done once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.features.doctor.finding import Severity
+from rmq.features.workers import flows
+from rmq.features.workers.status import WorkerStatus
+from rmq.kernel.topic import overview
+from rmq.kernel.topic.overview import TopicOverview, overview as topic_overview
+from rmq.kernel.transport.steps import Flow, OnEveryMaster, server_ms
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+_SLAVE = re.compile(r"slave\d+")
+
+
+class Sight(NamedTuple):
+    """The result of a check; `Finding` adds the name of the check."""
+
+    severity: Severity
+    evidence: str
+    mend: str = ""
+
+
+class Clock(NamedTuple):
+    """The clock of a master, and how far it is before the one here, to half a round trip."""
+
+    address: str  # empty where there is one server
+    ahead_s: float
+    round_trip_s: float
+
+
+class Info(dict[str, str]):
+    """The INFO of one server."""
+
+    node = ""  # of a cluster: host:port
+
+    @classmethod
+    def read(cls, reply: bytes) -> Info:
+        """Read the reply of INFO, or one like it."""
+        lines = reply.decode().split("\r\n")
+        return cls(line.split(":", 1) for line in lines if ":" in line)
+
+    def number(self, name: str) -> int:
+        """Return a figure; 0 where it is missing."""
+        text = self.get(name, "0")
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def address(self) -> str:
+        """How people tell it from others of a cluster."""
+        return self.node or f"port {self.get('tcp_port', '?')}"
+
+    @property
+    def version(self) -> str:
+        """Its name and version, as "valkey 9.0.1"."""
+        name = "valkey" if "valkey_version" in self else "redis"
+        return f"{name} {self.get(f'{name}_version', '?')}"
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The version of Redis that it is compatible with."""
+        parts = self.get("redis_version", "0").split(".")
+        return tuple(int(part) for part in parts if part.isdecimal())
+
+    @property
+    def replicas(self) -> list[dict[str, str]]:
+        """Its replicas: address, state, lag."""
+        return [
+            dict(part.partition("=")[::2] for part in text.split(","))
+            for name, text in self.items()
+            if _SLAVE.fullmatch(name)
+        ]
+
+
+def pairs(reply: Any) -> dict[str, str]:
+    """Return names and values of a reply, which RESP3 has as a map."""
+    items = (
+        reply.items() if isinstance(reply, Mapping) else zip(reply[::2], reply[1::2], strict=True)
+    )
+    return {name.decode(): value.decode(errors="replace") for name, value in items}
+
+
+class Look:
+    """Reads Redis for the checks. An error is raised by each check that needs what it denies."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self._infos: list[Info] | None = None
+        self._topics: list[TopicOverview] | None = None
+        self._workers: list[WorkerStatus] | None = None
+        self._config: dict[str, list[dict[str, str]]] = {}
+        self._failures: dict[str, RMQError] = {}
+        self.away: list[str] = []  # masters of a cluster that do not answer
+
+    def on_masters(self, what: str, *words: Any) -> Flow[tuple[list[str], list[Any]]]:
+        """Return the addresses of masters and their replies, of those that answer.
+
+        One that did not answer before is not asked again.
+        """
+        step = OnEveryMaster(what, *words, without=tuple(self.away))
+        replies = yield step
+        self.away += step.away
+        return step.addresses, replies
+
+    def infos(self) -> Flow[list[Info]]:
+        """Return the INFO of each master."""
+        if self._infos is None:
+            addresses, replies = yield from self.on_masters("INFO", "INFO")
+            self._infos = [Info.read(reply) for reply in replies]
+            for info, address in zip(self._infos, addresses, strict=False):
+                info.node = address
+        return self._infos
+
+    def config(self, pattern: str) -> Flow[list[dict[str, str]]]:
+        """Return settings of each master by a pattern."""
+        if pattern not in self._config:
+            addresses, replies = yield from self.on_masters("CONFIG GET", "CONFIG", "GET", pattern)
+            found = [pairs(reply) for reply in replies]
+            if self._infos is not None and len(found) < len(self._infos):  # one died meanwhile
+                by_address = dict(zip(addresses, found, strict=True))
+                found = [by_address.get(info.node, {}) for info in self._infos]
+            self._config[pattern] = found
+        return self._config[pattern]
+
+    def config_if_allowed(self, pattern: str) -> Flow[list[dict[str, str]] | None]:
+        """Return settings of each master; None where this user may not read them."""
+        try:
+            return (yield from self.config(pattern))
+        except RMQError:
+            return None
+
+    def clocks(self) -> Flow[list[Clock]]:
+        """Compare the clock of each master with the one here."""
+        best: list[Clock] = []
+        for _ in range(3):  # the shortest round trip tells most
+            began, here = time.perf_counter(), time.time()
+            addresses, replies = yield from self.on_masters("TIME", "TIME")
+            round_trip = time.perf_counter() - began
+            if best and round_trip >= best[0].round_trip_s:
+                continue
+            addresses = addresses or [""]
+            there = [int(seconds) + int(us) / 1e6 for seconds, us in replies]
+            best = [
+                Clock(address, at - here - round_trip / 2, round_trip)
+                for address, at in zip(addresses, there, strict=True)
+            ]
+        return best
+
+    def now_ms(self) -> Flow[int]:
+        """Return the time by Redis' clock."""
+        return (yield from server_ms("TIME"))
+
+    def topics(self) -> Flow[list[TopicOverview]]:
+        """Return all topics that can be read."""
+        return [topic for topic in (yield from self.all_topics()) if topic.error is None]
+
+    def all_topics(self) -> Flow[list[TopicOverview]]:
+        """Return all topics."""
+        if self._topics is None:
+            self._topics = yield from self._once("topics", self._read_topics())
+        return self._topics
+
+    def workers(self) -> Flow[list[WorkerStatus]]:
+        """Return the worker processes."""
+        if self._workers is None:
+            self._workers = yield from self._once("workers", flows.workers(self.prefix))
+        return self._workers
+
+    def _read_topics(self) -> Flow[list[TopicOverview]]:
+        names = yield from overview.topics(self.prefix)
+        return (yield from topic_overview(self.prefix, names, partly=bool(self.away)))
+
+    def _once(self, what: str, flow: Flow[T]) -> Flow[T]:
+        """Read what several checks need; a failure is that of each, and not waited for again."""
+        if what in self._failures:
+            flow.close()
+            raise self._failures[what]
+        try:
+            return (yield from flow)
+        except (Unavailable, OutcomeUnknown) as error:
+            self._failures[what] = error
+            raise
+
+
+def at(addresses: list[str]) -> str:
+    """Return where something was seen, as a beginning of a line; nothing for a single server."""
+    return f"{some(addresses)}: " if any(addresses) else ""
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def some(names: list[str], most: int = 3) -> str:
+    """Return the first names of a list, and how many there are besides."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def age(ms: float) -> str:
+    """Return a length of time for people, in one unit."""
+    seconds = ms / 1000
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,140 @@
+"""Checks of memory: its limit, what happens there, and how Redis stores what RMQ writes."""
+
+from __future__ import annotations
+
+from rmq.features.doctor.look import MIB, Look, Sight, at
+from rmq.kernel.topic.opening import SAFE_POLICY
+from rmq.kernel.transport.steps import Flow
+
+NEAR, AT_LIMIT = 0.80, 0.95  # parts of maxmemory
+PACKED_MOST = 1024  # entries of a packed list: each look-up and change walks through it
+NOTE_BYTES = 84  # of the value in a slot's hash that keeps it a table (lua/slot.lua)
+FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
+
+
+def policy(look: Look) -> Flow[list[Sight]]:
+    """Whether Redis evicts keys."""
+    wrong: dict[str, list[str]] = {}
+    for info in (yield from look.infos()):
+        name = info.get("maxmemory_policy", "unknown")
+        if name != SAFE_POLICY:
+            wrong.setdefault(name, []).append(info.node)
+    if not wrong:
+        return [Sight("ok", f"{SAFE_POLICY}: Redis evicts nothing")]
+    return [
+        Sight(
+            "error",
+            f"{at(sorted({node for nodes in wrong.values() for node in nodes}))}"
+            f"{', '.join(sorted(wrong))}: when memory is full, Redis removes keys of RMQ, and the "
+            "messages in them are lost",
+            f"CONFIG SET maxmemory-policy {SAFE_POLICY}",
+        )
+    ]
+
+
+def limit(look: Look) -> Flow[list[Sight]]:
+    """How near memory is to maxmemory, or to that of the machine."""
+    found = []
+    for info in (yield from look.infos()):
+        used, most = info.number("used_memory"), info.number("maxmemory")
+        machine = info.number("total_system_memory")
+        if not most:
+            half = machine and used > machine / 2
+            found.append(
+                Sight(
+                    "warning" if half else "note",
+                    f"{info.address}: no maxmemory; {used // MIB} MiB of {machine // MIB} MiB are "
+                    "used. A machine without memory kills Redis, where maxmemory refuses sends",
+                    f"CONFIG SET maxmemory {max(256, machine * 3 // 4 // MIB)}mb",
+                )
+            )
+            continue
+        part = used / most
+        text = f"{info.address}: {used // MIB} of {most // MIB} MiB used ({part:.0%})"
+        if part < NEAR:
+            found.append(Sight("ok", text))
+        else:
+            found.append(
+                Sight(
+                    "error" if part >= AT_LIMIT else "warning",
+                    f"{text}; at the limit every send fails with QueueFull",
+                    f"CONFIG SET maxmemory {most * 3 // 2 // MIB + 1}mb",
+                )
+            )
+    return found
+
+
+def _packed(settings: dict[str, str]) -> list[Sight]:
+    """Return limits of packed lists that are too high on one server."""
+    found = []
+    for name, text in settings.items():
+        kind, is_value = name.partition("-")[0], name.endswith("-value")
+        if kind not in ("hash", "zset") or not name.endswith(
+            ("listpack-entries", "ziplist-entries", "listpack-value", "ziplist-value")
+        ):
+            continue
+        value = int(text)
+        if is_value and kind == "hash" and value >= NOTE_BYTES:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{name} {value}: the hash of a slot is a packed list, which each script "
+                    "reads from its beginning",
+                    f"CONFIG SET {name} 64",
+                )
+            )
+        elif not is_value and value > PACKED_MOST:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{name} {value}: queues of up to {value} small messages are packed lists, "
+                    "and each send and ack walks through them",
+                    f"CONFIG SET {name} {512 if kind == 'hash' else 128}",
+                )
+            )
+    return found
+
+
+_LAZYFREE = Sight(
+    "note",
+    "lazyfree-lazy-user-del no: RMQ deletes large keys in the background itself; a DEL of one by "
+    "hand stops Redis meanwhile",
+    "CONFIG SET lazyfree-lazy-user-del yes",
+)
+
+
+def encodings(look: Look) -> Flow[list[Sight]]:
+    """Limits of packed lists, and who frees what is deleted."""
+    infos = yield from look.infos()
+    seen: dict[Sight, list[str]] = {}  # a setting may have two names, and a cluster many nodes
+    for info, settings in zip(infos, (yield from look.config("*-max-*")), strict=False):
+        for sight in _packed(settings):
+            nodes = seen.setdefault(sight, [])
+            nodes += [info.node] if info.node not in nodes else []
+    for info, settings in zip(infos, (yield from look.config("lazyfree-lazy-*")), strict=False):
+        if settings.get("lazyfree-lazy-user-del") == "no":
+            seen.setdefault(_LAZYFREE, []).append(info.node)
+    found = [sight._replace(evidence=at(nodes) + sight.evidence) for sight, nodes in seen.items()]
+    return found or [Sight("ok", "small hashes and sorted sets are stored as RMQ expects")]
+
+
+def fragmentation(look: Look) -> Flow[list[Sight]]:
+    """Memory that is held and not used."""
+    found = []
+    for place, info in enumerate((yield from look.infos())):
+        ratio = float(info.get("mem_fragmentation_ratio", "0") or 0)
+        lost = info.number("used_memory_rss") - info.number("used_memory")
+        text = f"{info.address}: ratio {ratio:.2f}, {max(0, lost) // MIB} MiB not used"
+        if ratio < FRAGMENTED or lost < FRAGMENTED_BYTES:
+            found.append(Sight("ok", text))
+            continue
+        settings = yield from look.config_if_allowed("activedefrag")
+        is_on = settings is not None and settings[place].get("activedefrag") == "yes"
+        found.append(
+            Sight(
+                "note" if is_on else "warning",
+                f"{text}; activedefrag {'works on it' if is_on else 'is off, or cannot be read'}",
+                "" if is_on else "CONFIG SET activedefrag yes",
+            )
+        )
+    return found

@@ -1,0 +1,355 @@
+"""Checks of topics: what waits, for how long, and for whom."""
+
+from __future__ import annotations
+
+from rmq.errors import RMQError, TopicVanished
+from rmq.features.doctor.look import MIB, Look, Sight, age, plural, some
+from rmq.features.schedules import scripts
+from rmq.features.schedules.flows import SLOT
+from rmq.features.topic_admin import resize
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.keys import leader_key, wake_channel
+from rmq.kernel.core.layout import Resizing
+from rmq.kernel.topic import scheduled
+from rmq.kernel.topic.overview import TopicOverview
+from rmq.kernel.transport.steps import Flow, Pipeline, RawCommand, is_master_away
+
+SLOTS_MOST = 200  # slots that are looked at one by one, those with most messages first
+BIG_MEMBERS = 1_000_000  # messages of one slot
+BIG_BYTES = 512 * MIB  # of one key
+WEIGHED, SAMPLES = 8, 20  # keys whose memory is asked for, and members that Redis samples of each
+SKEW, SKEW_LEAST = 4.0, 1000  # times the mean; messages of a topic
+BLOCKED_MS = 5 * 60_000
+LATE_MS = 5 * 60_000
+PAUSED_MS = 24 * 3_600_000
+HOUR_MS = 3_600_000
+# A command that runs finishes at once, and a server soon, when no older messages are left.
+UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
+UNATTENDED_MS = 10 * 60_000  # while there are some, and no server runs
+RESIZE_PAGES = 500  # of a topic, of 100 records
+MISSED_MS = 60_000
+
+
+def readable(look: Look) -> Flow[list[Sight]]:
+    """Topics that cannot be read."""
+    topics = yield from look.all_topics()
+    away = [topic.name for topic in topics if is_master_away(topic.error)]
+    broken = [
+        Sight("error", str(topic.error), _mend(topic))
+        for topic in topics
+        if topic.error is not None and not is_master_away(topic.error)
+    ]
+    if away:
+        text = f"{some(away)}: slots are on {some(look.away)}, which does not answer"
+        broken.append(Sight("error", text, "rmq doctor --only cluster"))
+    if broken:
+        return broken
+    slots = sum(len(topic.slots) for topic in topics)
+    return [Sight("ok", f"{plural(len(topics), 'topic')}, {plural(slots, 'slot')}")]
+
+
+def _mend(topic: TopicOverview) -> str:
+    """Return the command that mends a topic that cannot be read, or tells more."""
+    layout = topic.settings.layout if topic.context.is_open else None
+    if layout and layout.resizing:  # slots may not exist yet
+        return f"rmq topic resize {topic.name} {topic.settings.slots}"
+    return f"rmq topic show {topic.name}"
+
+
+def _fullest(topics: list[TopicOverview]) -> list[tuple[TopicOverview, int]]:
+    """Return slots that hold messages, the fullest first."""
+    pairs = [
+        (topic, index)
+        for topic in topics
+        for index, counts in enumerate(topic.slots)
+        if counts["records"]
+    ]
+    return sorted(pairs, key=lambda pair: -pair[0].slots[pair[1]]["records"])
+
+
+def big_keys(look: Look) -> Flow[list[Sight]]:
+    """Slots that hold very much; memory is asked for where most messages are."""
+    found, unread = [], ""
+    fullest = _fullest((yield from look.topics()))
+    for place, (topic, index) in enumerate(fullest):
+        records, size = topic.slots[index]["records"], 0
+        keys = topic.context.slots[index]
+        if place < WEIGHED and not unread:
+            try:
+                for key in (keys.records, keys.bodies):
+                    words = ("MEMORY", "USAGE", key, "SAMPLES", SAMPLES)
+                    size += (yield RawCommand("MEMORY USAGE", *words)) or 0
+            except RMQError as error:
+                unread = f"; memory is not known: {error}"
+        if records < BIG_MEMBERS and size < BIG_BYTES:
+            continue
+        found.append(
+            Sight(
+                "warning",
+                f"{topic.name}: slot {index} of {len(topic.slots)} holds "
+                + plural(records, "message")
+                + (f", {size // MIB} MiB" if size else "")
+                + "; one server holds all of it, and a restart loads it",
+                f"rmq stats {topic.name} --slots",
+            )
+        )
+    most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
+    if len(fullest) > WEIGHED and not unread:
+        unread = f"; memory of the {WEIGHED} fullest of {len(fullest)} slots"
+    return found or [Sight("ok", f"the fullest slot holds {plural(most, 'message')}{unread}")]
+
+
+_QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
+
+
+def queue_members(look: Look) -> Flow[list[Sight]]:
+    """Slots in which messages are in no queue: Redis, or somebody, has removed one.
+
+    A message is stored, moved and removed by scripts that write both its record and its place, so
+    the two numbers, which one script counts, are the same in every slot.
+    """
+    found = []
+    for topic in (yield from look.topics()):
+        for index, counts in enumerate(topic.slots):
+            queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
+            if queued != records:
+                what, count = "in no queue, which nobody gets", records - queued
+                if queued > records:
+                    what, count = "of its queues without record and body", queued - records
+                found.append(
+                    Sight(
+                        "error",
+                        f"{topic.name}: slot {index} has {plural(records, 'record')} and "
+                        f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
+                        f"{what}; a key was evicted or deleted",
+                        f"rmq stats {topic.name} --slots",
+                    )
+                )
+    return found or [Sight("ok", "every message is in a queue")]
+
+
+def slot_skew(look: Look) -> Flow[list[Sight]]:
+    """Slots with far more messages than the others of their topic."""
+    found = []
+    for topic in (yield from look.topics()):
+        held = [counts["records"] for counts in topic.slots]
+        if len(held) < 2 or sum(held) < SKEW_LEAST:
+            continue
+        most, mean = max(held), sum(held) / len(held)
+        # Of few slots none can hold four times the mean: there most of all is too much.
+        if most >= min(SKEW * mean, 0.9 * sum(held)):
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
+                    f"{most / sum(held):.0%} of {sum(held)} messages: many have one slot_basis",
+                    f"rmq stats {topic.name} --slots",
+                )
+            )
+    return found or [Sight("ok", "no slot holds far more than the others of its topic")]
+
+
+def blocked_heads(look: Look) -> Flow[list[Sight]]:
+    """Slots in order that wait for one message, and by whom it is held."""
+    now_ms = yield from look.now_ms()
+    runs = [
+        (run.topic, MessageId.parse(run.id).slot, worker, run)
+        for worker in (yield from look.workers())
+        for run in worker.running
+        if run.seconds * 1000 >= BLOCKED_MS
+    ]
+    found = []
+    waiting = [
+        (topic, index)
+        for topic, index in _fullest((yield from look.topics()))
+        if not topic.settings.paused and topic.slots[index]["records"] > 1
+    ]
+    for topic, index in waiting[:SLOTS_MOST]:
+        keys = topic.context.slots[index]
+        hold, holder = yield RawCommand("HMGET", "HMGET", keys.slot, "ordered", "holder")
+        if hold is None:
+            continue
+        behind = topic.slots[index]["records"] - 1
+        if int(hold) - now_ms >= BLOCKED_MS and holder:
+            id = keys.id_of(holder)
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
+                    f"retry of {id}; {plural(behind, 'message')} behind it",
+                    f"rmq get {topic.name} {id}",
+                )
+            )
+        for _, _, worker, run in [each for each in runs if each[:2] == (topic.name, index)]:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
+                    f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; "
+                    f"{plural(behind, 'message')} behind it",
+                    f"rmq worker show {worker.id}",
+                )
+            )
+    looked = "" if len(waiting) <= SLOTS_MOST else f" (of the {SLOTS_MOST} fullest)"
+    return found or [Sight("ok", f"no slot in order waits long for one message{looked}")]
+
+
+def _ready(topic: TopicOverview) -> int:
+    """How many messages may be delivered now."""
+    counts = topic.total
+    return counts["retries"] + counts["priority"] + counts["due"] - counts["held"]
+
+
+def no_consumer(look: Look) -> Flow[list[Sight]]:
+    """Topics with messages that nobody takes."""
+    topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
+    waiting = [topic for topic in topics if _ready(topic) > 0 and not topic.total["in_flight"]]
+    handled = {name for worker in (yield from look.workers()) for name in worker.topics}
+    asked = [topic for topic in waiting if topic.name not in handled]
+    found = []
+    for topic in asked[:SLOTS_MOST]:
+        channel = wake_channel(look.prefix, topic.name)
+        _, replies = yield from look.on_masters("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", channel)
+        listening = sum(next(iter(r.values())) if isinstance(r, dict) else r[1] for r in replies)
+        if not listening:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: {plural(_ready(topic), 'message')} due, none in flight, no "
+                    "worker handles the topic and no consumer listens",
+                    "rmq worker MODULE  (the one with its handler)",
+                )
+            )
+    return found or [Sight("ok", "every topic with waiting messages has a worker or consumer")]
+
+
+def late(look: Look) -> Flow[list[Sight]]:
+    """Messages that could have been taken long ago."""
+    topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
+    found = [
+        Sight(
+            "warning",
+            f"{topic.name}: the oldest due message has waited {age(topic.total['late_ms'])}; "
+            f"{_ready(topic)} wait",
+            f"rmq peek {topic.name}",
+        )
+        for topic in topics
+        if topic.total["late_ms"] >= LATE_MS
+    ]
+    most = max((topic.total["late_ms"] for topic in topics), default=0)
+    return found or [Sight("ok", f"the oldest due message has waited {age(most)}")]
+
+
+def dead_letters(look: Look) -> Flow[list[Sight]]:
+    """Dead letters of the last hour against the hour before it."""
+    now_ms = yield from look.now_ms()
+    topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
+    found, left = [], SLOTS_MOST
+    for topic in sorted(topics, key=lambda each: -each.total["dead"]):
+        last = before = 0
+        for keys, counts in zip(topic.context.slots, topic.slots, strict=True):
+            if counts["dead"] and left:
+                left -= 1
+                hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
+                last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
+                before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
+        if last > before:
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: {last} dead letters in the last hour, {before} in the hour "
+                    f"before, {topic.total['dead']} in all",
+                    f"rmq dlq ls {topic.name}",
+                )
+            )
+    count = sum(topic.total["dead"] for topic in topics)
+    return found or [Sight("ok", f"{count} dead letters; they do not grow")]
+
+
+def paused(look: Look) -> Flow[list[Sight]]:
+    """Topics that somebody paused and forgot."""
+    now_ms = yield from look.now_ms()
+    found = []
+    for topic in (yield from look.topics()):
+        pauses = (("", topic.settings.paused), ("sends are ", topic.settings.sends_paused))
+        for what, pause in pauses:
+            if pause is None or now_ms - pause.since_ms <= PAUSED_MS:
+                continue
+            why = f": {pause.why}" if pause.why else ""
+            found.append(
+                Sight(
+                    "warning",
+                    f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by "
+                    f"{pause.by}{why}; "
+                    f"{topic.total['held']} messages are held",
+                    f"rmq topic resume {topic.name}",
+                )
+            )
+    return found or [Sight("ok", "no topic is paused for longer than a day")]
+
+
+def resizes(look: Look) -> Flow[list[Sight]]:
+    """Resizes that hold slots, and nobody goes on with them."""
+    going = [
+        (topic, layout.resizing)
+        for topic in (yield from look.all_topics())
+        if topic.context.is_open and (layout := topic.settings.layout) and layout.resizing
+    ]
+    if not going:
+        return [Sight("ok", "no topic is being resized")]
+    now_ms = yield from look.now_ms()
+    leader: bytes | None = yield RawCommand("GET", "GET", leader_key(look.prefix))
+    found = []
+    for topic, resizing in going:
+        try:
+            may_wait = yield from resize.may_wait(topic.context, RESIZE_PAGES)
+        except TopicVanished:
+            may_wait = False  # a slot does not even have the new number
+        found.append(_resize(topic, resizing, now_ms - resizing.since_ms, may_wait, leader))
+    return found
+
+
+def _resize(
+    topic: TopicOverview, resizing: Resizing, for_ms: int, may_wait: bool, leader: bytes | None
+) -> Sight:
+    """Judge one resize by its age, what it waits for, and whether a server runs."""
+    slots = topic.settings.slots
+    text = f"{topic.name}: resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
+    command = f"rmq topic resize {topic.name} {slots}"
+    if not may_wait and for_ms >= (SERVER_UNFINISHED_MS if leader else UNFINISHED_MS):
+        return Sight("warning", f"{text}nobody goes on with it, and slots hold messages", command)
+    if leader:
+        return Sight("ok", f"{text}server {leader.decode(errors='replace')} finishes it")
+    return Sight(
+        "warning" if for_ms >= UNATTENDED_MS else "note",
+        f"{text}it waits for older messages, and no server runs that finishes it when the "
+        "command does not",
+        "rmq server",
+    )
+
+
+def schedules(look: Look) -> Flow[list[Sight]]:
+    """Schedules whose time has passed, and nobody has sent their messages."""
+    listed = {each.topic for each in (yield from scheduled.read(look.prefix))}
+    topics = [topic for topic in (yield from look.topics()) if topic.name in listed]
+    if not topics:
+        return [Sight("ok", "there are no schedules")]
+    replies = yield Pipeline(
+        [scripts.schedules(topic.context.slots[SLOT], limit=1) for topic in topics]
+    )
+    found = []
+    for topic, reply in zip(topics, replies, strict=True):
+        if isinstance(reply, RMQError):
+            raise reply
+        for row in reply.rows:
+            missed_ms = reply.now_ms - (reply.now_ms if row.due_ms is None else row.due_ms)
+            if missed_ms >= MISSED_MS:
+                found.append(
+                    Sight(
+                        "warning",
+                        f"{topic.name}: schedule {row.name} was due {age(missed_ms)} ago, and no "
+                        "worker or server has sent its message",
+                        "rmq server",
+                    )
+                )
+    return found or [Sight("ok", f"the schedules of {some([t.name for t in topics])} are sent")]

@@ -1,0 +1,1 @@
+"""Messages: show, find, cancel, reschedule; `rmq send` and `rmq tail`."""

@@ -1,0 +1,58 @@
+"""Change one waiting message: cancel, reschedule, set_priority."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+from rmq.errors import InvalidValue
+from rmq.features.messages import scripts
+from rmq.kernel.core.ids import Id
+from rmq.kernel.core.validation import Moment, check_due_ms, check_priority, duration_ms
+from rmq.kernel.topic import context as topic_context, opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow
+
+CancelStatus = Literal["cancelled", "in_flight", "dead", "gone"]
+RescheduleStatus = Literal["rescheduled", "in_flight", "dead", "gone"]
+PriorityStatus = Literal["changed", "unchanged", "in_flight", "dead", "gone"]
+
+
+def cancel(context: TopicContext, id: Id) -> Flow[CancelStatus]:
+    """Withdraw a waiting message."""
+    yield from opening.ensure_open(context, create=False)
+    message_id = context.check_id(id)
+    keys = context.slots[message_id.slot]
+    with context.sessions.borrowed() as session:
+        status: CancelStatus = yield scripts.cancel(keys, session, message_id)
+    return status
+
+
+def reschedule(
+    context: TopicContext, id: Id, at: Moment | None, delay: float | timedelta | None
+) -> Flow[RescheduleStatus]:
+    """Give a waiting message another due time."""
+    if (at is None) == (delay is None):
+        raise InvalidValue("at, delay: give one of the two")
+    if at is None:
+        due = duration_ms(delay, "delay", zero=True)
+    else:
+        due = check_due_ms(at, "at", topic_context.now_ms())
+    yield from opening.ensure_open(context, create=False)
+    message_id = context.check_id(id)
+    keys = context.slots[message_id.slot]
+    with context.sessions.borrowed() as session:
+        status, _ = yield scripts.reschedule(context, keys, session, message_id, due)
+    result: RescheduleStatus = status
+    return result
+
+
+def set_priority(context: TopicContext, id: Id, priority: int) -> Flow[PriorityStatus]:
+    """Give a waiting message another priority."""
+    priority = check_priority(priority)
+    yield from opening.ensure_open(context, create=False)
+    message_id = context.check_id(id)
+    keys = context.slots[message_id.slot]
+    with context.sessions.borrowed() as session:
+        status: PriorityStatus = yield scripts.set_priority(keys, session, message_id, priority)
+    return status

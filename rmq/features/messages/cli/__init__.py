@@ -1,0 +1,1 @@
+"""`rmq send`, `peek`, `get`, `tail`, `cancel`, `reschedule`, `priority`."""

@@ -1,0 +1,123 @@
+"""`rmq cancel`, `rmq reschedule`, `rmq priority`: change waiting messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import click
+
+import rmq
+from rmq.terminal import output
+from rmq.terminal.app import NOTHING, PARTLY, Command, Failed
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION, MOMENT
+from rmq.terminal.tables import Column
+
+WHY_NOT = {
+    "in_flight": "a consumer has it",
+    "dead": "it is a dead letter; see rmq dlq",
+    "gone": "it is settled, or never existed",
+}
+IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+
+
+def read_ids(ids: tuple[str, ...]) -> list[rmq.MessageId]:
+    """Parse ids from the arguments; - reads them from stdin, one per line."""
+    return [rmq.MessageId.parse(message_id) for message_id in _expand_stdin(ids)]
+
+
+def _expand_stdin(words: tuple[str, ...]) -> Iterator[str]:
+    for word in words:
+        if word == "-":
+            yield from (line.strip() for line in sys.stdin if line.strip())
+        else:
+            yield word
+
+
+def _change_each(
+    topic: str, ids: tuple[str, ...], change: Callable[[rmq.Topic, bytes], str]
+) -> int:
+    """Change messages one by one, and print the result of each."""
+    common = common_options()
+    message_ids = read_ids(ids)
+    results: list[tuple[rmq.MessageId, str]] = []
+    failure: rmq.RMQError | None = None
+    with common.client() as client:
+        open_topic = client.topic(topic)
+        open_topic.open(create=False)
+        for message_id in message_ids:
+            try:
+                results.append((message_id, change(open_topic, message_id)))
+            except rmq.RMQError as error:
+                failure = error
+                break
+    if failure and not results:
+        raise failure
+    if common.json:
+        output.document(
+            [{"id": str(message_id), "status": status} for message_id, status in results]
+        )
+    else:
+        columns = [Column("ID", style="cyan"), Column("STATUS"), Column("WHY")]
+        output.table(
+            columns, [[str(message_id), s, WHY_NOT.get(s, "")] for message_id, s in results]
+        )
+    if failure:
+        raise Failed(
+            f"stopped after {len(results)} of {len(message_ids)}: {failure}",
+            PARTLY,
+            type(failure).__name__,
+        )
+    changed = sum(status not in WHY_NOT for _, status in results)
+    return 0 if changed == len(results) else PARTLY if changed else NOTHING
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "rmq cancel orders 34qdd3l8pc001f8d2kpl0v9r4c",
+        "rmq peek orders --json | jq -r .id | rmq cancel orders -",
+    ),
+)
+@click.argument("topic")
+@IDS
+def cancel(topic: str, ids: tuple[str, ...]) -> int:
+    """Withdraw waiting messages of TOPIC; - reads ids from stdin.
+
+    A message in flight, dead or gone is not touched. Exit code 4: some were withdrawn; 3: none.
+    """
+    return _change_each(topic, ids, lambda opened, message_id: opened.cancel(message_id))
+
+
+@click.command(
+    cls=Command, examples=("rmq reschedule orders 34qdd3l8pc001f8d2kpl0v9r4c --delay 2h",)
+)
+@click.argument("topic")
+@IDS
+@click.option("--at", type=MOMENT, help="The new due time: ISO 8601 with a zone.")
+@click.option("--delay", type=DURATION, help="The new due time, from now.")
+def reschedule(topic: str, ids: tuple[str, ...], at: datetime | None, delay: float | None) -> int:
+    """Change the due time of waiting messages of TOPIC; - reads ids from stdin.
+
+    A message in flight, dead or gone is not touched. Exit code 4: some were changed; 3: none.
+    """
+    if (at is None) == (delay is None):
+        raise click.UsageError("give one of --at and --delay")
+    return _change_each(
+        topic, ids, lambda opened, message_id: opened.reschedule(message_id, at=at, delay=delay)
+    )
+
+
+@click.command(cls=Command, examples=("rmq priority orders 34qdd3l8pc001f8d2kpl0v9r4c --to 900",))
+@click.argument("topic")
+@IDS
+@click.option("--to", type=int, required=True, metavar="N", help="17 to 1048575, larger first.")
+def priority(topic: str, ids: tuple[str, ...], to: int) -> int:
+    """Change the priority of waiting messages of TOPIC; - reads ids from stdin.
+
+    A message joins its new priority as the newest. One in flight, dead or gone is not touched.
+    Exit code 4: some were changed; 3: none.
+    """
+    return _change_each(topic, ids, lambda opened, message_id: opened.set_priority(message_id, to))

@@ -1,0 +1,109 @@
+"""`rmq peek`, `rmq get`: show messages without receiving them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+import rmq
+from rmq.features.messages.flows import LIMIT_MAX, PeekPage
+from rmq.terminal import output, text
+from rmq.terminal.app import Command
+from rmq.terminal.message import QUEUES, detail, find_message, held_text, tabulate
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import MESSAGE_ID, MESSAGE_TYPE, QUEUE
+
+Queue = Literal["store", "prepare", "dead"]
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        "rmq peek orders --limit 5",
+        "rmq peek orders --queue in-flight --json | jq .id",
+        "rmq peek orders --limit 100 --cursor CURSOR",
+    ),
+    watch=True,
+)
+@click.argument("topic")
+@click.option(
+    "--queue",
+    type=QUEUE,
+    default="store",
+    show_default=True,
+    metavar="QUEUE",
+    help="store (or waiting), prepare (or in-flight), or dead.",
+)
+@click.option(
+    "--limit", type=int, default=10, show_default=True, help="The largest number to show."
+)
+@click.option("--slot", type=int, help="Only this slot.")
+@click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+@click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended, as it told.")
+def peek(
+    topic: str,
+    queue: Queue,
+    limit: int,
+    slot: int | None,
+    of_type: str | None,
+    cursor: str | None,
+) -> None:
+    """Show messages of TOPIC without receiving them.
+
+    Waiting messages are listed in the order in which their slot would deliver them; order is
+    promised inside a slot, not across slots. With --json: NDJSON, with whole bodies and the
+    cursor for --cursor, null at the end.
+    """
+    if limit < 1:
+        raise click.UsageError("--limit: give 1 or more")
+    common = common_options()
+    with common.client() as client:
+        page = read_pages(client, topic, queue, limit, slot=slot, cursor=cursor, of_type=of_type)
+        messages = page.messages
+        if queue == "store" and not common.json:
+            figures = client.admin.stats(topic)
+            if figures["held"]:
+                common.note(f"{topic}: {held_text(figures)}")
+    if common.json:
+        output.lines(text.message_fields(m) | {"cursor": page.cursor} for m in messages)
+    elif messages:
+        tabulate([messages], queue)
+    else:
+        such = "" if of_type is None else f" of type {of_type}"
+        more = "" if cursor is None else " more"
+        common.note(f"{topic}: nothing{more}{such} is {QUEUES[queue]}")
+    if page.cursor is not None:
+        such = "the first" if cursor is None else "the next"
+        common.note(f"{such} {text.number(len(messages))}; more: --cursor {page.cursor}")
+
+
+def read_pages(
+    client: rmq.Client,
+    topic: str,
+    queue: Queue,
+    limit: int,
+    *,
+    slot: int | None = None,
+    cursor: str | None = None,
+    of_type: str | None = None,
+) -> PeekPage:
+    """Return up to `limit` messages of a queue, however far they stand behind the cursor."""
+    messages: list[rmq.Message] = []
+    while True:
+        page = client.admin.peek_page(
+            topic, queue, slot=slot, cursor=cursor, type=of_type,
+            limit=min(LIMIT_MAX, limit - len(messages)),
+        )  # fmt: skip
+        messages += page.messages
+        if page.cursor is None or len(messages) == limit:
+            return PeekPage(sorted(messages, key=lambda message: message.slot), page.cursor)
+        cursor = page.cursor
+
+
+@click.command(cls=Command, examples=("rmq get orders 34qdd3l8pc001f8d2kpl0v9r4c",))
+@click.argument("topic")
+@click.argument("id", type=MESSAGE_ID)
+def get(topic: str, id: rmq.MessageId) -> None:
+    """Show the message ID of TOPIC in full, in whichever queue it is."""
+    detail(find_message(topic, id), common_options().json)

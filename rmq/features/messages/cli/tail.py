@@ -1,0 +1,160 @@
+"""`rmq tail`: show messages as they are accepted."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+import rmq
+from rmq.features.messages.flows import Tail
+from rmq.terminal import output, text
+from rmq.terminal.app import Command
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION, MESSAGE_TYPE
+
+RECEIVE = 100
+
+
+@click.command(
+    cls=Command, examples=("rmq tail orders --json | jq .body", "rmq tail orders --cursor 1503")
+)
+@click.argument("topic")
+@click.option(
+    "--interval", type=DURATION, default="500ms", show_default=True, help="Time between reads."
+)
+@click.option("--limit", type=int, metavar="N", help="Stop after N messages.")
+@click.option("--consume", is_flag=True, help="Receive and ack them: they leave the topic.")
+@click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+@click.option("--cursor", metavar="CURSOR", help="Begin where an earlier tail ended.")
+def tail(
+    topic: str,
+    interval: float,
+    limit: int | None,
+    consume: bool,
+    of_type: str | None,
+    cursor: str | None,
+) -> None:
+    """Show messages of TOPIC as they are accepted, until Ctrl-C.
+
+    Without --consume it receives nothing: every half second it reads some 2000 of the waiting
+    messages and those in flight, and shows the ones that are new. Where more wait, one that is
+    not among the last of its priority may come later. It does not show a message that was
+    received and settled meanwhile, or one that merged into another; at the end it says how many
+    it missed, and the cursor for --cursor.
+
+    With --consume it is a consumer: it shows messages and acks them; nobody else receives them.
+
+    With --json: NDJSON, with whole bodies and the cursor of the messages before.
+    """
+    if limit is not None and limit < 1:
+        raise click.UsageError("--limit: give 1 or more")
+    if consume and of_type is not None:
+        raise click.UsageError("--type: --consume receives messages of all types; give one of them")
+    if consume and cursor is not None:
+        raise click.UsageError("--cursor: --consume receives what waits; give one of them")
+    with common_options().client() as client:
+        if consume:
+            _consume(client, topic, limit)
+        else:
+            _follow(client, topic, interval, limit, of_type, cursor)
+
+
+def _follow(
+    client: rmq.Client,
+    topic: str,
+    interval: float,
+    limit: int | None,
+    of_type: str | None,
+    cursor: str | None,
+) -> None:
+    common = common_options()
+    new = Tail(client.admin._context(topic), cursor)
+    run = client._transport.run
+    run(new.begin())
+    shown, warned = 0, False
+    common.note(f"{topic}: waiting for new messages; Ctrl-C ends")
+    pause = 0.0 if cursor is not None else interval
+    try:
+        while True:
+            time.sleep(pause)
+            pause = interval
+            messages = run(new.look())
+            if new.missed and not warned:
+                warned = True
+                common.note(
+                    f"{text.plural(new.missed, 'new message')} could not be shown: settled "
+                    "within the interval, or merged; the count comes at the end"
+                )
+            for message in messages:
+                new.note_shown(message)
+                if of_type is not None and message.type != of_type:
+                    continue
+                _print(text.message_fields(message) | {"cursor": new.cursor}, message.body)
+                shown += 1
+                if shown == limit:
+                    return
+            sys.stdout.flush()
+    finally:
+        if new.missed:
+            common.note(f"{text.plural(new.missed, 'message')} could not be shown")
+        if shown:
+            common.note(f"go on: --cursor {new.cursor}")
+
+
+def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:
+    common = common_options()
+    open_topic = client.topic(topic)
+    open_topic.open(create=False)
+    common.note(f"{topic}: receiving messages; Ctrl-C ends")
+    shown = 0
+    with open_topic.consumer() as consumer:
+        while limit is None or shown < limit:
+            max_messages = RECEIVE if limit is None else min(RECEIVE, limit - shown)
+            deliveries = consumer.receive(max_messages=max_messages, wait=1.0)
+            for delivery in deliveries:
+                _print(_delivery_fields(delivery), delivery.body)
+            if deliveries:
+                sys.stdout.flush()  # shown before they are settled: none is acked unseen
+                shown += len(deliveries)
+                lease_lost = consumer.ack(deliveries)
+                if lease_lost:
+                    counted = text.plural(len(lease_lost), "message")
+                    common.note(
+                        f"the lease of {counted} expired first; they will be delivered again"
+                    )
+
+
+def _delivery_fields(delivery: rmq.Delivery) -> dict[str, Any]:
+    return {
+        "id": str(delivery.id),
+        "slot": delivery.slot,
+        "offset": delivery.offset,
+        **text.body_fields(delivery.body),
+        "priority": delivery.priority,
+        "due": text.iso(delivery.due),
+        "merge_key": delivery.merge_key,
+        "type": delivery.type,
+        "headers": dict(delivery.headers),
+        "attempt": delivery.attempt,
+        "retries_left": delivery.retries_left,
+    }
+
+
+def _print(fields: dict[str, Any], body: Any) -> None:
+    if common_options().json:
+        output.line(fields)
+        sys.stdout.flush()
+        return
+    now = datetime.now(UTC).strftime("%H:%M:%SZ")
+    parts = [now, fields["id"], f"{fields['slot']}/{fields['offset']}"]
+    if fields["due"]:
+        parts.append(f"due {fields['due']}")
+    if fields["priority"]:
+        parts.append(f"priority {fields['priority']}")
+    if fields["type"]:
+        parts.append(f"type {fields['type']}")
+    output.entry("  ".join(parts), text.body_text(body))

@@ -1,0 +1,349 @@
+"""Show messages of a queue without taking them: the first ones, or page by page with a cursor.
+
+Find the messages that a topic accepts, without taking any, however many wait there.
+
+Messages stand in a queue by when they go, not by when they came. So each slot is swept, a part at a
+look: a sweep that began after a message was accepted finds it, unless it was settled or merged
+meanwhile. What came last in each priority is looked at every time, as that is where most new
+messages are.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from rmq.errors import InvalidValue
+from rmq.kernel.core.ids import MessageId, member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.message import Message, QueueName, parse_queue
+from rmq.kernel.core.record import BARE, offset_of
+from rmq.kernel.core.validation import check_int
+from rmq.kernel.topic import context as topic_context, opening, reading, stats as topic_stats, tidy
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.reading import ALL, PRIORITIES, Place, SlotReader, ranges_in_order
+from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.transport.steps import Flow, server_ms
+
+LIMIT_MAX, PEEK_MAX, SCAN = 1000, 1_000_000, 10_000
+MEMBER_BYTES = 13
+_NO_CURSOR = (ValueError, TypeError, binascii.Error, msgpack.UnpackException)
+
+
+class PeekPage(NamedTuple):
+    """Some messages of a queue.
+
+    Attributes:
+        messages: waiting ones in the order in which their slot would give them; slot by slot.
+        cursor: for the next page; None: this was the last one.
+    """
+
+    messages: list[Message]
+    cursor: str | None
+
+
+class Position(NamedTuple):
+    """The end of a page.
+
+    Attributes:
+        now_ms: the time at which messages were due or not: that of the first page.
+        next_slot: the index of the slot that is to give the next message.
+        places: by the index of a slot, the last message that it gave.
+    """
+
+    now_ms: int
+    next_slot: int
+    places: dict[int, Place]
+
+
+def write_cursor(queue: QueueName, position: Position) -> str:
+    """Return a position as text."""
+    places = [[slot, *place] for slot, place in sorted(position.places.items())]
+    packed = msgpack.packb([queue[0], position.now_ms, position.next_slot, places])
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
+
+
+def read_cursor(queue: QueueName, cursor: str, slots: int) -> Position:
+    """Read a cursor.
+
+    Raises:
+        InvalidValue: no page of such a queue gave it.
+    """
+    try:
+        text = str(cursor)
+        packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        letter, now_ms, next_slot, places = msgpack.unpackb(packed)
+        position = Position(
+            now_ms, next_slot, {slot: Place(score, member) for slot, score, member in places}
+        )
+        numbers = (now_ms, next_slot, *position.places)
+        is_whole = (
+            letter == queue[0]
+            and all(type(number) is int for number in numbers)
+            and 0 <= now_ms < 1e14
+            and all(0 <= slot < slots for slot in (next_slot, *position.places))
+            and all(
+                type(place.score) is float
+                and math.isfinite(place.score)
+                and type(place.member) is bytes
+                and len(place.member) == MEMBER_BYTES
+                for place in position.places.values()
+            )
+        )
+    except _NO_CURSOR:
+        is_whole = False
+    if not is_whole:
+        raise InvalidValue(
+            f"cursor: {str(cursor)[:80]!r} is not a cursor of this queue; pass one unchanged"
+        )
+    return position
+
+
+def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flow[list[Message]]:
+    """Return messages without taking them; waiting ones in the order in which they would go.
+
+    Several slots give equal shares, or more where others have less: order holds inside a slot only.
+    """
+    limit = check_int(limit, "limit", 1, PEEK_MAX)
+    walk = yield from _begin(context, queue, slot, None)
+    members = yield from walk.read(limit, None, math.inf)
+    return (yield from _messages(context, members, False))
+
+
+def page(
+    context: TopicContext,
+    queue: str,
+    slot: int | None,
+    cursor: str | None,
+    limit: int,
+    of_type: str | None,
+    scan: int,
+    raw: bool = False,
+) -> Flow[PeekPage]:
+    """Return at most `limit` messages behind a cursor, of at most `scan` that are looked at."""
+    limit = check_int(limit, "limit", 1, LIMIT_MAX)
+    scan = check_int(scan, "scan", 1, PEEK_MAX)
+    walk = yield from _begin(context, queue, slot, cursor)
+    members = yield from walk.read(limit, of_type, scan)
+    has_more = yield from walk.has_more()
+    messages = yield from _messages(context, members, raw)
+    return PeekPage(messages, write_cursor(walk.queue, walk.position()) if has_more else None)
+
+
+def _messages(
+    context: TopicContext, members: Iterable[QueueMember], raw: bool
+) -> Flow[list[Message]]:
+    by_slot = sorted(members, key=lambda member: MessageId(member.id).slot)
+    whole = yield from reading.with_bodies(context, by_slot)
+    return reading.messages_of(whole, context.settings.max_retries, raw)
+
+
+def _begin(
+    context: TopicContext, queue_word: str, slot: int | None, cursor: str | None
+) -> Flow[SlotWalk]:
+    queue = parse_queue(queue_word)
+    yield from opening.ensure_open(context, create=False)
+    if queue == "dead":
+        yield from tidy.tidy_if_allowed(context)
+    count = len(context.slots)
+    asked = range(count) if slot is None else (check_int(slot, "slot", 0, count - 1),)
+    if cursor is not None:
+        return SlotWalk(context, queue, asked, read_cursor(queue, cursor, count))
+    now_ms = 0
+    if queue == "store":
+        now_ms = topic_context.now_ms() if topic_context.now_us else (yield from server_ms("peek"))
+    return SlotWalk(context, queue, asked, Position(now_ms, 0, {}))
+
+
+class SlotWalk:
+    """A walk over slots of a topic, which give their messages in turn, one at a time."""
+
+    def __init__(
+        self, context: TopicContext, queue: QueueName, slots: Iterable[int], start: Position
+    ) -> None:
+        self.queue = queue
+        self._now_ms, self._places = start.now_ms, dict(start.places)
+        ranges = ranges_in_order(queue, start.now_ms)
+        self._readers = {
+            slot: SlotReader(context.slots[slot], queue, ranges, start.places.get(slot))
+            for slot in slots
+        }
+        self._ready: dict[int, deque[QueueMember]] = {slot: deque() for slot in self._readers}
+        # The slots that may have more, the next one first.
+        in_turn = sorted(self._readers, key=lambda slot: (slot < start.next_slot, slot))
+        self._turns = deque(in_turn)
+
+    def position(self) -> Position:
+        """Return where the walk goes on."""
+        return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
+
+    def read(self, limit: int, of_type: str | None, scan: float) -> Flow[list[QueueMember]]:
+        """Return the next members, at most `limit` of at most `scan` that are looked at."""
+        found: list[QueueMember] = []
+        looked_at = 0
+        while len(found) < limit and looked_at < scan:
+            share = -(-(limit - len(found)) // max(1, len(self._turns)))
+            if not (yield from self._fill(share if of_type is None else reading.CALL_MAX)):
+                break
+            slot = self._turns[0]
+            self._turns.rotate(-1)
+            member = self._ready[slot].popleft()
+            self._places[slot] = Place(member.score, member_of(member.id))
+            looked_at += 1
+            if of_type is None or reading.type_of(member) == of_type:
+                found.append(member)
+        return found
+
+    def has_more(self) -> Flow[bool]:
+        """Whether there is another message."""
+        return (yield from self._fill(1))
+
+    def _fill(self, most: int) -> Flow[bool]:
+        """Read of the slot whose turn it is, or of the next one that has more; False at the end."""
+        while self._turns:
+            slot = self._turns[0]
+            if not self._ready[slot]:
+                self._ready[slot].extend((yield from self._readers[slot].read(most)))
+            if self._ready[slot]:
+                return True
+            self._turns.popleft()
+        return False
+
+
+CALLS_A_LOOK = 10  # of a slot; each reads some 200 messages
+FRESH_CALLS = 3  # of these, where a sweep takes several looks
+QUEUES: tuple[QueueName, ...] = ("store", "prepare")  # a message moves from first to second
+
+
+class SlotTail:
+    """The new messages of one slot.
+
+    Attributes:
+        floor: all messages up to this acceptance number were found, or are missed.
+        missed: how many were accepted and never found.
+    """
+
+    def __init__(self, keys: SlotKeys, floor: int) -> None:
+        self.floor, self.missed = floor, 0
+        self._keys = keys
+        self._found: set[int] = set()  # numbers above the floor
+        self._top = floor  # the newest message when the sweep began
+        self._sweep: list[SlotReader] = []  # what is left of it
+
+    def look(self, accepted: int) -> Flow[list[QueueMember]]:
+        """Return messages that were not found before; `accepted`: the newest message's number."""
+        if not self._sweep:
+            if accepted <= self.floor:
+                return []
+            self._top = accepted
+            self._sweep = [SlotReader(self._keys, queue, ALL) for queue in QUEUES]
+        new: list[QueueMember] = []
+        for _ in range(CALLS_A_LOOK):
+            members = yield from self._sweep[0].read()
+            self._note(members, new)
+            if not members:
+                del self._sweep[0]
+            if not self._sweep:
+                self._end_sweep()
+                return new
+        newest_first = [PRIORITIES._replace(down=False)]
+        fresh = SlotReader(self._keys, "store", newest_first)
+        for _ in range(FRESH_CALLS):
+            self._note((yield from fresh.read()), new)
+        return new
+
+    def _note(self, members: Sequence[QueueMember], new: list[QueueMember]) -> None:
+        for member in members:
+            offset = _offset(member)
+            if offset > self.floor and offset not in self._found:
+                self._found.add(offset)
+                new.append(member)
+
+    def _end_sweep(self) -> None:
+        found = sum(offset <= self._top for offset in self._found)
+        self.missed += max(0, self._top - self.floor - found)
+        self.floor = self._top
+        self._found = {offset for offset in self._found if offset > self._top}
+
+
+class Tail:
+    """The new messages of a topic.
+
+    Args:
+        context: the topic.
+        cursor: of an earlier tail, whose messages are not shown again; None: new ones only.
+    """
+
+    def __init__(self, context: TopicContext, cursor: str | None) -> None:
+        self._context, self._cursor = context, cursor
+        self._slots: list[SlotTail] = []
+        self._shown: list[int] = []  # of each slot, up to where all was shown
+
+    def begin(self) -> Flow[None]:
+        """Note what the topic has accepted up to now.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue: the cursor is none of this topic.
+        """
+        counts = yield from topic_stats.counts(self._context)
+        floors = [slot["accepted"] for slot in counts]
+        if self._cursor is not None:
+            floors = _read_cursor(self._cursor, floors)
+        slots = zip(self._context.slots, floors, strict=True)
+        self._slots = [SlotTail(keys, floor) for keys, floor in slots]
+        self._shown = list(floors)
+
+    def look(self) -> Flow[list[Message]]:
+        """Return messages that are new, in the order of acceptance of each slot.
+
+        All that the look before has returned counts as shown.
+        """
+        self._shown = [slot.floor for slot in self._slots]
+        counts = yield from topic_stats.counts(self._context)
+        messages: list[Message] = []
+        for slot, stats in zip(self._slots, counts, strict=False):  # those of a resize later
+            members = yield from slot.look(stats["accepted"])
+            members = yield from reading.with_bodies(self._context, members)
+            retries = self._context.settings.max_retries
+            found = reading.messages_of(members, retries)
+            messages += sorted(found, key=lambda message: message.offset)
+        return messages
+
+    def note_shown(self, message: Message) -> None:
+        """Note that a message of the last look was shown, and those before it."""
+        if message.offset <= self._slots[message.slot].floor:  # else one below may still be found
+            self._shown[message.slot] = message.offset
+
+    @property
+    def cursor(self) -> str:
+        """Up to where all messages were shown: the acceptance number of each slot."""
+        return ".".join(map(str, self._shown))
+
+    @property
+    def missed(self) -> int:
+        """How many messages were accepted and could not be found."""
+        return sum(slot.missed for slot in self._slots)
+
+
+def _offset(member: QueueMember) -> int:
+    """Return the acceptance number of a member; 0 where it has no record."""
+    low = member.record[4:BARE]
+    return offset_of(int.from_bytes(low, "big"), member.newest) if low else 0
+
+
+def _read_cursor(cursor: str, accepted: Sequence[int]) -> list[int]:
+    parts = cursor.split(".")
+    if all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
+        floors = [int(part) for part in parts]
+        if len(floors) == len(accepted):
+            return [min(pair) for pair in zip(floors, accepted, strict=True)]
+    raise InvalidValue(
+        f"cursor: {cursor[:80]!r} is not a cursor of a tail of this topic; pass one unchanged"
+    )

@@ -1,0 +1,199 @@
+"""Messages: send, look at and change them, without taking any."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec import UNSET, UnsetType
+
+from rmq.errors import InvalidValue
+from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
+from rmq.kernel.core.access import Role
+from rmq.web import message as web_message, requests
+from rmq.web.message import BLOCK_S, shown, walk
+from rmq.web.operation import At, Table
+from rmq.web.problems import ApiError
+from rmq.web.requests import Answer, MessageIdText, Request, Seconds, TopicPath
+
+
+class MessagePath(TopicPath):
+    """A message of a topic."""
+
+    id: MessageIdText
+
+
+class MessageQuery(Request):
+    """How a message is shown; `whole`: with all of its body, of 16 MiB at most."""
+
+    whole: bool = False
+
+
+class Send(Request):
+    """A message to send; fields as of `rmq.Outgoing`.
+
+    Attributes:
+        body: any JSON; or give body_base64.
+        body_base64: bytes, which consumers get as they are.
+        codec: how a JSON body is written.
+    """
+
+    body: Any = UNSET
+    body_base64: str | UnsetType = UNSET
+    codec: Literal["json", "msgpack"] = "json"
+    priority: int | None = None
+    delay: Seconds | None = None
+    at: datetime | None = None
+    merge_key: str | None = None
+    time_range: Seconds | None = None
+    merge: Literal["first", "last", "collect"] = "first"
+    extend: bool = False
+    max_wait: Seconds | None = None
+    slot_basis: str | None = None
+    headers: dict[str, str] | None = None
+    expires: Seconds | None = None
+    id: MessageIdText | None = None
+    dedup_key: str | None = None
+    max_runtime: Seconds | None = None
+    type: str | None = None
+
+
+class Reschedule(Request):
+    """When a message may be taken: `delay` in seconds, or `at`."""
+
+    delay: Seconds | None = None
+    at: datetime | None = None
+
+
+class Priority(Request):
+    """A priority: 17 to 1 048 575, larger first."""
+
+    priority: int
+
+
+TABLE = Table("messages")
+NONE = "topic-not-found"
+
+
+@TABLE.get("/topics/{topic}/messages", NONE, "conflict")
+async def list_messages(
+    at: At, path: requests.TopicPath, query: requests.MessagesQuery
+) -> web_message.MessageList:
+    """List the messages of a queue, slot by slot, in the order of their scores.
+
+    A message that stays where it is, is listed once. One that moves meanwhile may be listed twice
+    or not at all. The order in which waiting messages are taken is that of `peek`.
+    """
+    return await walk(at, path.topic, query, query.queue)
+
+
+@TABLE.get("/topics/{topic}/peek", NONE, "conflict")
+async def peek_messages(
+    at: At, path: requests.TopicPath, query: requests.PeekQuery
+) -> web_message.Peeked:
+    """Show the messages of a queue, page by page: waiting ones as they would be taken.
+
+    A message that stays where it is, is shown once. A topic of more than 100 slots is shown page by
+    page of a `slot` alone.
+    """
+    try:
+        page = await at.admin.peek_page(
+            path.topic,
+            query.queue,
+            slot=query.slot,
+            cursor=query.cursor,
+            limit=query.limit,
+            raw=True,
+        )
+    except InvalidValue as error:
+        if query.cursor is None or not str(error).startswith("cursor:"):
+            raise
+        raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
+    messages = [shown(at, message) for message in page.messages]
+    return web_message.Peeked(messages=messages, cursor=page.cursor)
+
+
+@TABLE.post(
+    "/topics/{topic}/messages", NONE, "conflict", "queue-full", role=Role.OPERATOR, status=201
+)
+async def send_message(at: At, path: requests.TopicPath, body: Send) -> web_message.Sent:
+    """Send a message to a topic that exists.
+
+    With `id` or `dedup_key`, a request that is repeated stores nothing.
+    """
+    if (body.body is UNSET) == (body.body_base64 is UNSET):
+        raise ApiError("invalid", "body: give one of body and body_base64", "body")
+    codec, value = body.codec, body.body
+    if isinstance(body.body_base64, str):
+        codec, value = "bytes", _decoded(body.body_base64)  # type: ignore[assignment]
+    topic = at.client.topic(path.topic, codec=codec)
+    await topic.open(create=False)
+    return web_message.sent_of(
+        await topic.send(
+            value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
+            time_range=body.time_range, merge=body.merge, extend=body.extend,
+            max_wait=body.max_wait, slot_basis=body.slot_basis, headers=body.headers,
+            expires=body.expires, id=body.id, dedup_key=body.dedup_key,
+            max_runtime=body.max_runtime, type=body.type, timeout=BLOCK_S,
+        )
+    )  # fmt: skip
+
+
+@TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")
+async def get_message(at: At, path: MessagePath, query: MessageQuery) -> web_message.StoredMessage:
+    """Return a message, in whichever queue it is, or in the trash."""
+    message = await at.admin.get(path.topic, path.id, raw=True)
+    if message is None:
+        raise ApiError("not-found", "the message is settled, or never was", "id")
+    return shown(at, message, None if query.whole else web_message.SHOWN_MAX)
+
+
+class Cancelled(Answer):
+    """The outcome of a cancellation."""
+
+    status: CancelStatus
+
+
+@TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)
+async def cancel_message(at: At, path: MessagePath, body: requests.Nothing) -> Cancelled:
+    """Cancel a waiting message; any other is left as it is, and the status says where it is."""
+    topic = at.client.topic(path.topic)
+    await topic.open(create=False)
+    return Cancelled(status=await topic.cancel(path.id))
+
+
+class Rescheduled(Answer):
+    """The outcome of a rescheduling."""
+
+    status: RescheduleStatus
+
+
+@TABLE.post("/topics/{topic}/messages/{id}/reschedule", NONE, "conflict", role=Role.OPERATOR)
+async def reschedule_message(at: At, path: MessagePath, body: Reschedule) -> Rescheduled:
+    """Give a waiting message another time."""
+    topic = at.client.topic(path.topic)
+    await topic.open(create=False)
+    return Rescheduled(status=await topic.reschedule(path.id, at=body.at, delay=body.delay))
+
+
+class Prioritized(Answer):
+    """The outcome of a change of priority."""
+
+    status: PriorityStatus
+
+
+@TABLE.post("/topics/{topic}/messages/{id}/priority", NONE, "conflict", role=Role.OPERATOR)
+async def set_message_priority(at: At, path: MessagePath, body: Priority) -> Prioritized:
+    """Give a waiting message another priority; it joins that priority as the newest."""
+    topic = at.client.topic(path.topic)
+    await topic.open(create=False)
+    return Prioritized(status=await topic.set_priority(path.id, body.priority))
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ApiError("invalid", f"body_base64: {error}", "body_base64") from None

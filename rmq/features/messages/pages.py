@@ -1,0 +1,154 @@
+"""Messages of a topic: a queue as a list, and one message with all that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmq.web import message as web_message, requests
+from rmq.web.page import Ask, Pages, Redirect, View, duration, whole_number
+from rmq.web.problems import ApiError
+
+if TYPE_CHECKING:
+    from rmq.client.topic import AsyncTopic
+
+
+PAGES = Pages()
+
+ROWS = 50
+QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead", "trash": "in the trash"}
+BODY_VIEWS = {"": "decoded", "text": "text", "hex": "hex"}
+LISTED = ("store", "prepare")  # dead letters have a page of their own
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAttempt:
+    """An attempt as a row of a list shows it.
+
+    Attributes:
+        key: names the row while others come.
+        attempt: the attempt.
+        is_same_error: whether its error is that of the attempt above.
+        traceback: to be unfolded; empty: there is none, error and traceback are those of the
+            attempt above, or whoever looks is not shown it.
+    """
+
+    key: str
+    attempt: web_message.Attempt
+    is_same_error: bool
+    traceback: str
+
+
+@PAGES.get("/topics/{topic}/messages")
+async def messages(ask: Ask) -> View:
+    """List a queue of a topic, slot by slot."""
+    queue = ask.word("queue", LISTED, "store")
+    slots = (await ask.at.admin.settings(ask.topic)).slots
+    slot = ask.number("slot", 0, slots - 1, 0) if ask.query.get("slot") else None
+    query = requests.MessagesQuery(
+        queue=queue,  # type: ignore[arg-type]
+        slot=slot,
+        limit=ROWS,
+        cursor=ask.query.get("cursor") or None,
+    )
+    found = await web_message.walk(ask.at, ask.topic, query, query.queue)
+    return View(
+        "messages.html",
+        {
+            "topic": ask.topic, "queue": queue, "queues": {name: QUEUES[name] for name in LISTED},
+            "found": ask.shown(found.messages), "cursor": found.cursor, "slot": slot,
+            "slots": slots, "is_first": not query.cursor,
+        },
+        f"{ask.topic}: messages",
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/find")
+async def find(ask: Ask) -> Redirect:
+    """Go to the message whose id was typed."""
+    return Redirect(ask.url("topics", ask.topic, "messages", _id(ask.query.get("id", "").strip())))
+
+
+@PAGES.get("/topics/{topic}/messages/{id}")
+async def message(ask: Ask) -> View:
+    """Show a message: its state, its body, its headers and its failures."""
+    id = _id(ask.path["id"])
+    found = await ask.at.admin.get(ask.topic, id, raw=True)
+    if found is None:
+        raise ApiError("not-found", f"the message {id} is settled, or never was", "id")
+    shown = ask.shown(web_message.shown(ask.at, found))
+    return View(
+        "message.html",
+        {
+            "topic": ask.topic, "message": shown, "state": QUEUES[shown.queue],
+            "how": ask.word("as", BODY_VIEWS, ""), "body_views": BODY_VIEWS,
+            "attempts": shown_attempts(shown.attempts), "not_kept": _not_kept(shown.attempts),
+        },
+        f"{ask.topic}: {id}",
+    )  # fmt: skip
+
+
+def shown_attempts(attempts: Sequence[web_message.Attempt]) -> list[ShownAttempt]:
+    """Return attempts as rows, the newest first; what equals the attempt above is not repeated."""
+    rows: list[ShownAttempt] = []
+    error = traceback = ""
+    for place, each in enumerate(attempts):
+        is_same_error = bool(each.error) and each.error == error
+        is_hidden = each.traceback == web_message.HIDDEN or (
+            is_same_error and each.traceback == traceback
+        )
+        shown = "" if is_hidden else each.traceback
+        rows.append(ShownAttempt(str(len(attempts) - place), each, is_same_error, shown))
+        error, traceback = each.error, each.traceback
+    return rows
+
+
+def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
+    """Return how many attempts were before the earliest that is kept."""
+    numbers = [each.number for each in attempts if each.number is not None]
+    return max(0, numbers[-1] - 1) if numbers else 0
+
+
+@PAGES.post("/topics/{topic}/messages/{id}/cancel")
+async def cancel(ask: Ask) -> Redirect:
+    """Cancel a waiting message."""
+    topic = await _opened(ask)
+    status = await topic.cancel(_id(ask.path["id"]))
+    if status == "cancelled":
+        return Redirect(ask.url("topics", ask.topic, "messages"), f"Cancelled {ask.path['id']}")
+    return _back(ask, f"Not cancelled: it is {status}")
+
+
+@PAGES.post("/topics/{topic}/messages/{id}/reschedule")
+async def reschedule(ask: Ask) -> Redirect:
+    """Give a waiting message another time."""
+    delay = duration(ask.form.get("delay", ""), "delay")
+    topic = await _opened(ask)
+    return _back(ask, f"Time: {await topic.reschedule(_id(ask.path['id']), delay=delay)}")
+
+
+@PAGES.post("/topics/{topic}/messages/{id}/priority")
+async def priority(ask: Ask) -> Redirect:
+    """Give a waiting message another priority."""
+    number = whole_number(ask.form.get("priority", ""))
+    if number is None:
+        raise ApiError("invalid", "priority: give a number, 17 or more", "priority")
+    topic = await _opened(ask)
+    return _back(ask, f"Priority: {await topic.set_priority(_id(ask.path['id']), number)}")
+
+
+async def _opened(ask: Ask) -> AsyncTopic:
+    topic = ask.at.client.topic(ask.topic)
+    await topic.open(create=False)
+    return topic
+
+
+def _id(text: str) -> str:
+    if len(text) != 26 or not set(text) <= set("0123456789abcdefghijklmnopqrstuv"):
+        raise ApiError("not-found", "an id of a message has 26 characters, 0 to 9 and a to v", "id")
+    return text
+
+
+def _back(ask: Ask, notice: str) -> Redirect:
+    return Redirect(ask.url("topics", ask.topic, "messages", ask.path["id"]), notice)

@@ -1,0 +1,49 @@
+"""Commands that change one waiting message: cancel, reschedule, set_priority."""
+
+from __future__ import annotations
+
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
+    """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
+    return Command(
+        scripts.load("cancel"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.settled0, keys.settled1, keys.audit, keys.bodies,
+        ),
+        [topic_context.now_us, session.call, member_of(id)],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def reschedule(
+    context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes, due: int
+) -> Command[tuple[str, int]]:
+    """Give a waiting message another due time; `due` below 1e12 is a delay in ms."""
+    return Command(
+        scripts.load("reschedule"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
+        ),
+        [topic_context.now_us, session.call, context.channel, keys.index, member_of(id), due],
+        lambda reply: (reply[0].decode(), reply[1]),
+    )  # fmt: skip
+
+
+def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: int) -> Command[str]:
+    """Give a waiting message another priority."""
+    return Command(
+        scripts.load("set_priority"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
+        ),
+        [topic_context.now_us, session.call, member_of(id), priority],
+        bytes.decode,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Give back expired leases, of messages, workers and queries, in topics that nobody consumes."""
+
+from __future__ import annotations
+
+import logging
+
+from rmq.errors import TopicNotFound, TopicVanished
+from rmq.kernel.consumer import rollback
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow
+from rmq.web.survey import Survey
+
+log = logging.getLogger("rmq")
+
+EVERY_S = 5.0
+
+
+def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
+    back = 0
+    for index in slots:
+        keys = context.slots[index]
+        yield from rollback.rollback_long(keys)
+        back += yield from rollback.rollback(context, keys)
+    return back
+
+
+class Rollback:
+    """Gives back the leases that the survey saw expired.
+
+    A slot costs no command of its own while its leases hold. One whose consumers died is seen by
+    the next pass of the survey, at most 80 s later.
+    """
+
+    name = "rollback"
+    every_s = EVERY_S
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        self._transport = transport
+        self._survey = survey
+        self._seen = -1  # the pass of the survey that was dealt with
+
+    def run_once(self) -> int:
+        """Give back what has expired; return how many messages."""
+        seen, topics = self._survey.passes, self._survey.topics
+        if seen == self._seen:
+            return 0
+        back = 0
+        for name, counts in topics.items():
+            slots = [index for index, slot in enumerate(counts.slots) if slot["expired_leases"] > 0]
+            if not slots:
+                continue
+            try:
+                given_back = self._transport.run(_rollback(counts.context, slots))
+            except (TopicNotFound, TopicVanished) as error:
+                log.debug("topic %r: %s", name, error)
+                continue
+            if given_back:
+                log.info("topic %r: gave back %d expired leases", name, given_back)
+            back += given_back
+        self._seen = seen
+        return back

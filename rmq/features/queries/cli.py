@@ -1,0 +1,224 @@
+"""`rmq query`: list the queries that hold messages of a topic; release what a query holds.
+
+`rmq sink`: list or forget which batches of a query are published to a topic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+import rmq
+from rmq.terminal import output, text
+from rmq.terminal.app import CommandGroup, NotFound
+from rmq.terminal.confirm import confirm
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
+
+_RUN_PREFIX = re.compile("[0-9a-f]{4,32}")
+MEANS = "If it is started again on its checkpoint, the batch that it had begun is gone."
+CANDIDATES = 5  # runs that the error about an ambiguous prefix names
+
+
+@click.group(cls=CommandGroup)
+def query() -> None:
+    """List queries that hold messages, as Spark's do; release what a query holds."""
+
+
+@query.command("ls", examples=("rmq query ls orders", "rmq query ls orders --json"))
+@click.argument("topic")
+def list_queries(topic: str) -> None:
+    """List the queries that have a lease on messages of TOPIC, by the end of the lease.
+
+    LEASE: time until its messages are given back, unless its driver renews the lease. Once it has
+    ended, the next consumer gives them back. OWNED: no other driver may run it for so long.
+    """
+    common = common_options()
+    with common.client() as client:
+        queries = client.admin.queries(topic)
+    if common.json:
+        output.document(
+            [
+                {
+                    "run": held.run, "owner": held.owner, "owner_left_s": held.owner_left_s,
+                    "messages": held.messages, "lease_left_s": held.lease_left_s,
+                    "slots": {str(slot): count for slot, count in held.slots.items()},
+                }
+                for held in queries
+            ]
+        )  # fmt: skip
+        return
+    if not queries:
+        common.note(f"{topic}: no query holds messages")
+        return
+    columns = [
+        Column("RUN", style="cyan"), Column("MESSAGES", right=True), Column("SLOTS", right=True),
+        Column("LEASE"), Column("OWNED"), Column("OWNER", cut=True),
+    ]  # fmt: skip
+    output.table(
+        columns,
+        [
+            [
+                held.run, text.number(held.messages), text.number(len(held.slots)),
+                _left(held.lease_left_s), _left(held.owner_left_s) if held.owner else "-",
+                held.owner or "-",
+            ]
+            for held in queries
+        ],
+    )  # fmt: skip
+
+
+def _left(seconds: float) -> str:
+    length = text.span(abs(seconds) * 1000)
+    return f"{length} left" if seconds > 0 else f"ended {length} ago"
+
+
+@query.command(
+    examples=(
+        "rmq query release orders 3f2a --dry-run",
+        "rmq query release orders 3f2a9c0d7e6b4f1a8d5c2b1e0f9a8b7c --yes",
+    )
+)
+@click.argument("topic")
+@click.argument("run")
+@click.option("--force", is_flag=True, help="Also while a driver runs it.")
+@click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None:
+    """Give back to TOPIC, at once, all messages that the query RUN holds.
+
+    For a query that will not be started again; without this command they are given back when its
+    lease ends. It costs each message a retry, with the usual wait. RUN is as `rmq query ls` shows
+    it, or at least its first 4 digits.
+
+    Exit code 6 while a driver runs it, because the driver would replay a batch that is gone. Stop
+    it, or give --force. It asks for the name of the topic first.
+    """
+    common = common_options()
+    if not _RUN_PREFIX.fullmatch(run):
+        raise click.UsageError("RUN: give 4 to 32 of the digits that rmq query ls shows")
+    with common.client() as client:
+        run = _resolve_run(topic, run, client.admin.queries(topic))
+        matched = client.admin.release_query(topic, run, force=force, dry_run=True)
+        counted = f"{text.plural(matched, 'message')} that query {run} holds"
+        if dry_run:
+            if common.json:
+                output.document({"topic": topic, "run": run, "dry_run": True, "matched": matched})
+            else:
+                click.echo(f"{topic}: would give back {counted}; nothing was changed")
+            return
+        confirm(topic, f"give back {counted} of topic {topic!r}", yes, means=MEANS)
+        released = client.admin.release_query(topic, run, force=force)
+    if common.json:
+        output.document({"topic": topic, "run": run, "dry_run": False, "released": released})
+    else:
+        click.echo(f"{topic}: {text.plural(released, 'message')} of query {run} given back")
+
+
+def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> str:
+    """Return the only run that begins with the prefix."""
+    runs = [held.run for held in queries if held.run.startswith(prefix)]
+    if not runs:
+        raise NotFound(
+            f"topic {topic!r} has no query {prefix}; see rmq query ls {topic}. Nothing was done"
+        )
+    if len(runs) > 1:
+        more = f" and {len(runs) - CANDIDATES} more" if len(runs) > CANDIDATES else ""
+        raise click.UsageError(
+            f"RUN: {prefix} begins {len(runs)} queries, {', '.join(sorted(runs)[:CANDIDATES])}"
+            f"{more}; give more of its digits"
+        )
+    return runs[0]
+
+
+@click.group(cls=CommandGroup)
+def sink() -> None:
+    """List or forget the records of queries that publish, as Spark's do."""
+
+
+@sink.command("ls", examples=("rmq sink ls orders", "rmq sink ls orders --json"))
+@click.argument("topic")
+def list_sinks(topic: str) -> None:
+    """List the queries that have published to TOPIC, with their last batches.
+
+    PUBLISHED: the last batch that is published. BEGUN: a batch that has begun and not ended. These
+    records never expire. They have no index: this command scans all keys of the database.
+    """
+    common = common_options()
+    with common.client() as client:
+        sinks = client.admin.sinks(topic)
+    if common.json:
+        output.document(
+            [
+                {
+                    "query": record.query,
+                    "published": record.published,
+                    "begun": record.begun,
+                }
+                for record in sinks
+            ]
+        )
+        return
+    if not sinks:
+        common.note(f"{topic}: no query has published to it")
+        return
+    columns = [Column("QUERY", style="cyan")]
+    columns += [Column("PUBLISHED", right=True), Column("BEGUN", right=True)]
+    output.table(
+        columns,
+        [[record.query, _batch(record.published), _batch(record.begun)] for record in sinks],
+    )
+
+
+def _batch(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+@sink.command(
+    examples=("rmq sink forget orders 5b0c1f5e-3d0a-4f86-9d0e-0d2f6c1b7a55",),
+)
+@click.argument("topic")
+@click.argument("query")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def forget(topic: str, query: str, yes: bool) -> None:
+    """Forget which batches of QUERY are published to TOPIC.
+
+    For a query whose checkpoint is deleted. With the checkpoint still in use, a replay of its last
+    batch would be published a second time. It asks for the name of the topic first.
+    """
+    common = common_options()
+    with common.client() as client:
+        records = client.admin.sinks(topic, query)
+        if not records:
+            raise NotFound(
+                f"topic {topic!r} has no record of query {query!r}; see rmq sink ls {topic}. "
+                "Nothing was done"
+            )
+        action = f"forget what query {query} has published to topic {topic!r}"
+        confirm(topic, action, yes, means=_meaning(records[0]), look=f"see rmq sink ls {topic}")
+        client.admin.forget_sink(topic, query)
+    if common.json:
+        output.document(
+            {
+                "topic": topic, "query": query, "published": records[0].published,
+                "begun": records[0].begun, "forgotten": True,
+            }
+        )  # fmt: skip
+    else:
+        click.echo(f"{topic}: query {query} forgotten")
+
+
+def _meaning(record: rmq.Sink) -> str:
+    sentences = []
+    if record.published is not None:
+        sentences.append(
+            f"A replay of its batch {record.published} would be published a second time."
+        )
+    if record.begun is not None:
+        sentences.append(
+            f"Batch {record.begun} has begun and may be published in part; if its query runs it "
+            "again, all of it is published, and else what is missing never is."
+        )
+    return " ".join(sentences)

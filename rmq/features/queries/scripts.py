@@ -1,0 +1,269 @@
+"""Commands of queries: take messages into a query's log, hand them out, settle them, give up.
+
+A query hands out the same messages as often as it is asked, and settles them when their batch is
+done. `lua/lib/query.lua` says what a query is to the other scripts.
+
+Commands of stages and sinks: put messages aside, publish them, note which batches are published.
+
+Nobody sees a staged message until it is published. A sink remembers which batches of a query have
+been published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from rmq.kernel.consumer.scripts import (
+    QueryLease,
+    QueryLog,
+    QueryState,
+    _log,
+    _other_owner,
+    _query_keys,
+    rollback_failure,
+)
+from rmq.kernel.core.keys import SlotKeys, sink_key
+from rmq.kernel.core.score import HELD_MIN
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+QUERY_DEADLINE_S = HELD_MIN // 1000  # of what a query holds; twin of FAR in lua/lib/query.lua
+
+
+class QueryPage(NamedTuple):
+    """The reply to query_read, column by column."""
+
+    numbers: list[int]
+    ids: list[bytes]
+    receipts: list[float]  # -1 where it left the PrepareQueue; empty: nothing has failed yet
+    records: list[bytes]
+
+
+class QuerySettleReply(NamedTuple):
+    """The reply to query_settle and query_reject."""
+
+    settled: int  # or rejected
+    gone: int  # left the log, settled now or before
+    missing: int = 0  # of the batch; so far, over all calls
+    left_ms: int = 0
+    owner: str = ""  # another owner, for left_ms more; then nothing was done
+
+
+def _renewed_log(reply: list[Any]) -> QueryLog:
+    return QueryLog(reply[0], reply[1], *_other_owner(reply[4:]), settled=reply[2], handed=reply[3])
+
+
+def _settle_reply(reply: list[Any]) -> QuerySettleReply:
+    return QuerySettleReply(reply[0], reply[1], reply[2], *_other_owner(reply[3:]))
+
+
+def query_take(keys: SlotKeys, lease: QueryLease, after: int, limit: int) -> Command[QueryLog]:
+    """Take messages of one slot into the log."""
+    return Command(
+        scripts.load("query_take"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.leases,
+            keys.rates,
+        ),
+        [
+            topic_context.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms, after,
+            limit,
+            int(lease.exact), keys.created,
+        ],
+        _log,
+    )  # fmt: skip
+
+
+def query_renew(keys: SlotKeys, lease: QueryLease, after: int, upto: int) -> Command[QueryLog]:
+    """Renew the lease of a query, and count what it holds of a batch."""
+    return Command(
+        scripts.load("query_renew"),
+        (keys.slot, *_query_keys(keys, lease.run), keys.queries, keys.leases),
+        [
+            topic_context.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms,
+            int(lease.exact),
+            after, upto,
+        ],
+        _renewed_log,
+    )  # fmt: skip
+
+
+def query_read(keys: SlotKeys, run: str, after: int, upto: int, limit: int) -> Command[QueryPage]:
+    """Hand out a page of what a query holds."""
+
+    def parse(reply: list[Any]) -> QueryPage:
+        receipts = [float(receipt) if receipt else -1.0 for receipt in reply[2]]
+        return QueryPage(reply[0], keys.ids_of(reply[1]), receipts, reply[3])
+
+    return Command(
+        scripts.load("query_read"),
+        (keys.slot, keys.prepare, keys.records, keys.failures, *_query_keys(keys, run)),
+        [after, upto, limit],
+        parse,
+    )
+
+
+def query_settle(
+    context: TopicContext, keys: SlotKeys, lease: QueryLease, since: int, upto: int, limit: int
+) -> Command[QuerySettleReply]:
+    """Settle what a query holds of one slot, from the beginning of its log.
+
+    Args:
+        context: the topic.
+        keys: of the slot.
+        lease: of the query.
+        since: the batch begins after this number; earlier messages are settled where they are held.
+        upto: the batch ends with this number.
+        limit: messages of one call.
+    """
+    return Command(
+        scripts.load("query_settle"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
+            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store,
+            keys.bodies,
+        ),
+        [
+            topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, since, upto,
+            limit,
+            rollback_failure(lease.run),
+        ],
+        _settle_reply,
+    )  # fmt: skip
+
+
+def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLog]:
+    """Give a batch of one slot new numbers."""
+    return Command(
+        scripts.load("query_again"),
+        (keys.slot, *_query_keys(keys, lease.run)),
+        [topic_context.now_us, lease.run, lease.owner, upto],
+        _log,
+    )
+
+
+def query_reject(
+    context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
+) -> Command[QuerySettleReply]:
+    """Send what a query holds of one slot to the DeadQueue, from the beginning of its log."""
+    return Command(
+        scripts.load("query_reject"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+            *_query_keys(keys, lease.run), keys.bodies,
+        ),
+        [
+            topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, upto, limit,
+            reason,
+        ],
+        lambda reply: QuerySettleReply(reply[0], reply[1], 0, *_other_owner(reply[2:])),
+    )  # fmt: skip
+
+
+def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
+    """Say how many messages a query holds of one slot, and who owns it."""
+    return Command(
+        scripts.load("query_inspect"),
+        (keys.slot, *_query_keys(keys, run)),
+        [topic_context.now_us],
+        lambda reply: QueryState(reply[0], reply[1], reply[2].decode(errors="backslashreplace")),
+    )
+
+
+class PublishReply(NamedTuple):
+    """The reply to publish."""
+
+    left: int  # elements that wait
+    stored: int
+    duplicates: int
+    merged: int
+
+
+PUBLISH_PAUSED = PublishReply(-1, 0, 0, 0)  # sends are paused, and nothing moved
+
+
+class SinkReply(NamedTuple):
+    """The reply to sink_begin."""
+
+    state: str  # new, open, done
+    batch: int = 0
+    stages: bytes = b""
+
+
+def stage_push(
+    keys: SlotKeys,
+    name: str,
+    position: int,
+    keep_ms: int,
+    entry: Sequence[bytes | int],
+    rests: Sequence[bytes] = (),
+) -> Command[int]:
+    """Append an entry to a stage; return how many elements the stage has then."""
+    return Command(
+        scripts.load("stage_push"),
+        (keys.slot, keys.stage_stem + name.encode()),
+        [position, keep_ms, msgpack.packb(entry, use_bin_type=False), *rests],
+        int,
+    )
+
+
+def stage_keep(keys: SlotKeys, name: str, keep_ms: int, length: int | None = None) -> Command[int]:
+    """Keep a stage for so long, or drop it (0). `length`: how many elements it must have."""
+    return Command(
+        scripts.load("stage_keep"),
+        (keys.stage_stem + name.encode(),),
+        [keep_ms, b"" if length is None else length],
+        int,
+    )
+
+
+def _publish_reply(reply: list[Any]) -> PublishReply | None:
+    if len(reply) == 4:
+        return PublishReply(*reply)
+    return PUBLISH_PAUSED if reply[1] == b"P" else None
+
+
+def publish(
+    context: TopicContext, keys: SlotKeys, session: ReplaySession, name: str
+) -> Command[PublishReply | None]:
+    """Move the next entry of a stage into the queue; None: the slot is full."""
+    return Command(
+        scripts.load("publish"),
+        (
+            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
+            keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies,
+            keys.prepare,
+        ),
+        [topic_context.now_us, context.channel, keys.index, session.call, keys.created],
+        _publish_reply,
+    )  # fmt: skip
+
+
+def _sink_keys(context: TopicContext, query: str) -> tuple[bytes]:
+    return (sink_key(context.prefix, context.name, query),)
+
+
+def _sink_reply(reply: list[Any]) -> SinkReply:
+    if len(reply) > 1:
+        return SinkReply(reply[0].decode(), int(reply[1]), reply[2])
+    return SinkReply(reply[0].decode())
+
+
+def sink_begin(
+    context: TopicContext, query: str, batch: int, stages: bytes = b""
+) -> Command[SinkReply]:
+    """Note the stages of a batch, once and for all; b"": only read."""
+    return Command(
+        scripts.load("sink_begin"), _sink_keys(context, query), [batch, stages], _sink_reply
+    )
+
+
+def sink_end(context: TopicContext, query: str, batch: int) -> Command[bool]:
+    """Note that a batch is published."""
+    return Command(scripts.load("sink_end"), _sink_keys(context, query), [batch], bool)

@@ -1,0 +1,171 @@
+"""A stage: messages stored outside of all queues, to be published together or not at all.
+
+For jobs whose tasks run in many processes, fail and are repeated, as Spark's: each attempt of a
+task writes into a stage of its own, and one process publishes those that count. With a query and a
+batch number, a batch is published once, however often it is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from rmq.errors import InvalidType, InvalidValue, StageLost
+from rmq.features.queries import stage_flows
+from rmq.features.queries.stage_flows import Published, Staged
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow
+
+__all__ = [
+    "AsyncStage",
+    "Published",
+    "Stage",
+    "Staged",
+    "check_text",
+    "discard_flow",
+    "publish_flow",
+]
+
+KEEP_MAX_MS = 30 * 86_400_000
+_TEXT = re.compile(r"[A-Za-z0-9._:-]{1,200}")
+
+
+def check_text(value: object, field: str) -> str:
+    """The name of a stage or a query: 1 to 200 of `A-Z a-z 0-9 . _ : -`.
+
+    Raises:
+        InvalidType: not a str. InvalidValue: another character, or another length.
+    """
+    if not isinstance(value, str):
+        raise InvalidType(f"{field}: {type(value).__name__}; give a str")
+    if not _TEXT.fullmatch(value):
+        raise InvalidValue(f"{field}: {value!r:.60}; use 1 to 200 of A-Z a-z 0-9 . _ : -")
+    return value
+
+
+def publish_flow(
+    context: TopicContext,
+    staged: Iterable[Staged],
+    query: str | None,
+    batch: int | None,
+    wait_s: float,
+) -> Flow[Published]:
+    """The flow of `Topic.publish`, its arguments checked."""
+    if query is None and batch is None:
+        return stage_flows.publish(context, list(staged), wait_s)
+    name, number = check_text(query, "query"), check_int(batch, "batch", 0, 2**53)
+    return stage_flows.publish_once(context, list(staged), name, number, wait_s)
+
+
+def discard_flow(context: TopicContext, staged: Iterable[Staged], query: str | None) -> Flow[None]:
+    """The flow of `Topic.discard`, its arguments checked."""
+    name = None if query is None else check_text(query, "query")
+    return stage_flows.drop(context, list(staged), name)
+
+
+class _StageBase:
+    """The name of a stage, and the record of its entries."""
+
+    def __init__(self, context: TopicContext, name: str | None, keep: Duration, late: bool) -> None:
+        self._context = context
+        self._keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
+        self._late = late
+        chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
+        self._staged = Staged(chosen, {}, 0)
+        self._failed = False
+
+    @property
+    def staged(self) -> Staged:
+        """The stage's content, for `Topic.publish` or `Topic.discard`.
+
+        Raises:
+            StageLost: a push has failed, half-way perhaps.
+        """
+        if self._failed:
+            raise StageLost(f"stage {self._staged.name}: a push has failed; write another stage")
+        return self._staged
+
+    def _noting(self, push: Flow[Staged]) -> Flow[int]:
+        """Run a push and note its outcome; return how many messages the stage has."""
+        self._failed = True  # until it succeeds: a repeated push would make new message ids
+        self._staged = yield from push
+        self._failed = False
+        return self._staged.messages
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._staged.name!r}, {self._staged.messages} messages)"
+
+
+class Stage(_StageBase):
+    """A place for messages that are not sent yet. Made by `Topic.stage`; one writer uses it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        context: TopicContext,
+        name: str | None,
+        keep: Duration,
+        late: bool,
+    ) -> None:
+        super().__init__(context, name, keep, late)
+        self._run = transport.run
+
+    def push(self, messages: Iterable[Outgoing]) -> int:
+        """Check, encode and store messages here; return how many the stage has.
+
+        Give many at a time: those of one slot become one entry, up to 1000. After an error the
+        stage is of no use; discard it, and write another one.
+
+        Raises:
+            The errors of `Topic.send_many` for messages that cannot be sent. QueueFull: Redis is at
+            maxmemory. StageLost: it has expired, or another writer uses its name.
+        """
+        push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
+        return self._run(self._noting(push))
+
+    def push_bodies(self, bodies: Iterable[Any]) -> int:
+        """As `push` of messages that have a body and nothing else, in a fraction of the time.
+
+        Give some thousands at a time: they go to the slots in turn, an equal share to each.
+        """
+        push = stage_flows.push_bodies(self._context, self.staged, bodies, self._keep_ms)
+        return self._run(self._noting(push))
+
+    def discard(self) -> None:
+        """Drop all messages of this stage, whether or not the last push succeeded."""
+        self._run(stage_flows.drop_everywhere(self._context, self._staged.name))
+
+
+class AsyncStage(_StageBase):
+    """A place for messages that are not sent yet, for asyncio. The methods are those of `Stage`."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        context: TopicContext,
+        name: str | None,
+        keep: Duration,
+        late: bool,
+    ) -> None:
+        super().__init__(context, name, keep, late)
+        self._run = transport.run
+
+    async def push(self, messages: Iterable[Outgoing]) -> int:
+        """As `Stage.push`."""
+        push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
+        return await self._run(self._noting(push))
+
+    async def push_bodies(self, bodies: Iterable[Any]) -> int:
+        """As `Stage.push_bodies`."""
+        push = stage_flows.push_bodies(self._context, self.staged, bodies, self._keep_ms)
+        return await self._run(self._noting(push))
+
+    async def discard(self) -> None:
+        """As `Stage.discard`."""
+        await self._run(stage_flows.drop_everywhere(self._context, self._staged.name))

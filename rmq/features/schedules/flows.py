@@ -1,0 +1,273 @@
+"""Schedules: declare, list, pause, resume, run and delete them.
+
+The messages of schedules, whose bodies were encoded when the schedules were declared.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from rmq.errors import InvalidValue, RMQError, ScheduleNotFound
+from rmq.features.schedules import scripts
+from rmq.features.schedules.schedule import CatchUp, Definition
+from rmq.features.schedules.scripts import ScheduleRow
+from rmq.kernel.core import codec as codecs, ids
+from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.interceptor import Hooks
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.record import SCHEDULE_MARK, SCHEDULE_TIME_MARK as TIME_MARK
+from rmq.kernel.core.score import moment
+from rmq.kernel.producer import send as send_flow
+from rmq.kernel.producer.batches import Group, group_messages
+from rmq.kernel.topic import opening, scheduled
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow
+
+log = logging.getLogger("rmq")
+
+SLOT = 0  # of a topic's schedules and of their messages
+MOST = 10_000  # schedules of a topic
+PAGE = 100
+TIME_MS = 10**12  # of as many digits as the times of its messages
+BLOCK_S = 30.0  # how long `run` waits for room where the topic's overflow is "block"
+
+DeclareStatus = Literal["created", "updated", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """A schedule as it is stored in Redis.
+
+    Attributes:
+        topic: where its messages go.
+        name: its name.
+        every: the interval between its times; None where it has a cron expression.
+        cron: the cron expression; None where it has an interval.
+        tz: the time zone of the cron expression.
+        jitter: how much later than its time a message may be sent.
+        catch_up: "skip", "last" or "all": which of the missed times are made up for.
+        catch_up_limit: with "all", at most so many.
+        body: of its messages, decoded; raw bytes where this program cannot decode it.
+        priority: of its messages; None: the topic's default.
+        headers: of its messages.
+        expires: how long after it is due a message may be taken; None: the topic's setting.
+        type: of its messages.
+        paused: whether it sends nothing until it is resumed.
+        next: its next time; None while it is paused, or if there is none.
+        next_due: the same with the jitter of that time.
+        last: the time of its last message; None: it has sent none.
+        sent: how many messages it has sent.
+    """
+
+    topic: str
+    name: str
+    every: timedelta | None
+    cron: str | None
+    tz: str
+    jitter: timedelta
+    catch_up: CatchUp
+    catch_up_limit: int
+    body: Any
+    priority: int | None
+    headers: Mapping[str, str]
+    expires: timedelta | None
+    type: str | None
+    paused: bool
+    next: datetime | None
+    next_due: datetime | None
+    last: datetime | None
+    sent: int
+
+
+# --- declare -------------------------------------------------------------------------------------
+
+
+def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus]:
+    """Store a schedule in Redis, unless it is there as it is defined.
+
+    Raises:
+        InvalidValue: there is no time in the next 50 years, or the topic has too many schedules.
+        PayloadTooLarge, InvalidType: its messages could not be sent.
+    """
+    yield from opening.ensure_open(context)
+    draft(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))
+    keys, packed = context.slots[SLOT], definition.pack()
+    while True:
+        reply = yield scripts.schedules(keys, definition.name)
+        yield from scheduled.add(context, reply.generation)
+        if reply.rows and reply.rows[0].definition == packed:
+            return "unchanged"
+        first = definition.after(reply.now_ms)
+        if first is None:
+            raise InvalidValue(f"cron: {definition.cron!r} has no time in the next 50 years")
+        due = definition.due_ms(first)
+        status = yield scripts.schedule_set(
+            keys, definition.name, packed, definition.timing, first, due, MOST, reply.generation
+        )
+        if status != "stale":
+            break
+    if status == "full":
+        raise InvalidValue(f"topic {context.name!r} has {MOST} schedules, which is the most")
+    if status != "unchanged":
+        log.info("schedule %r of topic %r %s", definition.name, context.name, status)
+    result: DeclareStatus = status
+    return result
+
+
+# --- operate -------------------------------------------------------------------------------------
+
+
+def schedules(context: TopicContext) -> Flow[list[ScheduleState]]:
+    """List the schedules of a topic, those that are due first before the others."""
+    yield from opening.ensure_open(context, create=False)
+    states: dict[str, ScheduleState] = {}
+    offset = 0
+    while True:
+        reply = yield scripts.schedules(context.slots[SLOT], offset=offset, limit=PAGE)
+        for row in reply.rows:
+            states[row.name] = _state(context.name, row)
+        if len(reply.rows) < PAGE:
+            return list(states.values())
+        offset += PAGE
+
+
+def schedule(context: TopicContext, name: str) -> Flow[ScheduleState]:
+    """Return one schedule.
+
+    Raises:
+        ScheduleNotFound: there is none.
+    """
+    row, _ = yield from _row(context, name)
+    return _state(context.name, row)
+
+
+def _row(context: TopicContext, name: str) -> Flow[tuple[ScheduleRow, int]]:
+    """Return a schedule as it is stored, and the server's time."""
+    yield from opening.ensure_open(context, create=False)
+    reply = yield scripts.schedules(context.slots[SLOT], name)
+    if not reply.rows:
+        raise _not_found(context, name)
+    return reply.rows[0], reply.now_ms
+
+
+def _not_found(context: TopicContext, name: str) -> ScheduleNotFound:
+    return ScheduleNotFound(
+        f"topic {context.name!r} has no schedule {name!r}; see rmq schedule ls {context.name}"
+    )
+
+
+def _state(topic: str, row: ScheduleRow) -> ScheduleState:
+    definition = Definition.unpack(row.definition)
+    try:
+        body = codecs.decode(definition.codec, definition.body)
+    except RMQError:
+        body = definition.body
+    paused = row.due_ms is None and row.next_ms is not None
+    return ScheduleState(
+        topic, row.name, _span(definition.every_ms), definition.cron, definition.tz,
+        timedelta(milliseconds=definition.jitter_ms), definition.catch_up,
+        definition.catch_up_limit, body, definition.priority, definition.headers,
+        _span(definition.expires_ms), definition.type, paused,
+        None if paused else _moment(row.next_ms), _moment(row.due_ms), _moment(row.last_ms),
+        row.sent,
+    )  # fmt: skip
+
+
+def _span(ms: int | None) -> timedelta | None:
+    return None if ms is None else timedelta(milliseconds=ms)
+
+
+def _moment(ms: int | None) -> datetime | None:
+    return None if ms is None else moment(ms)
+
+
+def pause(context: TopicContext, name: str) -> Flow[bool]:
+    """Pause a schedule; return whether it was not paused before."""
+    yield from opening.ensure_open(context, create=False)
+    paused: int = yield scripts.schedule_pause(context.slots[SLOT], name)
+    if paused < 0:
+        raise _not_found(context, name)
+    return bool(paused)
+
+
+def resume(context: TopicContext, name: str) -> Flow[bool]:
+    """Resume a schedule with its next time; return whether it was paused."""
+    while True:
+        row, now_ms = yield from _row(context, name)
+        definition = Definition.unpack(row.definition)
+        first = definition.after(now_ms)
+        if first is None:
+            return False
+        resumed: int = yield scripts.schedule_resume(
+            context.slots[SLOT], name, row.revision, first, definition.due_ms(first)
+        )
+        if resumed == -1:
+            raise _not_found(context, name)
+        if resumed >= 0:
+            return bool(resumed)
+
+
+def run(context: TopicContext, name: str) -> Flow[SendResult]:
+    """Send the message of a schedule now; its times stay as they are."""
+    row, now_ms = yield from _row(context, name)
+    definition = Definition.unpack(row.definition)
+    out = outgoing(definition, None, now_ms)
+    return (yield from send_flow.send(encoded(context, definition.codec), out, None, BLOCK_S))
+
+
+def delete(context: TopicContext, name: str) -> Flow[bool]:
+    """Delete a schedule; return whether there was one."""
+    yield from opening.ensure_open(context, create=False)
+    deleted: bool = yield scripts.schedule_delete(context.slots[SLOT], name)
+    return deleted
+
+
+class _Encoded:
+    """Writes bodies that were encoded when their schedule was declared."""
+
+    name = "encoded"
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def encode(self, body: Any) -> bytes:
+        """Return the bytes as they are."""
+        assert isinstance(body, bytes)
+        return body
+
+    def decode(self, data: bytes) -> Any:
+        """Return the bytes as they are."""
+        return data
+
+
+def encoded(context: TopicContext, number: int) -> TopicContext:
+    """Return the context for a body that is encoded; interceptors see no scheduled sends."""
+    made = copy.copy(context)
+    codec: Codec = _Encoded(number)
+    made.codec, made.hooks = codec, Hooks()
+    return made
+
+
+def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> Outgoing:
+    """Return the message of a schedule for a time; None: with an id of its own."""
+    return Outgoing(
+        definition.body,
+        priority=definition.priority,
+        headers=definition.headers or None,
+        expires=None if definition.expires_ms is None else definition.expires_ms / 1000,
+        id=id,
+        type=definition.type,
+        marks={SCHEDULE_MARK: definition.name, TIME_MARK: str(time_ms)},
+    )
+
+
+def draft(context: TopicContext, out: Outgoing) -> Group:
+    """Check and encode a message."""
+    groups: list[Group] = []
+    group_messages(context, [out], groups, staged=True)
+    return groups[0]

@@ -1,0 +1,103 @@
+"""Schedules: list, pause, resume, run and delete them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rmq.features.schedules.flows import ScheduleState
+from rmq.kernel.core.access import Role
+from rmq.web import message, requests
+from rmq.web.message import Body, body_of
+from rmq.web.operation import At, Table
+from rmq.web.requests import Answer, Name, TopicPath
+
+
+class SchedulePath(TopicPath):
+    """A schedule of a topic."""
+
+    name: Name
+
+
+TABLE = Table("schedules")
+NONE = ("topic-not-found", "not-found", "conflict")
+PATH = "/topics/{topic}/schedules/{name}"
+
+
+class ScheduleList(Answer):
+    """Schedules; those that are due first come first."""
+
+    schedules: list[Schedule]
+
+
+@TABLE.get("/topics/{topic}/schedules", "topic-not-found", "conflict")
+async def list_schedules(at: At, path: requests.TopicPath) -> ScheduleList:
+    """List the schedules of a topic."""
+    found = await at.admin.schedules(path.topic)
+    return ScheduleList(schedules=[schedule_of(state) for state in found])
+
+
+class Schedule(Answer):
+    """A schedule; fields as of `rmq schedule show`, durations in seconds."""
+
+    topic: str
+    name: str
+    every: float | None
+    cron: str | None
+    tz: str
+    jitter: float
+    catch_up: str
+    catch_up_limit: int
+    body: Body
+    priority: int | None
+    headers: dict[str, str]
+    expires: float | None
+    type: str | None
+    paused: bool
+    next: datetime | None
+    next_due: datetime | None
+    last: datetime | None
+    sent: int
+
+
+@TABLE.get(PATH, *NONE)
+async def get_schedule(at: At, path: SchedulePath) -> Schedule:
+    """Return a schedule."""
+    return schedule_of(await at.admin.schedule(path.topic, path.name))
+
+
+@TABLE.delete(PATH, *NONE, role=Role.ADMIN)
+async def delete_schedule(at: At, path: SchedulePath) -> requests.Done:
+    """Delete a schedule; messages that it has sent stay, and a program may declare it again."""
+    return requests.Done(done=await at.admin.schedule_delete(path.topic, path.name))
+
+
+@TABLE.post(PATH + "/pause", *NONE, role=Role.OPERATOR)
+async def pause_schedule(at: At, path: SchedulePath, body: requests.Nothing) -> requests.Done:
+    """Let a schedule send nothing until it is resumed."""
+    return requests.Done(done=await at.admin.schedule_pause(path.topic, path.name))
+
+
+@TABLE.post(PATH + "/resume", *NONE, role=Role.OPERATOR)
+async def resume_schedule(at: At, path: SchedulePath, body: requests.Nothing) -> requests.Done:
+    """Let a paused schedule go on with its next time."""
+    return requests.Done(done=await at.admin.schedule_resume(path.topic, path.name))
+
+
+@TABLE.post(PATH + "/run", *NONE, "queue-full", role=Role.OPERATOR, status=201)
+async def run_schedule(at: At, path: SchedulePath, body: requests.Nothing) -> message.Sent:
+    """Send the message of a schedule now, paused or not; its times stay as they are."""
+    return message.sent_of(await at.admin.schedule_run(path.topic, path.name))
+
+
+def schedule_of(state: ScheduleState) -> Schedule:
+    """Return a schedule as it is shown."""
+    return Schedule(
+        topic=state.topic, name=state.name,
+        every=state.every.total_seconds() if state.every else None, cron=state.cron, tz=state.tz,
+        jitter=state.jitter.total_seconds(), catch_up=state.catch_up,
+        catch_up_limit=state.catch_up_limit, body=body_of(state.body), priority=state.priority,
+        headers=dict(state.headers),
+        expires=state.expires.total_seconds() if state.expires else None, type=state.type,
+        paused=state.paused, next=state.next, next_due=state.next_due, last=state.last,
+        sent=state.sent,
+    )  # fmt: skip

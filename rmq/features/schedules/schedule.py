@@ -1,0 +1,273 @@
+"""Schedules: at which times a recurring message is sent, and which missed times are made up for.
+
+All times are epoch ms. A schedule's time is the one that its definition names; it is due later by
+its jitter, which is derived from name and time, so that all schedulers agree on it.
+
+Cron expressions are evaluated by cronsim (`rmq[schedule]`; docs/decisions/0029). No Redis here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zoneinfo
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgpack
+
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue
+from rmq.kernel.core import packages
+
+CatchUp = Literal["skip", "last", "all"]
+
+VERSION = 1  # of stored definitions
+EVERY_MIN_MS = 100
+JITTER_MAX_MS = 86_400_000
+CATCH_UP_MOST = 10_000
+ON_TIME_MS = 10_000  # a time that is sent no later than this after it was due was not missed
+STEPS_MOST = 1000  # times of one schedule in one plan; the next plan goes on
+QUARTER_S = 900  # clocks of all time zones differ by a multiple of it
+FIELDS = 5  # of a cron expression: intervals serve for seconds, where cron knows no rule for DST
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+
+
+class Step(NamedTuple):
+    """A move of a schedule to its next time.
+
+    Attributes:
+        time_ms: the time for which a message is sent; None: times are skipped, and none is.
+        next_ms: the schedule's next time after it; None: there is none.
+    """
+
+    time_ms: int | None
+    next_ms: int | None
+
+
+class _Interval:
+    """Times at multiples of an interval since 1970-01-01 00:00 UTC."""
+
+    def __init__(self, every_ms: int) -> None:
+        self.every_ms = every_ms
+
+    def after(self, time_ms: int) -> Iterator[int]:
+        yield (time_ms // self.every_ms + 1) * self.every_ms
+
+    def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
+        return range(first, last + 1, self.every_ms)
+
+
+class _Cron:
+    """The times of a cron expression in a time zone, as Debian's cron has them."""
+
+    def __init__(self, expression: str, tz: str) -> None:
+        self._expression = expression
+        self._zone = time_zone(tz)
+        self._cronsim = packages.load("cronsim", "schedule", "cron schedules")
+
+    def after(self, time_ms: int) -> Iterator[int]:
+        # cronsim gives two times that do not exist as one that does, and when it starts in an hour
+        # that comes twice, a time in the first of the two.
+        for found_ms in self._walk(time_ms):
+            if found_ms > time_ms:
+                time_ms = found_ms
+                yield found_ms
+
+    def between(self, first: int, last: int, since: int, most: int) -> Sequence[int]:
+        """Return the times from `first` to `last`; before `since`, at least the latest `most`."""
+        start = max(first, since)
+        if start > first:
+            # Only to find where to begin: times are those of the walk forwards.
+            for found_ms in islice(self._walk(start, reverse=True), most):
+                start = max(first, min(start, found_ms))
+                if start == first:
+                    break
+        times = [first] if first == start <= last else []
+        for time_ms in self.after(start if start == first else start - 1):
+            if time_ms > last:
+                break
+            times.append(time_ms)
+        return times
+
+    def _walk(self, time_ms: int, reverse: bool = False) -> Iterator[int]:
+        """Yield the times after this one, or those before it, as cronsim finds them."""
+        moment = (_EPOCH + time_ms * _MS).astimezone(self._zone)
+        try:
+            moments = self._cronsim.CronSim(self._expression, moment, reverse)
+        except self._cronsim.CronSimError as error:
+            raise InvalidValue(
+                f"cron: {self._expression!r}: {error}; give minute, hour, day of month, month and "
+                'day of week, as "0 6 * * mon-fri"'
+            ) from error
+        moments.advance_hour = partial(_advance_hour, moments)
+        for found in moments:
+            yield (found - _EPOCH) // _MS
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The message and the times of a schedule; `body` is encoded, by codec number `codec`."""
+
+    name: str
+    every_ms: int | None
+    cron: str | None
+    tz: str
+    jitter_ms: int
+    catch_up: CatchUp
+    catch_up_limit: int
+    codec: int
+    body: bytes
+    priority: int | None
+    headers: dict[str, str]
+    expires_ms: int | None
+    type: str | None = None
+
+    def pack(self) -> bytes:
+        """Return the definition as it is stored: the same bytes for the same definition."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["headers"] = dict(sorted(self.headers.items()))
+        packed: bytes = msgpack.packb({"version": VERSION, **values})
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Definition:
+        """Read a stored definition.
+
+        Raises:
+            ConfigurationError: another version of RMQ wrote it.
+        """
+        try:
+            values: dict[str, Any] = msgpack.unpackb(packed)
+            if values.pop("version") != VERSION:
+                raise ValueError
+            return cls(**values)
+        except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise ConfigurationError(
+                "schedule: its definition is of another version of RMQ; use that version, or "
+                "declare it again"
+            ) from error
+
+    @property
+    def timing(self) -> str:
+        """The part of the definition that decides about its times, as text."""
+        return f"{self.every_ms or ''}|{self.cron or ''}|{self.tz}|{self.jitter_ms}"
+
+    @cached_property
+    def _times(self) -> _Interval | _Cron:
+        if self.every_ms is not None:
+            return _Interval(self.every_ms)
+        assert self.cron is not None
+        return _Cron(self.cron, self.tz)
+
+    def after(self, time_ms: int) -> int | None:
+        """Return the first time after this one; None: there is none in the next 50 years."""
+        return next(iter(self._times.after(time_ms)), None)
+
+    def due_ms(self, time_ms: int) -> int:
+        """Return when a time is due: the time itself and its jitter."""
+        if not self.jitter_ms:
+            return time_ms
+        text = f"{self.name}:{time_ms}".encode()
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"rmq-jitter").digest())
+        return time_ms + number % (self.jitter_ms + 1)
+
+    def plan(self, next_ms: int, now_ms: int) -> list[Step]:
+        """Return the moves of a schedule whose next time is due.
+
+        Times that are due for at most ON_TIME_MS are sent, each of them. Of those before, which
+        were missed, the catch-up policy chooses. A next time that is to come was computed while the
+        server's clock was ahead: it becomes the next one from now on.
+        """
+        if next_ms > now_ms:
+            return [Step(None, self.after(now_ms))]
+        most = self.catch_up_limit if self.catch_up == "all" else int(self.catch_up == "last")
+        times, later = self._due_times(next_ms, now_ms, most)
+        missed = len(times)
+        while missed and self.due_ms(times[missed - 1]) >= now_ms - ON_TIME_MS:
+            missed -= 1
+        made_up = min(missed, most)
+        if self.catch_up == "last" and missed < len(times):
+            made_up = 0
+        chosen = times[missed - made_up :]
+        if not chosen:
+            return [Step(None, later)]
+        follow = [*chosen[1 : STEPS_MOST + 1], later]
+        return [Step(time, after) for time, after in zip(chosen[:STEPS_MOST], follow, strict=False)]
+
+    def _due_times(self, first: int, now_ms: int, most: int) -> tuple[Sequence[int], int | None]:
+        """Return the times from `first` on that are due, and the one after them.
+
+        Of times that were missed, some before the latest `most` may be left out: a backlog of years
+        costs no more than the times that are sent.
+        """
+        # Whatever its jitter, a time before `since` was missed.
+        since = now_ms - self.jitter_ms - ON_TIME_MS
+        times = self._times.between(first, now_ms, since, most)
+        # Jitter may put a time after the next one; they are sent in the order of the times.
+        at = len(times)
+        while at and times[at - 1] > now_ms - self.jitter_ms:
+            at -= 1
+        while at < len(times) and self.due_ms(times[at]) <= now_ms:
+            at += 1
+        return times[:at], times[at] if at < len(times) else self.after(max(first, now_ms))
+
+
+def _advance_hour(moments: Any) -> bool:
+    """Go on to an hour of the expression, as `CronSim.advance_hour`, by quarters of an hour.
+
+    Its steps of an hour jump over times where a clock changes by a part of one, or within one.
+    """
+    if moments.dt.hour in moments.hours:
+        return False
+    while moments.dt.hour not in moments.hours:
+        moments.tick(QUARTER_S - (moments.dt.minute * 60 + moments.dt.second) % QUARTER_S)
+        if moments.dt.hour == 0:  # the day has to be looked at
+            break
+    return True
+
+
+def time_zone(name: str) -> zoneinfo.ZoneInfo:
+    """Return a time zone by its name.
+
+    Raises:
+        InvalidValue: there is no such zone.
+        ConfigurationError: this system has no time zones at all.
+    """
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
+        if not zoneinfo.available_timezones():
+            raise ConfigurationError(
+                "tz: this system has no time zone database; this brings one: "
+                f"{packages.install('schedule')}"
+            ) from error
+        raise InvalidValue(
+            f"tz: {name!r} is no time zone; give a name as Europe/Berlin or UTC"
+        ) from error
+
+
+def check_cron(cron: object) -> str:
+    """Return a cron expression of 5 fields, with single spaces; its values are checked by use."""
+    if not isinstance(cron, str):
+        raise InvalidType(f"cron: {type(cron).__name__}; give a str")
+    words = cron.split()
+    if len(words) != FIELDS:
+        raise InvalidValue(
+            f"cron: {cron!r} has {len(words)} fields; give minute, hour, day of month, month and "
+            'day of week, as "0 6 * * mon-fri"; for seconds use every='
+        )
+    return " ".join(words)
+
+
+def check_catch_up(catch_up: object) -> CatchUp:
+    """Return a catch-up policy if it is one."""
+    for known in get_args(CatchUp):
+        if catch_up == known:
+            policy: CatchUp = known
+            return policy
+    raise InvalidValue(f"catch_up: {catch_up!r}; give 'skip', 'last' or 'all'")

@@ -1,0 +1,189 @@
+"""Commands of schedules: set, read, pause, resume, delete them, and send what is due."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+SetStatus = Literal["created", "updated", "unchanged", "full", "stale"]
+
+STALE = -2  # `DueReply.wait_ms` where the topic is in another generation
+PAUSED = -2  # the reply to schedule_send while sends are paused
+
+
+class DueSchedule(NamedTuple):
+    """A schedule whose next time is due."""
+
+    name: str
+    definition: bytes
+    revision: bytes
+    next_ms: int
+
+
+class DueReply(NamedTuple):
+    """The reply to schedule_due."""
+
+    now_ms: int
+    wait_ms: int  # until the next one after these is due; -1: there is none
+    due: list[DueSchedule]
+
+
+class ScheduleRow(NamedTuple):
+    """A schedule as it is stored."""
+
+    name: str
+    due_ms: int | None  # None: paused, or no time is left
+    definition: bytes
+    revision: bytes
+    next_ms: int | None
+    last_ms: int | None
+    sent: int
+
+
+class SchedulesReply(NamedTuple):
+    """The reply to schedules."""
+
+    now_ms: int
+    generation: bytes
+    rows: list[ScheduleRow]
+
+
+def _number(text: bytes) -> int | None:
+    return int(text) if text else None
+
+
+def _due_reply(reply: list[Any]) -> DueReply:
+    due = [
+        DueSchedule(reply[i].decode(), reply[i + 1], reply[i + 2], int(reply[i + 3]))
+        for i in range(2, len(reply), 4)
+    ]
+    return DueReply(reply[0], reply[1], due)
+
+
+def _schedules_reply(reply: list[Any]) -> SchedulesReply:
+    rows = [
+        ScheduleRow(
+            name.decode(), None if float(due) == float("inf") else int(float(due)), definition,
+            revision, _number(next_ms), _number(last_ms), int(sent),
+        )
+        for name, due, definition, revision, next_ms, last_ms, sent in (
+            reply[i : i + 7] for i in range(2, len(reply), 7)
+        )
+    ]  # fmt: skip
+    return SchedulesReply(reply[0], reply[1], rows)
+
+
+def _keys(keys: SlotKeys) -> tuple[bytes, bytes, bytes]:
+    return keys.slot, keys.schedules, keys.schedule_times
+
+
+def schedule_set(
+    keys: SlotKeys,
+    name: str,
+    definition: bytes,
+    timing: str,
+    next_ms: int,
+    due_ms: int,
+    most: int,
+    generation: bytes,
+) -> Command[SetStatus]:
+    """Store a schedule, or change it where its definition differs."""
+    return Command(
+        scripts.load("schedule_set"),
+        _keys(keys),
+        [
+            topic_context.now_us,
+            keys.created,
+            name,
+            definition,
+            timing,
+            next_ms,
+            due_ms,
+            most,
+            generation,
+        ],
+        lambda reply: reply.decode(),
+    )
+
+
+def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command[DueReply]:
+    """Read the schedules that are due."""
+    return Command(
+        scripts.load("schedule_due"),
+        _keys(keys),
+        [topic_context.now_us, limit, keys.created, generation],
+        _due_reply,
+    )
+
+
+def schedules(
+    keys: SlotKeys, name: str = "", offset: int = 0, limit: int = 100
+) -> Command[SchedulesReply]:
+    """Read one schedule, or a page of all."""
+    return Command(
+        scripts.load("schedules"), _keys(keys), [topic_context.now_us, name, offset, limit],
+        _schedules_reply,
+    )  # fmt: skip
+
+
+def schedule_send(
+    context: TopicContext,
+    keys: SlotKeys,
+    schedule: tuple[str, bytes, int],
+    following: tuple[int, int] | None,
+    time_ms: int | None = None,
+    message: tuple[bytes, bytes, bytes] | None = None,
+) -> Command[int]:
+    """Send the message of one time, or skip times, and move the schedule.
+
+    1: done, -1: full, PAUSED.
+
+    `schedule`: name, revision and next time, as they were read. `following`: the next time and
+    when it is due. `message`: its id, head and rest.
+    """
+    sending: tuple[Any, ...] = (b"", b"", b"", b"")
+    if message is not None:
+        sending = (time_ms, member_of(message[0]), message[1], message[2])
+    return Command(
+        scripts.load("schedule_send"),
+        (
+            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
+            keys.merge, keys.audit, keys.bodies, keys.schedules, keys.schedule_times,
+            keys.prepare,
+        ),
+        [
+            topic_context.now_us, context.channel, keys.index, keys.created, *schedule,
+            *(following or (b"", b"")), *sending,
+        ],
+        int,
+    )  # fmt: skip
+
+
+def schedule_pause(keys: SlotKeys, name: str) -> Command[int]:
+    """Pause a schedule: 1 done, 0 it was paused, -1 there is none."""
+    return Command(
+        scripts.load("schedule_pause"), (keys.slot, keys.schedule_times), [keys.created, name], int
+    )
+
+
+def schedule_resume(
+    keys: SlotKeys, name: str, revision: bytes, next_ms: int, due_ms: int
+) -> Command[int]:
+    """Resume a schedule: 1 done, 0 it was not paused, -1 there is none, -2 it has changed."""
+    return Command(
+        scripts.load("schedule_resume"),
+        _keys(keys),
+        [topic_context.now_us, keys.created, name, revision, next_ms, due_ms],
+        int,
+    )
+
+
+def schedule_delete(keys: SlotKeys, name: str) -> Command[bool]:
+    """Delete a schedule; return whether there was one."""
+    return Command(scripts.load("schedule_delete"), _keys(keys), [keys.created, name], bool)

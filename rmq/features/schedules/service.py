@@ -1,0 +1,41 @@
+"""Send the messages of schedules when their times come, in every topic."""
+
+from __future__ import annotations
+
+import time
+
+from rmq.features.schedules.dispatch import POLL_S, Dispatch
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.handlers.handler import Handlers
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.blocking import Transport
+
+
+class Schedules:
+    """Sends what is due; a script lets one server or worker send each time."""
+
+    name = "schedules"
+    needs_leadership = (
+        False  # each time is sent once, however many look; and none waits for a leader
+    )
+
+    def __init__(self, transport: Transport, prefix: str) -> None:
+        sessions = ReplaySessions()
+        self._dispatch = Dispatch(
+            prefix, transport, Handlers(),
+            make_context=lambda name: TopicContext(prefix, name, JSON, sessions, {}),
+        )  # fmt: skip
+        self._due_at: dict[str, float] = {}  # by topic, by the monotonic clock
+
+    @property
+    def every_s(self) -> float:
+        """Seconds until something is due, and at most those between two looks at all topics."""
+        wait_s = min(self._due_at.values(), default=float("inf")) - time.monotonic()
+        return max(0.0, min(POLL_S, wait_s))
+
+    def run_once(self) -> int:
+        """Send what is due; return how many messages."""
+        sent, waits = self._dispatch.send_due()
+        now = time.monotonic()
+        self._due_at = {topic: now + wait_s for topic, wait_s in waits.items()}
+        return sent

@@ -1,0 +1,111 @@
+"""`rmq token`: create, list and revoke tokens for the HTTP API and the console."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+import rmq
+from rmq.terminal import output, text
+from rmq.terminal.app import CommandGroup, NotFound
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION
+from rmq.terminal.tables import Column
+
+ROLES = ("viewer", "operator", "admin")
+
+
+@click.group(cls=CommandGroup)
+def token() -> None:
+    """Create, list and revoke tokens for the HTTP API and the console of rmq server."""
+
+
+def _fields(token: rmq.AccessToken) -> dict[str, Any]:
+    return {
+        "name": token.name, "role": str(token.role), "bodies": _bodies(token), "id": token.id,
+        "created": text.iso(token.created), "expires": text.iso(token.expires),
+        "used": text.iso(token.used),
+    }  # fmt: skip
+
+
+def _bodies(token: rmq.AccessToken) -> bool:
+    return token.sees_bodies or token.role != "viewer"
+
+
+@token.command(
+    examples=(
+        "rmq token create grafana --role viewer --expires 90d",
+        "rmq token create anna --role operator",
+        "rmq token create support --role viewer --bodies --json",
+    )
+)
+@click.argument("name")
+@click.option(
+    "--role", type=click.Choice(ROLES), required=True,
+    help="viewer reads, operator keeps messages moving, admin may do everything.",
+)  # fmt: skip
+@click.option("--bodies", is_flag=True, help="Show bodies of messages to a viewer, too.")
+@click.option("--expires", type=DURATION, help="How long it holds.  [until it is revoked]")
+def create(name: str, role: str, bodies: bool, expires: float | None) -> None:
+    """Create the token NAME and print it. Nobody can show it again: Redis has its digest only."""
+    common = common_options()
+    with common.client() as client:
+        made = client.admin.token_create(name, role, sees_bodies=bodies, expires=expires)
+    if common.json:
+        output.document(_fields(made) | {"token": made.text})
+        return
+    click.echo(made.text)
+    common.note(f"shown this once; rmq token revoke {name} ends it")
+
+
+@token.command("ls", examples=("rmq token ls", "rmq token ls --json"))
+def list_tokens() -> None:
+    """List tokens: what each may do, when it was last used, and when it expires."""
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.tokens()
+    if common.json:
+        output.document([_fields(each) for each in found])
+        return
+    if not found:
+        common.note("no tokens; rmq token create makes one")
+        return
+    columns = [
+        Column("NAME", style="cyan"), Column("ROLE"), Column("BODIES"),
+        Column("CREATED", right=True), Column("USED", right=True), Column("EXPIRES", right=True),
+        Column("ID"),
+    ]  # fmt: skip
+    now_ms = time.time() * 1000
+    output.table(columns, [
+        [each.name, str(each.role), "yes" if _bodies(each) else "no",
+         _ago(each.created_ms, now_ms), _ago(each.used_ms, now_ms), _left(each, now_ms), each.id]
+        for each in found
+    ])  # fmt: skip
+
+
+def _ago(at_ms: int | None, now_ms: float) -> str:
+    return "never" if at_ms is None else text.span(max(0, now_ms - at_ms)) + " ago"
+
+
+def _left(token: rmq.AccessToken, now_ms: float) -> str:
+    if token.expires_ms is None:
+        return "never"
+    if token.has_expired(now_ms):
+        return "expired"
+    return "in " + text.span(token.expires_ms - now_ms)
+
+
+@token.command(examples=("rmq token revoke grafana",))
+@click.argument("name")
+def revoke(name: str) -> None:
+    """End the token NAME. Servers take it no more after 5 s at most, and end its sessions."""
+    common = common_options()
+    with common.client() as client:
+        if not client.admin.token_revoke(name):
+            raise NotFound(f"there is no token {name!r}; see rmq token ls. Nothing was done")
+    if common.json:
+        output.document({"name": name, "revoked": True})
+    else:
+        click.echo(f"{name}: revoked")

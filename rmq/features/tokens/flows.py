@@ -1,0 +1,143 @@
+"""Tokens for the HTTP API: create, list and revoke them, and what a server needs of them.
+
+`rmq:tokens` has the tokens by name, and `rmq:tokens_used` when each was last used, so that a server
+needs no right to write the first. Plain commands: each is safe to run twice.
+
+Sessions of browsers at a server, and the secret that servers share.
+
+A session is a key that expires by itself, below the SHA-256 of the id that the browser has: who
+reads Redis cannot use one. Plain commands: each is safe to run twice.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rmq.errors import InvalidValue
+from rmq.kernel.core import access, pause
+from rmq.kernel.core.access import AccessToken
+from rmq.kernel.core.keys import (
+    check_name,
+    server_secret_key,
+    session_key,
+    tokens_key,
+    tokens_used_key,
+)
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.topic.audit_trail import AuditLine, note
+from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
+
+_WHAT = "sessions"  # what errors call these flows
+
+
+def session_store(prefix: str, digest: str, text: str, idle_ms: int) -> Flow[None]:
+    """Store a session; it expires unless it is touched."""
+    yield RawCommand(_WHAT, "SET", session_key(prefix, digest), text, "PX", idle_ms)
+
+
+def session_read(prefix: str, digest: str) -> Flow[bytes | None]:
+    """Return a session; None: there is none, or it has expired."""
+    found: bytes | None = yield RawCommand(_WHAT, "GET", session_key(prefix, digest))
+    return found
+
+
+def session_touch(prefix: str, digest: str, idle_ms: int) -> Flow[None]:
+    """Let a session that is used last longer."""
+    yield RawCommand(_WHAT, "PEXPIRE", session_key(prefix, digest), idle_ms)
+
+
+def session_end(prefix: str, digest: str) -> Flow[None]:
+    """End a session."""
+    yield RawCommand(_WHAT, "UNLINK", session_key(prefix, digest))
+
+
+def server_secret(prefix: str) -> Flow[bytes]:
+    """Return the secret of all servers of a prefix, which the first one makes."""
+    key = server_secret_key(prefix)
+    yield RawCommand(_WHAT, "SET", key, secrets.token_hex(32), "NX")
+    found: bytes = yield RawCommand(_WHAT, "GET", key)
+    return found
+
+
+TOKENS_MAX = 1000  # a server keeps them all in memory, and reads them every few seconds
+
+
+def token_create(
+    prefix: str, name: str, role: str, sees_bodies: bool, expires: Duration | None
+) -> Flow[AccessToken]:
+    """Create a token, and return it with its text.
+
+    Raises:
+        InvalidValue: the name is taken, the role is none, or there are too many.
+    """
+    lasts_ms = None if expires is None else duration_ms(expires, "expires")
+    known = access.role_of(role)
+    check_name(name, "name")
+    key = tokens_key(prefix)
+    if (yield RawCommand("token_create", "HLEN", key)) >= TOKENS_MAX:
+        raise InvalidValue(f"there are {TOKENS_MAX} tokens; revoke some: rmq token ls")
+    token = access.new_token(
+        name, known, sees_bodies, (yield from server_ms("token_create")), lasts_ms
+    )
+    packed = token.pack()
+    created = yield RawCommand("token_create", "HSETNX", key, name, packed)
+    if not created and (yield RawCommand("token_create", "HGET", key, name)) != packed.encode():
+        raise InvalidValue(f"name: there is a token {name!r}; revoke it, or give another name")
+    text = f"role {known}" + (", sees bodies" if sees_bodies else "")
+    yield from note(
+        prefix, AuditLine(token.created_ms, pause.who(None), "token create", name, text)
+    )
+    return token
+
+
+def tokens(prefix: str) -> Flow[list[AccessToken]]:
+    """Return all tokens by name, also those that have expired, without their text."""
+    found = yield from _read(prefix)
+    used = _pairs((yield RawCommand("tokens", "HGETALL", tokens_used_key(prefix))))
+    used_ms = {id.decode(): int(text) for id, text in used.items()}
+    return [
+        replace(token, used_ms=used_ms.get(token.id))
+        for token in sorted(found, key=lambda token: token.name)
+    ]
+
+
+def token_revoke(prefix: str, name: str) -> Flow[bool]:
+    """Delete a token; return whether there was one."""
+    check_name(name, "name")
+    packed = yield RawCommand("token_revoke", "HGET", tokens_key(prefix), name)
+    if packed is None:
+        return False
+    yield RawCommand("token_revoke", "HDEL", tokens_key(prefix), name)
+    id = access.unpack(name.encode(), packed).id
+    yield RawCommand("token_revoke", "HDEL", tokens_used_key(prefix), id)
+    now_ms = yield from server_ms("token_revoke")
+    yield from note(prefix, AuditLine(now_ms, pause.who(None), "token revoke", name, ""))
+    return True
+
+
+# --- for a server ---------------------------------------------------------------------------------
+
+
+def tokens_by_id(prefix: str) -> Flow[tuple[dict[str, AccessToken], int]]:
+    """Return all tokens by id, and the time by Redis' clock, epoch ms."""
+    found = yield from _read(prefix)
+    now_ms = yield from server_ms("tokens")
+    return {token.id: token for token in found}, now_ms
+
+
+def note_use(prefix: str, id: str, now_ms: int) -> Flow[None]:
+    """Store when a token was last used."""
+    yield RawCommand("tokens", "HSET", tokens_used_key(prefix), id, now_ms)
+
+
+def _read(prefix: str) -> Flow[list[AccessToken]]:
+    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    return [access.unpack(name, value) for name, value in packed.items()]
+
+
+def _pairs(reply: Any) -> Mapping[bytes, bytes]:
+    """Return the reply of HGETALL, which redis-py may give as a dict, or as a list."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))

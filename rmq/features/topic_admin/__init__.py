@@ -1,0 +1,1 @@
+"""Topics: create, change, resize, pause, delete and count them."""

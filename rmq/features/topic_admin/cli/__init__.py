@@ -1,0 +1,1 @@
+"""`rmq topic` and `rmq stats`."""

@@ -1,0 +1,422 @@
+"""`rmq topic`: create, change, delete, list and show topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+import rmq
+from rmq.features.topic_admin.cli.files import apply, export, setting_value
+from rmq.features.topic_admin.cli.listing import list_topics, waiting
+from rmq.kernel.core.layout import Resizing
+from rmq.kernel.core.pause import PauseVerb
+from rmq.kernel.core.score import moment
+from rmq.terminal import output, text
+from rmq.terminal.app import CommandGroup, Refused
+from rmq.terminal.confirm import confirm, progress
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import (
+    DURABILITY,
+    DURATION,
+    DURATION_OR_OFF,
+    LIMIT,
+    RETRY,
+    SIZE,
+    TIMED_PRIORITY,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(cls=CommandGroup)
+def topic() -> None:
+    """Create, change, delete, list and show topics."""
+
+
+topic.add_command(list_topics)
+topic.add_command(export)
+topic.add_command(apply)
+
+
+def _setting_text(name: str, value: Any) -> str:
+    value = setting_value(name, value)
+    if name == "max_length" and not value:
+        return "off"
+    return text.number(value) if isinstance(value, int) else str(value)
+
+
+_SETTINGS = (
+    click.option("--slots", type=int, help="Number of slots, 1 to 1024.  [1]"),
+    click.option(
+        "--default-priority", type=int, help="Priority of a send without one, 17 to 1048575.  [100]"
+    ),
+    click.option(
+        "--timed-priority",
+        type=TIMED_PRIORITY,
+        help="Priority that a due message without one joins: 17 to 1048575, or first: before all "
+        "priorities.  [first]",
+    ),
+    click.option(
+        "--lease", type=DURATION, help="How long a consumer keeps a delivery, 1s to 12h.  [30s]"
+    ),
+    click.option("--max-retries", type=int, help="Deliveries after the first, 0 to 16.  [16]"),
+    click.option(
+        "--retry",
+        type=RETRY,
+        help="immediate, exponential[:BASE:CAP[:JITTER]] or levels[:WAIT,WAIT,...].  "
+        "[exponential:1s:10m:1]",
+    ),
+    click.option(
+        "--dedup-window", type=DURATION_OR_OFF, help="How long a settled id is remembered.  [1m]"
+    ),
+    click.option("--max-length", type=int, help="How many messages may wait; 0: no limit.  [0]"),
+    click.option(
+        "--overflow",
+        type=click.Choice(["reject", "block", "drop_lowest"]),
+        help="What a send does at max-length.  [reject]",
+    ),
+    click.option("--max-body", type=SIZE, help="The largest body, bytes or 256k, 2M.  [256k]"),
+    click.option(
+        "--expires",
+        type=DURATION_OR_OFF,
+        help="How long after its due time a message may be delivered.  [off]",
+    ),
+    click.option(
+        "--on-expire",
+        type=click.Choice(["dead", "drop"]),
+        help="What happens to an expired message.  [dead]",
+    ),
+    click.option(
+        "--durability",
+        type=DURABILITY,
+        help="memory, replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]].  [memory]",
+    ),
+    click.option(
+        "--dead-retention",
+        type=DURATION_OR_OFF,
+        help="How long a dead letter is kept.  [off: for ever]",
+    ),
+    click.option(
+        "--unhandled",
+        type=DURATION_OR_OFF,
+        help="When a message whose type has no handler is dead.  [1h]",
+    ),
+    click.option(
+        "--limit",
+        type=LIMIT,
+        help="How fast and how many: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with a "
+        "comma between; :key=HEADER at the end: for each value of that header.  [off]",
+    ),
+)
+
+
+def _settings(command: F) -> F:
+    """Add the settings of a topic as options."""
+    for option in reversed(_SETTINGS):
+        command = option(command)
+    return command
+
+
+def _without_none(given: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
+
+
+@topic.command(
+    examples=("rmq topic create orders --slots 8 --lease 1m --retry exponential:1s:10m",)
+)
+@click.argument("name")
+@_settings
+def create(name: str, **given: Any) -> None:
+    """Create topic NAME with these settings; [defaults] in brackets.
+
+    Settings are kept in Redis. If the topic exists, they are compared; a difference is an error
+    (exit code 2). `rmq topic set` changes them.
+    """
+    common = common_options()
+    with common.client() as client:
+        new_topic = client.topic(name, **_without_none(given))
+        created = new_topic.open()
+        settings = new_topic.settings.shown()
+    if common.json:
+        output.document({"topic": name, "created": created, "settings": settings})
+    else:
+        slots = text.plural(settings["slots"], "slot")
+        click.echo(f"{name}: {'created' if created else 'is there already'}, {slots}")
+
+
+@topic.command(
+    "set",
+    examples=(
+        "rmq topic set orders --lease 1m --dead-retention 30d",
+        "rmq topic set orders --max-length 0",
+    ),
+)
+@click.argument("name")
+@_settings
+def set_settings(name: str, **given: Any) -> None:
+    """Change settings of topic NAME while it is in use; [defaults] in brackets.
+
+    Running programs follow within 30 seconds; a consumer or worker keeps its lease until it is
+    restarted. A program whose code names another value is refused when it starts: change it too.
+    `rmq topic resize` changes slots; max-retries cannot be changed. If it is interrupted, run it
+    again.
+    """
+    common = common_options()
+    changes = _without_none(given)
+    if not changes:
+        raise click.UsageError("give at least one setting to change")
+    with common.client() as client:
+        before = client.admin.settings(name).shown()
+        after = client.admin.topic_set(name, **changes).shown()
+    if common.json:
+        output.document({"topic": name, "before": before, "settings": after})
+        return
+    for key in changes:
+        old_value, new_value = _setting_text(key, before[key]), _setting_text(key, after[key])
+        click.echo(
+            f"{name}: {key} "
+            + (
+                f"is {new_value} already"
+                if old_value == new_value
+                else f"{old_value} -> {new_value}"
+            )
+        )
+
+
+def _verb(help_text: str, default: PauseVerb) -> Callable[[F], F]:
+    """Add options that name what a pause stops."""
+
+    def chosen(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+        if given:
+            if "verb" in ctx.params and ctx.params["verb"] != param.name:
+                raise click.UsageError("give one of --receive, --send and --both")
+            ctx.params["verb"] = param.name
+
+    def add(command: F) -> F:
+        for verb in ("both", "send", "receive"):
+            mark = "  [default]" if verb == default else ""
+            command = click.option(
+                f"--{verb}", is_flag=True, callback=chosen, expose_value=False,
+                help=help_text.format(verb) + mark,
+            )(command)  # fmt: skip
+        return command
+
+    return add
+
+
+@topic.command(
+    "pause",
+    examples=(
+        'rmq topic pause orders --why "the shop database is down"',
+        "rmq topic pause orders --send",
+    ),
+)
+@click.argument("name")
+@_verb("Pause {}.", "receive")
+@click.option("--why", default="", help="For people to read; one line.")
+@click.option("--by", help="Who pauses it.  [user@host]")
+def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> None:
+    """Stop every delivery of topic NAME, or every send to it.
+
+    receive: no consumer, worker or query gets messages until `rmq topic resume`, over restarts,
+    too. What is in flight may be settled. send: senders get TopicPaused, schedules hold their
+    messages, the relay of an outbox waits; redrives go on. If it is interrupted, run it again.
+    """
+    common = common_options()
+    with common.client() as client:
+        pause = client.admin.topic_pause(name, verb=verb, by=by, why=why)
+    if common.json:
+        output.document({"topic": name, "verb": verb, "paused": _pause_fields(pause)})
+    else:
+        click.echo(f"{name}: {_VERB_TEXTS[verb]}{_pause_text(pause)}")
+
+
+@topic.command("resume", examples=("rmq topic resume orders", "rmq topic resume orders --send"))
+@click.argument("name")
+@_verb("Resume {}.", "both")
+def resume(name: str, verb: PauseVerb = "both") -> None:
+    """End the pauses of topic NAME, and wake its consumers."""
+    common = common_options()
+    with common.client() as client:
+        ended = client.admin.topic_resume(name, verb=verb)
+    if common.json:
+        output.document({"topic": name, "resumed": ended and _pause_fields(ended)})
+    else:
+        click.echo(f"{name}: {'resumed' if ended else 'was not paused'}")
+
+
+@topic.command(
+    examples=("rmq topic resize orders 16 --dry-run", "rmq topic resize orders 16"),
+)
+@click.argument("name")
+@click.argument("slots", type=int)
+@click.option("--dry-run", is_flag=True, help="Only check, and count; change nothing.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the older messages.")
+def resize(name: str, slots: int, dry_run: bool, no_wait: bool) -> None:
+    """Change the number of slots of topic NAME while it is in use.
+
+    SLOTS is a multiple or a divisor of the present number. No message moves: new ones go to the
+    slots of the new number, and are delivered when older ones of the same bases are settled or
+    dead. The command waits for that. If it is interrupted, a server (rmq server) finishes the
+    resize, or the same command: until then, new messages may wait. Programs whose code names
+    another number are refused when they start: change them.
+    """
+    common = common_options()
+    with common.client() as client:
+        done = client.admin.topic_resize(name, slots, dry_run=dry_run, wait=False)
+        if done.pending and not (dry_run or no_wait):
+            click.echo(
+                f"{name}: older messages are left in {text.plural(done.pending, 'slot')}; if "
+                "this command is interrupted, a server (rmq server) finishes the resize, or the "
+                "same command",
+                err=True,
+            )
+            with progress("waiting for older messages") as on_progress:
+                ended = client.admin.topic_resize(name, slots, progress=on_progress)
+            done = done._replace(pending=ended.pending)
+    if common.json:
+        output.document({"topic": name, "dry_run": dry_run} | done._asdict())
+        return
+    held = f"{text.plural(done.waiting, 'message')} waiting and {text.number(done.in_flight)}"
+    if done.before == done.after and not done.pending:
+        click.echo(f"{name}: has {text.plural(slots, 'slot')} already")
+    elif dry_run:
+        click.echo(
+            f"{name}: {done.before} -> {done.after} slots; newer messages would await {held} in "
+            "flight; nothing was changed"
+        )
+    elif done.pending:
+        click.echo(
+            f"{name}: {done.before} -> {done.after} slots; older messages are left in "
+            f"{text.plural(done.pending, 'slot')}; a server (rmq server) finishes it, or run it "
+            "again"
+        )
+    else:
+        click.echo(f"{name}: {done.before} -> {done.after} slots")
+
+
+def _resizing_fields(resizing: Resizing) -> dict[str, Any]:
+    return {
+        "since": text.iso(moment(resizing.since_ms)),
+        "before": resizing.before,
+        "pending": len(resizing.pending),
+    }
+
+
+def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
+    """Return how far a resize has come, and how it goes on."""
+    pending = text.plural(len(resizing.pending), "slot")
+    return (
+        f"from {resizing.before} slots since {text.clock(moment(resizing.since_ms))}; "
+        f"older messages may be left in {pending}; a server finishes it, or: "
+        f"rmq topic resize {name} {slots}"
+    )
+
+
+_VERB_TEXTS = {"receive": "", "send": "sends ", "both": "receive and send "}
+
+
+def _pause_fields(pause: rmq.Pause) -> dict[str, Any]:
+    return {"since": text.iso(pause.since), "by": pause.by, "why": pause.why}
+
+
+def _pause_text(pause: rmq.Pause) -> str:
+    why = f": {pause.why}" if pause.why else ""
+    return f"paused since {text.clock(pause.since)} by {pause.by}{why}"
+
+
+@topic.command(
+    "delete",
+    examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force"),
+)
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Only count its messages; change nothing.")
+@click.option("--force", is_flag=True, help="Even if it holds messages, which are lost.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
+    """Delete topic NAME for good, with everything that belongs to it.
+
+    While the topic holds messages it refuses (exit code 6) without --force. It asks for the name
+    of the topic. Programs that use the topic get an error that says so. If it is interrupted,
+    nobody can open the topic any more; run it again.
+    """
+    common = common_options()
+    with common.client() as client:
+        deleted = client.admin.topic_delete(name, dry_run=True)
+        if dry_run:
+            if common.json:
+                output.document({"topic": name, "dry_run": True} | _deleted_fields(deleted))
+            else:
+                click.echo(
+                    f"{name}: would delete it with {_contents_text(deleted)}; nothing was changed"
+                )
+            return
+        if deleted.messages and not force:
+            raise Refused(
+                f"topic {name!r} holds {_contents_text(deleted)}; nothing was deleted. "
+                "Consume or purge them, or give --force to delete them with it"
+            )
+        confirm(name, f"delete topic {name!r} for good, with {_contents_text(deleted)}", yes)
+        with progress("deleting") as on_progress:
+            deleted = client.admin.topic_delete(name, force=force, progress=on_progress)
+    if common.json:
+        output.document({"topic": name, "dry_run": False} | _deleted_fields(deleted))
+    else:
+        click.echo(f"{name}: deleted, with {_contents_text(deleted)}")
+
+
+def _deleted_fields(deleted: rmq.Deleted) -> dict[str, int]:
+    return deleted._asdict() | {"messages": deleted.messages}
+
+
+def _contents_text(deleted: rmq.Deleted) -> str:
+    if not deleted.messages:
+        return "no messages"
+    return (
+        f"{text.plural(deleted.waiting, 'waiting message')}, "
+        f"{text.number(deleted.in_flight)} in flight and "
+        f"{text.plural(deleted.dead, 'dead letter')}"
+    )
+
+
+@topic.command("show", examples=("rmq topic show orders",))
+@click.argument("name")
+def show_topic(name: str) -> None:
+    """Show the settings of topic NAME, and the number of its messages."""
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.settings(name)
+        figures = client.admin.stats(name)
+    settings, paused, sends = found.shown(), found.paused, found.sends_paused
+    resizing = found.layout.resizing if found.layout else None
+    if common.json:
+        output.document(
+            {
+                "topic": name,
+                "settings": settings,
+                "paused": paused and _pause_fields(paused),
+                "sends_paused": sends and _pause_fields(sends),
+                "resizing": resizing and _resizing_fields(resizing),
+                "stats": figures,
+            },
+            rows=[{"topic": name, **settings, "paused": paused is not None, **figures}],
+        )
+        return
+    output.details(
+        [("topic", name)] + [(key, _setting_text(key, settings[key])) for key in settings]
+    )
+    click.echo()
+    output.details(
+        [
+            *([("state", _pause_text(paused))] if paused else []),
+            *([("sends", _pause_text(sends))] if sends else []),
+            *([("resizing", _resizing_text(name, found.slots, resizing))] if resizing else []),
+            ("waiting", text.number(waiting(figures))),
+            ("held", text.number(figures["held"])),
+            ("later", text.number(figures["later"])),
+            ("in flight", text.number(figures["in_flight"])),
+            ("dead", text.number(figures["dead"])),
+        ]
+    )

@@ -1,0 +1,269 @@
+"""List topics, read and change their settings, delete them.
+
+A change or a deletion that was interrupted goes on when it is run again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from rmq.errors import RMQError, SettingsMismatch, TopicNotEmpty, TopicNotFound, TopicVanished
+from rmq.features.topic_admin import scripts
+from rmq.kernel.core import settings
+from rmq.kernel.core.keys import TYPES, SlotKeys, job_key, job_log_key, sink_key
+from rmq.kernel.core.pause import Pause, Verb
+from rmq.kernel.core.settings import Settings
+from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.scripts import TopicReply
+from rmq.kernel.transport.steps import Flow, Progress, RawCommand, pipeline
+
+SLOTS_AT_ONCE = 64  # slots that are changed or deleted in one round trip
+SCANNED = 1000  # keys that one SCAN looks at
+MOST = 2**53 - 1  # as many messages as a slot may hold
+DELETION = "topic_delete"  # pauses sends
+_OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
+_SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
+
+
+class Deleted(NamedTuple):
+    """The messages of a topic when it was deleted, or now, in a dry run.
+
+    Attributes:
+        waiting: messages in the StoreQueue, those due later too.
+        in_flight: messages in the PrepareQueue.
+        dead: dead letters.
+        other_keys: deleted keys of queries, stages, claims, sinks, schedules and replay sessions; 0
+            in a dry run.
+    """
+
+    waiting: int
+    in_flight: int
+    dead: int
+    other_keys: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many there are in all."""
+        return self.waiting + self.in_flight + self.dead
+
+
+def topic_settings(context: TopicContext) -> Flow[Settings]:
+    """Return the settings of a topic."""
+    yield from opening.open(context, create=False)
+    return context.settings
+
+
+def topic_set(
+    context: TopicContext, asked: dict[str, Any], unless_changed: Settings | None = None
+) -> Flow[Settings]:
+    """Change settings of a topic; return all its settings then.
+
+    `unless_changed`: its settings as they were read; where others have changed them, nothing is.
+
+    The topic's hash is changed first, then each slot. If this call stops in between, the same call
+    or the next client that opens or follows the topic gives the slots the rest.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+        InvalidValue: a limit is too small for the topic's slots.
+        SettingsMismatch: the settings are not those of `unless_changed`.
+    """
+    values = settings.to_redis(asked)
+    yield from opening.open(context, create=False)
+    replace(context.settings, **asked)  # checks what they must have of each other
+    revision = None if unless_changed is None else context.revision
+    if unless_changed in (None, context.settings):
+        changed = yield scripts.topic_set(context, context.identity, values, revision)
+        if changed.state != -2:
+            return (yield from _give_changed(context, changed))
+    raise SettingsMismatch(
+        f"topic {context.name!r} was changed meanwhile; nothing was done. Read its settings again"
+    )
+
+
+def topic_pause(
+    context: TopicContext, by: str, why: str, verbs: Sequence[Verb] = ("receive",)
+) -> Flow[Pause]:
+    """Stop deliveries of a topic, or sends to it; return the first pause, maybe an earlier one.
+
+    Interrupted and carried on as `topic_set`.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+    """
+    yield from opening.open(context, create=False)
+    for verb in verbs:
+        changed = yield scripts.topic_pause(context, context.identity, by, why, verb)
+    kept = yield from _give_changed(context, changed)
+    pause = _pause_of(kept, verbs[0])
+    assert pause is not None
+    return pause
+
+
+def _pause_of(kept: Settings, verb: Verb) -> Pause | None:
+    return kept.paused if verb == "receive" else kept.sends_paused
+
+
+def topic_resume(context: TopicContext, verbs: Sequence[Verb] = ("receive",)) -> Flow[Pause | None]:
+    """End pauses of a topic; return the first one, or None where there was none.
+
+    Interrupted and carried on as `topic_set`.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+    """
+    yield from opening.open(context, create=False)
+    before, ended = context.settings, list[Pause | None]()
+    for verb in verbs:
+        changed = yield scripts.topic_resume(context, context.identity, verb)
+        ended += [_pause_of(before, verb)] if changed.state > 0 else []
+    yield from _give_changed(context, changed)
+    return next(filter(None, ended), None)
+
+
+def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
+    """Take note of a change of the topic's hash, and give it to the slots."""
+    if changed.state < 0:
+        raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
+    kept = settings.from_redis(context.name, changed.kept, oldest=1)
+    opening.adopt(context, changed, kept)
+    try:
+        yield from opening.give_slots(context)
+    except RMQError as error:
+        error.add_note(
+            f"topic {context.name!r} has the new settings and some of its slots may not; make the "
+            "same change again, or let any program open the topic"
+        )
+        raise
+    return kept
+
+
+# --- deleting ----------------------------------------------------------------------------------
+
+
+def topic_delete(
+    context: TopicContext, force: bool, dry_run: bool, progress: Progress | None
+) -> Flow[Deleted]:
+    """Delete a topic; return what it held.
+
+    Unless it is forced, sends are paused first, so that no slot is deleted before all are known to
+    be empty. Then it is marked, so that no client opens it any more, and each slot is deleted in
+    one step, then keys that only a scan finds, then the topic itself. Stopped half-way, run it
+    again.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicNotEmpty: it holds messages, and this is not forced; it stands as it was.
+        FormatMismatch: a later version of RMQ wrote it.
+    """
+    opened = yield topic_scripts.topic(context, None)
+    if opened.state < 0:
+        raise TopicNotFound(
+            f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}"
+        )
+    # A topic of an earlier format has the same keys, so it can be deleted.
+    kept = settings.from_redis(context.name, opened.kept, oldest=1)
+    opening.adopt(context, opened, kept)
+    held = yield from _delete_slots(context, context.slots, None, None)
+    if dry_run:
+        return held
+    if not force:
+        if "deleting" in opened.kept:  # an earlier deletion was not finished
+            yield from _restore(context)
+        if not held.messages:
+            why = "the topic is being deleted"
+            paused = yield scripts.topic_pause(context, context.identity, DELETION, why, "send")
+            yield from _give_changed(context, paused)
+            held = yield from _delete_slots(context, context.slots, None, None)
+        if held.messages:
+            pause = context.settings.sends_paused
+            if pause is not None and pause.by == DELETION:  # this one, or one that died
+                resumed = yield scripts.topic_resume(context, context.identity, "send")
+                yield from _give_changed(context, resumed)
+            raise _not_empty(context, held, "they are kept, and the topic stands")
+    if not (yield scripts.topic_close(context, context.identity, True)):
+        raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
+    held = yield from _delete_slots(context, context.slots, MOST if force else 0, progress)
+    if held.messages and not force:
+        yield from _restore(context)
+        raise _not_empty(
+            context, held, "they were restored meanwhile and are kept; other slots begin anew"
+        )
+    context.forget()
+    others = yield from _delete_other_keys(context)
+    yield from scheduled.remove_topic(context)
+    yield RawCommand("topic_delete", "SREM", context.topics_key, context.name)
+    yield RawCommand("topic_delete", "UNLINK", context.key, context.history_key)
+    return held._replace(other_keys=others)
+
+
+def _restore(context: TopicContext) -> Flow[None]:
+    """Undo the mark of a deletion that has begun; deleted slots come back empty."""
+    yield from opening.give_slots(context)
+    yield scripts.topic_close(context, context.identity, False)
+
+
+def _not_empty(context: TopicContext, held: Deleted, consequence: str) -> TopicNotEmpty:
+    return TopicNotEmpty(
+        f"topic {context.name!r} holds {held.waiting} waiting messages, {held.in_flight} in flight "
+        f"and {held.dead} dead letters; {consequence}. Consume or purge them, or force the deletion"
+    )
+
+
+def _delete_slots(
+    context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
+) -> Flow[Deleted]:
+    """Delete slots of at most so many messages each, or count what they hold (None).
+
+    Stops at a slot that holds more.
+    """
+    waiting = in_flight = dead = 0
+    for at in range(0, len(slots), SLOTS_AT_ONCE):
+        page = slots[at : at + SLOTS_AT_ONCE]
+        replies = yield from pipeline(
+            [topic_scripts.slot_delete(keys, context.created, most) for keys in page]
+        )
+        for reply in replies:
+            if most is None or most or reply.state == 0:
+                waiting += reply.waiting
+                in_flight += reply.in_flight
+                dead += reply.dead
+        if progress:
+            progress(at + len(page), len(slots))
+        if most == 0 and waiting + in_flight + dead:
+            break
+    return Deleted(waiting, in_flight, dead)
+
+
+def _delete_other_keys(context: TopicContext) -> Flow[int]:
+    """Delete keys of queries, stages, claims, schedules, sinks, ...; return how many.
+
+    Nothing lists them, so SCAN walks all keys of the database, as `Admin.sinks` does.
+    """
+    name = re.escape(context.name)
+    stem = re.escape(context.prefix)
+    of_slot = re.compile(
+        rf"{stem}:\{{{name}_\d+\}}:({'|'.join(_SLOT_LEVEL)})(:.*)?".encode(), re.DOTALL
+    )
+    of_topic = (
+        sink_key(context.prefix, context.name, ""), job_key(context.prefix, context.name + "."),
+        job_log_key(context.prefix, context.name + "."),
+    )  # fmt: skip
+    deleted, cursor = 0, b"0"
+    while True:
+        cursor, page = yield RawCommand(
+            "topic_delete", "SCAN", cursor,
+            "MATCH", f"{context.prefix}:{{{context.name}*", "COUNT", SCANNED,
+        )  # fmt: skip
+        keys = [key for key in page if of_slot.fullmatch(key) or key.startswith(of_topic)]
+        if keys:
+            deleted += yield RawCommand("topic_delete", "UNLINK", *keys)
+        if cursor == b"0":
+            return deleted

@@ -1,0 +1,373 @@
+"""Topics: list, create, change, resize, pause, delete and count them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from rmq.errors import SettingsMismatch
+from rmq.kernel.core import pause as core_pause
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.history import Sample
+from rmq.kernel.core.pause import PauseVerb
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.settings import Settings as core_Settings
+from rmq.web import operation, requests
+from rmq.web.operation import At, Table, check_confirm
+from rmq.web.problems import ApiError
+from rmq.web.requests import BY, Answer, CursorText, Limit, Line, Name, Request
+
+# --- queries -------------------------------------------------------------------------------------
+
+
+class TopicsQuery(Request):
+    """Which topics are listed."""
+
+    limit: Limit = 100
+    cursor: CursorText | None = None
+    contains: Annotated[str, Meta(max_length=128)] | None = None
+
+
+class HistoryQuery(Request):
+    """Of which time: seconds before now, and seconds between two samples, a multiple of 10."""
+
+    since: Annotated[float, Meta(ge=10, le=604_800)] = 3600
+    step: Annotated[int, Meta(ge=10, le=604_800)] | None = None
+
+
+class DeleteTopicQuery(Request):
+    """How a topic is deleted: `confirm` is its name."""
+
+    confirm: Name
+    force: bool = False
+    dry_run: bool = False
+
+
+class Settings(Request):
+    """Settings of a topic, as `rmq topic set` names them; durations in seconds, null: off."""
+
+    slots: int | UnsetType = UNSET
+    default_priority: int | UnsetType = UNSET
+    timed_priority: int | Literal["first"] | UnsetType = UNSET
+    lease: float | UnsetType = UNSET
+    max_retries: int | UnsetType = UNSET
+    retry: str | UnsetType = UNSET
+    dedup_window: float | UnsetType | None = UNSET
+    max_length: int | UnsetType | None = UNSET
+    overflow: Literal["reject", "block", "drop_lowest"] | UnsetType = UNSET
+    max_body: int | UnsetType = UNSET
+    expires: float | UnsetType | None = UNSET
+    on_expire: Literal["dead", "drop"] | UnsetType = UNSET
+    durability: str | UnsetType = UNSET
+    dead_retention: float | UnsetType | None = UNSET
+    unhandled: float | UnsetType | None = UNSET
+    limit: str | UnsetType | None = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were sent, as `Client.topic` takes them."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+
+class NewTopic(Request):
+    """A topic to create."""
+
+    name: Name
+    settings: Settings = msgspec.field(default_factory=Settings)
+
+
+class PauseTopic(Request):
+    """A pause of a topic: of what, by whom, and why, for people to read."""
+
+    verb: PauseVerb = "receive"
+    by: Line = BY
+    why: Line = ""
+
+
+class ResumeTopic(Request):
+    """The pauses that end."""
+
+    verb: PauseVerb = "both"
+
+
+class Resize(Request):
+    """The number of slots: a multiple or a divisor of that which the topic has."""
+
+    slots: Annotated[int, Meta(ge=1, le=1024)]
+    dry_run: bool = False
+
+
+TABLE = Table("topics")
+NONE = "topic-not-found"
+
+
+class TopicList(Answer):
+    """Names of topics, sorted.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
+
+    topics: list[str]
+    cursor: str | None
+
+
+@TABLE.get("/topics")
+async def list_topics(at: At, query: TopicsQuery) -> TopicList:
+    """List topics by name."""
+    names = await at.admin.topics()
+    if query.contains:
+        names = [name for name in names if query.contains in name]
+    start = bisect_right(names, operation.read(query.cursor, str)) if query.cursor else 0
+    page = names[start : start + query.limit]
+    more = start + query.limit < len(names)
+    return TopicList(topics=page, cursor=operation.write(page[-1]) if more else None)
+
+
+class Topic(Answer):
+    """A topic.
+
+    Attributes:
+        settings: by name; durations in seconds, 0: off.
+        paused: null: it delivers.
+        sends_paused: null: it takes messages.
+        resizing: null: no resize goes on.
+    """
+
+    name: str
+    settings: dict[str, int | float | str]
+    paused: Paused | None
+    sends_paused: Paused | None
+    resizing: Resizing | None
+
+
+@TABLE.post("/topics", "conflict", role=Role.ADMIN, status=201)
+async def create_topic(at: At, body: NewTopic) -> Topic:
+    """Create a topic; settings that are left out have their defaults."""
+    topic = at.client.topic(body.name, **body.settings.given())
+    if not await topic.open():
+        raise ApiError("conflict", f"topic {body.name!r} exists", "name")
+    return topic_of(body.name, topic.settings)
+
+
+@TABLE.get("/topics/{topic}", NONE, "conflict", has_etag=True)
+async def get_topic(at: At, path: requests.TopicPath) -> Topic:
+    """Return the settings of a topic, its pauses, and how far a resize has come."""
+    return topic_of(path.topic, await at.admin.settings(path.topic))
+
+
+class Deleted(Answer):
+    """The counts of a topic when it was deleted, or now, in a dry run."""
+
+    waiting: int
+    in_flight: int
+    dead: int
+    other_keys: int
+    dry_run: bool
+
+
+@TABLE.delete("/topics/{topic}", NONE, "conflict", role=Role.ADMIN)
+async def delete_topic(at: At, path: requests.TopicPath, query: DeleteTopicQuery) -> Deleted:
+    """Delete a topic for good, with everything that belongs to it.
+
+    `confirm` must be its name. One that holds messages is deleted with `force` alone; `dry_run`
+    counts them. Stopped half-way, no client can open the topic; repeat the request.
+    """
+    check_confirm(query.confirm, path.topic)
+    deleted = await at.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
+    return Deleted(**deleted._asdict(), dry_run=query.dry_run)
+
+
+@TABLE.patch("/topics/{topic}/settings", NONE, "conflict", "changed", role=Role.ADMIN)
+async def set_topic(at: At, path: requests.TopicPath, body: Settings) -> Topic:
+    """Change settings of a topic while it is used; `slots` and `max_retries` stay.
+
+    With the header If-Match, and an ETag of the topic, nothing is done where it has changed since:
+    its settings, a pause or a resize.
+    """
+    read = None
+    if_match = at.headers.get("If-Match", "*")
+    if if_match != "*":
+        read = await at.admin.settings(path.topic)
+        shown = msgspec.json.encode(topic_of(path.topic, read))
+        if requests.etag_of(shown) not in if_match:
+            raise ApiError("changed", "read the topic again; nothing was done", "If-Match")
+    try:
+        done = await at.admin.topic_set(path.topic, unless_changed=read, **body.given())
+    except SettingsMismatch as error:
+        raise ApiError("changed", str(error), "If-Match") from None
+    return topic_of(path.topic, done)
+
+
+class Resized(Answer):
+    """How far a resize has come.
+
+    Attributes:
+        before: the number of slots before.
+        after: the number of slots asked for.
+        waiting: messages in former slots for which newer messages wait.
+        in_flight: messages that were in flight there.
+        pending: how many former slots may still hold such messages; 0: done.
+    """
+
+    before: int
+    after: int
+    waiting: int
+    in_flight: int
+    pending: int
+    dry_run: bool
+
+
+@TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)
+async def resize_topic(at: At, path: requests.TopicPath, body: Resize) -> Resized:
+    """Change the number of slots of a topic while it is used, or go on with that.
+
+    The answer does not wait for older messages: new ones of some slots wait for those, until
+    `pending` is 0. The server goes on by itself, and the topic's `resizing` says how far it is.
+    """
+    done = await at.admin.topic_resize(path.topic, body.slots, dry_run=body.dry_run, wait=False)
+    return Resized(**done._asdict(), dry_run=body.dry_run)
+
+
+class Paused(Answer):
+    """A pause of a topic: since when, by whom, and why."""
+
+    since: datetime
+    by: str
+    why: str
+
+
+@TABLE.post("/topics/{topic}/pause", NONE, "conflict", role=Role.OPERATOR)
+async def pause_topic(at: At, path: requests.TopicPath, body: PauseTopic) -> Paused:
+    """Stop every delivery of a topic, every send to it, or both, until it is resumed.
+
+    What is paused keeps its pause. The answer for both is the pause of receive.
+    """
+    pause = await at.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
+    found = paused_of(pause)
+    assert found is not None
+    return found
+
+
+class Resumed(Answer):
+    """The pause that was ended, that of receive where both were; null: there was none."""
+
+    was: Paused | None
+
+
+@TABLE.post("/topics/{topic}/resume", NONE, "conflict", role=Role.OPERATOR)
+async def resume_topic(at: At, path: requests.TopicPath, body: ResumeTopic) -> Resumed:
+    """End pauses of a topic, and wake its consumers."""
+    pause = await at.admin.topic_resume(path.topic, verb=body.verb)
+    return Resumed(was=paused_of(pause))
+
+
+class Stats(Answer):
+    """The counts of a topic over all slots; lua/stats.lua lists their names."""
+
+    topic: str
+    counts: dict[str, int]
+
+
+@TABLE.get("/topics/{topic}/stats", NONE, "conflict")
+async def get_stats(at: At, path: requests.TopicPath) -> Stats:
+    """Count what a topic holds and has done."""
+    return Stats(topic=path.topic, counts=await at.admin.stats(path.topic))
+
+
+class SlotStats(Answer):
+    """The counts of each slot of a topic."""
+
+    topic: str
+    slots: list[dict[str, int]]
+
+
+@TABLE.get("/topics/{topic}/stats/slots", NONE, "conflict")
+async def get_stats_by_slot(at: At, path: requests.TopicPath) -> SlotStats:
+    """Count what each slot of a topic holds and has done."""
+    return SlotStats(topic=path.topic, slots=await at.admin.stats_by_slot(path.topic))
+
+
+class DueCounts(Answer):
+    """When messages of a topic are due: those with a priority that may go at once do not count."""
+
+    topic: str
+    counts: list[DueCount]
+
+
+@TABLE.get("/topics/{topic}/stats/due", NONE, "conflict")
+async def get_due_counts(at: At, path: requests.TopicPath) -> DueCounts:
+    """Count the messages of a topic that wait for a time, by when they are due."""
+    counts = await at.admin.due_counts(path.topic)
+    return DueCounts(topic=path.topic, counts=[DueCount(**count._asdict()) for count in counts])
+
+
+class History(Answer):
+    """The figures of a topic over time, oldest first, as servers have kept them."""
+
+    topic: str
+    samples: list[Sample]
+
+
+@TABLE.get("/topics/{topic}/history", NONE, "conflict")
+async def get_history(at: At, path: requests.TopicPath, query: HistoryQuery) -> History:
+    """Return the figures of a topic over time."""
+    samples = await at.admin.history(path.topic, since=query.since, step=query.step)
+    return History(topic=path.topic, samples=samples)
+
+
+@TABLE.post("/topics/{topic}/rollback", NONE, "conflict", role=Role.OPERATOR)
+async def roll_back(at: At, path: requests.TopicPath, body: requests.Nothing) -> requests.Count:
+    """Give back every expired lease of a topic now; consumers and the server do it anyway."""
+    return requests.Count(count=await at.admin.rollback(path.topic))
+
+
+class Resizing(Answer):
+    """A resize that goes on.
+
+    Attributes:
+        before: the number of slots before.
+        pending: how many former slots may still hold such messages.
+    """
+
+    since: datetime
+    before: int
+    pending: int
+
+
+class DueCount(Answer):
+    """A part of the messages of a topic that wait for a time, or are due.
+
+    Attributes:
+        within_s: they are due within so many seconds, and not within those of the count before;
+            0: due now; null: later than all others.
+    """
+
+    within_s: float | None
+    messages: int
+
+
+def paused_of(paused: core_pause.Pause | None) -> Paused | None:
+    """Return a pause as it is shown."""
+    return Paused(since=paused.since, by=paused.by, why=paused.why) if paused else None
+
+
+def topic_of(name: str, settings: core_Settings) -> Topic:
+    """Return a topic as it is shown."""
+    resizing = settings.layout.resizing if settings.layout else None
+    return Topic(
+        name=name, settings=settings.shown(), paused=paused_of(settings.paused),
+        sends_paused=paused_of(settings.sends_paused),
+        resizing=(
+            Resizing(
+                since=moment(resizing.since_ms), before=resizing.before,
+                pending=len(resizing.pending),
+            )
+            if resizing
+            else None
+        ),
+    )  # fmt: skip

@@ -1,0 +1,339 @@
+"""A topic: what it holds, its slots, settings and schedules, and what can be done to it.
+
+The first page: all topics at a glance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from rmq.errors import ConfigurationError, InvalidType, InvalidValue, SettingsMismatch
+from rmq.features.topic_admin.resize import Resized
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.counts import COUNTERS, GAUGES
+from rmq.kernel.core.history import Sample
+from rmq.kernel.core.limits import Limits
+from rmq.kernel.core.settings import Settings
+from rmq.web import charts
+from rmq.web.figures import (
+    PERIODS,
+    WAITING,
+    TopicFigures,
+    all_figures,
+    depth_chart,
+    due_counts,
+    histories,
+    history,
+    late_chart,
+    rate_chart,
+    rate_now,
+    summed,
+    taken_late_chart,
+    topic_figures,
+)
+from rmq.web.page import Ask, Pages, Redirect, View, duration, whole_number
+from rmq.web.problems import ApiError
+
+PAGES = Pages()
+
+ROWS_MAX = 50  # topics on a page
+SUMMED_MAX = 200  # topics in the charts: those that have most to do
+SORTS: dict[str, Callable[[TopicFigures], int]] = {
+    "name": lambda each: 0,
+    "waiting": lambda each: each.waiting,
+    "later": lambda each: each.get("later"),
+    "in_flight": lambda each: each.get("in_flight"),
+    "dead": lambda each: each.get("dead"),
+    "late": lambda each: each.get("late_ms"),
+    "settled": lambda each: each.get("settled"),
+}
+
+
+@PAGES.get("")
+async def overview(ask: Ask) -> View:
+    """Show the topics, what they hold, and what happens."""
+    period = ask.word("period", PERIODS, "1h")
+    sort = ask.word("sort", SORTS, "name")
+    contains = ask.query.get("contains", "")[:128]
+    every = await all_figures(ask)
+    chosen = [each for each in every if contains in each.name]
+    ordered = sorted(chosen, key=lambda each: (-SORTS[sort](each), each.name))
+    pages = max(1, -(-len(ordered) // ROWS_MAX))
+    number = ask.number("page", 1, pages, 1)
+    rows = ordered[(number - 1) * ROWS_MAX : number * ROWS_MAX]
+    busiest = sorted(chosen, key=lambda each: -each.get("accepted"))[:SUMMED_MAX]
+    names = list(dict.fromkeys(each.name for each in (*rows, *busiest)))
+    found = await histories(ask, names, period)
+    total = summed([found[each.name] for each in busiest])
+    return View(
+        "overview.html",
+        {
+            "rows": [
+                (each, *_rates(ask, each, found[each.name]), _bars(found[each.name]))
+                for each in rows
+            ],
+            "totals": _totals(ask, chosen, found),
+            "rates": rate_chart(total),
+            "depth": depth_chart(total),
+            "late": late_chart(total),
+            "taken_late": taken_late_chart(total),
+            "period": period,
+            "periods": tuple(PERIODS),
+            "sort": sort,
+            "contains": contains,
+            "count": len(chosen),
+            "number": number,
+            "pages": pages,
+        },
+        "Overview",
+    )
+
+
+def _totals(
+    ask: Ask, chosen: list[TopicFigures], found: Mapping[str, Sequence[Sample]]
+) -> dict[str, float | None]:
+    rates = [_rates(ask, each, found.get(each.name, ())) for each in chosen]
+    return {
+        "waiting": sum(each.waiting for each in chosen),
+        "later": sum(each.get("later") for each in chosen),
+        "in_flight": sum(each.get("in_flight") for each in chosen),
+        "dead": sum(each.get("dead") for each in chosen),
+        "late_ms": max((each.get("late_ms") for each in chosen), default=0),
+        "accepted": _sum([accepted for accepted, _ in rates]),
+        "settled": _sum([settled for _, settled in rates]),
+    }
+
+
+def _rates(
+    ask: Ask, each: TopicFigures, samples: Sequence[Sample]
+) -> tuple[float | None, float | None]:
+    return (
+        rate_now(ask, each.name, samples, "accepted"),
+        rate_now(ask, each.name, samples, "settled"),
+    )
+
+
+def _sum(rates: Sequence[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None
+
+
+def _bars(samples: Sequence[Sample]) -> str:
+    known = [sample.rates["settled"] for sample in samples[-60:] if "settled" in sample.rates]
+    return charts.sparkline(known)
+
+
+WHY_MAX = 200  # characters of a reason that a person types
+# Durations are typed with a unit, and shown so; the rest is numbers and words.
+DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
+FIXED = ("slots", "max_retries")
+COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_ms")} | {
+    "expired_leases": "leases that have expired", "trash": "in the trash",
+}  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}")
+async def topic(ask: Ask) -> View:
+    """Show what a topic holds and what happens in it."""
+    period = ask.word("period", PERIODS, "1h")
+    settings, figures, samples, due = await asyncio.gather(
+        ask.at.admin.settings(ask.topic),
+        topic_figures(ask, ask.topic),
+        history(ask, ask.topic, period),
+        due_counts(ask, ask.topic),
+    )
+    return View(
+        "topic.html",
+        {
+            "topic": ask.topic,
+            "settings": settings,
+            "figures": figures,
+            "counts": figures.counts or {},
+            "names": COUNTS,
+            "counters": COUNTERS,
+            "rates": rate_chart(samples),
+            "depth": depth_chart(samples),
+            "late": late_chart(samples),
+            "taken_late": taken_late_chart(samples),
+            "due": due,
+            "limit": str(settings.limit) if settings.limit != Limits() else "",
+            "by_key": settings.limit.key is not None,
+            "period": period,
+            "periods": tuple(PERIODS),
+        },
+        ask.topic,
+    )
+
+
+@PAGES.get("/topics/{topic}/slots")
+async def slots(ask: Ask) -> View:
+    """Show what each slot of a topic holds, and how evenly they share it."""
+    by_slot = await ask.readings.get(
+        f"slots {ask.topic}", lambda: ask.at.admin.stats_by_slot(ask.topic), 2.0
+    )
+    loads = [sum(counts[name] for name in (*WAITING, "later", "in_flight")) for counts in by_slot]
+    return View(
+        "slots.html",
+        {"topic": ask.topic, "slots": by_slot, "loads": loads, "most": max(loads, default=0),
+         "mean": sum(loads) / len(loads) if loads else 0},
+        f"{ask.topic}: slots",
+    )  # fmt: skip
+
+
+@PAGES.get("/topics/{topic}/settings")
+async def settings(ask: Ask) -> View:
+    """Show the settings of a topic, and a form to change them."""
+    return _settings_view(ask, await ask.at.admin.settings(ask.topic))
+
+
+def _settings_view(
+    ask: Ask,
+    found: Settings,
+    mistake: ConfigurationError | None = None,
+    typed: Mapping[str, str] = {},
+) -> View:
+    """Return the form; after a mistake with what was typed, and the mistake beside its field."""
+    text = str(mistake) if mistake else ""
+    field = text.partition(":")[0] if text.partition(":")[0] in found.shown() else ""
+    return View(
+        "settings.html",
+        {
+            "topic": ask.topic, "settings": found, "shown": {**found.shown(), **typed},
+            "was": json.dumps(found.shown()), "fixed": FIXED, "mistake": text, "field": field,
+        },
+        f"{ask.topic}: settings",
+        status=400 if mistake else 200,
+    )  # fmt: skip
+
+
+@PAGES.post("/topics/{topic}/settings", Role.ADMIN)
+async def set_topic(ask: Ask) -> View | Redirect:
+    """Change the settings that a person has typed anew; what others changed meanwhile stays."""
+    settings = await ask.at.admin.settings(ask.topic)
+    found = settings.shown()
+    form = dict(ask.form)
+    was = _shown_before(form.pop("was", ""), found)
+    for name in form:
+        if name not in found or name in FIXED:
+            raise ApiError("invalid", f"{name}: no setting that can be changed", name)
+    typed = {name: text for name, text in form.items() if text.strip() != was[name]}
+    try:
+        for name in typed:
+            if str(found[name]) != was[name]:
+                raise SettingsMismatch(
+                    f"{name}: somebody changed it from {was[name]} to {found[name]} meanwhile; "
+                    "save again to replace that"
+                )
+        changed = {name: _value(name, text.strip(), found[name]) for name, text in typed.items()}
+        if not changed:
+            return Redirect(ask.url("topics", ask.topic, "settings"), "Nothing was changed")
+        await ask.at.admin.topic_set(ask.topic, unless_changed=settings, **changed)  # type: ignore[arg-type]
+    except (InvalidValue, InvalidType, SettingsMismatch) as error:
+        return _settings_view(ask, settings, error, typed)
+    names = ", ".join(sorted(changed))
+    return Redirect(ask.url("topics", ask.topic, "settings"), f"Changed: {names}")
+
+
+@PAGES.get("/topics/{topic}/resize", Role.ADMIN)
+async def ask_resize(ask: Ask) -> View:
+    """Show how far a resize is, or what one to another number would wait for."""
+    return await _resize_view(ask, ask.query.get("slots", "").strip())
+
+
+@PAGES.post("/topics/{topic}/resize", Role.ADMIN)
+async def resize(ask: Ask) -> View | Redirect:
+    """Begin a resize, which the server finishes."""
+    ask.confirm(ask.topic)
+    typed = ask.form.get("slots", "").strip()
+    try:
+        await ask.at.admin.topic_resize(ask.topic, _slots(typed), wait=False)
+    except InvalidValue as error:
+        return await _resize_view(ask, typed, str(error))
+    return Redirect(ask.url("topics", ask.topic, "resize"), f"Resized to {typed} slots")
+
+
+async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
+    settings = await ask.at.admin.settings(ask.topic)
+    found: Resized | None = None
+    if not mistake:
+        try:
+            slots = _slots(typed) if typed else settings.slots
+            found = await ask.at.admin.topic_resize(ask.topic, slots, dry_run=True)
+            if not typed and not found.pending:  # one that cannot be resized says so at once
+                other = slots * 2 if slots <= 512 else 1
+                await ask.at.admin.topic_resize(ask.topic, other, dry_run=True)
+        except InvalidValue as error:
+            mistake = str(error)
+    return View(
+        "resize.html",
+        {
+            "topic": ask.topic, "slots": settings.slots, "typed": typed, "mistake": mistake,
+            "resizing": settings.layout.resizing if settings.layout else None, "found": found,
+        },
+        f"{ask.topic}: resize",
+        status=400 if mistake and typed else 200,
+    )  # fmt: skip
+
+
+def _slots(text: str) -> int:
+    number = whole_number(text)
+    if number is None:
+        raise InvalidValue("slots: give a number, 1 to 1024")
+    return number
+
+
+@PAGES.post("/topics/{topic}/pause")
+async def pause(ask: Ask) -> Redirect:
+    """Stop deliveries, sends or both."""
+    verb = ask.form.get("verb", "receive")
+    if verb not in ("receive", "send", "both"):
+        raise ApiError("invalid", "verb: give receive, send or both", "verb")
+    why = ask.form.get("why", "")[:WHY_MAX]
+    by = ask.at.principal.name
+    await ask.at.admin.topic_pause(ask.topic, verb=verb, by=by, why=why)  # type: ignore[arg-type]
+    return Redirect(ask.url("topics", ask.topic), f"Paused: {verb}")
+
+
+@PAGES.post("/topics/{topic}/resume")
+async def resume(ask: Ask) -> Redirect:
+    """End every pause."""
+    await ask.at.admin.topic_resume(ask.topic)
+    return Redirect(ask.url("topics", ask.topic), "Resumed")
+
+
+@PAGES.get("/topics/{topic}/delete", Role.ADMIN)
+async def ask_delete(ask: Ask) -> View:
+    """Show what would be deleted, and ask for the name of the topic."""
+    found = await ask.at.admin.topic_delete(ask.topic, force=True, dry_run=True)
+    return View("delete.html", {"topic": ask.topic, "found": found}, f"Delete {ask.topic}")
+
+
+@PAGES.post("/topics/{topic}/delete", Role.ADMIN)
+async def delete(ask: Ask) -> Redirect:
+    """Delete a topic for good."""
+    ask.confirm(ask.topic)
+    force = ask.form.get("force") == "on"
+    await ask.at.admin.topic_delete(ask.topic, force=force)
+    return Redirect(ask.url(), f"Deleted the topic {ask.topic}")
+
+
+def _shown_before(text: str, found: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings that the form was shown with, as text; those of now if it tells none."""
+    try:
+        told = json.loads(text) if text else {}
+        return {name: str(told.get(name, value)) for name, value in found.items()}
+    except (ValueError, RecursionError, AttributeError):
+        raise ApiError("invalid", "the form cannot be read; go back and reload") from None
+
+
+def _value(name: str, text: str, before: object) -> object:
+    if text.lower() in ("", "off", "none"):
+        return None
+    if name in DURATIONS:
+        return duration(text, name)
+    try:
+        return int(text) if isinstance(before, int) and text != "first" else text
+    except ValueError as error:
+        raise InvalidValue(f"{name}: {error}") from None

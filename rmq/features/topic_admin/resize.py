@@ -1,0 +1,339 @@
+"""Change the number of slots of a topic while it is in use.
+
+No message moves. The topic's hash gets the new number; then each slot gets another stamp, so that
+it refuses what is sent by the former number, and notes its last message. A slot that may
+get messages of a basis whose older messages are in another slot gives nothing until those are gone.
+Every step can be repeated, by anybody; docs/decisions/0041-resize.md tells why it is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from rmq.errors import InvalidValue, RMQError, TopicVanished
+from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.layout import RESIZED_FORMAT, RESIZES_MAX, Layout, Resizing
+from rmq.kernel.core.limits import Limits
+from rmq.kernel.core.validation import check_int
+from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts
+from rmq.kernel.topic.capacity import change_layout as _change, waiting as _waiting
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.scheduled import Listed
+from rmq.kernel.transport.steps import Flow, Progress, RawCommand, Sleep, pipeline, server_ms
+
+PAGE = 100  # records that one look reads
+SLOTS_AT_ONCE = 64
+PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while older messages are left
+ROUNDS = 200  # of pages, in one `go_on`
+
+
+class Resized(NamedTuple):
+    """A resize, as far as it has come.
+
+    Attributes:
+        before: the number of slots before.
+        after: the number of slots asked for.
+        waiting: messages in former slots for which newer messages wait.
+        in_flight: messages in flight there.
+        pending: how many former slots may still hold such messages; 0: done.
+    """
+
+    before: int
+    after: int
+    waiting: int
+    in_flight: int
+    pending: int
+
+
+@dataclass(slots=True)
+class Passes:
+    """How far the passes over the former slots have come, for whoever goes on with them later.
+
+    Attributes:
+        since_ms: when the resize began to which the rest belongs.
+        cursors: of the next page, by slot.
+        given: the revision of the settings that all slots have; -1: that is not known.
+    """
+
+    since_ms: int = 0
+    cursors: dict[int, bytes] = field(default_factory=dict)
+    given: int = -1
+
+
+def topic_resize(
+    context: TopicContext, slots: int, dry_run: bool, wait: bool, progress: Progress | None
+) -> Flow[Resized]:
+    """Change the number of slots of a topic, or go on with that.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted.
+        InvalidValue: it cannot be resized so; nothing was changed.
+    """
+    check_int(slots, "slots", 1, 1024)
+    yield from opening.open(context, create=False)
+    layout, before = context.settings.layout, context.settings.slots
+    resizing = layout.resizing if layout else None
+    if resizing is not None:
+        if slots != before:
+            raise InvalidValue(
+                f"slots: topic {context.name!r} is being resized from {resizing.before} to "
+                f"{before} slots; let that finish first (rmq topic resize {context.name} {before})"
+            )
+        before = resizing.before
+    elif slots != before:
+        yield from _check(context, slots)
+    pending = resizing.pending if resizing else _awaited(before, slots)
+    counts = yield from _count(context, pending)
+    if dry_run:
+        return Resized(before, slots, *counts, len(pending))
+    if resizing is None and slots != before:
+        yield from _begin(context, slots)
+    yield from _give(context)
+    left = yield from _await_messages(context, Passes(), wait=wait, progress=progress)
+    return Resized(before, slots, *counts, left)
+
+
+def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
+    """Go on with a resize that somebody began; begin none.
+
+    Returns:
+        How many former slots may still hold such messages; 0: there is no
+        resize any more.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+        TopicVanished: it is being deleted, or a slot has another stamp; call it again.
+    """
+    yield from opening.open(context, create=False)
+    if _resizing(context) is None:
+        return 0
+    try:
+        if passes.given != context.revision:
+            yield from _give(context)
+        left = yield from _await_messages(context, passes, wait=False, rounds=ROUNDS)
+    except TopicVanished:
+        passes.given = -1  # a slot may have lost its stamp in a failover
+        raise
+    passes.given = context.revision
+    return left
+
+
+def _awaited(before: int, after: int) -> tuple[int, ...]:
+    """Return the former slots whose messages newer ones in other slots must not overtake."""
+    if before == after:
+        return ()
+    return tuple(range(after if after < before else 0, before))
+
+
+def _check(context: TopicContext, slots: int) -> Flow[None]:
+    """Refuse what cannot be resized, before anything is changed."""
+    settings, name = context.settings, context.name
+    low, high = sorted((settings.slots, slots))
+    if high % low:
+        raise InvalidValue(
+            f"slots: topic {name!r} has {settings.slots}; give a multiple or a divisor of that, "
+            "so that each new slot has the messages of whole old ones or of a part of one"
+        )
+    if settings.limit != Limits():
+        raise InvalidValue(
+            f"slots: topic {name!r} has a limit, which is shared by its slots; take it away first "
+            f"(rmq topic set {name} --limit off), and set it again afterwards"
+        )
+    if settings.layout and settings.layout.resizes >= RESIZES_MAX:
+        raise InvalidValue(f"slots: topic {name!r} was resized {RESIZES_MAX} times; that is all")
+    for page in _pages(range(len(context.slots))):
+        held = yield from pipeline([scripts.queries(context.slots[i], 1) for i in page])
+        if any(held):
+            raise InvalidValue(
+                f"slots: topic {name!r} has a query that holds messages (rmq query ls {name}); "
+                "stop it and release what it holds first"
+            )
+    for keys in context.slots:
+        audited = yield RawCommand("topic_resize", "HMGET", keys.slot, "audited")
+        if audited[0]:
+            raise InvalidValue(
+                f"slots: topic {name!r} is audited, and numbers belong to a slot; such a topic "
+                "cannot be resized"
+            )
+
+
+def _count(context: TopicContext, pending: Collection[int]) -> Flow[tuple[int, int]]:
+    """Count the messages in former slots."""
+    waiting = in_flight = 0
+    for page in _pages(sorted(pending)):
+        for stats in (yield from pipeline([topic_scripts.stats(context.slots[i]) for i in page])):
+            waiting += stats["retries"] + stats["priority"] + stats["due"]
+            in_flight += stats["in_flight"]
+    return waiting, in_flight
+
+
+def _pages(slots: Collection[int]) -> list[list[int]]:
+    listed = list(slots)
+    return [listed[at : at + SLOTS_AT_ONCE] for at in range(0, len(listed), SLOTS_AT_ONCE)]
+
+
+def _begin(context: TopicContext, slots: int) -> Flow[None]:
+    """Write the new number of slots to the topic's hash: from here on the resize goes on."""
+    since_ms = yield from server_ms("topic_resize")
+    dealt = (yield from _waiting(context)) if context.settings.max_length else ()
+    while True:
+        settings = context.settings
+        if settings.layout and settings.layout.resizing:
+            raise InvalidValue(f"slots: somebody else is resizing topic {context.name!r} just now")
+        before = settings.slots
+        known = replace(settings.layout or Layout(0, before, before), dealt=dealt)
+        resizing = Resizing(since_ms, before, _awaited(before, slots))
+        layout = replace(
+            known, resizes=known.resizes + 1, most=max(known.most, slots), resizing=resizing
+        )
+        replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
+        fields = {"format": str(RESIZED_FORMAT), "slots": str(slots)} | layout.to_redis()
+        if (yield from _change(context, fields)):
+            return
+        if context.settings.slots != before:
+            raise InvalidValue(f"slots: somebody else has resized topic {context.name!r} just now")
+
+
+def _give(context: TopicContext) -> Flow[None]:
+    """Give the slots their new stamps and settings; list the schedules under the new stamp."""
+    # Schedulers find an entry only if slot 0 has its stamp: the new one is added first.
+    listed = yield from scheduled.read(context.prefix)
+    mine = [each for each in listed if each.topic == context.name]
+    former = [each for each in mine if each.created != context.created]
+    for each in former:
+        if Listed(context.name, context.created, each.generation) not in mine:
+            yield from scheduled.add(context, each.generation)
+    try:
+        yield from opening.give_slots(context)
+    except RMQError as error:
+        error.add_note(
+            f"topic {context.name!r} is being resized; run the same command again to go on, or let "
+            "any program open the topic"
+        )
+        raise
+    yield from scheduled.remove(context.prefix, former)
+
+
+def _await_messages(
+    context: TopicContext,
+    passes: Passes,
+    *,
+    wait: bool,
+    progress: Progress | None = None,
+    rounds: int | None = None,
+) -> Flow[int]:
+    """Let slots give messages as soon as no older ones are left; return how many are awaited.
+
+    One pass over the records of each slot tells: a page is asked again until it has no message of
+    before, and none can come to the pages that were passed. `rounds`: pages of each slot that are
+    read at most; None: no limit.
+    """
+    resizing = _resizing(context)
+    if resizing is None:
+        return 0
+    since_ms, total = resizing.since_ms, len(_awaited(resizing.before, context.settings.slots))
+    if passes.since_ms != since_ms:
+        passes.since_ms, passes.cursors = since_ms, {}
+    cursors = {slot: passes.cursors.get(slot, b"0") for slot in resizing.pending}
+    passes.cursors = cursors
+    pause = PAUSE_LEAST_S
+    while cursors and rounds != 0:
+        rounds = None if rounds is None else rounds - 1
+        if progress:
+            progress(total - len(cursors), total)
+        gone, delivered, came_on = [], 0, False
+        for page in _pages(cursors):
+            try:
+                replies = yield from pipeline(
+                    [
+                        topic_admin_scripts.resize_scan(context.slots[i], cursors[i], PAGE)
+                        for i in page
+                    ]
+                )
+            except TopicVanished as error:
+                if error.is_stamp and not (yield from _goes_on(context, since_ms)):
+                    return 0
+                raise
+            for slot, reply in zip(page, replies, strict=True):
+                if not reply.before:
+                    came_on, cursors[slot] = True, reply.cursor
+                    if reply.cursor == b"0":
+                        gone.append(slot)
+                        delivered = max(delivered, reply.delivered)
+        if gone:
+            yield from _note_gone(context, since_ms, gone, delivered)
+            resizing = _resizing(context)
+            if resizing is None or resizing.since_ms != since_ms:
+                cursors.clear()
+            for slot in set(cursors).difference(resizing.pending if resizing else ()):
+                del cursors[slot]
+        pause = PAUSE_LEAST_S if came_on else min(PAUSE_MOST_S, pause * 1.5)
+        if cursors and not came_on:
+            if not wait:
+                break
+            yield Sleep(pause)
+    if progress:
+        progress(total - len(cursors), total)
+    return len(cursors)
+
+
+def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
+    """Return whether older messages may be left; changes nothing.
+
+    Args:
+        context: of a topic that is being resized, open.
+        pages: that are read at most; after them some may be left.
+
+    Raises:
+        TopicVanished: a slot does not have the new number yet.
+    """
+    resizing = _resizing(context)
+    for slot in resizing.pending if resizing else ():
+        cursor = b""
+        while cursor != b"0":
+            if not pages:
+                return True
+            page = yield topic_admin_scripts.resize_scan(context.slots[slot], cursor or b"0", PAGE)
+            cursor, pages = page.cursor, pages - 1
+            if page.before:
+                return True
+    return False
+
+
+def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
+    """Return whether this resize still goes on; somebody else may have begun the next one."""
+    yield from opening.open(context, create=False)
+    resizing = _resizing(context)
+    return resizing is not None and resizing.since_ms == since_ms
+
+
+def _resizing(context: TopicContext) -> Resizing | None:
+    layout = context.settings.layout
+    return layout.resizing if layout else None
+
+
+def _note_gone(
+    context: TopicContext, since_ms: int, gone: Collection[int], delivered: int
+) -> Flow[None]:
+    """Note slots without older messages in the topic's hash, and open those that wait.
+
+    `delivered`: the largest number of a delivery in these slots. It is noted in the same step, so
+    whoever opens a slot that waited gives it larger numbers: fences go on to grow for each basis.
+    """
+    while True:
+        layout, resizing = context.settings.layout, _resizing(context)
+        if layout is None or resizing is None or resizing.since_ms != since_ms:
+            return  # somebody else has finished it
+        left = tuple(slot for slot in resizing.pending if slot not in gone)
+        changed = replace(
+            layout,
+            resizing=replace(resizing, pending=left) if left else None,
+            delivered_from=max(layout.delivered_from, delivered),
+        )
+        if (yield from _change(context, changed.to_redis())):
+            break
+    yield from opening.give_slots(context)

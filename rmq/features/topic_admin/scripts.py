@@ -1,0 +1,81 @@
+"""Commands that create, open, change and delete topics and their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.pause import Verb
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.scripts import TopicReply, _pairs, _topic_reply
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+def topic_set(
+    context: TopicContext, created: bytes, values: dict[str, str], revision: int | None = None
+) -> Command[TopicReply]:
+    """Change settings of a topic, if its revision is this one; None: whatever it is.
+
+    The state is -1 where it is missing or being deleted, -2 where it has another revision.
+    """
+    return Command(
+        scripts.load("topic_set"),
+        (context.key,),
+        [created, "" if revision is None else revision, *_pairs(values)],
+        _topic_reply,
+    )
+
+
+def sample(context: TopicContext, places: Mapping[str, bytes], keep_ms: int) -> Command[bool]:
+    """Keep figures of a topic in places of its history; False where the topic is gone."""
+    return Command(
+        scripts.load("sample"),
+        (context.key, context.history_key),
+        [context.identity, keep_ms, *_pairs(places)],
+        bool,
+    )
+
+
+def topic_close(context: TopicContext, created: bytes, closed: bool) -> Command[bool]:
+    """Mark a topic as being deleted, or remove the mark; return whether the topic exists."""
+    return Command(scripts.load("topic_close"), (context.key,), [created, int(closed)], bool)
+
+
+def topic_pause(
+    context: TopicContext, created: bytes, by: str, why: str, verb: Verb = "receive"
+) -> Command[TopicReply]:
+    """Note that nothing is received from a topic, or sent to it. The state is as of topic_set."""
+    return Command(
+        scripts.load("topic_pause"),
+        (context.key,),
+        [topic_context.now_us, created, verb, by, why],
+        _topic_reply,
+    )
+
+
+def topic_resume(
+    context: TopicContext, created: bytes, verb: Verb = "receive"
+) -> Command[TopicReply]:
+    """End the pause of a topic. The state is -1 as that of topic_set."""
+    return Command(scripts.load("topic_resume"), (context.key,), [created, verb], _topic_reply)
+
+
+class ResizeScanReply(NamedTuple):
+    """The reply to resize_scan."""
+
+    cursor: bytes  # of the next page; 0 at the end
+    before: int  # how many older messages the page has
+    delivered: int  # the number of the slot's newest delivery
+
+
+def resize_scan(keys: SlotKeys, cursor: bytes, limit: int) -> Command[ResizeScanReply]:
+    """Look at a page of a slot for older messages."""
+    return Command(
+        scripts.load("resize_scan"),
+        (keys.slot, keys.store, keys.prepare, keys.records),
+        [topic_context.now_us, keys.created, cursor, limit],
+        lambda reply: ResizeScanReply(*reply),
+    )

@@ -1,0 +1,175 @@
+"""Finish resizes of topics whose command has ended or died.
+
+Drop dead letters past their topic's retention, the trash, and what a slot remembers for a time.
+
+A topic keeps its dead letters for ever unless its setting `dead_retention` says otherwise. What is
+dropped is counted (`dead_dropped`) and logged.
+
+Keep samples of the figures of all topics, for `Admin.history`, the console and `rmq top`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
+from rmq.features.topic_admin import history as history_flow, resize
+from rmq.features.topic_admin.resize import Passes
+from rmq.kernel.core import history
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.history import Figures
+from rmq.kernel.topic import tidy
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.blocking import Transport
+from rmq.web.survey import Survey, TopicCounts
+
+log = logging.getLogger("rmq")
+
+EVERY_S = 5.0
+EVERY_GOING_S = 1.0  # while a resize goes on
+
+
+class Resizes:
+    """Gives slots their new number, and opens those that wait once no older messages are left.
+
+    The survey sees a resize at most 80 s after it began. A command that runs does the same at the
+    same time, and whoever is first has done it.
+    """
+
+    name = "resizes"
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
+        self._transport = transport
+        self._prefix = prefix
+        self._survey = survey
+        self._sessions = ReplaySessions()
+        self._going: dict[str, Passes] = {}  # by topic
+        self._seen = -1  # the pass of the survey that was dealt with
+
+    @property
+    def every_s(self) -> float:
+        """Seconds until the next look."""
+        return EVERY_GOING_S if self._going else EVERY_S
+
+    def run_once(self) -> int:
+        """Go on with all resizes; return how many were finished."""
+        seen, names = self._survey.passes, self._survey.resizing
+        if seen != self._seen:
+            for name in names:
+                self._going.setdefault(name, Passes())
+            self._seen = seen
+        finished = 0
+        for name, passes in list(self._going.items()):
+            # Not the survey's context: other threads use that one meanwhile.
+            context = TopicContext(self._prefix, name, JSON, self._sessions, {})
+            try:
+                if self._transport.run(resize.go_on(context, passes)):
+                    continue
+                if passes.since_ms:
+                    log.info("topic %r: resized to %d slots", name, context.settings.slots)
+                    finished += 1
+            except (Unavailable, OutcomeUnknown):
+                raise
+            except TopicVanished as error:
+                log.debug("topic %r: %s", name, error)
+                if name in names:
+                    continue
+            except RMQError as error:
+                log.warning("the resize of topic %r waits: %s", name, error)
+            del self._going[name]
+        return finished
+
+
+RETENTION_EVERY_S = 15.0
+WITH_DEAD_S = 60.0  # between two looks at a topic that has dead letters and a retention
+WITHOUT_S = 1200.0  # between two looks at any other topic: sessions and ids that were remembered
+
+
+class Retention:
+    """Tidies topics: those that have something to drop every minute, others seldom."""
+
+    name = "retention"
+    every_s = RETENTION_EVERY_S
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        self._transport = transport
+        self._survey = survey
+        self._tidied_at: dict[str, float] = {}  # by topic, by the monotonic clock
+
+    def run_once(self) -> int:
+        """Drop what is past its time; return how many dead letters."""
+        topics, now, dropped = self._survey.topics, time.monotonic(), 0
+        self._tidied_at = {name: at for name, at in self._tidied_at.items() if name in topics}
+        for name, counts in topics.items():
+            settings = counts.context.settings
+            total = counts.total
+            has_old = total["trash"] > 0 or (settings.dead_retention_ms > 0 and total["dead"] > 0)
+            wait_s = WITH_DEAD_S if has_old else WITHOUT_S
+            if now - self._tidied_at.get(name, -WITHOUT_S) < wait_s:
+                continue
+            try:
+                count = self._transport.run(tidy.tidy(counts.context))
+            except (TopicNotFound, TopicVanished) as error:
+                log.debug("topic %r: %s", name, error)
+                continue
+            self._tidied_at[name] = now
+            if count:
+                log.info("topic %r: dropped %d dead letters past their retention", name, count)
+            dropped += count
+        return dropped
+
+
+SAMPLER_EVERY_S = 10.0
+
+
+class Sampler:
+    """Writes what the survey read, where that has changed.
+
+    A topic in which nothing happens costs one command in ten minutes. When its figures change, the
+    look before is written with them, so that the growth is not spread over these minutes. Where
+    the servers stop, the history has a gap, once it is longer than that.
+    """
+
+    name = "sampler"
+    every_s = SAMPLER_EVERY_S
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        self._transport = transport
+        self._survey = survey
+        # By topic: its stamp, the newest figures that were written, and when any were.
+        self._written: dict[str, tuple[bytes, Figures, int]] = {}
+        self._unwritten: dict[str, Figures] = {}  # newer ones that are equal
+
+    def run_once(self) -> int:
+        """Keep what has changed; return how many samples."""
+        topics, kept = self._survey.topics, 0
+        self._written = {name: each for name, each in self._written.items() if name in topics}
+        self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}
+        for name, counts in topics.items():
+            figures, created = _figures(counts), counts.context.identity
+            stamp, before, written_ms = self._written.get(name, (b"", None, 0))
+            is_same = stamp == created and before is not None and before.content == figures.content
+            if is_same and figures.at_ms - written_ms < history.SAME_MS:
+                self._unwritten[name] = figures
+                continue
+            look_before = self._unwritten.get(name)
+            looks = [figures]
+            if look_before is not None and stamp == created and not is_same:
+                looks = [look_before, figures]
+            # Equal figures are for the ring that goes back farthest alone: all points read it.
+            rings = history.RINGS[-1:] if is_same else history.RINGS
+            if self._transport.run(history_flow.sample(counts.context, looks, rings)):
+                self._written[name] = (created, figures, figures.at_ms)
+                self._unwritten.pop(name, None)
+                kept += 1
+            else:
+                log.debug("topic %r: deleted meanwhile", name)
+        return kept
+
+
+def _figures(counts: TopicCounts) -> Figures:
+    return history.figures_of(counts.total, counts.lateness)

@@ -1,0 +1,146 @@
+"""`rmq worker ls` and `show`: the worker processes, as they last reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import rmq
+from rmq.terminal import output, text
+from rmq.terminal.app import Command, NotFound
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
+
+
+def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
+    """Return a process for JSON."""
+    return {
+        "id": status.id, "host": status.host, "pid": status.pid, "process": status.process,
+        "version": status.version, "started": text.iso(status.started),
+        "heartbeat_age_s": status.heartbeat_age_s, "expires_in_s": status.expires_in_s,
+        "handlers": [
+            {
+                "topic": handler.topic, "handler": handler.name,
+                "concurrency": handler.concurrency, "running": handler.running,
+                "held": handler.held, "counts": dict(handler.counts),
+            }
+            for handler in status.handlers
+        ],
+        "running": [
+            {
+                "id": run.id, "topic": run.topic, "handler": run.handler,
+                "since": text.iso(run.since), "seconds": run.seconds,
+            }
+            for run in status.running
+        ],
+    }  # fmt: skip
+
+
+def _running(status: rmq.WorkerStatus) -> int:
+    return sum(handler.running for handler in status.handlers)
+
+
+def _oldest(status: rmq.WorkerStatus) -> str:
+    return text.span(status.running[0].seconds * 1000) if status.running else "-"
+
+
+@click.command("ls", cls=Command, examples=("rmq worker ls", "rmq worker ls --topic orders --json"))
+@click.option("--topic", metavar="NAME", help="Only processes that handle this topic.")
+def list_workers(topic: str | None) -> None:
+    """List the worker processes that use this Redis and prefix.
+
+    RUNS and OLDEST: how many handlers run, and for how long the oldest has. SEEN: the time since
+    the process reported; it does every 10 seconds. One that stops vanishes at once, one that died
+    30 seconds after its last report.
+    """
+    common = common_options()
+    with common.client() as client:
+        workers = client.admin.workers()
+    if topic is not None:
+        workers = [status for status in workers if topic in status.topics]
+    if common.json:
+        output.document([_fields(status) for status in workers])
+        return
+    if not workers:
+        of_topic = "" if topic is None else f" of {topic}"
+        common.note(f"no worker process{of_topic} has reported in the last 30 seconds")
+        return
+    columns = [
+        Column("ID", style="cyan"), Column("HOST", cut=True), Column("PID", right=True),
+        Column("TOPICS", cut=True), Column("RUNS", right=True), Column("OLDEST", right=True),
+        Column("SEEN", right=True), Column("VERSION"),
+    ]  # fmt: skip
+    output.table(
+        columns,
+        [
+            [
+                status.id, status.host, str(status.pid), " ".join(status.topics),
+                text.number(_running(status)), _oldest(status),
+                text.span(status.heartbeat_age_s * 1000), status.version,
+            ]
+            for status in workers
+        ],
+    )  # fmt: skip
+
+
+@click.command("show", cls=Command, examples=("rmq worker show 3f2a9c0d",))
+@click.argument("worker", metavar="ID")
+def show(worker: str) -> None:
+    """Show a worker process: its handlers, their counts, and its oldest runs (at most 20).
+
+    ID is as `rmq worker ls` shows it, or its beginning.
+    """
+    common = common_options()
+    with common.client() as client:
+        found = [status for status in client.admin.workers() if status.id.startswith(worker)]
+    if not found:
+        raise NotFound(f"there is no worker process {worker!r}; see rmq worker ls")
+    if len(found) > 1:
+        ids = ", ".join(status.id for status in found[:5])
+        raise click.UsageError(f"ID: {worker} begins {len(found)} ids, {ids}; give more of it")
+    (status,) = found
+    if common.json:
+        output.document(_fields(status))
+        return
+    output.details(
+        [
+            ("id", status.id),
+            ("host", status.host),
+            ("pid", str(status.pid)),
+            ("process", "-" if status.process is None else str(status.process)),
+            ("version", status.version),
+            ("started", text.clock(status.started)),
+            ("seen", f"{text.span(status.heartbeat_age_s * 1000)} ago"),
+            ("expires", f"in {text.span(status.expires_in_s * 1000)}"),
+        ]
+    )
+    click.echo()
+    ops = ["taken", "ack", "nack", "reject", "release", "lost"]
+    output.table(
+        [
+            Column("TOPIC"), Column("HANDLER"), Column("CONCURRENCY", right=True),
+            Column("RUNS", right=True), Column("HELD", right=True),
+            *(Column(op.upper(), right=True) for op in ops),
+        ],
+        [
+            [
+                handler.topic, handler.name, text.number(handler.concurrency),
+                text.number(handler.running), text.number(handler.held),
+                *(text.number(handler.counts.get(op, 0)) for op in ops),
+            ]
+            for handler in status.handlers
+        ],
+    )  # fmt: skip
+    if status.running:
+        click.echo()
+        output.table(
+            [Column("RUNNING"), Column("TOPIC"), Column("HANDLER"), Column("SINCE"), Column("FOR")],
+            [
+                [
+                    run.id, run.topic, run.handler, text.clock(run.since),
+                    text.span(run.seconds * 1000),
+                ]
+                for run in status.running
+            ],
+        )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Report the status of a worker process, remove it, and list all of them.
+
+Each process has a key that expires by itself, and a member of one sorted set whose score is the
+time of that end by Redis' clock. Plain commands: each is safe to run twice, and if one is missing,
+the next report makes good for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rmq.features.workers.status import WorkerStatus, read_status
+from rmq.kernel.core.keys import worker_key, workers_key
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
+
+REPORT, LIST = "report of a worker", "workers"  # what errors call these flows
+
+
+def report(prefix: str, worker: str, write: Callable[[int], str], keep_ms: int) -> Flow[None]:
+    """Store the status of a process, and drop the ids of processes that have died.
+
+    Args:
+        prefix: first part of every key.
+        worker: the id of the process.
+        write: returns the status; called with the time by Redis' clock, epoch ms.
+        keep_ms: when the status expires, unless it is stored again.
+    """
+    index = workers_key(prefix)
+    now_ms = yield from server_ms(REPORT)
+    yield RawCommand(REPORT, "ZADD", index, now_ms + keep_ms, worker)
+    yield RawCommand(REPORT, "PEXPIRE", index, keep_ms)  # it ends with the last process
+    # After the index has its end: a process that dies once it is listed leaves nothing for ever.
+    yield RawCommand(REPORT, "SET", worker_key(prefix, worker), write(now_ms), "PX", keep_ms)
+    yield RawCommand(REPORT, "ZREMRANGEBYSCORE", index, "-inf", now_ms)
+
+
+def forget(prefix: str, worker: str) -> Flow[None]:
+    """Remove the status of a process that stops."""
+    yield RawCommand(REPORT, "ZREM", workers_key(prefix), worker)
+    yield RawCommand(REPORT, "UNLINK", worker_key(prefix, worker))
+
+
+def forget_lapsed(prefix: str) -> Flow[list[str]]:
+    """Remove the ids of processes whose status has expired; return them."""
+    now_ms = yield from server_ms(LIST)
+    index = workers_key(prefix)
+    lapsed: list[bytes] = yield RawCommand(
+        LIST, "ZRANGEBYSCORE", index, "-inf", now_ms, "LIMIT", 0, BATCH_MAX
+    )
+    if lapsed:
+        yield RawCommand(LIST, "ZREM", index, *lapsed)
+    return [member.decode(errors="replace") for member in lapsed]
+
+
+def workers(prefix: str) -> Flow[list[WorkerStatus]]:
+    """List the processes whose status has not expired, by host and pid."""
+    now_ms = yield from server_ms(LIST)
+    found: list[WorkerStatus] = []
+    index, offset = workers_key(prefix), 0
+    while True:
+        page: Sequence[bytes] = yield RawCommand(
+            LIST, "ZRANGEBYSCORE", index, f"({now_ms}", "+inf", "LIMIT", offset, BATCH_MAX
+        )
+        if not page:
+            break
+        ids = [member.decode(errors="replace") for member in page]
+        texts = yield RawCommand(LIST, "MGET", *(worker_key(prefix, id) for id in ids))
+        for id, text in zip(ids, texts, strict=True):
+            status = None if text is None else read_status(id, text, now_ms)
+            if status is not None:
+                found.append(status)
+        offset += len(page)
+    return sorted(found, key=lambda status: (status.host, status.pid, status.id))

@@ -1,0 +1,114 @@
+"""The status reporter: a thread that tells Redis every few seconds what a worker process runs."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.features.workers import flows
+from rmq.features.workers.status import RUNNING_MOST, HandlerStatus, write_status
+from rmq.kernel.core.packages import VERSION
+from rmq.kernel.transport.blocking import Transport
+
+if TYPE_CHECKING:
+    from rmq.worker.queue import HandlerQueue
+
+
+log = logging.getLogger("rmq")
+
+HEARTBEAT_S = 10.0  # between two reports
+KEEP_HEARTBEATS = 3  # a report expires after so many heartbeats without another one
+STOP_S = 1.0  # for the removal of the report; a stop waits no longer for the thread
+PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
+
+
+class StatusReporter:
+    """Reports until it is stopped, and then removes the report.
+
+    Args:
+        queues: of the handlers of the worker.
+        transport: the worker's.
+        prefix: first part of every key.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[HandlerQueue],
+        transport: Transport,
+        prefix: str,
+    ) -> None:
+        self.id = secrets.token_hex(4)
+        self._queues = queues
+        self._transport = transport
+        self._prefix = prefix
+        self._began = time.monotonic()
+        self._stop = threading.Event()
+        self._refusal: type[RMQError] | None = None  # the kind of refusal that was logged last
+        self._thread = threading.Thread(target=self._run, name="rmq-status", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._report()
+            if self._stop.wait(HEARTBEAT_S):
+                break
+        try:
+            self._transport.run(flows.forget(self._prefix, self.id))
+        except RMQError as error:
+            log.debug("the status of this process expires by itself: %s", error)
+
+    def _report(self) -> None:
+        keep_ms = round(HEARTBEAT_S * KEEP_HEARTBEATS * 1000)
+        try:
+            self._transport.run(
+                flows.report(
+                    self._prefix, self.id, lambda at_ms: self._write(at_ms, keep_ms), keep_ms
+                )
+            )
+            self._refusal = None
+        except (Unavailable, OutcomeUnknown):
+            pass  # the watchdog logs outages
+        except RMQError as error:
+            if self._refusal is not type(error):
+                log.warning("`rmq worker ls` will not list this process: %s", error)
+            self._refusal = type(error)
+        except Exception:
+            log.exception("unexpected, while the status of this process was reported")
+
+    def _write(self, at_ms: int, keep_ms: int) -> str:
+        """Return the report as it is stored."""
+        now = time.monotonic()
+        handlers, runs = [], []
+        for index, queue in enumerate(self._queues):
+            handler, running = queue.handler, queue.runs.times.running.copy()
+            topic = handler.context.name
+            counts = queue.counts()
+            held = counts.pop("held")
+            handlers.append(
+                HandlerStatus(topic, handler.name, handler.concurrency, len(running), held, counts)
+            )
+            runs += [(began, index, delivery) for delivery, began in running.items()]
+        oldest = heapq.nsmallest(RUNNING_MOST, runs, key=lambda run: run[0])
+        number = os.environ.get(PROCESS_NUMBER, "")
+        return write_status(
+            at_ms=at_ms, host=socket.gethostname(), pid=os.getpid(),
+            process=int(number) if number.isdecimal() else None, version=VERSION,
+            age_ms=round((now - self._began) * 1000), keep_ms=keep_ms, handlers=handlers,
+            runs=[
+                (str(delivery.id), index, max(0, round((now - began) * 1000)))
+                for began, index, delivery in oldest
+            ],
+        )  # fmt: skip
+
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """Remove the report and end the thread; wait a moment for it."""
+        self._stop.set()
+        self._thread.join(min(wait_s, STOP_S))

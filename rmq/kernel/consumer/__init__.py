@@ -1,0 +1,1 @@
+"""Receive, settle and hand back; the leases of deliveries."""

@@ -1,0 +1,186 @@
+"""Claim business keys, and finish or give up claims in the round trip that settles the message.
+
+A claim stands in the slot that its key hashes to, with `slot_of` as for a basis; so claims spread
+over the slots with which its topic was created, whatever resizes came later; one call serves many.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rmq.errors import RMQError
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.claim import BUSY, FIRST, UNSURE, Claim
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.topic.context import TopicContext, slot_of
+from rmq.kernel.transport.steps import Command, Flow, Pipeline, pipeline, raise_first_error
+
+log = logging.getLogger("rmq")
+
+LEAST_WAIT_S, MOST_WAIT_S = 0.1, 30.0
+UNSURE_WAIT_S = 1.0  # until a message comes back whose claim Redis did not answer
+BEYOND_MS = 1000  # a claim outlives its lease, whose deadline is rounded up to a whole second
+
+# keys of a slot, and the claims of one call -> the call
+_Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
+_Calls = Sequence[tuple[Command[Any], list[Claim]]]
+
+
+def new_owner(delivery: DeliveryData) -> bytes:
+    """Name the owner of a delivery's claim: message id, delivery number and a random part.
+
+    A Redis that lost its last second gives the delivery numbers of that second again, while a claim
+    in another slot may have survived: without the random part two runs would be one owner.
+    """
+    return f"{delivery.id}:{delivery.fence}:{os.urandom(4).hex()}".encode()
+
+
+def claim_slot(name: bytes, slots: int) -> int:
+    """Return the slot of a claim: that of its key, without the consumer before it."""
+    return slot_of(name.partition(b":")[2], slots)
+
+
+def claim_key(context: TopicContext, name: bytes) -> bytes:
+    """Return the Redis key of a claim; the topic is open."""
+    return context.slots[claim_slot(name, context.settings.first_slots)].claim_stem + name
+
+
+def _calls(
+    context: TopicContext, claims: Iterable[Claim], build: _Build
+) -> list[tuple[Command[Any], list[Claim]]]:
+    by_slot: dict[int, list[Claim]] = {}
+    slots = context.settings.first_slots
+    for claim in claims:
+        by_slot.setdefault(claim_slot(claim.name, slots), []).append(claim)
+    return [
+        (build(context.slots[slot], in_slot[at : at + BATCH_MAX]), in_slot[at : at + BATCH_MAX])
+        for slot, in_slot in by_slot.items()
+        for at in range(0, len(in_slot), BATCH_MAX)
+    ]
+
+
+def claim(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Flow[None]:
+    """Claim keys for as long as their leases, and write the result into each claim.
+
+    If the call fails, its claims are "unsure": they may be ours, and are given up with the
+    deliveries.
+    """
+    for claim in claims:
+        claim.state, claim.wait_s = UNSURE, UNSURE_WAIT_S
+
+    def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
+        owners = [c.owner for c in part]
+        return scripts.claim(keys, [c.name for c in part], owners, lease_ms + BEYOND_MS)
+
+    calls = _calls(context, claims, build)
+    if len(calls) == 1:
+        replies = [(yield calls[0][0])]
+    else:
+        replies = yield from pipeline([call for call, _ in calls])
+    for (_, part), reply in zip(calls, replies, strict=True):
+        for claim, (state, age_ms, left_ms) in zip(part, reply, strict=True):
+            claim.state = state
+            if state == BUSY:
+                # As long again as its owner has been at it: soon for a short piece of work, and
+                # seldom for a long one.
+                wait_s = min(max(age_ms / 1000, LEAST_WAIT_S), MOST_WAIT_S)
+                claim.wait_s = min(wait_s, max(left_ms / 1000, LEAST_WAIT_S))
+
+
+class ExtraCommands:
+    """Commands about claims that go before a settling, in its round trip.
+
+    Args:
+        keeping: calls whose claims are lost if the reply does not name them.
+        others: calls whose replies do not matter.
+    """
+
+    def __init__(self, keeping: _Calls, others: _Calls = ()) -> None:
+        calls = [*keeping, *others]
+        self.commands = [call for call, _ in calls]
+        self._claims = [part for _, part in calls]
+        self._keeping = len(keeping)
+
+    def note_replies(self, replies: Sequence[Any]) -> None:
+        """Mark lost claims. An error about a claim does not keep a message from being settled."""
+        for at, (claims, reply) in enumerate(zip(self._claims, replies, strict=True)):
+            if isinstance(reply, RMQError):
+                log.error("%d claims are left to expire: %s", len(claims), reply)
+            if at >= self._keeping:
+                continue
+            for position, claim in enumerate(claims):
+                claim.lost = isinstance(reply, RMQError) or not reply[position]
+
+
+def _claims_in(deliveries: Iterable[DeliveryData], *states: str) -> list[Claim]:
+    return [d._claim for d in deliveries if d._claim and d._claim.state in states]
+
+
+def _finish_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
+    def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
+        return scripts.finish(
+            keys, [c.name for c in part], [c.owner for c in part], [c.ttl_ms for c in part]
+        )
+
+    return _calls(context, claims, build)
+
+
+def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
+    def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
+        return scripts.unclaim(keys, [c.name for c in part], [c.owner for c in part])
+
+    return _calls(context, claims, build)
+
+
+def finish(context: TopicContext, deliveries: Iterable[DeliveryData]) -> ExtraCommands | None:
+    """Mark the claims of deliveries as done; None where there are none."""
+    claims = held(deliveries)
+    return ExtraCommands(_finish_calls(context, claims)) if claims else None
+
+
+def unclaim(context: TopicContext, deliveries: Iterable[DeliveryData]) -> ExtraCommands | None:
+    """End the claims of deliveries that go back; None where there are none.
+
+    The claim of finished work is marked as done: the next delivery has only to confirm it. All
+    others are given up, also those that may not be ours. A "kept" claim ends with its run.
+    """
+    claims = _claims_in(deliveries, FIRST, UNSURE)
+    done = [claim for claim in claims if claim.work_done]
+    free = [claim for claim in claims if not claim.work_done]
+    return settle(context, done, free) if claims else None
+
+
+def settle(context: TopicContext, done: list[Claim], free: list[Claim]) -> ExtraCommands:
+    """Mark some claims as done, and give up others."""
+    return ExtraCommands(_finish_calls(context, done), _unclaim_calls(context, free))
+
+
+def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> ExtraCommands | None:
+    """Hold claims for as long as their leases from now; None where there are none."""
+
+    def build(keys: SlotKeys, part: list[Claim]) -> Command[Any]:
+        owners = [c.owner for c in part]
+        return scripts.renew(keys, [c.name for c in part], owners, lease_ms + BEYOND_MS)
+
+    return ExtraCommands(_calls(context, claims, build)) if claims else None
+
+
+def held(deliveries: Iterable[DeliveryData]) -> list[Claim]:
+    """Return the claims that deliveries hold."""
+    return _claims_in(deliveries, FIRST)
+
+
+def run_alone(extra: ExtraCommands) -> Flow[None]:
+    """Run commands about claims without a settling.
+
+    Raises:
+        RMQError: the first error, after all of them were run.
+    """
+    replies: list[Any] = yield Pipeline(list(extra.commands))
+    extra.note_replies(replies)
+    raise_first_error(replies)

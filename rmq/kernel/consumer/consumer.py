@@ -1,0 +1,370 @@
+"""Consume: receive deliveries and settle them. Sync and async side by side.
+
+Two phases. `receive` leases messages; `ack` settles them. A delivery that is neither acked nor
+given back is rolled back when its lease ends, and costs the message a retry. At least once,
+therefore: a consumer that dies after its work and before its ack has the work done again.
+
+After OutcomeUnknown a call may be repeated: the next call of the consumer, whichever it is, first
+repeats the commands that had no reply, under the same numbers, for up to a minute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from types import TracebackType
+
+from rmq.errors import ClaimLost, LeaseLost, StorageError
+from rmq.kernel.consumer.flows import ConsumerFlows, Mode
+from rmq.kernel.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.message import Receipt
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
+
+DISPOSITIONS = (Snooze, Retry, Reject)  # raised by a handler to choose how its delivery is settled
+
+
+def _raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
+    if lost:
+        raise LeaseLost(
+            f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
+            f"{lost[0].deadline.isoformat()}, or the message was settled, given back or deleted "
+            "by somebody else, or Redis lost it. It may be with another consumer; nothing was "
+            "changed. Give a longer lease, or extend it while you work"
+        )
+
+
+def _raise_if_claim_lost(delivery: DeliveryData) -> None:
+    if delivery.claim_lost:
+        assert delivery._claim is not None
+        raise ClaimLost(
+            f"claim: {delivery._claim.name.decode()!r} was gone when the work of {delivery.id} was "
+            "done: it had expired, or was deleted. The message is acked; look whether the work was "
+            "done twice, and give a longer lease, or extend it while you work"
+        )
+
+
+class Delivery(DeliveryData):
+    """An attempt to hand a message to a consumer.
+
+    `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`, `Retry`
+    and `Reject` are carried out and end there; Ctrl-C releases.
+    """
+
+    __slots__ = ()
+
+    def ack(self) -> None:
+        """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
+        _raise_if_lost(self._origin.consumer.ack([self]), "ack")
+        _raise_if_claim_lost(self)
+
+    def nack(
+        self, *, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """Give it back as failed; costs a retry.
+
+        Args:
+            delay: until the retry; None: the topic's policy; 0: at once.
+            error: kept with the failure and shown with the dead letter.
+        """
+        _raise_if_lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+
+    def reject(self, reason: BaseException | str) -> None:
+        """Send it to the DeadQueue at once, whatever retries remain."""
+        _raise_if_lost(self._origin.consumer.reject([self], reason), "reject")
+
+    def release(self, *, delay: Duration = 0) -> None:
+        """Hand it back unworked, now or for `delay`; costs no retry."""
+        _raise_if_lost(self._origin.consumer.release([self], delay=delay), "release")
+
+    def extend(self, lease: Duration | None = None) -> None:
+        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        _raise_if_lost(self._origin.consumer.extend([self], lease), "extend")
+
+    def __enter__(self) -> Delivery:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if self._state == OPEN:
+            verdict = self._origin.consumer._verb_for(error)
+            is_expected = error is None or isinstance(error, DISPOSITIONS)
+            try:
+                lost = self._origin.consumer._transport.run(verdict([self]))
+            except StorageError:
+                if is_expected:
+                    raise
+                return False  # the handler's own error goes on its way; the lease expires by itself
+            if is_expected:
+                _raise_if_lost(lost, "settle")
+                _raise_if_claim_lost(self)
+        return isinstance(error, DISPOSITIONS)
+
+
+class Consumer(ConsumerFlows[Delivery]):
+    """Receives deliveries of one topic. For `with`: leaving hands back unsettled deliveries.
+
+    One thread receives with it; deliveries may be settled in any thread.
+    """
+
+    _delivery = Delivery
+
+    def __init__(
+        self,
+        transport: Transport,
+        context: TopicContext,
+        lease: Duration | None,
+        mode: Mode,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__(context, lease, mode, ordered)
+        self._transport = transport
+
+    def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
+        """Receive messages: lease them and return their deliveries.
+
+        Args:
+            max_messages: at most so many, 1 to 1000. It does not wait to gather them.
+            wait: how long to wait for the first, seconds or timedelta; 0: not at all; None: for
+                ever.
+
+        Returns:
+            Deliveries, in the order of their slot; empty when none came in time. A message that
+            cannot be decoded goes to the DeadQueue with the reason instead. An ordered consumer
+            gets messages of one slot: handle them one after the other, and stop at the first that
+            fails or is put off (`release` those behind it).
+
+        Raises:
+            Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
+                hands back the messages that this call may have leased; that costs no retry.
+        """
+        return self._transport.run(self._receive(max_messages, wait))
+
+    def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Settle deliveries for good; return those whose lease was lost, none if all is well."""
+        return self._transport.run(self._ack(deliveries))
+
+    def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
+        """Settle deliveries by their receipts, from any process; return the lost ones."""
+        return self._transport.run(self._ack_receipts(receipts))
+
+    def nack(
+        self,
+        deliveries: Iterable[Delivery],
+        *,
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+    ) -> list[Delivery]:
+        """Give deliveries back as failed; return those whose lease was lost."""
+        return self._transport.run(self._nack(deliveries, delay, error))
+
+    def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
+        """Send deliveries to the DeadQueue; return those whose lease was lost."""
+        return self._transport.run(self._reject(deliveries, reason))
+
+    def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
+        """Hand deliveries back unworked; return those whose lease was lost."""
+        return self._transport.run(self._release(deliveries, delay))
+
+    def extend(
+        self, deliveries: Iterable[Delivery], lease: Duration | None = None
+    ) -> list[Delivery]:
+        """Extend leases; return those whose lease was lost."""
+        return self._transport.run(self._extend(deliveries, lease))
+
+    def _interrupt(self) -> None:
+        """Make `receive` return at once, now and at every later call; from another thread."""
+        self._receive_state.interrupted = True
+        self._transport.interrupt(self._receive_state.subscription)
+
+    def close(self) -> None:
+        """Hand back unsettled deliveries, and unsubscribe.
+
+        From another thread, or in a signal handler, it ends a `receive` that waits, which returns
+        an empty list, and an iteration. In a signal handler that has interrupted `receive` itself
+        it does no more than that; close it again behind the loop, as `with` does.
+        """
+        if not self._closed:
+            self._interrupt()
+            if self._receive_state.lock.owner == threading.get_ident():
+                return
+            try:
+                self._transport.run(self._close())
+            finally:
+                self._transport.unsubscribe(self._receive_state.subscription)
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Receive deliveries one by one, for ever: `for delivery in consumer`.
+
+        It ends when the consumer is closed, by any thread. A message that arrives at that moment is
+        released and costs no retry. So does one that is not settled when the loop ends by `break`
+        or an error, as soon as the consumer is closed; use `with` for both. Nothing is received in
+        advance. For many messages a second, `receive` takes batches.
+
+        Raises:
+            Unavailable, OutcomeUnknown: as `receive`; another loop goes on.
+        """
+        state = self._receive_state
+        while not state.interrupted:
+            deliveries = self.receive(1, wait=None)
+            if not state.interrupted:  # else close releases them
+                yield from deliveries
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except StorageError:
+            if error is None:
+                raise  # else the first error goes on its way; the leases expire by themselves
+
+
+class AsyncDelivery(DeliveryData):
+    """An attempt to hand a message to a consumer, for `async with`. As `Delivery`."""
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """As `Delivery.ack`."""
+        _raise_if_lost(await self._origin.consumer.ack([self]), "ack")
+        _raise_if_claim_lost(self)
+
+    async def nack(
+        self, *, delay: Duration | None = None, error: BaseException | str | None = None
+    ) -> None:
+        """As `Delivery.nack`."""
+        _raise_if_lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+
+    async def reject(self, reason: BaseException | str) -> None:
+        """As `Delivery.reject`."""
+        _raise_if_lost(await self._origin.consumer.reject([self], reason), "reject")
+
+    async def release(self, *, delay: Duration = 0) -> None:
+        """As `Delivery.release`."""
+        _raise_if_lost(await self._origin.consumer.release([self], delay=delay), "release")
+
+    async def extend(self, lease: Duration | None = None) -> None:
+        """As `Delivery.extend`."""
+        _raise_if_lost(await self._origin.consumer.extend([self], lease), "extend")
+
+    async def __aenter__(self) -> AsyncDelivery:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if self._state == OPEN:
+            verdict = self._origin.consumer._verb_for(error)
+            is_expected = error is None or isinstance(error, DISPOSITIONS)
+            try:
+                lost = await self._origin.consumer._transport.run(verdict([self]))
+            except StorageError:
+                if is_expected:
+                    raise
+                return False  # the handler's own error goes on its way; the lease expires by itself
+            if is_expected:
+                _raise_if_lost(lost, "settle")
+                _raise_if_claim_lost(self)
+        return isinstance(error, DISPOSITIONS)
+
+
+class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
+    """Receives deliveries of one topic, for `async with`. As `Consumer`, for tasks."""
+
+    _delivery = AsyncDelivery
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        context: TopicContext,
+        lease: Duration | None,
+        mode: Mode,
+        ordered: bool = False,
+    ) -> None:
+        super().__init__(context, lease, mode, ordered)
+        self._transport = transport
+
+    async def receive(
+        self, max_messages: int = 1, wait: Duration | None = 0
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.receive`. Cancelled, it ends at once and hands back its messages."""
+        return await self._transport.run(self._receive(max_messages, wait))
+
+    async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
+        """As `Consumer.ack`."""
+        return await self._transport.run(self._ack(deliveries))
+
+    async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
+        """As `Consumer.ack_receipts`."""
+        return await self._transport.run(self._ack_receipts(receipts))
+
+    async def nack(
+        self,
+        deliveries: Iterable[AsyncDelivery],
+        *,
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.nack`."""
+        return await self._transport.run(self._nack(deliveries, delay, error))
+
+    async def reject(
+        self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.reject`."""
+        return await self._transport.run(self._reject(deliveries, reason))
+
+    async def release(
+        self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.release`."""
+        return await self._transport.run(self._release(deliveries, delay))
+
+    async def extend(
+        self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
+    ) -> list[AsyncDelivery]:
+        """As `Consumer.extend`."""
+        return await self._transport.run(self._extend(deliveries, lease))
+
+    def _interrupt(self) -> None:
+        """As `Consumer._interrupt`, from another task."""
+        self._receive_state.interrupted = True
+        self._transport.interrupt(self._receive_state.subscription)
+
+    async def close(self) -> None:
+        """As `Consumer.close`, for another task."""
+        if not self._closed:
+            self._interrupt()
+            try:
+                await self._transport.run(self._close())
+            finally:
+                await self._transport.unsubscribe(self._receive_state.subscription)
+
+    async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
+        """As `Consumer.__iter__`: `async for delivery in consumer`."""
+        state = self._receive_state
+        while not state.interrupted:
+            deliveries = await self.receive(1, wait=None)
+            for delivery in deliveries if not state.interrupted else ():  # else close releases them
+                yield delivery
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.close()
+        except StorageError:
+            if error is None:
+                raise

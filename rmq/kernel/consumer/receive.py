@@ -1,0 +1,500 @@
+"""Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
+
+Each visit tells when its slot next has work; until then the consumer sleeps on the topic's wake
+channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks all
+slots once, in one command.
+
+While it sleeps, it has left a credit in its slots: `hand_over` tells how messages come by that.
+
+Every take is a lease. Messages that a call has leased, or may have leased, and could not hand over
+(the reply did not come, or the caller was interrupted) are handed back by the next call: it repeats
+the command under its number, which gives the same batch, and releases that. It costs no retry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
+from rmq.kernel.consumer import hand_over, rollback, scripts, settle, state as consumer_state
+from rmq.kernel.consumer.hand_over import SlotBatch, Take
+from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, CreditState
+from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import receipt_score, shared_lease
+from rmq.kernel.core.validation import duration_ms
+from rmq.kernel.topic import opening, reading, tidy
+from rmq.kernel.transport.steps import (
+    POLL_S,
+    AwaitSignal,
+    Flow,
+    InBackground,
+    Sleep,
+    is_master_away,
+)
+
+ASK_S = 0.05  # a busy consumer asks its other slots again after so long
+ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
+
+
+def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatch]]:
+    """Take up to `limit` messages, waiting up to `wait` for the first.
+
+    Returns:
+        The batches taken, by slot; empty when none came in time. In order: of one slot.
+    """
+    wait_s = duration_ms(wait, "wait", zero=True) / 1000 if wait is not None else NEVER
+    yield from _begin(state)
+    state.until = time.monotonic() + wait_s
+    batches: list[SlotBatch] = []
+    try:
+        batches = _within(state, limit, (yield from _receive(state, limit, wait_s > 0)))
+        if state.unanswered is None and state.may_hold_messages():
+            try:
+                yield from _collect(state, limit, batches)
+            except Exception:
+                if not batches:
+                    raise  # else the next call does it
+    except Exception:
+        raise
+    except BaseException as error:
+        yield from hand_back_interrupted(state, batches, error)
+        raise
+    return batches
+
+
+def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
+    """Visit slots and sleep, in turn, until there are messages or the time is over."""
+    context, until, credits = state.context, state.until, state.credits
+    yield from _prepare_visit(state, limit, waits)
+    rounds = 0
+    while not state.interrupted:
+        if credits.in_doubt:
+            batches = yield from hand_over.withdraw(state)
+            if batches:
+                return batches
+            yield from hand_back(state)
+            state.ready_at = [0.0] * len(context.slots)
+        now = time.monotonic()
+        if now >= state.tidy_at:
+            state.tidy_at = now + tidy.TIDY_S
+            yield from tidy.try_tidy(context)
+        if now >= state.lateness.report_at:
+            yield from consumer_state.report(state)
+        batches = yield from _visit_slots(state, limit, waits)
+        if batches:
+            return batches
+        now = time.monotonic()
+        if state.away and (now >= until or until == NEVER):
+            state.away.raise_overdue()
+            if now >= until:  # whether there are messages is not known
+                yield Sleep(min(VISIT_S, max(0.0, min(state.ready_at) - now)))
+                yield from _ask_slots(state, limit, waits)
+                continue
+        if now >= until:
+            # All messages found had expired, or joined their priority: there is work, look again.
+            rounds += min(state.ready_at) <= now
+            if min(state.ready_at) > now or rounds > ROUNDS_MAX:
+                return []
+            continue
+        if state.subscription.held is None:
+            if credits.standing:
+                credits.in_doubt = True
+                continue
+            yield AwaitSignal(state.subscription, 0)
+            # Messages that came before the subscription sent it no signal: visit every slot again.
+            state.ready_at = [0.0] * len(context.slots)
+            continue
+        if state.must_ask:
+            yield from _ask_slots(state, limit, waits)
+            continue
+        pause = min(until, min(state.ready_at), state.asked_at + POLL_S) - now
+        if pause > 0:
+            signals = yield AwaitSignal(state.subscription, pause)
+            state.note_signals(signals)
+            if state.subscription.payloads:
+                batches = hand_over.take_payloads(state)
+                if batches:
+                    state.must_ask = len(state.ready_at) > 1
+                    return batches
+            if signals:
+                continue
+        if time.monotonic() >= state.asked_at + POLL_S:
+            yield from _ask_slots(state, limit, waits)
+    return []
+
+
+def _collect(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> Flow[None]:
+    """Withdraw the credits that were not used; what came for them meanwhile joins the batches.
+
+    Batches that would be more than `limit` messages are released.
+    """
+    if state.credits.standing:
+        room = limit - sum(len(batch.ids) for _, batch in batches)
+        batches += _within(state, room, (yield from hand_over.withdraw(state)))
+    yield from hand_back(state)
+
+
+def _within(state: ReceiveState, limit: int, batches: list[SlotBatch]) -> list[SlotBatch]:
+    """Return the first batches with up to `limit` messages; the rest is to be released.
+
+    Several slots may have handed over a message each by the time that a consumer wakes up.
+    """
+    room, kept = limit, []
+    for keys, batch in batches:
+        if len(batch.ids) <= room:
+            kept.append((keys, batch))
+            room -= len(batch.ids)
+        else:
+            state.undelivered.append((keys, batch))
+    return kept
+
+
+def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
+    """Take up to `limit` from the slots that have work by `ready_at`; never wait.
+
+    For a caller that keeps `ready_at` itself, from wake-up signals and `next_ready`. A slot that is
+    found empty notes that a consumer sleeps. Where there is only one, the credit that is left there
+    stands when this returns; what comes for it is in the subscription. In order: of one slot.
+    """
+    yield from _begin(state, keeps_credits=not state.credits.in_doubt)
+    state.credits.in_doubt = False
+    batches = yield from _visit_slots(state, limit, waits=True)
+    if not batches:
+        state.away.raise_overdue()
+    return batches
+
+
+def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
+    """Return what has come for the credits that `receive_ready` left.
+
+    Where the take that left one has no reply yet, all is handed back: repeated, that take would
+    give and release what is returned here.
+    """
+    yield from _begin(state, keeps_credits=True)
+    batches = hand_over.take_payloads(state)
+    if state.undelivered:
+        try:
+            yield from hand_back(state)
+        except Exception:
+            if not batches:
+                raise  # else the next call does it
+    return batches
+
+
+def withdraw_credits(state: ReceiveState) -> Flow[None]:
+    """Withdraw the credits that `receive_ready` left; what came for them is released."""
+    if state.credits.standing:
+        yield from hand_back(state)
+
+
+def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
+    """Open the topic if need be, and hand back what an earlier call could not hand over."""
+    context = state.context
+    if not context.is_current():
+        yield from opening.ensure_open(context)
+    has_more = state.unanswered is not None or state.undelivered or state.unheard
+    if state.handing_back or has_more or (state.credits.standing and not keeps_credits):
+        yield from hand_back(state)
+    if len(state.ready_at) != len(context.slots):
+        state.ready_at = [0.0] * len(context.slots)
+    state.subscription.slot_channel = context.slots[0].channel if len(context.slots) == 1 else b""
+    if state.lease_ms is None:
+        state.lease_ms = context.settings.lease_ms
+
+
+def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
+    """Before the first visit of a call: learn whether slots that were empty have work now."""
+    now = time.monotonic()
+    if len(state.ready_at) == 1:
+        state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
+    elif waits and state.hears():
+        state.note_signals((yield AwaitSignal(state.subscription, 0)))
+        if state.gave and (now > state.checked_at + ASK_S or min(state.ready_at) > now):
+            yield from _ask_slots(state, limit, waits)
+    elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
+        yield from _ask_slots(state, limit, waits)
+
+
+def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False) -> Flow[list[int]]:
+    """Ask any number of slots of a topic when they have work, as the command does for some."""
+    waits_us: list[int] = []
+    for at in range(0, len(slots), NEXT_READY_MAX):
+        command = scripts.next_ready(slots[at : at + NEXT_READY_MAX], waits)
+        command.fails_fast = fails_fast
+        waits_us += yield command
+    return waits_us
+
+
+def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
+    """Ask slots when they have work: all at once, and leave credits where none has.
+
+    Of a consumer that hears of the others, only those are asked that gave messages.
+    """
+    asked: Sequence[int] = range(len(state.ready_at))
+    if waits and state.gave and state.hears():
+        asked = sorted(state.gave)
+    else:
+        state.asked_at = time.monotonic()
+        state.noted = waits
+    state.must_ask, state.checked_at = False, time.monotonic()
+    if len(state.ready_at) == 1:
+        state.ready_at[0] = 0.0
+        return
+    slots, credits = state.context.slots, state.credits
+    offer, sessions = None, []
+    if waits and (credits.standing or credits.is_possible(state)):
+        sessions = [state.context.sessions.take() for _ in slots]
+        offer = credits.offer(state, range(len(slots)), sessions, limit)
+    if offer is None:
+        try:
+            waits_us = yield from next_ready([slots[index] for index in asked], waits, True)
+        except StorageError as error:
+            if not is_master_away(error):
+                raise
+            waits_us = [0] * len(asked)  # the visits tell
+    else:
+        assert state.lease_ms is not None
+        state.visited_at = state.asked_at  # what is handed over was leased no earlier
+        waits_us, found = yield scripts.next_ready_or_credit(
+            slots, offer, limit, state.lease_ms, sessions
+        )
+        for index, credit in enumerate(found):
+            credits.note(state, offer, index, credit)
+        if offer.renews:
+            state.context.sessions.give(*sessions)
+    now = time.monotonic()
+    for index, wait_us in zip(asked, waits_us, strict=True):
+        state.ready_at[index] = _ready_at(now, wait_us)
+    state.gave.difference_update(asked)
+    state.away.delay(state.ready_at)
+
+
+def _ready_at(now: float, wait_us: int) -> float:
+    return NEVER if wait_us < 0 else now + wait_us / 1_000_000
+
+
+def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
+    """Take from slots that have work, in turn, until the limit is reached or none is left.
+
+    Batches taken before an error are handed over all the same; the error comes again on the next
+    visit, which begins behind the slot that failed. An interrupted visit hands everything back.
+    """
+    context, ready_at = state.context, state.ready_at
+    state.visited_at = time.monotonic()
+    batches: list[SlotBatch] = []
+    count, first = len(ready_at), state.first_slot
+    try:
+        for step in range(count):
+            index = (first + step) % count
+            if ready_at[index] > time.monotonic():
+                continue
+            state.first_slot = index + 1
+            try:
+                limit -= yield from _visit_slot(state, context.slots[index], limit, waits, batches)
+                state.away.end(index)
+            except StorageError as error:
+                if not state.away.note(index, error):
+                    raise
+                state.away.delay(ready_at)
+                if state.unanswered is not None:  # the take of this slot
+                    state.away.takes[index], state.unanswered = state.unanswered, None
+            if limit <= 0 or (batches and state.ordered):
+                break
+    except Exception:
+        if not batches:
+            raise
+    except BaseException:
+        state.undelivered += batches
+        raise
+    return batches
+
+
+def _visit_slot(
+    state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
+) -> Flow[int]:
+    """Take from one slot, and roll back its expired leases; return how many were taken."""
+    state.unanswered = state.away.takes.pop(keys.index, None)
+    if state.unanswered is not None:
+        yield from _run_take_again(state, state.unanswered)
+    batch = yield from _take(state, keys, limit, waits)
+    if batch.ids:
+        batches.append((keys, batch))  # before anything else can fail
+        state.must_ask = len(state.ready_at) > 1  # a single slot is asked before every sleep
+        state.gave.add(keys.index)
+    if batch.expired:
+        if batch.expired & LONG_EXPIRED:
+            yield from rollback.rollback_long(keys)
+        if (yield from rollback.rollback(state.context, keys)) and not batch.ids:
+            batch = yield from _take(state, keys, limit, waits)
+            if batch.ids:
+                batches.append((keys, batch))
+    now = time.monotonic()
+    state.ready_at[keys.index] = _ready_at(now, batch.wait_us)
+    if len(state.ready_at) == 1:
+        state.asked_at = now
+    return len(batch.ids)
+
+
+def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[Batch]:
+    assert state.lease_ms is not None
+    session, index, credits = state.context.sessions.take(), keys.index, state.credits
+    offer = None
+    if waits and (len(state.ready_at) == 1 or index in credits.standing):
+        offer = credits.offer(state, (index,), (session,), limit)
+    shared = None if state.shared is None else state.shared.number(index)
+    command = scripts.prepare(
+        keys, session, limit, state.lease_ms, offer or waits, state.ordered, shared
+    )
+    command.fails_fast = len(state.ready_at) > 1
+    take = Take(keys, session, command, time.monotonic(), offer)
+    return (yield from _run_take(state, take))
+
+
+def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
+    """Run a take, for the first time or again. Until it is answered it stays in `unanswered`."""
+    is_first = state.unanswered is None
+    state.unanswered = take
+    try:
+        batch: Batch = yield (take.command if is_first else take.command.again())
+    except Exception as error:
+        if not isinstance(error, OutcomeUnknown) and (
+            is_first or not isinstance(error, Unavailable)
+        ):
+            state.unanswered = None  # nothing was taken, nor a credit left
+            _end_take(state, take, CreditState(is_repeat=not is_first))
+        raise
+    if state.shared is not None and batch.ids and is_first:
+        # Known at once: the next take is under the same lease. What a repeated take gives is
+        # released, whatever its lease: it may be an older one, or one for each delivery.
+        number, lease_ms = shared_lease(batch.deadline_s * 1000), state.lease_ms or 0
+        lease = state.shared.taken(take.keys.index, number, take.began, lease_ms)
+        batch = batch._replace(lease=lease)
+    if batch.any_large:
+        state.context.had_large = True
+        # Without its bodies the take counts as unanswered: if this fails, the next call repeats it.
+        records = yield from reading.fetch(take.keys, batch.ids, batch.records)
+        batch = batch._replace(records=records)
+    state.unanswered = None
+    _end_take(state, take, batch.credit)
+    return batch
+
+
+def _end_take(state: ReceiveState, take: Take, credit: CreditState) -> None:
+    """Give the session of an answered take back, unless it is that of a credit which stands."""
+    offer, slot = take.offer, take.keys.index
+    if offer is None or offer.renews:
+        state.context.sessions.give(take.session)
+    elif credit.is_repeat:
+        state.credits.end(state, slot, offer.number)  # the answer was all there is for this number
+    if offer is not None:
+        state.credits.note(state, offer, slot, credit)
+
+
+def hand_back_interrupted(
+    state: ReceiveState, batches: list[SlotBatch], error: BaseException
+) -> Flow[None]:
+    """Hand back the batches of a call that Ctrl-C or a cancellation interrupted.
+
+    Ctrl-C waits for that. A cancelled task ends at once: the batches are handed back in the
+    background, or by the consumer's next call.
+    """
+    state.undelivered += batches
+    if isinstance(error, GeneratorExit) or not state.may_hold_messages():
+        return
+    if isinstance(error, KeyboardInterrupt):
+        with suppress(RMQError):
+            yield from hand_back(state)
+    else:
+        yield InBackground(0, lambda: hand_back_later(state))
+
+
+def hand_back_later(state: ReceiveState) -> Flow[None]:
+    """Hand back what an interrupted call left, unless another call runs: that one began with it.
+
+    What is unanswered then is a take of that call, which must not be repeated and released.
+    """
+    while state.handing_back:
+        yield Sleep(RECHECK_S)
+    if not state.lock.is_held():
+        yield from hand_back(state)
+
+
+def hand_back(state: ReceiveState) -> Flow[None]:
+    """Release messages that earlier calls leased, or may have leased, and never handed over."""
+    while state.handing_back:
+        yield Sleep(RECHECK_S)
+    if not state.may_hold_messages():
+        return
+    state.handing_back = True
+    try:
+        take = state.unanswered
+        if take is not None:
+            take.command.fails_fast = False
+            yield from _run_take_again(state, take)
+        if state.credits.standing:
+            state.undelivered += yield from hand_over.withdraw(state)
+        while state.unheard:
+            state.unanswered = state.unheard.pop()
+            state.unanswered.command.fails_fast = False
+            try:
+                yield from _run_take_again(state, state.unanswered)
+            except (OutcomeUnknown, Unavailable):
+                raise
+            except RMQError:
+                pass  # refused: what was handed over, if anything was, comes back with its lease
+        while state.undelivered:
+            keys, batch = state.undelivered[0]
+            yield from _release_batch(state, keys, batch)
+            del state.undelivered[0]
+    finally:
+        state.handing_back = False
+
+
+def hand_back_all(state: ReceiveState) -> Flow[None]:
+    """As `hand_back`, with what was taken of slots whose master is away, and the last report."""
+    yield from hand_back(state)
+    state.unheard += state.away.takes.values()
+    state.away.takes.clear()
+    yield from hand_back(state)
+    if not state.lateness.is_empty:
+        yield from consumer_state.report(state)
+
+
+def _run_take_again(state: ReceiveState, take: Take) -> Flow[None]:
+    """Repeat a take that has no reply; what it leased is to be released."""
+    batch = yield from _run_take(state, take)
+    if batch.ids:
+        state.undelivered.append((take.keys, batch))
+
+
+def _release_batch(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[None]:
+    leases = leases_of(keys, batch, state.context.settings.max_retries)
+    if not leases.ids:
+        return
+    places = [place_of(entry) for entry in batch.records if entry]
+    try:
+        yield from settle.release(state.context, leases, places, 0).run()
+    except (OutcomeUnknown, Unavailable):
+        raise
+    except RMQError:
+        if state.shared is not None:
+            state.shared.retire(keys.index)  # refused: the leases expire
+
+
+def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
+    """Return the leases of a batch; a fresh message has `max_retries` left."""
+    leases = []
+    for position, message_id in enumerate(batch.ids):
+        if message_id:
+            left = batch.lefts[position] if batch.lefts else max_retries
+            score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
+            leases.append(settle.Lease(keys.index, message_id, score))
+    return settle.Leases.of(leases)
+
+
+def place_of(entry: bytes) -> int:
+    """Return the place of a record's message if it has not failed: its priority or its due time."""
+    return int.from_bytes(entry[1:4], "big") or int.from_bytes(entry[8:14], "big")

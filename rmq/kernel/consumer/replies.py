@@ -1,0 +1,171 @@
+"""Settlings whose replies are missing: their consumer repeats them before its next call.
+
+Ack deliveries by their receipts, from any process; repeat calls whose reply is missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from rmq.errors import (
+    InvalidReceipt,
+    InvalidValue,
+    OutcomeUnknown,
+    RMQError,
+    ScriptFailed,
+    Unavailable,
+)
+from rmq.kernel.consumer import settle
+from rmq.kernel.consumer.settle import Lease, Leases, Settling
+from rmq.kernel.core.delivery import OPEN, DeliveryData
+from rmq.kernel.core.message import Receipt
+from rmq.kernel.topic import opening
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow, Sleep
+
+CALLS_MAX = 64  # calls without a reply that are kept
+
+
+class _UnansweredCall(NamedTuple):
+    receipts: list[Receipt]
+    settling: Settling[str]
+
+
+class ReceiptAcks:
+    """The acks by receipt of one consumer."""
+
+    def __init__(self, context: TopicContext) -> None:
+        self._context = context
+        self._unanswered: deque[_UnansweredCall] = deque(maxlen=CALLS_MAX)
+
+    def ack(self, receipts: Sequence[Receipt]) -> Flow[dict[Receipt, str]]:
+        """Settle deliveries; return a letter for each: 1 settled, 0 lost.
+
+        An earlier call about one of the receipts that got no reply is repeated first.
+        """
+        yield from opening.ensure_open(self._context)
+        letters: dict[Receipt, str] = {}
+        for call in list(self._unanswered):
+            if set(receipts).isdisjoint(call.receipts):
+                continue
+            with suppress(ScriptFailed):  # refused: nothing was settled
+                answer = yield from call.settling.run()
+                letters |= dict(zip(call.receipts, answer, strict=True))
+            self._unanswered.remove(call)
+        unsettled = [receipt for receipt in receipts if receipt not in letters]
+        settling = settle.ack(self._context, Leases.of(map(self._lease, unsettled)))
+        try:
+            answer = yield from settling.run()
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+                self._unanswered.append(_UnansweredCall(unsettled, settling))
+            raise
+        return letters | dict(zip(unsettled, answer, strict=True))
+
+    def _lease(self, receipt: Receipt) -> Lease:
+        try:
+            self._context.check_id(receipt.id, "receipt")
+        except InvalidValue as error:
+            raise InvalidReceipt(str(error)) from None
+        return Lease(receipt.id.slot, receipt.id, receipt.score)
+
+
+D = TypeVar("D", bound=DeliveryData)
+RECHECK_S = 0.01  # between two looks at what another thread or task repeats
+
+
+class _Unanswered(NamedTuple):
+    settling: Settling[Any]
+    slots: frozenset[bytes]  # the keys of its slots
+    note: Callable[[Any], object]  # called with the answer
+
+
+class MissingReplies:
+    """The settlings of one consumer that have no answer. Threads and tasks may share it.
+
+    There are at most as many as threads and tasks that settle: each repeats those that are here
+    before its own, and goes no further while that fails.
+
+    Attributes:
+        waiting: settlings to repeat.
+        repeating: by a token, the slots of each settling that a thread or task repeats just now.
+    """
+
+    __slots__ = ("repeating", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Unanswered] = deque()
+        self.repeating: dict[object, frozenset[bytes]] = {}
+
+    def are_missing(self) -> bool:
+        """Whether there are any."""
+        return bool(self.waiting or self.repeating)
+
+    def add(
+        self,
+        verb: str,
+        deliveries: list[D],
+        settling: Settling[Any],
+        note: Callable[[list[D], Any], object],
+    ) -> None:
+        """Keep a settling until it is answered; the deliveries in question are unconfirmed."""
+        for delivery in deliveries:
+            if delivery._state == OPEN:
+                delivery._unconfirmed = verb
+        slots = frozenset(settling.slots)
+        self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
+
+    def clear(self) -> None:
+        """Give up all of them."""
+        self.waiting.clear()
+
+    def repeat(
+        self, slots: Collection[bytes] | None = None, fails_fast: bool = False
+    ) -> Flow[None]:
+        """Repeat them and note the answers; wait for those that another thread or task repeats.
+
+        Args:
+            slots: only those of a slot with one of these keys.
+            fails_fast: as of a command.
+
+        Raises:
+            OutcomeUnknown, Unavailable: there is still no answer; the settling is kept.
+        """
+
+        def is_asked(of: frozenset[bytes]) -> bool:
+            return slots is None or not of.isdisjoint(slots)
+
+        while True:
+            unanswered = next((one for one in list(self.waiting) if is_asked(one.slots)), None)
+            if unanswered is None:
+                if not any(is_asked(of) for of in list(self.repeating.values())):
+                    return
+                yield Sleep(RECHECK_S)
+                continue
+            token = object()
+            self.repeating[token] = unanswered.slots  # first: it is always in one of the two
+            try:
+                self.waiting.remove(unanswered)
+            except ValueError:  # another thread or task repeats it
+                del self.repeating[token]
+                continue
+            try:
+                answer, error = yield from unanswered.settling.try_run(fails_fast)
+            except (OutcomeUnknown, Unavailable):
+                self.waiting.appendleft(unanswered)
+                raise
+            except RMQError:
+                pass  # refused: nothing was settled
+            except BaseException:
+                self.waiting.appendleft(unanswered)
+                raise
+            else:
+                unanswered.note(answer)
+                if error is not None and unanswered.settling.unanswered:
+                    self.waiting.appendleft(unanswered)
+                    raise error
+            finally:
+                del self.repeating[token]

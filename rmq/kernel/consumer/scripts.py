@@ -1,0 +1,575 @@
+"""Commands that lease messages, tell when there are some, and roll back expired leases.
+
+Commands that take, renew, finish and give up claims on business keys.
+
+Commands of shared leases: one lease for all deliveries that a worker process has of a slot.
+
+`prepare` opens them. `lua/lib/shared_leases.lua` says what they are to the other scripts. A
+worker's heartbeat process sends `lease_renew` and `lease_release` itself
+(`rmq/worker/heartbeat/renewer.py`): it has no more of RMQ than the texts of these scripts.
+
+Commands that settle deliveries, give them back, or extend their leases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from rmq.errors import InvalidValue
+from rmq.kernel.core import failure, record
+from rmq.kernel.core.delivery import SharedLease
+from rmq.kernel.core.ids import members_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.score import DELIVERY_CYCLE
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
+    """Return receipts as runs of consecutive deliveries: count, first receipt, delivery number."""
+    count, first, number = len(receipts), receipts[0], numbers[0]
+    if numbers == list(range(number, number + count)) and receipts == [
+        first + step / DELIVERY_CYCLE for step in range(count)
+    ]:
+        return [1, count, repr(first), number]
+    starts = [
+        at
+        for at in range(count)
+        if not at
+        or numbers[at] != numbers[at - 1] + 1
+        or receipts[at] != receipts[at - 1] + 1 / DELIVERY_CYCLE
+    ]
+    runs: list[Any] = [len(starts)]
+    for at, end in zip(starts, [*starts[1:], count], strict=True):
+        runs += (end - at, repr(receipts[at]), numbers[at])
+    return runs
+
+
+_STATES = {"f": "first", "d": "done", "b": "busy"}
+
+
+def _claim_keys(keys: SlotKeys, names: Sequence[bytes]) -> list[bytes]:
+    return [keys.claim_stem + name for name in names]
+
+
+def _claim_reply(reply: list[Any]) -> list[tuple[str, int, int]]:
+    times = list(zip(reply[1::2], reply[2::2], strict=True))[::-1]
+    return [
+        (_STATES[letter], *(times.pop() if letter == "b" else (0, 0)))
+        for letter in reply[0].decode()
+    ]
+
+
+def _booleans(reply: bytes) -> list[bool]:
+    return [letter == ord("1") for letter in reply]
+
+
+def claim(
+    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
+) -> Command[list[tuple[str, int, int]]]:
+    """Take claims of one slot, each for its owner.
+
+    The value of each: "first", it is the owner's; "done"; or "busy", with the ms since another
+    owner claimed it and the ms until that claim ends.
+    """
+    return Command(
+        scripts.load("claim"),
+        _claim_keys(keys, names),
+        [topic_context.now_us, hold_ms, *owners],
+        _claim_reply,
+    )
+
+
+def renew(
+    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], hold_ms: int
+) -> Command[list[bool]]:
+    """Hold claims for longer; for each, whether it is still its owner's."""
+    return Command(scripts.load("renew"), _claim_keys(keys, names), [hold_ms, *owners], _booleans)
+
+
+def finish(
+    keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes], ttls_ms: Sequence[int]
+) -> Command[list[bool]]:
+    """Mark claims as consumed for their time to live; for each, whether it was its owner's."""
+    return Command(
+        scripts.load("finish"),
+        _claim_keys(keys, names),
+        [topic_context.now_us, *owners, *ttls_ms],
+        _booleans,
+    )
+
+
+def unclaim(keys: SlotKeys, names: Sequence[bytes], owners: Sequence[bytes]) -> Command[list[bool]]:
+    """Give up claims that are being consumed; for each, whether it was its owner's."""
+    return Command(scripts.load("unclaim"), _claim_keys(keys, names), list(owners), _booleans)
+
+
+def lease_renew(keys: SlotKeys, number: int, lease_ms: int) -> Command[int]:
+    """Renew a shared lease; return the ms that it has left, 0 where it is gone."""
+    return Command(
+        scripts.load("lease_renew"),
+        (keys.slot, keys.leases, keys.queries),
+        [topic_context.now_us, number, lease_ms],
+        int,
+    )
+
+
+def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
+    """Give back deliveries of an expired shared lease: how many, and whether there are more."""
+    return Command(
+        scripts.load("lease_rollback"),
+        (keys.slot, keys.prepare, keys.leases, keys.queries),
+        [topic_context.now_us, limit],
+        lambda reply: (reply[0], reply[1] == 1),
+    )
+
+
+def lease_release(
+    context: TopicContext, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
+) -> Command[int]:
+    """Give back, at no cost, deliveries of a shared lease but those that had begun."""
+    return Command(
+        scripts.load("lease_release"),
+        (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
+        [topic_context.now_us, context.channel, keys.index, number, limit, *members_of(begun)],
+        int,
+    )
+
+
+_RUN = re.compile("[0-9a-f]{32}")
+
+
+def check_run(run: object) -> str:
+    """Return the name of a query, which is 32 hex digits.
+
+    Raises:
+        InvalidValue: anything else.
+    """
+    if not isinstance(run, str) or not _RUN.fullmatch(run):
+        raise InvalidValue(f"run: {run!r:.60}; give 32 hex digits: uuid.uuid4().hex")
+    return run
+
+
+class QueryLease(NamedTuple):
+    """The owner of a query, and how long the query and its owner keep what they have."""
+
+    run: str  # 32 hex digits
+    owner: str
+    lease_ms: int  # of the messages
+    owner_ms: int  # no other owner may run the query for so long
+    exact: bool = False  # a batch ends only when all of it was handed out
+
+
+class QueryLog(NamedTuple):
+    """The reply to query_take, query_renew and query_again."""
+
+    held: int  # messages of the batch that was asked about
+    newest: int  # number in the log
+    left_ms: int = 0
+    owner: str = ""  # another owner, for left_ms more; then nothing was done
+    settled: int = 0  # the newest number that is settled; query_renew returns it
+    handed: int = 0  # the newest number that was handed out; query_renew returns it
+
+
+class QueryRollbackReply(NamedTuple):
+    """The reply to query_rollback."""
+
+    back: int
+    more: bool
+
+
+class QueryState(NamedTuple):
+    """The reply to query_inspect."""
+
+    messages: int
+    owner_left_ms: int  # negative: so long ago it ended
+    owner: str  # "": no owner is known
+
+
+def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:
+    name = run.encode()
+    return keys.query_stem + name, keys.querylog_stem + name
+
+
+def rollback_failure(run: str) -> bytes:
+    """Return the failure entry of messages that this query gave back; it names the query."""
+    return failure.encode(f"the lease of query {run} ran out")
+
+
+def _other_owner(rest: list[Any]) -> tuple[int, str]:
+    """Return the ms that another owner has left, and its name."""
+    return (rest[0], rest[1].decode()) if rest else (0, "")
+
+
+def _log(reply: list[Any]) -> QueryLog:
+    return QueryLog(reply[0], reply[1], *_other_owner(reply[2:]))
+
+
+def query_rollback(
+    keys: SlotKeys, run: str, limit: int, force: bool = False
+) -> Command[QueryRollbackReply]:
+    """Give back what a query holds if its lease expired. `force`: even if it did not."""
+    return Command(
+        scripts.load("query_rollback"),
+        (
+            keys.slot,
+            keys.prepare,
+            keys.failures,
+            *_query_keys(keys, run),
+            keys.queries,
+            keys.leases,
+        ),
+        [topic_context.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
+        lambda reply: QueryRollbackReply(reply[0], reply[1] == 1),
+    )
+
+
+def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]:
+    """List the queries that hold messages of a slot: run, and ms until its lease expires."""
+    return Command(
+        scripts.load("queries"),
+        (keys.slot, keys.queries, keys.leases),
+        [topic_context.now_us, limit],
+        lambda reply: [(run.decode(), ms) for run, ms in zip(reply[::2], reply[1::2], strict=True)],
+    )
+
+
+LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
+MEMBER_BYTES = 13
+_NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
+NEXT_READY_MAX = 256  # slots in one call of next_ready: some 4 us of Redis for each
+_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _UNUSED = 4, 8, 16, 32  # beside them; then a count
+
+
+class Offer(NamedTuple):
+    """A credit that a caller leaves where it finds nothing: hand-overs on its own channel."""
+
+    number: int  # of the first hand-over
+    channel: bytes
+    renews: bool = False  # the caller has left one before, and believes that it is still there
+    sessions: Sequence[ReplaySession] = ()  # of further hand-overs, each at its number
+
+    def encode(self) -> bytes:
+        """Return the argument of a script."""
+        way = b"=" if self.renews else b"+"
+        calls = (session.call for session in self.sessions)
+        return b" ".join((b"%c%d %s" % (way, self.number, self.channel), *calls))
+
+
+class CreditState(NamedTuple):
+    """The part of a reply that is about a credit: one offered, or one to be renewed."""
+
+    stands: bool = False
+    unused: int = 0  # the hand-overs for which one was still good that it removed
+    is_repeat: bool = False  # of an earlier copy, which may have left the credit; now it is gone
+
+
+class Batch(NamedTuple):
+    """The reply to prepare."""
+
+    wait_us: int  # microseconds until the slot has more work: 0 now, -1 never as things stand
+    expired: int  # LEASES_EXPIRED and LONG_EXPIRED, added up
+    deadline_s: int  # of a shared lease: 3e9 + its number
+    first_delivery: int
+    newest: int
+    lefts: bytes  # retries left of each; empty where all are fresh
+    ids: list[bytes]
+    records: list[bytes]
+    any_large: bool = False  # records refer to large bodies
+    credit: CreditState = CreditState()
+    lease: SharedLease | None = None  # under which they were taken; not from the reply
+
+
+class HandOver(NamedTuple):
+    """The message on a consumer's own channel: the deliveries for a credit."""
+
+    number: int
+    slot: int  # its index
+    batch: Batch
+
+
+class RollbackReply(NamedTuple):
+    """The reply to rollback."""
+
+    retried: int
+    dead: int
+    more: bool
+
+
+def prepare(
+    keys: SlotKeys,
+    session: ReplaySession,
+    limit: int,
+    lease_ms: int,
+    waits: bool | Offer,
+    ordered: bool = False,
+    shared: int | None = None,
+) -> Command[Batch]:
+    """Lease up to `limit` messages of one slot.
+
+    `shared`: under the shared lease of this number, or under a new one where it is gone or for 0;
+    None: each delivery has a deadline of its own.
+    """
+
+    def parse(reply: list[Any]) -> Batch:
+        bits, ids = reply[1], keys.ids_of(reply[6])
+        credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _UNUSED, bits & _REPEATED > 0)
+        large = bits & _ANY_LARGE > 0
+        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], large, credit, None))
+
+    return Command(
+        scripts.load("prepare"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.audit, keys.bodies, keys.leases, keys.rates,
+        ),
+        [
+            topic_context.now_us, session.call, limit, lease_ms, _waits(waits), 1 if ordered else 0,
+            keys.created, b"" if shared is None else shared,
+        ],
+        parse,
+        marks_repeats=True,
+    )  # fmt: skip
+
+
+def next_ready(
+    slots: Sequence[SlotKeys], waits: bool, many_topics: bool = False
+) -> Command[list[int]]:
+    """Return the microseconds until each slot has work: 0 now, -1 never as things stand.
+
+    Args:
+        slots: at most NEXT_READY_MAX.
+        waits: the caller sleeps now.
+        many_topics: the slots are of several topics; -2 then stands for a slot whose topic was
+            deleted or created anew, which otherwise is an error.
+    """
+    keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
+    stamps = [slot.created for slot in slots] if many_topics else [slots[0].created]
+    args = [topic_context.now_us, 1 if waits else 0, *stamps]
+    return Command(scripts.load("next_ready"), keys, args, list)
+
+
+def next_ready_or_credit(
+    slots: Sequence[SlotKeys],
+    offer: Offer,
+    limit: int,
+    lease_ms: int,
+    sessions: Sequence[ReplaySession],
+) -> Command[tuple[list[int], list[CreditState]]]:
+    """As next_ready, for a caller that leaves a credit in each slot if none has work.
+
+    `sessions`: of each slot's credit. Returns the microseconds, and what is said of each credit.
+    """
+    keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
+
+    def parse(reply: list[int]) -> tuple[list[int], list[CreditState]]:
+        states = reply[len(slots) :]
+        return reply[: len(slots)], [
+            CreditState(state == 1) if state >= 0 else CreditState(False, -1 - state, True)
+            for state in states
+        ]
+
+    words = [offer.encode(), b"%d %d" % (limit, lease_ms), *(session.call for session in sessions)]
+
+    return Command(
+        scripts.load("next_ready"), keys,
+        [topic_context.now_us, b" ".join(words), slots[0].created], parse,
+        marks_repeats=True,
+    )  # fmt: skip
+
+
+def withdraw(slots: Sequence[SlotKeys], channel: bytes, number: int) -> Command[list[int]]:
+    """Remove the credits of a channel.
+
+    Returns:
+        How many connections were sent the number, then for each slot how many hand-overs its credit
+        was still good for.
+    """
+    return Command(scripts.load("withdraw"), [slot.slot for slot in slots], [channel, number], list)
+
+
+def lateness_report(keys: SlotKeys, session: ReplaySession, counts: Sequence[int]) -> Command[bool]:
+    """Add to the counts of how late messages were taken, one count for each bucket."""
+    return Command(
+        scripts.load("lateness_report"),
+        (keys.slot,),
+        [topic_context.now_us, session.call, *counts],
+        bool,
+    )
+
+
+def _waits(waits: bool | Offer) -> int | bytes:
+    return waits.encode() if isinstance(waits, Offer) else 1 if waits else 0
+
+
+def read_hand_over(payload: bytes, slots: Sequence[SlotKeys]) -> HandOver | None:
+    """Read what came on a consumer's own channel; None if it is no hand-over of these slots."""
+    try:
+        number, at, deadline_s, first, newest, lefts, members, records = msgpack.unpackb(
+            payload, raw=True
+        )
+        index = int(at)
+        batch = Batch(
+            0, 0, int(deadline_s), int(first), int(newest), bytes(lefts),
+            slots[index].ids_of(members), list(records),
+        )  # fmt: skip
+        is_whole = (
+            index >= 0
+            and 0 < len(members) == len(records)
+            and len(batch.lefts) in (0, len(members))
+            and all(isinstance(one, bytes) and len(one) == MEMBER_BYTES for one in members)
+            and all(isinstance(one, bytes) and len(one) >= record.BARE for one in records)
+        )
+    except _NOT_A_HAND_OVER:
+        return None
+    return HandOver(int(number), index, batch) if is_whole else None
+
+
+def rollback(context: TopicContext, keys: SlotKeys, limit: int = 100) -> Command[RollbackReply]:
+    """Give back messages of one slot whose lease expired."""
+    return Command(
+        scripts.load("rollback"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
+            keys.bodies,
+        ),
+        [topic_context.now_us, context.channel, keys.index, limit],
+        lambda reply: RollbackReply(reply[0], reply[1], reply[2] == 1),
+    )  # fmt: skip
+
+
+class ExtendReply(NamedTuple):
+    """The reply to extend."""
+
+    deadline_s: int
+    letters: str  # one for each delivery: 1 extended, 0 lost
+
+
+def ack(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    numbers: Sequence[int] = (),
+    marks: Sequence[bytes] = (),
+) -> Command[str]:
+    """Settle deliveries of one slot for good. A letter for each: 1 settled, 0 lost.
+
+    `numbers`: the delivery numbers (fences), if known. `marks`: the numbers that `rmq.Audit` gave
+    the messages, if known.
+    """
+    return Command(
+        scripts.load("ack"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
+            keys.audit, keys.dead, keys.bodies,
+        ),
+        [
+            topic_context.now_us, session.call, context.channel, keys.index,
+            *encode_receipts(receipts, numbers or [0] * len(ids)), *members_of(ids), *marks,
+        ],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def nack(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    errors: Sequence[bytes],
+    wait_ms: int | None,
+) -> Command[str]:
+    """Give failed deliveries back. A letter for each: r retry, d dead, 0 lost."""
+    return Command(
+        scripts.load("nack"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
+            keys.audit, keys.bodies,
+        ),
+        [
+            topic_context.now_us, session.call, context.channel, keys.index,
+            b"" if wait_ms is None else wait_ms, *members_of(ids), *map(repr, receipts), *errors,
+        ],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def reject(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    errors: Sequence[bytes],
+    reason: str,
+) -> Command[str]:
+    """Send deliveries to the DeadQueue. A letter for each: d dead, 0 lost."""
+    return Command(
+        scripts.load("reject"),
+        (
+            keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
+            keys.audit, keys.bodies,
+        ),
+        [
+            topic_context.now_us, session.call, context.channel, keys.index, reason,
+            *members_of(ids), *map(repr, receipts), *errors,
+        ],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def release(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    places: Sequence[int],
+    wait_ms: int,
+) -> Command[str]:
+    """Give deliveries back without a failure. A letter for each: 1 released, 0 lost.
+
+    `places`: of each message its priority, or its due time.
+    """
+    return Command(
+        scripts.load("release"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.failures,
+            keys.records,
+        ),
+        [
+            topic_context.now_us, session.call, context.channel, keys.index, wait_ms,
+            *members_of(ids), *map(repr, receipts), *places,
+        ],
+        bytes.decode,
+    )  # fmt: skip
+
+
+def _extend_reply(reply: bytes) -> ExtendReply:
+    deadline_s, letters = reply.decode().split(" ")
+    return ExtendReply(int(deadline_s), letters)
+
+
+def extend(
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    receipts: Sequence[float],
+    lease_ms: int,
+) -> Command[ExtendReply]:
+    """Move the deadline of leases."""
+    return Command(
+        scripts.load("extend"),
+        (keys.slot, keys.prepare),
+        [topic_context.now_us, session.call, lease_ms, *members_of(ids), *map(repr, receipts)],
+        _extend_reply,
+    )

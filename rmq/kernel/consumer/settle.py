@@ -1,0 +1,362 @@
+"""Settle deliveries: ack, nack, reject, release, extend; one or many, of one slot or several.
+
+Each verb takes the leases of the deliveries and returns a `Settling`: one call for each slot and
+thousand, or hundred, each in a replay session of its own. The reply has a letter for each delivery,
+in order. A settling without a reply keeps its sessions and their numbers, so it can be run again:
+calls that were made answer as before, and the others are made. Extra commands go before the calls,
+in the same round trip.
+
+Check whether deliveries under shared leases are still held: what `extend` does in a worker.
+
+A worker renews such a lease as long as it holds a delivery, so there is nothing to extend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
+from rmq.kernel.consumer import claim, scripts
+from rmq.kernel.consumer.claim import ExtraCommands
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand
+
+
+def check_held(consumer: Any, deliveries: Iterable[Any]) -> Flow[list[Any]]:
+    """Return the deliveries that are lost. Claims are renewed; nothing else is changed."""
+    context, letters = consumer._context, ""
+    given, _ = consumer._leases(deliveries)
+    lease_ms = consumer._receive_state.lease_ms or context.settings.lease_ms
+    extra = claim.renew(context, claim.held(given), lease_ms)
+    if extra is not None:
+        yield from claim.run_alone(extra)
+    for delivery in given:
+        key, member = delivery._origin.keys.prepare, member_of(delivery._id)
+        score = yield RawCommand("extend", "ZSCORE", key, member)
+        is_held = score is not None and float(score) == delivery._score
+        letters += UNKNOWN if is_held else "0"
+    lost: list[Any] = consumer._note_letters(given, letters)
+    return lost
+
+
+T = TypeVar("T")
+# Deliveries of one call with an error for each, or of an ack where Redis frees large bodies: it
+# stands still for some ms.
+SLOW_MAX = 100
+UNKNOWN = "?"  # the letter of a delivery whose slot answered with an error
+
+
+class Lease(NamedTuple):
+    """The lease of a delivery: slot index, message id, score of the receipt, delivery number."""
+
+    slot: int
+    id: bytes
+    score: float
+    number: int = 0  # the delivery number (fence); 0 where only the receipt is known
+
+
+class Leases(NamedTuple):
+    """Many leases, column by column: scripts take them so, and a row for each would cost more."""
+
+    slots: Sequence[int]
+    ids: Sequence[bytes]
+    scores: Sequence[float]
+    numbers: Sequence[int]
+    marks: Sequence[bytes] = ()  # of rmq.Audit; empty where none are known
+
+    @classmethod
+    def of(cls, rows: Iterable[Lease]) -> Leases:
+        """Turn rows into columns."""
+        leases = list(rows)
+        return cls(
+            [lease.slot for lease in leases],
+            [lease.id for lease in leases],
+            [lease.score for lease in leases],
+            [lease.number for lease in leases],
+        )
+
+    def pick(self, positions: Sequence[int]) -> Leases:
+        """Return the rows at these positions."""
+        slots, ids, scores, numbers, marks = self
+        return Leases(
+            [slots[p] for p in positions],
+            [ids[p] for p in positions],
+            [scores[p] for p in positions],
+            [numbers[p] for p in positions],
+            [marks[p] for p in positions] if marks else (),
+        )
+
+
+def check_topic(context: TopicContext, keys: SlotKeys) -> None:
+    """Refuse a delivery of another topic: in Redis its member may name a message of this one.
+
+    Raises:
+        InvalidValue: these are not the keys of a slot of this topic.
+    """
+    slots = context.slots
+    if keys.index < len(slots) and slots[keys.index].slot != keys.slot:
+        raise InvalidValue(
+            f"deliveries: one of them is of topic {keys.topic!r}, not of {context.name!r}; "
+            "settle it with the consumer that received it"
+        )
+
+
+# keys, session, the leases of one call, and their positions among all -> the call
+_Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]]
+
+
+def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
+    """Split leases by slot, at most so many each."""
+    count = len(leases.ids)
+    if count <= most and len(set(leases.slots)) == 1:
+        return [(leases.slots[0], leases, range(count))]
+    by_slot: dict[int, list[int]] = {}
+    for position, slot in enumerate(leases.slots):
+        by_slot.setdefault(slot, []).append(position)
+    return [
+        (slot, leases.pick(positions[at : at + most]), positions[at : at + most])
+        for slot, positions in by_slot.items()
+        for at in range(0, len(positions), most)
+    ]
+
+
+# how many deliveries, the replies with their positions, the positions in lost slots -> the answer
+_Read = Callable[[int, list[tuple[Sequence[int], Any]], list[Sequence[int]]], T]
+
+
+class Settling(Generic[T]):
+    """The calls of one settling, which may be repeated until they are answered.
+
+    Redis keeps the answers for a minute (`lua/lib/replay.lua`). Run again after that, a call finds
+    by the receipts what is still the caller's: nothing is done twice, but what the first call had
+    settled is then reported as lost.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_context",
+        "_extra",
+        "_is_repeat",
+        "_lost",
+        "_positions",
+        "_read",
+        "_sessions",
+        "_size",
+    )
+
+    def __init__(
+        self,
+        context: TopicContext,
+        leases: Leases,
+        build: _Build,
+        read: _Read[T],
+        extra: ExtraCommands | None,
+        last_first: bool = False,
+        most: int = BATCH_MAX,
+    ) -> None:
+        parts = _split(leases, most) if leases.ids else []
+        if last_first:
+            parts.reverse()
+        # A topic that was created anew may have fewer slots: leases of the others are lost.
+        slots = context.slots
+        self._lost = [positions for slot, _, positions in parts if slot >= len(slots)]
+        parts = [part for part in parts if part[0] < len(slots)]
+        self._context = context
+        self._size = len(leases.ids)
+        self._positions = [positions for _, _, positions in parts]
+        self._sessions = [context.sessions.take() for _ in parts]
+        self._calls = [
+            build(slots[slot], session, part, positions)
+            for (slot, part, positions), session in zip(parts, self._sessions, strict=True)
+        ]
+        self._read = read
+        self._extra = extra
+        self._is_repeat = False
+
+    def run(self) -> Flow[T]:
+        """Make the calls. The first error is raised after all are made."""
+        answer, error = yield from self.try_run()
+        if error is not None:
+            raise error
+        return answer
+
+    def try_run(self, fails_fast: bool = False) -> Flow[tuple[T, RMQError | None]]:
+        """As `run`; but if only some slots failed, return the answer and the first error.
+
+        `fails_fast`: as of a command. What is `unanswered` then can be run again.
+        """
+        for call in self._calls:
+            call.fails_fast = fails_fast and self._extra is None
+        try:
+            replies = yield from self._call()
+        except OutcomeUnknown:
+            self._is_repeat = True
+            raise
+        except Exception as error:
+            if not (self._is_repeat and isinstance(error, Unavailable)):
+                self._give_sessions_back()
+            raise
+        pairs = list(zip(self._positions, replies, strict=True))
+        lost = self._lost
+        open_kinds = (OutcomeUnknown, Unavailable) if self._is_repeat else OutcomeUnknown
+        self._keep([n for n, reply in enumerate(replies) if isinstance(reply, open_kinds)])
+        errors = [reply for reply in replies if isinstance(reply, RMQError)]
+        errors.sort(key=lambda error: not isinstance(error, open_kinds))
+        if errors and len(errors) == len(replies):
+            raise errors[0]
+        return self._read(self._size, pairs, lost), errors[0] if errors else None
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether calls of it may have been made, and have no answer."""
+        return self._is_repeat and bool(self._sessions)
+
+    @property
+    def slots(self) -> set[bytes]:
+        """The slots of its calls, by their keys."""
+        return {call.keys[0] for call in self._calls}
+
+    def _call(self) -> Flow[list[Any]]:
+        calls, extra = self._calls, self._extra
+        if extra is not None and calls:
+            replies: list[Any] = yield Pipeline([*extra.commands, *calls])
+            extra.note_replies(replies[: len(extra.commands)])
+            return replies[len(extra.commands) :]
+        if len(calls) == 1:
+            return [(yield calls[0])]
+        return (yield Pipeline(calls)) if calls else []
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Keep the calls without an answer, to be run again; give the other sessions back."""
+        if not numbers:
+            return self._give_sessions_back()
+        kept = set(numbers)
+        for number, session in enumerate(self._sessions):
+            if number not in kept:
+                self._context.sessions.give(session)
+        self._sessions = [self._sessions[n] for n in numbers]
+        self._calls = [self._calls[n] for n in numbers]
+        self._positions = [self._positions[n] for n in numbers]
+        self._extra, self._lost, self._is_repeat = None, [], True
+
+    def _give_sessions_back(self) -> None:
+        for session in self._sessions:
+            self._context.sessions.give(session)
+        self._sessions = []
+
+
+def _letters(size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]) -> str:
+    if len(replies) == 1 and len(replies[0][0]) == size:
+        return str(replies[0][1])
+    letters = [UNKNOWN] * size
+    for position in chain.from_iterable(lost):
+        letters[position] = "0"
+    for positions, reply in replies:
+        if not isinstance(reply, RMQError):
+            for position, letter in zip(positions, reply, strict=True):
+                letters[position] = letter
+    return "".join(letters)
+
+
+def _deadlines(
+    size: int, replies: list[tuple[Sequence[int], Any]], lost: list[Sequence[int]]
+) -> list[int | None]:
+    deadlines: list[int | None] = [0] * size
+    for position in chain.from_iterable(lost):
+        deadlines[position] = None
+    for positions, reply in replies:
+        if not isinstance(reply, RMQError):
+            for position, letter in zip(positions, reply.letters, strict=True):
+                deadlines[position] = reply.deadline_s if letter == "1" else None
+    return deadlines
+
+
+def ack(context: TopicContext, leases: Leases, extra: ExtraCommands | None = None) -> Settling[str]:
+    """Settle for good. A letter for each: 1 settled, 0 lost."""
+
+    def build(
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
+    ) -> Command[Any]:
+        return scripts.ack(context, keys, session, part.ids, part.scores, part.numbers, part.marks)
+
+    most = SLOW_MAX if context.had_large else BATCH_MAX
+    return Settling(context, leases, build, _letters, extra, most=most)
+
+
+def nack(
+    context: TopicContext,
+    leases: Leases,
+    errors: Sequence[bytes],
+    wait_ms: int | None,
+    extra: ExtraCommands | None = None,
+) -> Settling[str]:
+    """Give back as failed. A letter for each: r retry, d dead, 0 lost."""
+
+    def build(
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
+    ) -> Command[Any]:
+        texts = [errors[p] for p in positions]
+        return scripts.nack(context, keys, session, part.ids, part.scores, texts, wait_ms)
+
+    return Settling(context, leases, build, _letters, extra, most=SLOW_MAX)
+
+
+def reject(
+    context: TopicContext,
+    leases: Leases,
+    errors: Sequence[bytes],
+    reason: str,
+    extra: ExtraCommands | None = None,
+) -> Settling[str]:
+    """Send to the DeadQueue. A letter for each: d dead, 0 lost.
+
+    `reason`: r rejected, u undecodable.
+    """
+
+    def build(
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
+    ) -> Command[Any]:
+        texts = [errors[p] for p in positions]
+        return scripts.reject(context, keys, session, part.ids, part.scores, texts, reason)
+
+    return Settling(context, leases, build, _letters, extra, most=SLOW_MAX)
+
+
+def release(
+    context: TopicContext,
+    leases: Leases,
+    places: Sequence[int],
+    wait_ms: int,
+    extra: ExtraCommands | None = None,
+) -> Settling[str]:
+    """Give back without a failure. A letter for each: 1 released, 0 lost.
+
+    `places`: of each message its priority, or its due time.
+    """
+
+    def build(
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
+    ) -> Command[Any]:
+        in_part = [places[p] for p in positions]
+        return scripts.release(context, keys, session, part.ids, part.scores, in_part, wait_ms)
+
+    # Each call puts its messages in front of all others, so the first thousand goes last.
+    return Settling(context, leases, build, _letters, extra, last_first=wait_ms == 0)
+
+
+def extend(
+    context: TopicContext, leases: Leases, lease_ms: int, extra: ExtraCommands | None = None
+) -> Settling[list[int | None]]:
+    """Move deadlines. For each the new deadline in s; None: the lease is lost; 0: not known."""
+
+    def build(
+        keys: SlotKeys, session: ReplaySession, part: Leases, positions: Sequence[int]
+    ) -> Command[Any]:
+        return scripts.extend(keys, session, part.ids, part.scores, lease_ms)
+
+    return Settling(context, leases, build, _deadlines, extra)

@@ -1,0 +1,218 @@
+"""A consumer's state between two calls: its slots, and messages that it never handed over.
+
+On a Redis Cluster a take fails fast when the master of its slot is away. The slot is visited again
+soon, and what the consumer knows of it is here. For as long as the client repeats its commands
+(`retry_for`), that is no error: a replica takes over within seconds. But no call says meanwhile
+that there are no messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from rmq.errors import OutcomeUnknown, RMQError, StorageError
+from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer.hand_over import Credits, SlotBatch, Take
+from rmq.kernel.consumer.scripts import Batch
+from rmq.kernel.core.delivery import SharedLeases
+from rmq.kernel.core.telemetry import LatenessCounter
+from rmq.kernel.topic import context as topic_context, tidy
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import POLL_S, Flow, Sleep, Subscription, is_master_away
+
+VISIT_S = 0.2  # between two visits of such a slot
+
+
+class AwaySlots:
+    """The slots of one consumer whose masters are away.
+
+    Attributes:
+        takes: by slot: those that have no reply. The next visit of the slot repeats them.
+    """
+
+    __slots__ = ("_error", "_since", "_visit_at", "takes")
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}  # by slot
+        self._visit_at: dict[int, float] = {}  # by slot
+        self._error: StorageError | None = None
+        self.takes: dict[int, Take] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._since)
+
+    def note(self, slot: int, error: StorageError) -> bool:
+        """Note that a visit failed; False if the master of the slot is not away."""
+        if not is_master_away(error):
+            return False
+        now = time.monotonic()
+        self._visit_at[slot] = now + VISIT_S
+        if now - self._since.setdefault(slot, now) >= (error._repeat_for or 0.0):
+            self._error = error
+        return True
+
+    def end(self, slot: int) -> None:
+        """Note that a slot is served."""
+        if self._since:
+            self._since.pop(slot, None)
+            self._visit_at.pop(slot, None)
+
+    def delay(self, ready_at: list[float]) -> None:
+        """Put off the visits of these slots; `ready_at`: when each slot is visited."""
+        for slot, visit_at in self._visit_at.items():
+            ready_at[slot] = visit_at
+
+    def raise_overdue(self) -> None:
+        """Raise the error of a slot that has been away for too long, once for each visit."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+log = logging.getLogger("rmq")
+
+
+def report(state: ReceiveState) -> Flow[None]:
+    """Add the counts of a consumer to those of its topic; an error of Redis is logged only.
+
+    Guarantee:
+        Each delivery is reported once at most. What may have been reported, and has no reply, is
+        not reported again.
+    """
+    context, counts = state.context, state.lateness.take()
+    try:
+        with context.sessions.borrowed() as session:
+            command = scripts.lateness_report(context.slots[0], session, counts)
+            command.fails_fast = True
+            yield command
+    except OutcomeUnknown as error:
+        log.debug("topic %r: some lateness may not be counted: %s", context.name, error)
+    except RMQError as error:
+        state.lateness.put_back(counts)
+        log.debug("topic %r: lateness cannot be reported just now: %s", context.name, error)
+
+
+END_S = 5.0  # how long close waits for a receive that it has interrupted
+RECHECK_S = 0.01  # between two looks at what another thread or task does
+
+
+class ReceiveLock:
+    """Held while a consumer receives: one call at a time."""
+
+    __slots__ = ("_lock", "owner")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.owner = 0  # the thread that receives
+
+    def acquire(self) -> bool:
+        """Begin to receive, unless another call does."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self.owner = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        """Let other calls receive."""
+        self.owner = 0
+        self._lock.release()
+
+    def is_held(self) -> bool:
+        """Whether a call receives."""
+        return self._lock.locked()
+
+    def wait(self) -> Flow[None]:
+        """Wait until the call has ended that was interrupted, END_S at most."""
+        until = time.monotonic() + END_S
+        while self.is_held() and time.monotonic() < until:
+            yield Sleep(RECHECK_S)
+
+
+NEVER = float("inf")
+
+
+class ReceiveState:
+    """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
+
+    __slots__ = (
+        "asked_at",
+        "away",
+        "checked_at",
+        "context",
+        "credits",
+        "first_slot",
+        "gave",
+        "handing_back",
+        "interrupted",
+        "lateness",
+        "lease_ms",
+        "lock",
+        "must_ask",
+        "noted",
+        "ordered",
+        "ready_at",
+        "shared",
+        "subscription",
+        "tidy_at",
+        "unanswered",
+        "undelivered",
+        "unheard",
+        "until",
+        "visited_at",
+    )  # fmt: skip
+
+    def __init__(self, context: TopicContext, lease_ms: int | None, ordered: bool = False) -> None:
+        self.context = context
+        self.lease_ms = lease_ms
+        self.ordered = ordered  # one slot's messages at a time, in order
+        self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
+        self.lock = ReceiveLock()
+        self.interrupted = False  # take nothing more; set from another thread
+        self.subscription = Subscription(context.channel, takes_batches=not ordered)
+        self.credits = Credits(self.subscription)
+        self.away = AwaySlots()
+        self.until = 0.0  # when the call that runs now ends
+        self.ready_at: list[float] = []  # of each slot
+        self.asked_at = 0.0  # when all slots were asked last
+        self.first_slot = 0  # of the next visit
+        self.visited_at = 0.0  # when the last visit began; leases are no older
+        self.tidy_at = time.monotonic() + tidy.TIDY_S
+        self.unanswered: Take | None = None
+        self.undelivered: list[SlotBatch] = []  # leased, and never handed over
+        self.unheard: list[Take] = []  # for their credits something may have been handed over
+        self.handing_back = False
+        self.lateness = LatenessCounter()
+        self.checked_at = 0.0  # when some slots were asked last
+        self.gave: set[int] = set()  # slots that gave messages since they were asked
+        self.noted = False  # when all slots were asked last, they noted that we may sleep
+        self.must_ask = False  # a slot that gave messages last does not know that we may sleep
+
+    def may_hold_messages(self) -> bool:
+        """Whether messages are leased to this consumer, or may be, that were never handed over."""
+        return bool(
+            self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
+        )
+
+    def count_lateness(self, batch: Batch, max_retries: int) -> None:
+        """Count how late the messages of a batch were taken; a fresh one has `max_retries` left."""
+        now_ms, by_test = topic_context.now_ms(), bool(topic_context.now_us)
+        self.lateness.count(batch.ids, batch.records, batch.lefts, max_retries, now_ms, by_test)
+
+    def hears(self) -> bool:
+        """Whether slots without work send a signal when they get some, but those that `gave`.
+
+        Where credits are left in slots, all of them are asked each time.
+        """
+        subscription = self.subscription
+        is_heard = subscription.held is not None and not subscription.takes_hand_overs
+        return self.noted and is_heard and time.monotonic() < self.asked_at + POLL_S
+
+    def note_signals(self, slots: Iterable[int]) -> None:
+        """Note that slots have work now: wake-up signals named them."""
+        for slot in slots:
+            if slot < len(self.ready_at):
+                self.ready_at[slot] = 0.0

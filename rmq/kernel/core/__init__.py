@@ -1,0 +1,1 @@
+"""Values and rules: messages, settings, retries, ids, keys, codecs. No I/O."""

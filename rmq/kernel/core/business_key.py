@@ -1,0 +1,107 @@
+"""Business keys: read a key from a delivery, and check keys and the names of their consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rmq.errors import InvalidKey, InvalidType, InvalidValue
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.keys import check_name
+
+KEY_BYTES = 200  # of UTF-8; fits a unique index of MariaDB, and a claim in a worker's memory
+CONSUMER_BYTES = 64
+HEADER = "header:"
+
+Key = str | Callable[[Any], object] | None
+
+
+def key_reader(key: Key) -> Callable[[DeliveryData], str]:
+    """Return the function that reads the business key of a delivery.
+
+    Args:
+        key: None: the message's id without its slot, for a message with a dedup key also its slot
+            and acceptance number; "header:NAME": that header; or a function of the body, as the
+            handler gets it.
+
+    Returns:
+        A function that returns 1 to 200 bytes of UTF-8, or raises InvalidKey.
+
+    Raises:
+        InvalidType: not a str, a function or None.
+        InvalidValue: a str that is not "header:NAME".
+    """
+    if key is None:
+        return _default_key
+    if callable(key):
+        return lambda delivery: _checked(_call(key, delivery), delivery, "the function")
+    if not isinstance(key, str):
+        raise InvalidType(
+            f"key: {type(key).__name__}; give 'header:NAME' or a function of the body"
+        )
+    if not key.startswith(HEADER) or key == HEADER:
+        raise InvalidValue(f"key: {key!r}; give 'header:NAME' or a function of the body")
+    name = key.removeprefix(HEADER)
+    return lambda delivery: _checked(delivery.headers.get(name), delivery, f"header {name!r}")
+
+
+def _default_key(delivery: DeliveryData) -> str:
+    # As the id of an outbox stub. If its topic is created again with another number of slots, the
+    # stub is resent under a message id with another slot, and must keep its key.
+    id = str(delivery.id.placed(0, 0))
+    if not delivery.id.is_derived or delivery.schedule_time is not None:
+        return id
+    # A dedup key gives the same id to a message that is sent again after the dedup window, and to
+    # one of another basis: a message of its own, with work of its own.
+    return f"{id}:{delivery.slot}:{delivery.offset}"
+
+
+def _call(key: Callable[[Any], object], delivery: DeliveryData) -> object:
+    try:
+        return key(delivery.body)
+    except Exception as error:
+        raise InvalidKey(
+            f"key: {getattr(key, '__qualname__', key)!s} raised {type(error).__name__} for "
+            f"{delivery.id}: {error}; nothing was run"
+        ) from error
+
+
+def _checked(key: object, delivery: DeliveryData, source: str) -> str:
+    try:
+        return check_key(str(key) if type(key) is int else key)
+    except InvalidValue as error:
+        reason = str(error).removeprefix("key: ")
+        raise InvalidKey(
+            f"key: {source} gave for {delivery.id}: {reason}. Nothing was run"
+        ) from None
+
+
+def check_key(key: object) -> str:
+    """Return a business key if it is 1 to 200 bytes of UTF-8.
+
+    Raises:
+        InvalidValue: anything else.
+    """
+    if not isinstance(key, str):
+        raise InvalidValue(f"key: {type(key).__name__}; a key is a str or an int")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidValue("key: text that is not valid Unicode") from None
+    if not 1 <= size <= KEY_BYTES:
+        raise InvalidValue(
+            f"key: {size} bytes; a key has 1 to {KEY_BYTES}, give a digest of a longer one"
+        )
+    return key
+
+
+def check_consumer(name: str) -> str:
+    """Return the name under which a consumer of a topic keeps its claims or ledger rows.
+
+    Raises:
+        InvalidType: not a str.
+        InvalidValue: not 1 to 64 of A-Z a-z 0-9 . _ -
+    """
+    if len(check_name(name, "consumer")) > CONSUMER_BYTES:
+        raise InvalidValue(f"consumer: {len(name)} characters; give at most {CONSUMER_BYTES}")
+    return name

@@ -1,0 +1,312 @@
+"""Failures: errors as consumers send them, and failure entries as scripts store them.
+
+An entry has the last attempt, and earlier ones as far as they were kept; `lua/lib/attempts.lua`,
+whose twin this is, describes its bytes. The error that a consumer sends is msgpack of [type and
+message, traceback, worker].
+
+Fingerprints: what dead letters of one cause have in common.
+
+A fingerprint is made of the reason, the type of the exception, its message without what differs
+from message to message (numbers, ids, quoted text, paths), and the last place in the user's code.
+It is the same in every process and version; a change of the rules here is a change of RMQ's format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import socket
+import struct
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgpack
+
+REASONS = {
+    "f": "failed",
+    "l": "lease ran out",
+    "r": "rejected",
+    "u": "undecodable",
+    "x": "expired",
+    "n": "unhandled",
+}
+REDRIVEN = "redriven"
+ERROR_CHARS, TRACEBACK_CHARS, WORKER_CHARS = 2_000, 12_000, 200
+REMEMBERED = 256  # decoded failures: those of one cause are often alike, and have 14 KiB at most
+
+_MARK = 0xC1  # the fourth byte of an entry with times; begins no msgpack
+_EARLIER, _CARRIED = 1, 8  # flags: items follow; the error is that of an earlier attempt
+_SAME = (1, 2, 4)  # flags of an item: error, traceback or worker of the one before
+_SAME_FRAMES = 16  # flag of an item: the traceback of the one before, but for the error
+_COUNTS = struct.Struct(">HBH")  # attempts, items, bytes of the items
+_TIME_MAX = 253_402_300_800_000  # epoch ms, the end of the year 9999
+_NO_ATTEMPT = "xd"  # expired, redriven
+
+
+class Failure(NamedTuple):
+    """The last failure of a message.
+
+    Attributes:
+        reason: "failed", "lease ran out", "rejected", "undecodable", "expired" or "unhandled".
+        deliveries: made so far.
+        error: the exception's type and message, as far as the consumer sent them.
+        traceback: the traceback of the exception, or ''.
+    """
+
+    reason: str
+    deliveries: int
+    error: str = ""
+    traceback: str = ""
+
+
+class Attempt(NamedTuple):
+    """An attempt to handle a message that failed, or its redrive, or its expiry.
+
+    Attributes:
+        number: counts the attempts from the first send on, over redrives; None: it is no attempt,
+            the message was redriven, or it expired.
+        at: when it failed, by the clock of Redis; None: an earlier version has not noted it.
+        reason: as `Failure.reason`, or "redriven".
+        error: the exception's type and message, or ''; of earlier attempts the first 1024 bytes.
+        traceback: of the exception, or ''; of earlier attempts the last 2048 bytes.
+        worker: host and process id of the consumer that reported it, or ''.
+    """
+
+    number: int | None
+    at: datetime | None
+    reason: str
+    error: str = ""
+    traceback: str = ""
+    worker: str = ""
+
+
+class Rendered(NamedTuple):
+    """An error as text, cut to size.
+
+    Attributes:
+        text: the exception's type and message, or a reason.
+        traceback: of the exception, or ''.
+    """
+
+    text: str
+    traceback: str = ""
+
+
+Error = BaseException | str | Rendered | None
+
+
+def text_of(error: BaseException | str | None) -> str:
+    """Return the text of an exception or a string, cut to size; never raises.
+
+    A user's `__str__` may raise, or return something other than a string. The message that failed
+    must still get its retry.
+    """
+    try:
+        return str.__str__(str(error))[:ERROR_CHARS]
+    except BaseException as problem:  # even sys.exit(): this is not the place to end a process
+        return f"<str() of this {type(error).__name__} raised {type(problem).__name__}>"
+
+
+def summary(error: BaseException) -> str:
+    """Return the type and the text of an exception; never raises."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an exception; never raises."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as problem:  # of an exception group, a note, or a property of the user's
+        return f"<the traceback cannot be shown: {type(problem).__name__}>"
+
+
+@lru_cache(1)
+def _host() -> str:
+    try:
+        return socket.gethostname()
+    except OSError:
+        return ""
+
+
+def this_worker() -> str:
+    """Return the host and the process id of this process."""
+    return f"{_host()}:{os.getpid()}"[-WORKER_CHARS:]
+
+
+def render(error: Error) -> Rendered:
+    """Return an error as text; never raises. It runs code of the exception, which may hang."""
+    if isinstance(error, BaseException):
+        return Rendered(summary(error)[:ERROR_CHARS], traceback_of(error)[-TRACEBACK_CHARS:])
+    if isinstance(error, Rendered):
+        return error
+    return Rendered("" if error is None else text_of(error))
+
+
+def encode(error: Error, worker: str = "") -> bytes:
+    """Encode an error for a script, cut to size; never raises."""
+    if error is None and not worker:
+        return b""
+    parts = [*render(error), *([worker] if worker else ())]
+    packed: bytes = msgpack.packb(parts, unicode_errors="replace")
+    return packed
+
+
+def is_expired_lease(entry: bytes) -> bool:
+    """Return whether a failure entry says that a lease expired."""
+    return entry[2:3] == b"l"
+
+
+class _Entry(NamedTuple):
+    """The parts of a failure entry."""
+
+    deliveries: int
+    reason: str
+    flags: int
+    at_ms: int
+    attempts: int
+    items: bytes
+    details: bytes
+
+
+def _read(entry: bytes) -> _Entry:
+    made, reason = entry[1], chr(entry[2])
+    if len(entry) >= 11 and entry[3] == _MARK:
+        flags, at_ms = entry[4], int.from_bytes(entry[5:11], "big")
+        if not flags & _EARLIER:
+            return _Entry(made, reason, flags, at_ms, made, b"", entry[11:])
+        if len(entry) >= 16:
+            attempts, _, size = _COUNTS.unpack_from(entry, 11)
+            if len(entry) >= 16 + size:
+                items, details = entry[16 : 16 + size], entry[16 + size :]
+                return _Entry(made, reason, flags, at_ms, attempts, items, details)
+    return _Entry(made, reason, 0, 0, made, b"", entry[3:])
+
+
+def _texts(details: bytes) -> tuple[str, str, str]:
+    """Return error, traceback and worker; details that cannot be read are all error."""
+    if not details:
+        return "", "", ""
+    try:
+        error, lines, *rest = msgpack.unpackb(details)
+    except (ValueError, msgpack.UnpackException, TypeError):
+        return repr(details[:200]), "", ""
+    return str(error), str(lines), str(rest[0]) if rest else ""
+
+
+def _reason(letter: str) -> str:
+    return REDRIVEN if letter == "d" else REASONS.get(letter, f"reason {letter!r}")
+
+
+def decode(entry: bytes) -> Failure | None:
+    """Decode the last failure of an entry; None: it is empty, or the message was redriven since."""
+    if len(entry) < 3 or entry[2:3] == b"d":
+        return None
+    parts = _read(entry)
+    return _failure(parts.reason, parts.deliveries, parts.details)
+
+
+@lru_cache(REMEMBERED)
+def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
+    """Decode a failure without time and earlier attempts, so that equal ones are read once."""
+    error, lines, _ = _texts(details)
+    return Failure(_reason(reason), deliveries, error, lines)
+
+
+def attempts(entry: bytes) -> tuple[Attempt, ...]:
+    """Decode all attempts of an entry, the newest first."""
+    return tuple(_attempts(entry)) if len(entry) >= 3 else ()
+
+
+def _attempts(entry: bytes) -> Iterator[Attempt]:
+    parts = _read(entry)
+    number, reason, at_ms, flags = parts.attempts, parts.reason, parts.at_ms, parts.flags
+    texts, at = _texts(parts.details), 0
+    while True:
+        is_attempt = reason not in _NO_ATTEMPT
+        shown = ("", "", "") if flags & _CARRIED else texts
+        when = datetime.fromtimestamp(at_ms / 1000, UTC) if 0 < at_ms < _TIME_MAX else None
+        yield Attempt(number if is_attempt else None, when, _reason(reason), *shown)
+        number -= is_attempt
+        if len(parts.items) < at + 8:
+            return
+        reason, flags = chr(parts.items[at]), parts.items[at + 1]
+        at_ms = int.from_bytes(parts.items[at + 2 : at + 8], "big")
+        texts, at = _item_texts(parts.items, at + 8, flags, texts)
+
+
+def _item_texts(
+    items: bytes, at: int, flags: int, newer: tuple[str, str, str]
+) -> tuple[tuple[str, str, str], int]:
+    """Return error, traceback and worker of an item, and where the next one begins."""
+    texts: list[str] = []
+    for place, same in enumerate(_SAME):
+        if flags & same:
+            texts.append(newer[place])
+        elif place == 1 and flags & _SAME_FRAMES:
+            texts.append(newer[1].removesuffix(newer[0] + "\n") + texts[0] + "\n")
+        else:
+            size = int.from_bytes(items[at : at + 2], "big")
+            texts.append(items[at + 2 : at + 2 + size].decode(errors="ignore"))
+            at += 2 + size
+    return (texts[0], texts[1], texts[2]), at
+
+
+DIGITS = 12  # hex: of a thousand groups, two are alike in one topic of 500 million
+NORMALISED_CHARS = 400  # of the error that are looked at
+
+# The order matters: what is quoted or a path may hold numbers, a UUID holds hex.
+_RULES = [
+    (re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|`[^`\n]*`"), "<text>"),
+    (re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s,;)\]}]+"), "<url>"),
+    (re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[\\/][^\s,;:)\]}]+"), "<path>"),
+    (re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"), "<id>"),
+    (re.compile(r"0[xX][0-9a-fA-F]+"), "<n>"),
+    # An id: letters and digits in one word of at least 8, which has a digit. So are RMQ's own.
+    (re.compile(r"\b(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{8,}\b"), "<id>"),
+    (re.compile(r"\b[0-9a-fA-F]{16,}\b"), "<id>"),
+    (re.compile(r"[-+]?\d+(?:[.,:]\d+)*"), "<n>"),
+    (re.compile(r"\s+"), " "),
+]
+_TYPE = re.compile(r"([A-Za-z_][\w.]{0,127})(?::\s|$)")
+_FRAME = re.compile(r'^\s+File "([^"\n]+)", line \d+, in ([^\n]{1,200})$', re.MULTILINE)
+# Frames of installed packages and of Python itself tell where it broke, not in which of the user's
+# functions.
+_FOREIGN = re.compile(
+    r"^<frozen |[\\/](?:site-packages|dist-packages|rmq[\\/]worker|lib[\\/]python\d[.\d]*)[\\/]"
+)
+
+
+def normalised(error: str) -> str:
+    """Return an error without what differs between failures of one cause."""
+    text = error[:NORMALISED_CHARS].partition("\n")[0]
+    for pattern, instead in _RULES:
+        text = pattern.sub(instead, text)
+    return text.strip()
+
+
+def origin(traceback: str) -> str:
+    """Return the last place in the user's code, as `orders.py:charge`; '' where none is known."""
+    frames = _FRAME.findall(traceback)
+    own = [frame for frame in frames if not _FOREIGN.search(frame[0])]
+    if not own:
+        return ""
+    file, function = own[-1]
+    name = re.split(r"[\\/]", file)[-1]
+    return f"{name}:{function}"
+
+
+@lru_cache(REMEMBERED)
+def fingerprint(failure: Failure | None) -> str:
+    """Return the fingerprint of a failure: 12 hex digits; '' where there is none."""
+    if failure is None:
+        return ""
+    match = _TYPE.match(failure.error)
+    error_type = match[1] if match else ""
+    message = normalised(failure.error[match.end() :] if match else failure.error)
+    parts = (failure.reason, error_type, message, origin(failure.traceback))
+    digest = hashlib.sha256("\x00".join(parts).encode("utf-8", "replace"))
+    return digest.hexdigest()[:DIGITS]

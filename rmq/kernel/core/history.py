@@ -1,0 +1,242 @@
+"""The history of a topic: samples of its figures, in rings of three resolutions.
+
+A ring has one place for each of its steps, and a place is written anew when its turn comes again,
+so a history never grows. A sample has the counters of the topic, not rates, so no event is missed
+between two samples. It has since when the oldest due message waits, not how long that is, so a
+topic in which nothing happens has equal samples, of which one is enough.
+
+A rate is what a counter grew by from one point to the next. Samples are seldom at points, and not
+evenly apart, so a counter between two samples is taken to have grown evenly: the rates of points in
+a row, times the step, add up to its growth. Equal figures are not sampled for SAME_MS, so when they
+change at last, the look before is stored, too: the growth belongs to the time since then. After
+the newest sample a counter is not known yet if it has just moved, and a point there has no rates;
+when `_wait_ms` is over, a look would have shown a change, and the counter has stood still.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgpack
+
+from rmq.kernel.core import telemetry
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.telemetry import Counts
+
+LEVELS = ("retries", "priority", "due", "later", "in_flight", "dead", "held")
+COUNTERS = ("accepted", "delivered", "settled", "returned", "rolled_back", "dead_lettered")
+
+
+class Ring(NamedTuple):
+    """A ring of samples: the last one of each step is kept, for so many steps."""
+
+    step_ms: int
+    places: int
+
+    @property
+    def span_ms(self) -> int:
+        """How far back it goes."""
+        return self.step_ms * self.places
+
+    def place(self, at_ms: int) -> str:
+        """Return the field of the history for a moment."""
+        return f"{self.step_ms // 1000}:{at_ms // self.step_ms % self.places}"
+
+
+RINGS = (Ring(10_000, 360), Ring(60_000, 1440), Ring(600_000, 1008))  # an hour, a day, a week
+COARSEST = RINGS[-1]
+STEP_LEAST_MS = RINGS[0].step_ms
+KEEP_MS = COARSEST.span_ms + 3_600_000
+SAME_MS = 600_000  # figures that have not changed are sampled again after so long
+HOLDS_MS = SAME_MS + 150_000  # a sample counts until then: the next one may come two looks later
+LOOKS_LEAST_MS = 30_000  # two looks: of 5 to 15 s, if there are few topics
+LOOKS_MOST_MS = HOLDS_MS - SAME_MS
+POINTS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Figures of a topic at one moment.
+
+    Attributes:
+        at: the moment.
+        counts: how many messages wait as retries, with a priority, due, or for a later time
+            ("later"), are "in_flight", "dead", or "held" back by a pause or a limit.
+        late_s: for how long the oldest message that may be taken has waited.
+        rates: events a second since the point before: accepted, delivered, settled, returned,
+            rolled_back, dead_lettered; empty where that is not known, or not yet.
+        late_p50_s: half of the messages taken since the sample before were at most so late; None:
+            none was taken for the first time, or it is not known. To within a factor of 2.
+        late_p99_s: the same for 99 of 100.
+    """
+
+    at: datetime
+    counts: Mapping[str, int]
+    late_s: float
+    rates: Mapping[str, float]
+    late_p50_s: float | None = None
+    late_p99_s: float | None = None
+
+
+class Figures(NamedTuple):
+    """A sample as it is stored."""
+
+    at_ms: int
+    due_since_ms: int  # since when the oldest due message waits; 0: there is none
+    levels: tuple[int, ...]
+    counters: tuple[int, ...]
+    lateness: Counts = ()  # a counter of each bucket; empty: not known
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """All but the moment."""
+        return self[1:]
+
+
+def figures_of(counts: Mapping[str, int], late: Counts = ()) -> Figures:
+    """Return what is kept of the counts of a topic, as `Admin.stats` names them, and lateness."""
+    late_ms = counts["late_ms"]
+    return Figures(
+        counts["now_ms"],
+        counts["now_ms"] - late_ms if late_ms > 0 else 0,
+        tuple(counts[name] for name in LEVELS),
+        tuple(counts[name] for name in COUNTERS),
+        late,
+    )
+
+
+def write(figures: Figures) -> bytes:
+    """Return figures as they are stored.
+
+    Of lateness: how many buckets, the first of them, and their counters; all others are 0.
+    """
+    used = [bucket for bucket, count in enumerate(figures.lateness) if count]
+    first, end = (used[0], used[-1] + 1) if used else (0, 0)
+    late = (end - first, first, *figures.lateness[first:end]) if figures.lateness else ()
+    flat = (figures.at_ms, figures.due_since_ms, *figures.levels, *figures.counters, *late)
+    return bytes(msgpack.packb(flat))
+
+
+def read(stored: bytes) -> Figures | None:
+    """Read stored figures; None if they are none that this version knows."""
+    try:
+        at_ms, due_since_ms, *rest = msgpack.unpackb(stored)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+    numbers = (at_ms, due_since_ms, *rest)
+    if len(rest) < len(LEVELS) + len(COUNTERS) or not all(type(n) is int for n in numbers):
+        return None
+    levels, counters = rest[: len(LEVELS)], rest[len(LEVELS) : len(LEVELS) + len(COUNTERS)]
+    late = _read_lateness(rest[len(LEVELS) + len(COUNTERS) :])
+    return Figures(at_ms, due_since_ms, tuple(levels), tuple(counters), late)
+
+
+def _read_lateness(stored: Sequence[int]) -> Counts:
+    """Return the counter of each bucket; empty where the sample has none."""
+    if len(stored) < 2:  # an earlier version stored none
+        return ()
+    size, first, *counters = stored
+    if len(counters) < size or not 0 <= first <= telemetry.BUCKETS - size:
+        return ()
+    after = telemetry.BUCKETS - first - size
+    return (*(0,) * first, *counters[:size], *(0,) * after)
+
+
+def places_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
+    """Return the fields of a ring for the moments between two, as far as it goes back."""
+    begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms
+    steps = range(begin, last_ms // ring.step_ms + 1)
+    return [ring.place(step * ring.step_ms) for step in steps]
+
+
+def rings_for(step_ms: int) -> Sequence[Ring]:
+    """Return the rings that have all samples which points this far apart can show."""
+    fine = [ring for ring in RINGS if ring.step_ms <= step_ms and step_ms % ring.step_ms == 0]
+    return RINGS[RINGS.index(fine[-1]) :]
+
+
+def points(found: Iterable[Figures], first_ms: int, last_ms: int, step_ms: int) -> list[Sample]:
+    """Return a sample for each step between two moments.
+
+    Each point has the last figures before it. A point after which nobody looked for too long is
+    left out.
+    """
+    ordered = sorted({figures.at_ms: figures for figures in found}.values())
+    times = [figures.at_ms for figures in ordered]
+    grown = _grown(ordered)
+    waits_ms = _wait_ms(ordered)
+    known_ms = times[-1] if times and last_ms - times[-1] < waits_ms else last_ms
+    samples: list[Sample] = []
+    before: Figures | None = None
+    for at_ms in range(first_ms - step_ms, last_ms + 1, step_ms):
+        index = bisect_right(times, at_ms) - 1
+        figures = ordered[index] if index >= 0 else None
+        if figures is not None and at_ms - figures.at_ms > HOLDS_MS:
+            figures = None
+        if figures is not None and at_ms >= first_ms:
+            rates: dict[str, float] = {}
+            if before is not None and at_ms <= known_ms:
+                now, then = (_grown_by(times, grown, at) for at in (at_ms, at_ms - step_ms))
+                growth = zip(COUNTERS, now, then, strict=True)
+                rates = {name: max(0.0, n - t) * 1000 / step_ms for name, n, t in growth}
+            samples.append(_point(figures, before, at_ms, rates))
+        before = figures
+    return samples
+
+
+def _grown(ordered: Sequence[Figures]) -> list[tuple[int, ...]]:
+    """Return by how much each counter had grown at each sample, since the first one.
+
+    Counters that began anew have not grown.
+    """
+    grown = [(0,) * len(COUNTERS)]
+    for before, figures in pairwise(ordered):
+        pairs = zip(grown[-1], figures.counters, before.counters, strict=True)
+        grown.append(tuple(sum_ + max(0, now - then) for sum_, now, then in pairs))
+    return grown
+
+
+def _grown_by(times: Sequence[int], grown: Sequence[tuple[int, ...]], at_ms: int) -> list[float]:
+    """Return by how much each counter had grown at a moment, not before the first sample."""
+    after = bisect_right(times, at_ms)
+    if after == len(times):
+        return [float(each) for each in grown[-1]]
+    share = (at_ms - times[after - 1]) / (times[after] - times[after - 1])
+    pairs = zip(grown[after - 1], grown[after], strict=True)
+    return [then + (now - then) * share for then, now in pairs]
+
+
+def _wait_ms(ordered: Sequence[Figures]) -> int:
+    """Return how long after the newest sample a change of its counters may not be known yet.
+
+    Two looks, of which the last two samples tell how far they are apart; 0: the newest sample shows
+    no movement, so none is expected, or there is none to compare it with.
+    """
+    if len(ordered) < 2 or ordered[-1].counters == ordered[-2].counters:
+        return 0
+    apart_ms = ordered[-1].at_ms - ordered[-2].at_ms
+    if apart_ms > HOLDS_MS:
+        return 0
+    return min(max(2 * apart_ms, LOOKS_LEAST_MS), LOOKS_MOST_MS)
+
+
+def _point(
+    figures: Figures, before: Figures | None, at_ms: int, rates: Mapping[str, float]
+) -> Sample:
+    taken: Counts = ()
+    if before is not None:
+        taken = telemetry.growth(figures.lateness, before.lateness)
+    due_since_ms = figures.due_since_ms
+    return Sample(
+        moment(at_ms),
+        dict(zip(LEVELS, figures.levels, strict=True)),
+        max(0, at_ms - due_since_ms) / 1000 if due_since_ms else 0.0,
+        rates,
+        telemetry.percentile_s(taken, 0.50),
+        telemetry.percentile_s(taken, 0.99),
+    )

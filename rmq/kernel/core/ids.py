@@ -1,0 +1,283 @@
+"""Message ids: 16 bytes, made by the producer once for each message.
+
+Layout, big-endian, so that bytes sort by time:
+
+    8 bytes  stamp: epoch ms * 65536 + a count, strictly growing inside a process
+    10 bits  slot
+    14 bits  check: CRC-32 of prefix and topic, so that an id of another topic is noticed
+    5 bytes  random, drawn once for each process, again after a fork, and for each push to a stage
+
+Two bits of the first byte are marks, which other ids have clear until the year 4199:
+
+    0x80  derived: the id of a message with a dedup key, or of a schedule for one time. Stamp and
+          random are the 13 bytes of the BLAKE2b digest of the key, or of name and time, with this
+          bit set.
+    0x40  kept: the id was made for a caller that keeps it in order to send it again, as
+          `Topic.new_id` and the outbox make it. So kept ids sort after all others that are not
+          derived, and by time among themselves. In a derived id the bit means nothing.
+
+In Redis, a message of a slot is named by its member: the id without slot and check, which the key
+says. 13 bytes fit the 16-byte class of an allocator, with the header and the NUL of a Redis string;
+16 bytes would take 32.
+
+The text form is 26 characters of base32hex in lower case, which sorts as the bytes do.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import overload
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core import process
+from rmq.kernel.core.validation import utf8
+
+SIZE = 16
+TEXT_SIZE = 26
+DEDUP_KEY_BYTES = 200  # of UTF-8; as long as the key of a claim
+_DERIVED, _KEPT = 0x80, 0x40
+_STAMP = (_KEPT << 56) - 1  # the stamp without the marks
+
+# Base32hex, two characters at a time: a third of the time of base64.b32hexencode.
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+_PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
+_SHIFTS = range(120, -1, -10)
+# By start bit: for each octet, its share of the five bits from there. A start below 0 is in the
+# octet before.
+_FIVE = {
+    at: bytes((octet << 8 >> 11 - at if at > -5 else 0) & 31 for octet in range(256))
+    for at in range(-8, 8)
+}
+_LETTERS = (_DIGITS * 8).encode()
+
+_lock = threading.Lock()
+_random = os.urandom(5)
+_last = 0
+
+
+def _reseed() -> None:
+    global _random, _lock
+    _lock = threading.Lock()  # the parent may have held the old one while it forked
+    _random = os.urandom(5)
+
+
+process.call_in_child(_reseed)
+
+
+def process_bytes() -> bytes:
+    """Return the five random bytes in every id that this process makes."""
+    return _random
+
+
+class MessageId(bytes):
+    """The id of a message: 16 bytes with a text form, a slot and a time."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: MessageId | bytes | str, field: str = "id") -> MessageId:
+        """Read an id from its 26 characters or 16 bytes.
+
+        Raises:
+            InvalidValue: the text or the bytes are not an id.
+            InvalidType: neither text nor bytes.
+        """
+        if isinstance(value, MessageId):
+            return value
+        if isinstance(value, bytes):
+            if len(value) != SIZE:
+                raise InvalidValue(f"{field}: {len(value)} bytes; a message id has {SIZE}")
+            return cls(value)
+        if not isinstance(value, str):
+            raise InvalidType(
+                f"{field}: {type(value).__name__}; give a MessageId or its {TEXT_SIZE} characters"
+            )
+        try:
+            if len(value) != TEXT_SIZE:
+                raise ValueError
+            message_id = cls(base64.b32hexdecode(value.upper() + "======"))
+        except (ValueError, binascii.Error):
+            short = value if len(value) <= 40 else value[:40] + "..."
+            raise InvalidValue(
+                f"{field}: {short!r} is not a message id; "
+                f"an id is {TEXT_SIZE} characters of 0-9 a-v"
+            ) from None
+        if str(message_id) != value.lower():
+            raise InvalidValue(f"{field}: {value!r} is not a message id; its last character is off")
+        return message_id
+
+    def __str__(self) -> str:
+        number = int.from_bytes(self, "big") << 2
+        return "".join([_PAIRS[number >> shift & 1023] for shift in _SHIFTS])
+
+    def __repr__(self) -> str:
+        return f"MessageId('{self}')"
+
+    @property
+    def slot(self) -> int:
+        """The index of the slot that holds the message."""
+        return int.from_bytes(self[8:11], "big") >> 14
+
+    @property
+    def check(self) -> int:
+        """14 bits that tell topics apart."""
+        return int.from_bytes(self[8:11], "big") & 0x3FFF
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether it was derived from a dedup key, or from a schedule and its time."""
+        return bool(self[0] & _DERIVED)
+
+    @property
+    def made_at(self) -> datetime | None:
+        """The time at which the producer made it, by the producer's clock, to a few ms.
+
+        None for a derived id.
+        """
+        if self.is_derived:
+            return None
+        stamp = int.from_bytes(self[:8], "big") & _STAMP
+        return datetime.fromtimestamp((stamp >> 16) / 1000, UTC)
+
+    @property
+    def member(self) -> bytes:
+        """The name of the message in its slot's keys: the id without slot and check."""
+        return member_of(self)
+
+    def placed(self, slot: int, check: int) -> MessageId:
+        """Return the same id in another slot and topic."""
+        return MessageId(self[:8] + (slot << 14 | check).to_bytes(3, "big") + self[11:])
+
+
+class IdRun(Sequence[MessageId]):
+    """Ids with consecutive stamps; each is made when it is asked for."""
+
+    __slots__ = ("_stamps", "_tail")
+
+    def __init__(self, stamps: range, tail: bytes) -> None:
+        self._stamps = stamps
+        self._tail = tail
+
+    def __len__(self) -> int:
+        return len(self._stamps)
+
+    def __iter__(self) -> Iterator[MessageId]:
+        tail = self._tail
+        return iter([MessageId(stamp.to_bytes(8, "big") + tail) for stamp in self._stamps])
+
+    @overload
+    def __getitem__(self, place: int) -> MessageId: ...
+    @overload
+    def __getitem__(self, place: slice) -> IdRun: ...
+    def __getitem__(self, place: int | slice) -> MessageId | IdRun:
+        if isinstance(place, slice):
+            return IdRun(self._stamps[place], self._tail)
+        return MessageId(self._stamps[place].to_bytes(8, "big") + self._tail)
+
+    def members(self) -> list[bytes]:
+        """Return their members, without making the ids."""
+        random = self._tail[3:]
+        return [stamp.to_bytes(8, "big") + random for stamp in self._stamps]
+
+
+def join_texts(ids: bytes) -> bytes:
+    """Return the text forms of concatenated ids, concatenated.
+
+    Each character position is computed for all ids at once, which is faster than id by id.
+    """
+    count = len(ids) // SIZE
+    text = bytearray(count * TEXT_SIZE)
+    octets = [*(ids[place::SIZE] for place in range(SIZE)), bytes(count)]
+    for place in range(TEXT_SIZE):
+        octet, bit = divmod(5 * place, 8)
+        high = int.from_bytes(octets[octet].translate(_FIVE[bit]))
+        low = int.from_bytes(octets[octet + 1].translate(_FIVE[bit - 8]))
+        text[place::TEXT_SIZE] = (high | low).to_bytes(count).translate(_LETTERS)
+    return bytes(text)
+
+
+def topic_check(prefix: str, topic: str) -> int:
+    """Return 14 bits of CRC-32 over prefix and topic."""
+    return zlib.crc32(f"{prefix}:{topic}".encode()) & 0x3FFF
+
+
+def member_of(id: bytes) -> bytes:
+    """Return the member of an id."""
+    return id[:8] + id[11:]
+
+
+def members_of(ids: Iterable[bytes]) -> list[bytes]:
+    """Return the members of ids; without a call for each, since batches are long."""
+    if isinstance(ids, IdRun):
+        return ids.members()
+    return [id[:8] + id[11:] for id in ids]
+
+
+def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[MessageId]:
+    """Make ids for one slot, in growing order.
+
+    Args:
+        slot: 0 to 1023.
+        check: the value of `topic_check`.
+        count: how many.
+        kept: the caller keeps them in order to send them again.
+    """
+    return list(make_run(slot, check, count, kept=kept))
+
+
+def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
+    """As `make`, for ids of which few may be asked for."""
+    global _last
+    with _lock:
+        stamp = max(_last + 1, time.time_ns() // 1_000_000 << 16)
+        _last = stamp + count - 1
+        tail = (slot << 14 | check).to_bytes(3, "big") + _random
+    if kept:
+        stamp |= _KEPT << 56
+    return IdRun(range(stamp, stamp + count), tail)
+
+
+def key_bytes(key: object) -> bytes:
+    """Return a dedup key as bytes; a text and its UTF-8 bytes are the same key.
+
+    Raises:
+        InvalidType: neither str nor bytes.
+        InvalidValue: empty, too long, or not valid Unicode.
+    """
+    if not isinstance(key, str | bytes):
+        raise InvalidType(f"dedup_key: {type(key).__name__}; give str or bytes")
+    encoded = utf8(key, "dedup_key") if isinstance(key, str) else bytes(key)
+    if not 1 <= len(encoded) <= DEDUP_KEY_BYTES:
+        raise InvalidValue(
+            f"dedup_key: {len(encoded)} bytes; give 1 to {DEDUP_KEY_BYTES}, "
+            "or a digest of a longer key"
+        )
+    return encoded
+
+
+def derive(key: bytes, slot: int, check: int) -> MessageId:
+    """Return the id of a dedup key: always the same in a slot of a topic."""
+    return _derived(hashlib.blake2b(key, digest_size=13).digest(), slot, check)
+
+
+def derive_scheduled(schedule: str, time_ms: int, slot: int, check: int) -> MessageId:
+    """Return the id of a schedule's message for one time; no dedup key has the same."""
+    text = f"{schedule}:{time_ms}".encode()
+    digest = hashlib.blake2b(text, digest_size=13, person=b"rmq-schedule").digest()
+    return _derived(digest, slot, check)
+
+
+def _derived(digest: bytes, slot: int, check: int) -> MessageId:
+    tail = (slot << 14 | check).to_bytes(3, "big") + digest[8:]
+    return MessageId(bytes((digest[0] | _DERIVED,)) + digest[1:8] + tail)
+
+
+Id = MessageId | str | bytes  # an id as callers give it

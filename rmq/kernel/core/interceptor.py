@@ -1,0 +1,379 @@
+"""Interceptors: hooks that run before and after every send, and before, after or around every run.
+
+An error of a `before_` or `after_` hook is logged and goes no further: an interceptor must not be
+able to lose a message. An `around_` hook takes the place of the handler, so its error is one of the
+handler.
+
+Middleware: wrappers around one handler that make the effect of a message happen once.
+
+A decorator attaches a middleware to a function and returns the function unchanged. Whoever runs the
+function for a delivery runs its middleware around it, the topmost decorator outermost.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.sequence import ProducerSequence
+
+log = logging.getLogger("rmq")
+
+
+class Outcome(NamedTuple):
+    """The result of one run of a handler.
+
+    Attributes:
+        verb: how the worker settles it: "ack", "nack", "reject" or "release"; "lost" if its lease
+            had expired; "own" if the handler had settled it itself.
+        seconds: how long the handler ran.
+        error: the exception that it raised, or None.
+    """
+
+    verb: Literal["ack", "nack", "reject", "release", "lost", "own"]
+    seconds: float
+    error: BaseException | None = None
+
+
+class Interceptor:
+    """The base class of interceptors: subclasses override the hooks that they need.
+
+    Hooks may be `async def` on an AsyncClient and its async handlers. The hooks of one object are
+    called from several threads.
+    """
+
+    def before_send(self, topic: str, message: Outgoing) -> Any:
+        """Runs before a message is checked, encoded and sent; may change the message."""
+
+    def after_send(self, topic: str, message: Outgoing, result: SendResult | BaseException) -> Any:
+        """Runs after a message was sent; `result` is the error if it was not."""
+
+    def before_handle(self, delivery: DeliveryData) -> Any:
+        """Runs before a handler."""
+
+    def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
+        """Runs after a handler and before its delivery is settled."""
+
+    def on_overrun(self, delivery: DeliveryData) -> None:
+        """Runs when a delivery is settled as failed because its handler exceeds its max_runtime.
+
+        In a thread of the worker; the handler goes on, and `after_handle` runs when it has ended.
+        """
+
+    def around_handle(self, delivery: Any, call_next: Callable[[Any], None]) -> None:
+        """Runs around a plain handler, which `call_next(delivery)` runs.
+
+        To return or raise has the effect that it has in the handler. Without `call_next` the
+        handler does not run, and a return settles the message.
+        """
+        call_next(delivery)
+
+    async def around_handle_async(
+        self, delivery: Any, call_next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Do as `around_handle`, around an async handler."""
+        await call_next(delivery)
+
+    def around_batch(self, deliveries: Any, call_next: Callable[[Any], None]) -> None:
+        """Do as `around_handle`, around a plain handler with `batch`, for its list of deliveries.
+
+        `call_next` may be given a part of the list; the others are settled as those of the handler.
+        """
+        call_next(deliveries)
+
+    async def around_batch_async(
+        self, deliveries: Any, call_next: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        """Do as `around_batch`, around an async handler."""
+        await call_next(deliveries)
+
+    def watch(self, worker: Any) -> None:
+        """Runs before a worker that calls these hooks starts; again at each later start."""
+
+    def _make_sequence(self) -> ProducerSequence | None:
+        """Return the sequence that numbers a client's messages; only `rmq.Audit` has one."""
+        return None
+
+
+Hook = Callable[..., Any]
+AROUND = ("around_handle", "around_handle_async", "around_batch", "around_batch_async")
+
+
+class Hooks:
+    """The hooks of a chain of interceptors, without those that are not overridden.
+
+    `before_*` are in order, `after_*` in reverse: the first interceptor is the outermost.
+    """
+
+    __slots__ = (
+        "after_handle", "after_send", "before_handle", "before_send", "chain", "on_overrun",
+        "producer_sequence",
+    )  # fmt: skip
+
+    def __init__(self, chain: Iterable[Interceptor] = ()) -> None:
+        self.chain = tuple(chain)
+        for interceptor in self.chain:
+            if not isinstance(interceptor, Interceptor):
+                raise InvalidType(
+                    f"interceptors: {interceptor!r}; give objects of subclasses of rmq.Interceptor"
+                )
+            _check_kinds(interceptor)
+        sequences = [made for each in self.chain if (made := each._make_sequence())]
+        if len(sequences) > 1:
+            raise InvalidValue("interceptors: rmq.Audit is given twice; give it once")
+        self.producer_sequence = sequences[0] if sequences else None
+        self.before_send = self._overridden("before_send")
+        self.after_send = self._overridden("after_send")[::-1]
+        self.before_handle = self._overridden("before_handle")
+        self.after_handle = self._overridden("after_handle")[::-1]
+        self.on_overrun = self._overridden("on_overrun")
+
+    def _overridden(self, name: str) -> list[Hook]:
+        return [getattr(each, name) for each in self.chain if _overrides(each, name)]
+
+    def inside(self, outermost: Interceptor) -> Hooks:
+        """Return these hooks inside an interceptor that has `around_` hooks only."""
+        hooks = copy.copy(self)
+        hooks.chain = (outermost, *self.chain)
+        return hooks
+
+    def around(self, handler: HandlerInfo) -> list[Hook]:
+        """Return the hooks that run around a handler, outermost first.
+
+        Raises:
+            InvalidType: an interceptor has such hooks, but none for this kind of handler, which
+                would run without it.
+        """
+        name = AROUND[2 * bool(handler.batch) + handler.is_async]
+        for interceptor in self.chain:
+            others = [other for other in AROUND if _overrides(interceptor, other)]
+            if others and name not in others:
+                kind = "an async def" if handler.is_async else "a plain def"
+                kind += " with batch" * bool(handler.batch)
+                raise InvalidType(
+                    f"interceptors: {type(interceptor).__name__} has {others[0]}, which does not "
+                    f"run around handler {handler.name}, {kind}; "
+                    f"give it {name} too, if only to call call_next"
+                )
+        return self._overridden(name)
+
+    def refuse_async(self, where: str, names: Iterable[str]) -> None:
+        """Refuse async hooks of these names, which `where` could not await.
+
+        Raises:
+            InvalidType: a hook is async; the error names it.
+        """
+        for name in names:
+            for hook in getattr(self, name):
+                if inspect.iscoroutinefunction(hook):
+                    raise InvalidType(
+                        f"interceptors: {hook.__qualname__} is async, and {where} is not; "
+                        "make it a plain def"
+                    )
+
+
+def _overrides(interceptor: Interceptor, name: str) -> bool:
+    return getattr(type(interceptor), name) is not getattr(Interceptor, name)
+
+
+def _check_kinds(interceptor: Interceptor) -> None:
+    """Refuse `around_` hooks that nobody would await, or that are none."""
+    for name in AROUND:
+        hook = getattr(interceptor, name)
+        if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
+            raise InvalidType(
+                f"interceptors: {hook.__qualname__} has a yield; call call_next instead"
+            )
+        is_async = inspect.iscoroutinefunction(hook)
+        if is_async and not name.endswith("_async"):
+            raise InvalidType(
+                f"interceptors: {hook.__qualname__} is async; name it {name}_async, or make it a "
+                "plain def"
+            )
+        if name.endswith("_async") and not is_async:
+            raise InvalidType(f"interceptors: {hook.__qualname__} is plain; make it an async def")
+
+
+def call_hook(hook: Hook, *args: Any) -> Any:
+    """Call a hook and return its result, perhaps an awaitable; log what it raises."""
+    try:
+        return hook(*args)
+    except Exception:
+        log_hook_error(hook)
+    return None
+
+
+async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
+    """Call hooks in an event loop and await the async ones."""
+    for hook in hooks:
+        result = call_hook(hook, *args)
+        if inspect.isawaitable(result):
+            await await_hook(hook, result)
+
+
+async def await_hook(hook: Hook, result: Awaitable[Any]) -> None:
+    """Await the result of an async hook; log what it raises."""
+    try:
+        await result
+    except Exception:
+        log_hook_error(hook)
+
+
+def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
+    """Call hooks one after another; yield an awaitable for each async one."""
+    for hook in hooks:
+        result = call_hook(hook, *args)
+        if inspect.isawaitable(result):
+            yield await_hook(hook, result)
+
+
+def log_hook_error(hook: Hook) -> None:
+    """Log that a hook raised."""
+    log.exception("interceptor %s raised; the message goes on without it", hook.__qualname__)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+Next = Callable[..., Any]
+NextAsync = Callable[..., Awaitable[Any]]
+
+_ATTACHED, _REGISTERED = "__rmq_middleware__", "__rmq_registered__"
+
+
+class HandlerInfo(Protocol):
+    """The facts about a handler that its middleware may read."""
+
+    name: str
+    is_async: bool
+    batch: int
+    ordered: bool
+    lease_ms: int | None
+    middleware: tuple[Middleware, ...]
+
+
+class Middleware:
+    """Runs around a handler. Subclasses override `run` and `run_async`.
+
+    Attributes:
+        parameter: the name of the handler's parameter that this middleware fills, or "".
+        accepts_batches: whether it works for a handler that gets a list.
+        decorator: the name of its decorator, for error texts.
+    """
+
+    parameter = ""
+    decorator = "middleware"
+    accepts_batches = False
+
+    def check_handler(self, handler: HandlerInfo) -> None:
+        """Refuse a handler that this middleware cannot wrap; called when it is registered.
+
+        Raises:
+            ConfigurationError: the error names the handler and the change to make.
+        """
+
+    def check_lease(self, lease_ms: int) -> None:
+        """Refuse a lease that cannot work; called when the lease of the deliveries is known."""
+
+    def run(self, delivery: DeliveryData, call_next: Next) -> bool:
+        """Call `call_next` with the filled parameter; return False if the work was done before."""
+        call_next()
+        return True
+
+    async def run_async(self, delivery: DeliveryData, call_next: NextAsync) -> bool:
+        """Do as `run`, for an async handler."""
+        await call_next()
+        return True
+
+    def on_duplicate(self, delivery: DeliveryData) -> None:
+        """Take note that the work was done before by another delivery; nothing is run."""
+
+    async def on_duplicate_async(self, delivery: DeliveryData) -> None:
+        """Do as `on_duplicate`, for an async handler."""
+
+
+def attach(function: F, middleware: Middleware, decorator: str) -> F:
+    """Wrap a function and the middleware that it already has; return the function.
+
+    Raises:
+        InvalidType: the function cannot carry middleware, or is registered already: too late.
+    """
+    if not callable(function):
+        raise InvalidType(f"@{decorator}: {function!r} is not a function")
+    if getattr(function, _REGISTERED, False):
+        raise InvalidType(
+            f"@{decorator}: {getattr(function, '__qualname__', function)!s} is registered already; "
+            f"write @{decorator} below @topic.handler"
+        )
+    try:
+        middleware.decorator = decorator
+        setattr(function, _ATTACHED, (middleware, *middleware_of(function)))
+    except AttributeError:
+        raise InvalidType(
+            f"@{decorator}: {function!r} cannot carry middleware; decorate the function itself"
+        ) from None
+    return function
+
+
+def middleware_of(function: Callable[..., Any]) -> tuple[Middleware, ...]:
+    """Return the middleware of a function, outermost first."""
+    attached: tuple[Middleware, ...] = getattr(function, _ATTACHED, ())
+    return attached
+
+
+def active(chain: tuple[Middleware, ...]) -> tuple[Middleware, ...]:
+    """Return the middleware that overrides `run` or `run_async`."""
+    inactive = Middleware.run, Middleware.run_async
+    return tuple(each for each in chain if (type(each).run, type(each).run_async) != inactive)
+
+
+def run_through(
+    chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Any]
+) -> bool:
+    """Call a function inside middleware; return False if the work was done before."""
+
+    def run_from(position: int, filled: dict[str, Any]) -> bool:
+        if position == len(chain):
+            call(**filled)
+            return True
+        inner_ran = True
+
+        def call_next(**parameters: Any) -> None:
+            nonlocal inner_ran
+            inner_ran = run_from(position + 1, {**filled, **parameters})
+
+        return chain[position].run(delivery, call_next) and inner_ran
+
+    return run_from(0, {})
+
+
+async def run_through_async(
+    chain: tuple[Middleware, ...], delivery: DeliveryData, call: Callable[..., Awaitable[Any]]
+) -> bool:
+    """Do as `run_through`, for an async function."""
+
+    async def run_from(position: int, filled: dict[str, Any]) -> bool:
+        if position == len(chain):
+            await call(**filled)
+            return True
+        inner_ran = True
+
+        async def call_next(**parameters: Any) -> None:
+            nonlocal inner_ran
+            inner_ran = await run_from(position + 1, {**filled, **parameters})
+
+        return await chain[position].run_async(delivery, call_next) and inner_ran
+
+    return await run_from(0, {})
+
+
+def mark_registered(function: Callable[..., Any]) -> None:
+    """Mark a function that became a handler: middleware attached later would not run."""
+    try:
+        setattr(function, _REGISTERED, True)
+    except AttributeError:
+        return  # a method of an object: nothing can be attached to it either

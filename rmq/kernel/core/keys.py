@@ -1,0 +1,250 @@
+"""Redis keys: the name of every key that RMQ uses, and the type of its value.
+
+All keys of a slot have the hash tag `{<topic>_<index>}`, so that one script may use them all on a
+Redis Cluster. `lua/README.md` describes the keys for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core.ids import MessageId, topic_check
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SLOTS_MAX = 1024  # of a topic
+
+TYPES = {
+    "slot": "hash",
+    "store": "zset",
+    "prepare": "zset",
+    "records": "hash",
+    "dead": "zset",
+    "trash": "zset",
+    "deaths": "hash",
+    "failures": "hash",
+    "arrivals": "zset",
+    "merge": "hash",
+    "audit": "zset",
+    "bodies": "hash",
+    "settled0": "set",
+    "settled1": "set",
+    "claim": "string",
+    "query": "hash",
+    "querylog": "list",
+    "queries": "zset",
+    "leases": "zset",
+    "rates": "zset",
+    "stage": "list",
+    "schedules": "hash",
+    "schedule_times": "zset",
+    "sink": "hash",
+    "topic": "hash",
+    "history": "hash",
+    "topics": "set",
+    "scheduled": "set",
+    "worker": "string",
+    "workers": "zset",
+    "leader": "string",
+    "job": "hash",
+    "joblog": "list",
+    "jobs": "zset",
+    "audit_trail": "zset",
+    "tokens": "hash",
+    "tokens_used": "hash",
+    "session": "string",
+    "server_secret": "string",
+}
+
+
+def check_name(name: object, field: str) -> str:
+    """Return a topic name or a prefix if it is 1 to 128 of `A-Z a-z 0-9 . _ -`.
+
+    Raises:
+        InvalidType: not a str.
+        InvalidValue: another character, or another length.
+    """
+    if not isinstance(name, str):
+        raise InvalidType(f"{field}: {type(name).__name__}; give a str")
+    if not NAME.fullmatch(name):
+        short = name if len(name) <= 40 else name[:40] + "..."
+        given = f"{len(name)} characters" if len(name) > 128 or not name else ascii(short)
+        raise InvalidValue(f"{field}: {given}; use 1 to 128 of A-Z a-z 0-9 . _ -")
+    return name
+
+
+class SlotKeys:
+    """The keys of one slot."""
+
+    __slots__ = (
+        "arrivals", "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures",
+        "index", "leases", "merge", "middle",
+        "prepare", "queries", "query_stem", "querylog_stem", "rates", "records", "settled0",
+        "settled1", "slot", "stage_stem", "store", "topic", "trash",
+    )  # fmt: skip
+
+    def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
+        stem = f"{prefix}:{{{topic}_{index}}}:".encode()
+        self.topic = topic
+        self.index = index
+        self.created = created  # the stamp of the topic, if it was read
+        # The bytes of every id of this slot that its members lack: slot and check.
+        self.middle = (index << 14 | topic_check(prefix, topic)).to_bytes(3, "big")
+        self.slot = stem + b"slot"
+        self.store = stem + b"store"
+        self.prepare = stem + b"prepare"
+        self.records = stem + b"records"
+        self.dead = stem + b"dead"
+        self.trash = stem + b"trash"
+        self.deaths = stem + b"deaths"
+        self.failures = stem + b"failures"
+        self.arrivals = stem + b"arrivals"
+        self.audit = stem + b"audit"
+        self.bodies = stem + b"bodies"
+        self.merge = stem + b"merge"
+        self.settled0 = stem + b"settled0"
+        self.settled1 = stem + b"settled1"
+        self.claim_stem = stem + b"claim:"
+        self.query_stem = stem + b"query:"
+        self.querylog_stem = stem + b"querylog:"
+        self.queries = stem + b"queries"
+        self.leases = stem + b"leases"
+        self.rates = stem + b"rates"
+        self.stage_stem = stem + b"stage:"
+
+    @property
+    def schedules(self) -> bytes:
+        """The key of the topic's schedules; only slot 0 has them."""
+        return self.slot.removesuffix(b"slot") + b"schedules"
+
+    @property
+    def schedule_times(self) -> bytes:
+        """The key of the times at which schedules are due; only slot 0 has them."""
+        return self.slot.removesuffix(b"slot") + b"schedule_times"
+
+    @property
+    def channel(self) -> bytes:
+        """How shard channels of this slot begin."""
+        return self.slot.removesuffix(b"slot") + b"wake"
+
+    def id_of(self, member: bytes) -> MessageId:
+        """Return the id of a member of this slot."""
+        return MessageId(member[:8] + self.middle + member[8:])
+
+    def ids_of(self, members: Iterable[bytes]) -> list[bytes]:
+        """Return the ids of members of this slot; an empty member stays empty."""
+        middle = self.middle
+        return [member and member[:8] + middle + member[8:] for member in members]
+
+
+def topic_key(prefix: str, topic: str) -> bytes:
+    """Return the key of the hash with the settings of a topic."""
+    return f"{prefix}:{{{topic}}}:topic".encode()
+
+
+def history_key(prefix: str, topic: str) -> bytes:
+    """Return the key of the hash with the samples of a topic."""
+    return f"{prefix}:{{{topic}}}:history".encode()
+
+
+def sink_key(prefix: str, topic: str, query: str) -> bytes:
+    """Return the key of the hash that says which batches of a query are published."""
+    return f"{prefix}:{{{topic}}}:sink:{query}".encode()
+
+
+def topics_key(prefix: str) -> bytes:
+    """Return the key of the set with the names of all topics."""
+    return f"{prefix}:topics".encode()
+
+
+def scheduled_key(prefix: str) -> bytes:
+    """Return the key of the set that lists the topics with schedules."""
+    return f"{prefix}:scheduled".encode()
+
+
+def workers_key(prefix: str) -> bytes:
+    """Return the key of the sorted set with the ids of all worker processes."""
+    return f"{prefix}:workers".encode()
+
+
+def worker_key(prefix: str, worker: str) -> bytes:
+    """Return the key of the status of a worker process."""
+    return f"{prefix}:worker:{worker}".encode()
+
+
+def leader_key(prefix: str) -> bytes:
+    """Return the key of the id of the server that leads."""
+    return f"{prefix}:leader".encode()
+
+
+def job_key(prefix: str, job: str) -> bytes:
+    """Return the key of a job, whose id is the topic's name, a dot and a code."""
+    topic, _, code = job.rpartition(".")
+    return f"{prefix}:{{{topic}}}:job:{code}".encode()
+
+
+def job_log_key(prefix: str, job: str) -> bytes:
+    """Return the key of the list of what became of the messages of a job."""
+    topic, _, code = job.rpartition(".")
+    return f"{prefix}:{{{topic}}}:joblog:{code}".encode()
+
+
+def jobs_key(prefix: str) -> bytes:
+    """Return the key of the sorted set with the ids of all jobs."""
+    return f"{prefix}:jobs".encode()
+
+
+def audit_trail_key(prefix: str) -> bytes:
+    """Return the key of the lines that say who did what."""
+    return f"{prefix}:audit_trail".encode()
+
+
+def tokens_key(prefix: str) -> bytes:
+    """Return the key of the tokens of the HTTP API, by name."""
+    return f"{prefix}:tokens".encode()
+
+
+def tokens_used_key(prefix: str) -> bytes:
+    """Return the key of when tokens were last used, by id."""
+    return f"{prefix}:tokens_used".encode()
+
+
+def session_key(prefix: str, digest: str) -> bytes:
+    """Return the key of a session of a browser, below the digest of its id."""
+    return f"{prefix}:session:{digest}".encode()
+
+
+def server_secret_key(prefix: str) -> bytes:
+    """Return the key of the secret that servers share."""
+    return f"{prefix}:server_secret".encode()
+
+
+def wake_channel(prefix: str, topic: str) -> bytes:
+    """Return the Pub/Sub channel of the wake-ups of a topic."""
+    return f"{prefix}:{{{topic}}}:wake".encode()
+
+
+# Keys of no topic: of which there is one, and of which there are many.
+_WHOLE = (
+    "topics", "scheduled", "workers", "leader", "jobs", "audit_trail", "tokens", "tokens_used",
+    "server_secret",
+)  # fmt: skip
+_BY_ID = ("worker", "session")
+
+
+def type_of(key: bytes) -> str | None:
+    """Return the Redis type of the value of an RMQ key; None for another key."""
+    _, tagged, rest = key.partition(b"}:")  # the rest may hold a caller's text
+    if not tagged:
+        for name in _WHOLE:
+            if key.endswith(f":{name}".encode()):
+                return TYPES[name]
+        return next((TYPES[name] for name in _BY_ID if f":{name}:".encode() in key), None)
+    return TYPES.get(rest.split(b":", 1)[0].decode("ascii", "replace"))
+
+
+def printable(key: bytes) -> str:
+    """Return a key as printable text: the key of a claim holds a caller's text, of any bytes."""
+    text = key.decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,91 @@
+"""The pauses of a topic: since when, by whom and why, and their text in Redis."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal, NamedTuple, get_args
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core.score import moment
+
+Verb = Literal["receive", "send"]  # what a pause stops
+PauseVerb = Literal["receive", "send", "both"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+TEXT_MAX = 500  # characters of `by` and of `why`
+
+
+class Pause(NamedTuple):
+    """A pause of a topic: until it is resumed, no consumer gets messages, or no send is accepted.
+
+    Attributes:
+        since_ms: epoch ms, by the server's clock.
+        by: who paused it.
+        why: as that person or program gave it.
+    """
+
+    since_ms: int
+    by: str
+    why: str
+
+    @property
+    def since(self) -> datetime:
+        """When the topic was paused."""
+        return moment(self.since_ms)
+
+
+def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
+    """Return the pause of a verb that a topic's hash has; None: it is not paused."""
+    field = f"paused_{verb}"  # lua/topic_pause.lua writes it
+    if field not in fields:
+        return None
+    since_ms, by, why = fields[field].split("\n", 2)
+    return Pause(int(since_ms), by, why)
+
+
+def verbs_of(value: object) -> tuple[Verb, ...]:
+    """Return the verbs that "receive", "send" or "both" names.
+
+    Raises:
+        InvalidValue: it is none of them.
+    """
+    if value == "both":
+        return VERBS
+    for verb in VERBS:
+        if value == verb:
+            return (verb,)
+    raise InvalidValue(f"verb: {ascii(value)[:60]}; give receive, send or both")
+
+
+def check_text(value: object, field: str) -> str:
+    """Return a text for `by` or `why`: one line.
+
+    Raises:
+        InvalidValue, InvalidType: it is too long, has line breaks, or is no text.
+    """
+    if not isinstance(value, str):
+        raise InvalidType(f"{field}: {value!r:.60} is not a text")
+    if len(value) > TEXT_MAX or len(value.splitlines()) > 1 or "\n" in value:
+        raise InvalidValue(f"{field}: give one line of at most {TEXT_MAX} characters")
+    return value
+
+
+def who(by: str | None) -> str:
+    """Return who does something, for people to read: as the caller gave it, else user@host.
+
+    Raises:
+        InvalidValue, InvalidType: as of `check_text`.
+    """
+    return _default_by() if by is None else check_text(by, "by")
+
+
+def _default_by() -> str:
+    """Return user@host of this process."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return check_text(f"{user}@{socket.gethostname()}"[:TEXT_MAX], "by")

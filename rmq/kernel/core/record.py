@@ -1,0 +1,304 @@
+"""Records: messages as they are stored in Redis, an envelope and a body.
+
+    byte 1      codec * 32 + flags; 8 without 4: the body is large (`rmq.kernel.core.record`)
+    bytes 2-4   priority; 0 for a timed message without one
+    bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
+    then, only if flagged and in this order:
+      due       6 bytes, epoch ms; below 1e12 on the way in: a delay
+      expiry    6 bytes, epoch ms; on the way in: ms after due
+      merge key 2 bytes of length, then the key
+      headers   2 bytes of length, then msgpack
+    body        the rest; for a collecting message a list of 4 bytes of length and a body each
+
+With eight bytes before it, a 100-byte body stays in the same allocation class of Redis.
+The twin of `lua/lib/record.lua`.
+
+Large bodies: kept in a hash beside the records, written and read by plain commands.
+
+The Lua of Redis hashes every byte of a string that a script is given or makes, so a body of 10 KiB
+would cost 50 us on its way through three scripts and 8 by plain commands. The record of such a
+message has the flag `LARGE` and ends with a reference instead of a body:
+
+    size    4 bytes
+    random  8 bytes; the body's name in the hash is the member, then these
+
+The twin of `lua/lib/large_bodies.lua`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgpack
+
+from rmq.errors import DecodeError
+from rmq.kernel.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedLimit
+
+MIN_BYTES = 4096  # smaller bodies stand in their records
+# So do the large ones of a call that has fewer bytes of them: commands and round trips cost more.
+# Not so in a topic with limits for each key, where takes read many records.
+MIN_BYTES_OF_CALL = 32768
+LARGE, KIND = 8, 12  # of the first byte: a flag, and the bits in which no other record has it
+RANDOM = 8
+REFERENCE = 4 + RANDOM
+
+
+def reference(size: int, random: bytes) -> bytes:
+    """Return what a record has in place of a body of so many bytes; `random`: 8 bytes."""
+    return size.to_bytes(4, "big") + random
+
+
+def name_of(member: bytes, record: bytes) -> bytes:
+    """Return the name of the body that a record, or the rest of one, refers to."""
+    return member + record[-RANDOM:]
+
+
+def size_of(record: bytes) -> int:
+    """Return the size of the body that a record refers to."""
+    return int.from_bytes(record[-REFERENCE:-RANDOM], "big")
+
+
+def with_body(record: bytes, body: bytes) -> bytes:
+    """Return the record as it would be if its body were small."""
+    return bytes((record[0] & ~LARGE,)) + record[1:-REFERENCE] + body
+
+
+def positions(records: Sequence[bytes]) -> list[int]:
+    """Return where records that refer to large bodies are."""
+    return [at for at, record in enumerate(records) if record and record[0] & KIND == LARGE]
+
+
+TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
+SCHEDULE_MARK, SCHEDULE_TIME_MARK = "rmq-schedule", "rmq-schedule-time"  # name; epoch ms
+RESERVED = "rmq-"  # the names of headers that RMQ itself adds begin so
+TYPE_MARK = "rmq-type"  # the header with the type of a message
+_NUMBER = b"\xa9rmq-audit"  # the header that rmq.Audit puts in front of the others
+_NUMBER_BITS = 32
+BARE = 8  # bytes before the body of a bare record
+
+_heads: dict[tuple[int, int, int], bytes] = {}
+
+
+def head(codec: int, flags: int, priority: int) -> bytes:
+    """Return the first four bytes; cached, since a producer uses few."""
+    four = _heads.get((codec, flags, priority))
+    if four is None:
+        if len(_heads) > 4096:
+            _heads.clear()
+        four = bytes((codec << 5 | flags,)) + priority.to_bytes(3, "big")
+        _heads[codec, flags, priority] = four
+    return four
+
+
+def length_prefixed(data: bytes) -> bytes:
+    """Return two bytes of length, then the data."""
+    return len(data).to_bytes(2, "big") + data
+
+
+class Record(NamedTuple):
+    """The fields of a record.
+
+    `body` is a reference where the body is large and was not fetched: `check_body` tells.
+    """
+
+    codec: int
+    flags: int
+    priority: int
+    offset_low: int
+    due_ms: int
+    expires_ms: int
+    merge_key: str
+    headers: dict[str, str]
+    body: bytes
+
+
+def read(data: bytes) -> Record:
+    """Read a record.
+
+    Raises:
+        DecodeError: the bytes are cut short or their headers cannot be read.
+    """
+    try:
+        flags = data[0] & 31
+        at, due, expires, key, headers = 8, 0, 0, "", {}
+        if len(data) < at:
+            raise ValueError("cut short")
+        if flags & TIMED:
+            due, at = int.from_bytes(data[at : at + 6], "big"), at + 6
+        if flags & EXPIRES:
+            expires, at = int.from_bytes(data[at : at + 6], "big"), at + 6
+        if flags & MERGES:
+            size = struct.unpack_from(">H", data, at)[0]
+            key, at = _without_type(data[at + 2 : at + 2 + size].decode()), at + 2 + size
+        if flags & HEADERS:
+            size = struct.unpack_from(">H", data, at)[0]
+            headers, at = msgpack.unpackb(data[at + 2 : at + 2 + size]), at + 2 + size
+            if not isinstance(headers, dict):
+                raise ValueError("headers are not a map")
+        if at > len(data):
+            raise ValueError("cut short")
+    except (ValueError, IndexError, struct.error, msgpack.UnpackException) as error:
+        raise DecodeError(f"record of {len(data)} bytes cannot be read: {error}") from error
+    return Record(
+        data[0] >> 5,
+        flags,
+        int.from_bytes(data[1:4], "big"),
+        int.from_bytes(data[4:8], "big"),
+        due,
+        expires,
+        key,
+        headers,
+        data[at:],
+    )
+
+
+def merge_key_of_type(key: str, message_type: str | None) -> str:
+    """Return a merge key as it is stored: messages of two types do not merge.
+
+    A caller's key does not begin with NUL.
+    """
+    return key if message_type is None else f"\0{message_type}\0{key}"
+
+
+def _without_type(key: str) -> str:
+    return key[1:].partition("\0")[2] if key.startswith("\0") else key
+
+
+def headers_of(data: bytes) -> dict[str, str]:
+    """Return the headers of a record that `read` can read, with those that RMQ added."""
+    if not data[0] & HEADERS:
+        return {}
+    at = _headers_at(data)
+    headers: dict[str, str] = msgpack.unpackb(
+        data[at + 2 : at + 2 + int.from_bytes(data[at : at + 2])]
+    )
+    return headers
+
+
+def _headers_at(data: bytes) -> int:
+    """Return where the length of the headers is, in a record that has some."""
+    flags = data[0]
+    at = 8 + (6 if flags & TIMED else 0) + (6 if flags & EXPIRES else 0)
+    return at + 2 + int.from_bytes(data[at : at + 2]) if flags & MERGES else at
+
+
+def type_of(data: bytes) -> str | None:
+    """Return the type of the message of a record that `read` can read; None: it has none."""
+    return headers_of(data).get(TYPE_MARK) if data[0] & HEADERS else None
+
+
+def check_body(flags: int) -> None:
+    """Refuse a record, by its flags, whose large body was not found.
+
+    Raises:
+        DecodeError: it refers to one.
+    """
+    if flags & KIND == LARGE:
+        raise DecodeError("its large body is missing: was it removed from Redis by hand?")
+
+
+def audit_number(data: bytes) -> bytes:
+    """Return the `<producer>.<number>` that `rmq.Audit` put on a message; empty without one.
+
+    The twin of `lua/lib/audit.lua`, whose `number_of` reads the first header only.
+    """
+    at = _headers_at(data)
+    at += 5 if data[at + 2 : at + 3] == b"\xde" else 3
+    if not data[0] & HEADERS or data[at : at + 10] != _NUMBER or len(data) < at + 11:
+        return b""
+    return data[at + 11 : at + 11 + data[at + 10] - 0xA0]
+
+
+def collected_bodies(body: bytes) -> list[bytes]:
+    """Return the bodies of a collecting message, oldest first.
+
+    Raises:
+        DecodeError: the list is cut short.
+    """
+    bodies, at = [], 0
+    while at < len(body):
+        size = int.from_bytes(body[at : at + 4], "big")
+        at += 4 + size
+        if at > len(body) or size > len(body):
+            raise DecodeError("a collected body is cut short")
+        bodies.append(body[at - size : at])
+    return bodies
+
+
+def offset_of(offset_low: int, newest: int) -> int:
+    """Return the acceptance number, from its low 32 bits and the newest number of the slot.
+
+    Exact if the slot accepted less than 2^32 messages after this one.
+    """
+    return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
+
+
+def user_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers that the sender gave."""
+    return {name: text for name, text in headers.items() if not name.startswith(RESERVED)}
+
+
+def marks(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers that RMQ itself added."""
+    return {name: text for name, text in headers.items() if name.startswith(RESERVED)}
+
+
+def is_bare(first: int) -> bool:
+    """Return whether a record that begins with this byte is BARE bytes and an uncompressed body."""
+    return not first & 31 and first >> 5 != Compressed.number
+
+
+def value_of(data: bytes | Record) -> bytes:
+    """Return the body of a record as its codec wrote it, decompressed.
+
+    For a collecting message, return the list of its bodies: in JSON if all of them are JSON, else
+    in msgpack.
+
+    Raises:
+        DecodeError: the record is cut short, or cannot be decompressed.
+    """
+    if isinstance(data, bytes) and is_bare(data[0]):
+        return data[BARE:]
+    record = read(data) if isinstance(data, bytes) else data
+    shared = SharedLimit()
+    bodies = [shared.unpack(record.codec, body) for body in bodies_of(record)]
+    if not record.flags & COLLECTS:
+        return bodies[0][1]
+    if all(number == JSON.number for number, _ in bodies):
+        return b"[" + b",".join(body for _, body in bodies) + b"]"
+    packed = [body if number == MSGPACK.number else msgpack.packb(body) for number, body in bodies]
+    header: bytes = msgpack.Packer().pack_array_header(len(packed))
+    return header + b"".join(packed)
+
+
+def bodies_of(record: Record) -> list[bytes]:
+    """Return the bodies of a collecting message, or the one of any other.
+
+    Raises:
+        DecodeError: they are not there, or cut short.
+    """
+    check_body(record.flags)
+    return collected_bodies(record.body) if record.flags & COLLECTS else [record.body]
+
+
+def beginning_of(record: Record, most: int) -> tuple[list[tuple[int, bytes]], bool]:
+    """Return the bodies of a record decompressed, with the number of the codec that wrote each.
+
+    At most so many bytes of them are decompressed and returned; False: there are more.
+
+    Raises:
+        DecodeError: they are not there, cut short, or damaged so far.
+    """
+    found, left = [], most
+    for body in bodies_of(record):
+        number, data = record.codec, body[: left + 1]
+        if number == Compressed.number:
+            codec, data = COMPRESSED.unpack(body, left + 1, cut=True)
+            number = codec.number
+        found.append((number, data[:left]))
+        if len(data) > left:
+            return found, False
+        left -= len(data)
+    return found, True

@@ -1,0 +1,64 @@
+"""Scores: the family of a StoreQueue member, and the fields of a receipt.
+
+The twin of `lua/lib/score.lua`, `lua/lib/timed_score.lua` and, for receipts,
+`lua/lib/inline/make_receipts.lua`, which make the scores. Sources: DESIGN "Messages and the
+StoreQueue score" and "Two phases", after the score families published by Alibaba's Taobao team
+(2021); ours adds arrival order and retry state in the fraction.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Literal
+
+
+def moment(epoch_ms: int) -> datetime:
+    """Return epoch ms as an aware datetime."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)
+
+
+PRIORITY_MIN = 17
+PRIORITY_MAX = 1_048_575
+PRIORITY_END = PRIORITY_MAX + 1  # scores of timed messages begin here: first those given back
+TIMED_MIN = 1_000_000_000_000  # epoch ms; September 2001, so no due time of ours is below it
+DELIVERY_CYCLE = 2048
+HELD_MIN = 4_000_000_000_000  # the year 2096; larger receipts are of messages that a query holds
+SHARED_MIN = 3_000_000_000_000  # 2065; a receipt from here on is of the shared lease of that number
+
+Family = Literal["retry", "priority", "timed"]
+
+
+def family(score: float) -> Family:
+    """Return the family of a StoreQueue score."""
+    if score < PRIORITY_MIN:
+        return "retry"
+    return "priority" if score < PRIORITY_END else "timed"
+
+
+def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
+    """Return the PrepareQueue score of a delivery, by which its lease is known."""
+    return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE
+
+
+def receipt_deadline_ms(score: float) -> int:
+    """Return when the lease ends, epoch ms by the server's clock."""
+    return int(score // 1000) * 1000
+
+
+def shared_lease(score: float) -> int:
+    """Return the number of the shared lease that a receipt is of; 0 for one with its own deadline.
+
+    Also 0 for a message that a query holds.
+    """
+    return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
+
+
+def receipt_retries_left(score: float) -> int:
+    """Return how many retries the message has after this delivery."""
+    return int(math.fmod(score, 1000))
+
+
+def receipt_with_deadline(score: float, deadline_s: int) -> float:
+    """Return the receipt of the same delivery with a new deadline."""
+    return deadline_s * 1000 + math.fmod(score, 1000)

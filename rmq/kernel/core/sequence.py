@@ -1,0 +1,169 @@
+"""Sequence numbers of audited messages: each producer counts 1, 2, 3, ... in every slot.
+
+A producer is one client in one process; after a fork or a restart it is new. The sequence of a slot
+keeps the numbers under way, the number up to which all are complete (their messages were
+accepted, or no message has them), and the part of that which was reported to Redis.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from rmq.kernel.core import ids, validation
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.validation import Ranges
+
+HEADER = "rmq-audit"  # the header with a message's number; the scripts read it
+REPORT_S = 1.0  # the longest that a complete number stays unreported
+RESTART_S = 3600.0  # a producer silent for longer reports first; Redis deletes it after a day
+NUMBERS_MAX = 1000  # unused numbers that one report carries
+
+_MAP_OF_ONE = b"\x81"  # msgpack
+_KEY = bytes((0xA0 | len(HEADER),)) + HEADER.encode()
+
+
+class Report(NamedTuple):
+    """A report to Redis about a slot.
+
+    Attributes:
+        old: the number up to which the last report went.
+        sent: all numbers up to here are complete.
+        ranges: numbers that no message has.
+        unused: the same numbers, one by one.
+    """
+
+    old: int
+    sent: int
+    ranges: Ranges
+    unused: list[int]
+
+
+class SlotSequence:
+    """The sequence numbers of one producer in one slot.
+
+    Attributes:
+        complete: all numbers up to here are complete.
+        reported: all numbers up to here were reported to Redis.
+        reported_at: the time of the last report, by the monotonic clock; None: never.
+    """
+
+    __slots__ = (
+        "_above", "_lock", "_next", "_unused", "complete", "keys", "producer", "reported",
+        "reported_at",
+    )  # fmt: skip
+
+    def __init__(self, producer: str, keys: SlotKeys) -> None:
+        self.producer = producer
+        self.keys = keys
+        self.reported_at: float | None = None
+        self.complete = 0
+        self.reported = 0
+        self._next = 1
+        self._above: set[int] = set()  # complete numbers above `complete`
+        self._unused: set[int] = set()  # no message has these, and Redis does not know it
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """Return the next number."""
+        with self._lock:
+            number = self._next
+            self._next = number + 1
+        return number
+
+    def finish(self, numbers: Iterable[int], unused: Iterable[int] = ()) -> None:
+        """Mark numbers as complete; no accepted message has those in `unused`."""
+        with self._lock:
+            self._unused.update(unused)
+            self._above.update(numbers)
+            number, above = self.complete + 1, self._above
+            while number in above:
+                above.remove(number)
+                number += 1
+            self.complete = number - 1
+
+    @property
+    def must_register(self) -> bool:
+        """Whether Redis has to know of this producer before its next message."""
+        return self.reported_at is None or time.monotonic() > self.reported_at + RESTART_S
+
+    def next_report(self) -> Report | None:
+        """Return a report of all that Redis does not know, as much as one call carries."""
+        with self._lock:
+            if self.complete == self.reported and not self._unused:
+                return None
+            unused = sorted(self._unused)[:NUMBERS_MAX]
+            # Unused numbers are reported first: otherwise they would be open for a moment.
+            sent = self.complete if len(unused) == len(self._unused) else self.reported
+            return Report(self.reported, sent, validation.from_numbers(unused), unused)
+
+    def confirm(self, report: Report) -> None:
+        """Take note that Redis has a report."""
+        with self._lock:
+            self.reported = max(self.reported, report.sent)
+            self._unused.difference_update(report.unused)
+            self.reported_at = time.monotonic()
+
+
+class ProducerSequence:
+    """The sequence numbers of one client, in all slots."""
+
+    def __init__(self) -> None:
+        self.is_denied = False  # whether the log says that Redis does not let it report
+        self._lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._process = ids.process_bytes()
+        self._producer = os.urandom(5).hex()
+        self._slots: dict[tuple[bytes, bytes], SlotSequence] = {}
+        self._is_scheduled = False
+
+    def _check_fork(self) -> None:
+        """Start anew in a forked child: it is another producer."""
+        if self._process is not ids.process_bytes():
+            self._lock = threading.Lock()
+            self._start()
+
+    def slot_sequence(self, keys: SlotKeys, created: bytes) -> SlotSequence:
+        """Return the sequence of a slot of the topic that was created with this stamp."""
+        self._check_fork()
+        sequence = self._slots.get((keys.slot, created))
+        if sequence is None:
+            with self._lock:
+                sequence = self._slots.setdefault(
+                    (keys.slot, created), SlotSequence(self._producer, keys)
+                )
+        return sequence
+
+    def slot_sequences(self) -> list[SlotSequence]:
+        """Return the sequences of all slots that were sent to."""
+        self._check_fork()
+        with self._lock:
+            return list(self._slots.values())
+
+    def schedule_report(self) -> bool:
+        """Return whether the caller has to report to Redis, REPORT_S from now."""
+        with self._lock:
+            was_scheduled, self._is_scheduled = self._is_scheduled, True
+        return not was_scheduled
+
+    def report_started(self) -> None:
+        """Take note that a report is on its way: messages sent from now on need another one."""
+        with self._lock:
+            self._is_scheduled = False
+
+
+def headers(producer: str, number: int, others: bytes = b"") -> bytes:
+    """Return a msgpack map of headers: the number first, then those of `others` (a map, or b"")."""
+    text = b"%s.%d" % (producer.encode(), number)
+    entry = _KEY + bytes((0xA0 | len(text),)) + text
+    if not others:
+        return _MAP_OF_ONE + entry
+    count, start = (others[0] & 15, 1) if others[0] != 0xDE else (int.from_bytes(others[1:3]), 3)
+    count += 1
+    size = bytes((0x80 | count,)) if count < 16 else b"\xde" + count.to_bytes(2)
+    return size + entry + others[start:]

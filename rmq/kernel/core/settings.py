@@ -1,0 +1,470 @@
+"""The settings of a topic: names, defaults, units, limits, and their text in Redis.
+
+The client that creates a topic decides its settings. A client that opens it later names only those
+that it depends on; a difference is an error, never a silent change. `Admin.topic_set` changes
+settings while producers and consumers run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
+from rmq.kernel.core import layout as layouts, limits, pause, retry as policies
+from rmq.kernel.core.keys import SLOTS_MAX
+from rmq.kernel.core.layout import RESIZED_FORMAT, Layout
+from rmq.kernel.core.limits import Limit, Limits, parse_limits
+from rmq.kernel.core.pause import Pause
+from rmq.kernel.core.retry import Exponential, Policy, RetryPolicy, parse_policy
+from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN
+from rmq.kernel.core.validation import (
+    Duration,
+    check_int,
+    duration_ms,
+    format_duration,
+    parse_duration,
+)
+
+# The format of records, scores, members and keys; a client refuses a topic of another format.
+# 1: members were whole ids, of 16 bytes. 2: all bodies were in their records. 3: leases were not
+# shared; a consumer of that format would never give back those that expired.
+FORMAT = 4
+LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
+BATCH_MAX = 1_000
+BODY_CEILING = 16 * 1024 * 1024
+COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
+CALL_BYTES = (
+    4 * 1024 * 1024
+)  # of bodies in one call, if it has more than one: Redis stands still for it
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """Durability: `n` replicas have the write in memory before the send is answered (WAIT).
+
+    Args:
+        n: how many replicas.
+        timeout: how long to wait for them, seconds or timedelta.
+    """
+
+    n: int = 1
+    timeout: Duration = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields once."""
+        check_int(self.n, "durability.n", 1, 100)
+        duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
+
+    def to_redis(self) -> str:
+        """Return the durability as its text in Redis."""
+        return f"replicated:{self.n}:{duration_ms(self.timeout, 'timeout')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fsync:
+    """Durability: the server, and `n` replicas, have the write on disk (WAITAOF, Redis 7.2).
+
+    Args:
+        n: how many replicas besides the server itself.
+        timeout: how long to wait, seconds or timedelta.
+    """
+
+    n: int = 0
+    timeout: Duration = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the fields once."""
+        check_int(self.n, "durability.n", 0, 100)
+        duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
+
+    def to_redis(self) -> str:
+        """Return the durability as its text in Redis."""
+        return f"fsync:{self.n}:{duration_ms(self.timeout, 'timeout')}"
+
+
+Durability = Replicated | Fsync | None
+_LEVELS: dict[str, type[Replicated | Fsync]] = {"replicated": Replicated, "fsync": Fsync}
+
+
+def parse_durability(value: object) -> Durability:
+    """Return a durability from itself, from "memory", or from text such as "replicated:1:500ms".
+
+    The duration in text is seconds, or has a unit.
+    """
+    if value is None or value == "memory":
+        return None
+    if isinstance(value, Replicated | Fsync):
+        return value
+    if isinstance(value, str):
+        kind, *rest = value.strip().split(":")
+        if kind in _LEVELS and len(rest) <= 2 and (not rest or rest[0].isdecimal()):
+            try:
+                timeouts = [parse_duration(text) for text in rest[1:]]
+            except ValueError as error:
+                raise InvalidValue(f"durability: {error}") from None
+            return _LEVELS[kind](*[int(text) for text in rest[:1]], *timeouts)
+    raise InvalidValue(
+        f"durability: {value!r} is not a durability; give memory, "
+        "replicated[:N[:TIMEOUT]] or fsync[:N[:TIMEOUT]], as "
+        "replicated:1:500ms, or rmq.Replicated(n, timeout), rmq.Fsync(n, timeout)"
+    )
+
+
+def describe_durability(value: Durability) -> str:
+    """Return a durability as a person writes it: the inverse of `parse_durability`."""
+    if value is None:
+        return "memory"
+    kind = "replicated" if isinstance(value, Replicated) else "fsync"
+    return f"{kind}:{value.n}:{format_duration(value.timeout)}"
+
+
+def _read_durability(text: str) -> Durability:
+    """Read a durability from its text in Redis; the timeout is in ms."""
+    if text == "memory":
+        return None
+    try:
+        kind, number, timeout_ms = text.split(":")
+        return _LEVELS[kind](int(number), int(timeout_ms) / 1000)
+    except (KeyError, ValueError):
+        raise InvalidValue(
+            f"durability: {text!r} in Redis is not a level that this RMQ knows"
+        ) from None
+
+
+def parse_timed_priority(value: object) -> int:
+    """Return the priority that timed messages join; 0 for "first". Text may hold the number."""
+    if value == "first":
+        return 0
+    if isinstance(value, str):
+        if not value.isdecimal():
+            raise InvalidValue(
+                f"timed_priority: {value!r}; give first, or a priority, {PRIORITY_MIN} to "
+                f"{PRIORITY_MAX}"
+            )
+        value = int(value[:20])
+    return check_int(value, "timed_priority", PRIORITY_MIN, PRIORITY_MAX)
+
+
+def _off_or(value: object, field_name: str, low_ms: int = 1) -> int:
+    return 0 if value is None else duration_ms(value, field_name, low_ms=low_ms, zero=True)
+
+
+def _choice(value: object, field_name: str, words: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in words:
+        raise InvalidValue(f"{field_name}: {value!r}; give one of {', '.join(words)}")
+    return value
+
+
+class TopicSettings(TypedDict, total=False):
+    """The settings of a topic as a caller names them; `Settings` describes each one.
+
+    Durations are seconds or timedelta; None turns a setting off that can be off.
+    """
+
+    slots: int
+    default_priority: int
+    timed_priority: int | Literal["first"]
+    lease: Duration
+    max_retries: int
+    retry: RetryPolicy | str
+    dedup_window: Duration | None
+    max_length: int | None
+    overflow: Literal["reject", "block", "drop_lowest"]
+    max_body: int
+    expires: Duration | None
+    on_expire: Literal["dead", "drop"]
+    durability: Durability | str
+    dead_retention: Duration | None
+    unhandled: Duration | None
+    limit: Limit | Limits | Sequence[Limit] | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of a topic. Durations are in ms here; callers give seconds or timedelta.
+
+    Attributes:
+        slots: the number of slots, 1 to 1024; order is promised inside a slot.
+        default_priority: the priority of a message that names none, 17 to 1 048 575.
+        timed_priority: the priority that a message with a time and without a priority joins when
+            it is due, a merged one too, 17 to 1 048 575; 0: such messages go before all priorities.
+        lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
+        max_retries: deliveries after the first one, 0 to 16; then the DeadQueue.
+        retry: how long a failed message waits; one that does not goes behind all priorities.
+        dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
+            message was settled is stored again, and a repeated merge may be collected twice.
+        max_length: the most that may wait, shared by the slots; 0 is off.
+        overflow: what a send does at max_length: reject, block, or drop_lowest, which drops waiting
+            messages of lower priorities than that of the new one, never timed ones that are not due
+            or retries; a slot that is above its share then shrinks by up to 1000 with each send.
+        max_body: the largest encoded body, bytes.
+        expires_ms: how long after it is due a message may still be taken; 0 is off.
+        on_expire: what happens to it then: dead (to the DeadQueue) or drop.
+        durability: the copies that a send waits for.
+        dead_retention_ms: how long a dead letter is stored; 0 is for ever. Older ones are
+            dropped, and counted, when another message becomes a dead letter, by consumers once a
+            minute, and by commands that read the DeadQueue.
+        unhandled_ms: how long after it is due a message waits whose type no handler of its worker
+            has; then it is a dead letter; 0: it waits for ever.
+        limit: how many messages are delivered in a time, and how many are in flight; each slot has
+            a share.
+        paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
+        sends_paused: the same for sends.
+        layout: what `Admin.topic_resize` has done to the slots; None: nothing.
+    """
+
+    slots: int = 1
+    default_priority: int = 100
+    timed_priority: int = 0
+    lease_ms: int = 30_000
+    max_retries: int = 16
+    retry: Policy = field(default_factory=Exponential)
+    dedup_window_ms: int = 60_000
+    max_length: int = 0
+    overflow: str = "reject"
+    max_body: int = 256 * 1024
+    expires_ms: int = 0
+    on_expire: str = "dead"
+    durability: Durability = None
+    dead_retention_ms: int = 0
+    unhandled_ms: int = 3_600_000
+    limit: Limits = field(default_factory=Limits)
+    paused: Pause | None = None
+    sends_paused: Pause | None = None
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        """Check what settings must have of each other."""
+        self.limit.check_slots(self.all_slots)
+
+    @property
+    def all_slots(self) -> int:
+        """The number of slots that may hold messages: of all that the topic has had."""
+        return max(self.slots, self.layout.most) if self.layout else self.slots
+
+    @property
+    def first_slots(self) -> int:
+        """The number of slots with which the topic was created: keys keep their slots by it."""
+        return self.layout.first if self.layout else self.slots
+
+    def slot_stamp(self, created: bytes) -> bytes:
+        """Return the stamp of the slots: that of the topic, and 1 us more for each resize."""
+        resizes = self.layout.resizes if self.layout else 0
+        return str(int(created) + resizes).encode() if resizes else created
+
+    def to_redis(self) -> dict[str, str]:
+        """Return the fields of the topic's hash."""
+        return {"format": str(FORMAT)} | {name: _to_redis(getattr(self, name)) for name in NAMES}
+
+    def for_slot(self, index: int = 0) -> dict[str, str]:
+        """Return the fields of a slot's hash, which scripts read."""
+        layout, parts = self.layout, self.layout or Layout(0, self.slots, self.slots)
+        paused = str(self.paused.since_ms) if self.paused else ""
+        if layout and layout.resizing and layout.is_held(index, self.slots):
+            paused = paused or str(layout.resizing.since_ms)
+        optional = {
+            "paused": paused,
+            "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
+            "limit": self.limit.of_slot(index, self.slots, parts),
+            "timed_priority": str(self.timed_priority or ""),
+            "resizes": str(layout.resizes) if layout else "",
+            "delivered_from": str(layout.delivered_from or "")
+            if layout and index < self.slots
+            else "",
+        }
+        return {name: value for name, value in optional.items() if value} | {
+            "max_retries": str(self.max_retries),
+            "retry": ",".join(str(wait) for wait in self.retry.ladder(self.max_retries)) or "0",
+            "jitter": str(round(self.retry.jitter * 100)),
+            "dedup_ms": str(self.dedup_window_ms),
+            "capacity": str(parts.capacity(self.max_length, index, self.slots)),
+            "overflow": self.overflow,
+            "chunk": str(max(1, min(1000, CALL_BYTES // self.max_body))),
+            "on_expire": self.on_expire,
+            "dead_retention_ms": str(self.dead_retention_ms),
+        }
+
+    def shown(self) -> dict[str, Any]:
+        """Return the settings by public name, durations in seconds, for people and for JSON."""
+        settings: dict[str, Any] = {}
+        for public, (name, _) in _CHECKS.items():
+            value = getattr(self, name)
+            if name.endswith("_ms"):
+                settings[public] = value / 1000
+            elif isinstance(value, int | str) and name != "timed_priority":
+                settings[public] = value
+            else:
+                settings[public] = _describe(name, value)
+        return settings
+
+
+_STATE = ("paused", "sends_paused", "layout")
+NAMES = tuple(name for name in Settings.__dataclass_fields__ if name not in _STATE)
+
+# Public name -> (field, check): the name of each setting and its allowed values.
+_CHECKS: dict[str, tuple[str, Any]] = {
+    "slots": ("slots", lambda v: check_int(v, "slots", 1, SLOTS_MAX)),
+    "default_priority": (
+        "default_priority",
+        lambda v: check_int(v, "default_priority", PRIORITY_MIN, PRIORITY_MAX),
+    ),
+    "timed_priority": ("timed_priority", parse_timed_priority),
+    "lease": ("lease_ms", lambda v: duration_ms(v, "lease", LEASE_MIN_MS, LEASE_MAX_MS)),
+    "max_retries": ("max_retries", lambda v: check_int(v, "max_retries", 0, 16)),
+    "retry": ("retry", parse_policy),
+    "dedup_window": ("dedup_window_ms", lambda v: _off_or(v, "dedup_window", 1000)),
+    "max_length": (
+        "max_length",
+        lambda v: 0 if v is None else check_int(v, "max_length", 0, 1_000_000_000),
+    ),
+    "overflow": ("overflow", lambda v: _choice(v, "overflow", ("reject", "block", "drop_lowest"))),
+    "max_body": ("max_body", lambda v: check_int(v, "max_body", 1, BODY_CEILING)),
+    "expires": ("expires_ms", lambda v: _off_or(v, "expires")),
+    "on_expire": ("on_expire", lambda v: _choice(v, "on_expire", ("dead", "drop"))),
+    "durability": ("durability", parse_durability),
+    "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
+    "unhandled": ("unhandled_ms", lambda v: _off_or(v, "unhandled", 1000)),
+    "limit": ("limit", parse_limits),
+}
+PUBLIC = tuple(_CHECKS)
+_PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
+
+# Settings that `topic_set` cannot change, and why.
+FIXED = {
+    "slots": "messages with one slot_basis share a slot, and must keep their order",
+    "max_retries": "every lease that is out counts its deliveries down from it",
+}
+
+CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
+
+
+def _to_redis(value: Any) -> str:
+    if value is None:
+        return "memory"
+    return value.to_redis() if hasattr(value, "to_redis") else str(value)
+
+
+def _describe(name: str, value: Any) -> Any:
+    """Return the value of a field as a person writes it."""
+    if name == "timed_priority":
+        return value or "first"
+    if name.endswith("_ms"):
+        return format_duration(value / 1000) if value else "off"
+    if name == "retry":
+        return policies.describe(value)
+    return describe_durability(value) if name == "durability" else str(value)
+
+
+def check(requested: Mapping[str, object]) -> dict[str, Any]:
+    """Check the settings that a caller names; return them by field.
+
+    Raises:
+        InvalidValue: a value is out of range.
+        InvalidType: a value has the wrong type, or no setting has that name.
+    """
+    checked = {}
+    for name, value in requested.items():
+        if name not in _CHECKS:
+            raise InvalidType(f"{name}: there is no such setting; known are {', '.join(PUBLIC)}")
+        target, check = _CHECKS[name]
+        checked[target] = check(value)
+    return checked
+
+
+def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> Settings:
+    """Read the settings of a topic from its hash. `oldest`: the oldest format that is accepted.
+
+    Raises:
+        FormatMismatch: the topic was created by an RMQ that writes another format.
+    """
+    text = stored.get("format", "")
+    found = int(text) if text.isdecimal() else 0
+    if not oldest <= found <= RESIZED_FORMAT:
+        raise FormatMismatch(_describe_format(topic, found))
+    values: dict[str, Any] = {}
+    for name in NAMES:
+        if name in ("unhandled_ms", "limit", "timed_priority") and name not in stored:
+            continue  # a topic that was created before this setting has its default
+        text = stored[name]
+        if name == "retry":
+            values[name] = policies.from_redis(text)
+        elif name == "durability":
+            values[name] = _read_durability(text)
+        elif name == "limit":
+            values[name] = limits.from_redis(text)
+        else:
+            values[name] = text if name in ("overflow", "on_expire") else int(text)
+    return Settings(
+        **values,
+        paused=pause.from_redis(stored, "receive"),
+        sends_paused=pause.from_redis(stored, "send"),
+        layout=layouts.from_redis(stored),
+    )
+
+
+def _describe_format(topic: str, found: int) -> str:
+    """Say which RMQ wrote a topic of another format, and what to do."""
+    if found > RESIZED_FORMAT:
+        return (
+            f"topic {topic!r} has format {found}, which a later version of RMQ wrote, and this one "
+            f"reads format {RESIZED_FORMAT}; nothing was changed. Install that version"
+        )
+    if not found:
+        return (
+            f"topic {topic!r} has no format that RMQ knows; nothing was changed. Use another name "
+            "or prefix"
+        )
+    return (
+        f"topic {topic!r} has format {found}, which development versions before RMQ 0.1.0 wrote, "
+        f"and this one reads format {FORMAT}; nothing was changed. Drain the topic with the "
+        f"version that wrote it, then delete it (what it still holds goes with --force): "
+        f"rmq topic delete {topic}"
+    )
+
+
+def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
+    """Check changes of settings; return them by field.
+
+    Raises:
+        InvalidValue: no setting is named, one cannot be changed, or a value is out of range.
+        InvalidType: a value has the wrong type, or no setting has that name.
+    """
+    if not requested:
+        raise InvalidValue(f"settings: none is named; give {', '.join(CHANGEABLE)}")
+    for name in requested:
+        if name in FIXED:
+            remedy = "Create another topic, and move producers and then consumers to it"
+            if name == "slots":
+                remedy = "Use rmq topic resize, or Admin.topic_resize"
+            raise InvalidValue(f"{name}: it is not changed so, because {FIXED[name]}. {remedy}")
+    return check(requested)
+
+
+def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as fields of the topic's hash."""
+    return {name: _to_redis(value) for name, value in values.items()}
+
+
+def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) -> None:
+    """Refuse a topic that has other settings than the caller named.
+
+    Raises:
+        SettingsMismatch: names each setting, with the value in Redis and the requested value.
+    """
+    differences = {
+        name: f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "
+        f"{_describe(name, value)} in settings"
+        for name, value in requested.items()
+        if _to_redis(getattr(actual, name)) != _to_redis(value)
+    }
+    if differences:
+        slots = actual.slots, requested.get("slots", 1)
+        remedy = f"change it (rmq topic set {topic}), " if differences.keys() - FIXED else ""
+        if "slots" in differences and not max(slots) % min(slots):
+            remedy += f"change the number of slots (rmq topic resize {topic} {slots[1]}), "
+        raise SettingsMismatch(
+            f"topic {topic!r} has {'; '.join(differences.values())}; leave the setting out to use "
+            f"what is there, {remedy}or use another topic name"
+        )

@@ -1,0 +1,358 @@
+"""The catalogue of telemetry: every metric and every log event of RMQ.
+
+The interceptors in `rmq.interceptors` emit them. Labels have few values; a message id is never one.
+
+Lateness: how long after its due time a message was taken, counted in buckets.
+
+Each consumer counts its own deliveries, and adds the counts to those of the topic every few
+seconds. Only first attempts count, because a message does not store when its retry was due; see
+`rmq.kernel.core.telemetry.lateness_s`, of which this differs in the end: the take, not the handler.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from rmq.kernel.core.record import TIMED
+
+BUCKETS = 24
+# Upper bounds of all buckets but the last, which is open: powers of 2 from 1 ms to 70 minutes.
+BOUNDS_MS = tuple(1 << power for power in range(BUCKETS - 1))
+REPORT_S = 5.0  # a delivery is reported so long after it was counted, if its consumer is called
+PER_BATCH = 8  # messages of a batch that are looked at, evenly spaced; each stands for others
+
+NEVER = float("inf")
+# The first 6 bytes of an id are the epoch ms at which it was made, with the marks of `ids`.
+_KEPT_MS, _DERIVED_MS = 0x40 << 40, 0x80 << 40
+
+Counts = tuple[int, ...]  # of each bucket; empty: not known
+NONE: Counts = (0,) * BUCKETS
+
+
+def bucket_of(late_ms: int) -> int:
+    """Return the bucket of a lateness; below 0 it counts as 0."""
+    return min(late_ms.bit_length(), BUCKETS - 1) if late_ms > 0 else 0
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Return the counts of several slots, added up; fewer buckets are filled up with 0."""
+    return tuple(map(sum, zip(*(_filled(each) for each in counts), strict=True))) or NONE
+
+
+def growth(now: Counts, before: Counts) -> Counts:
+    """Return how many were counted between two readings; empty where one of them is not known.
+
+    Counters that began anew meanwhile have grown by nothing.
+    """
+    if not now or not before:
+        return ()
+    return tuple(max(0, n - b) for n, b in zip(_filled(now), _filled(before), strict=True))
+
+
+def percentile_s(counts: Counts, share: float) -> float | None:
+    """Return the lateness that a share of the deliveries did not exceed, in seconds.
+
+    It lies in the bucket of the true value, and is interpolated there; in the last bucket it is the
+    lower bound of that.
+
+    Args:
+        counts: of the buckets.
+        share: above 0, at most 1.
+
+    Returns:
+        None where there is no delivery.
+    """
+    rank, below = sum(counts) * share, 0
+    for bucket, count in enumerate(counts):
+        if count and below + count >= rank:
+            low = BOUNDS_MS[bucket - 1] if bucket else 0
+            high = BOUNDS_MS[bucket] if bucket < len(BOUNDS_MS) else low
+            return (low + (high - low) * max(0.0, rank - below) / count) / 1000
+        below += count
+    return None
+
+
+def read(stored: bytes) -> Counts:
+    """Read the counts that a slot stores as text; fewer than BUCKETS where it has none."""
+    return tuple(map(int, stored.split()))[:BUCKETS]
+
+
+def _filled(counts: Counts) -> Counts:
+    return counts + NONE[len(counts) :]
+
+
+class LatenessCounter:
+    """The lateness of deliveries of one consumer that were not reported yet.
+
+    Attributes:
+        report_at: when to report, by the monotonic clock; infinity where there is nothing.
+    """
+
+    __slots__ = ("_counts", "report_at")
+
+    def __init__(self) -> None:
+        self._counts = [0] * BUCKETS
+        self.report_at = NEVER
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return self.report_at == NEVER
+
+    def count(
+        self,
+        ids: Sequence[bytes],
+        records: Sequence[bytes],
+        lefts: bytes,
+        max_retries: int,
+        now_ms: int,
+        by_test: bool = False,
+    ) -> None:
+        """Count the messages of a batch that are first attempts and whose due time is known.
+
+        Args:
+            ids: of the messages.
+            records: of the messages; empty: it is not held any more.
+            lefts: retries left of each, a byte each; empty: all are first attempts.
+            max_retries: of a first attempt.
+            now_ms: epoch ms by this machine's clock.
+            by_test: it is a test's time; then only messages with a due time count, as others were
+                made by another clock.
+        """
+        counts, bucket, size = self._counts, -1, len(ids)
+        step = size // PER_BATCH or 1
+        looked_at = range(step // 2, size, step)
+        for at in looked_at:
+            entry = records[at]
+            if not entry or (lefts and lefts[at] != max_retries):
+                continue
+            if entry[0] & TIMED:
+                due_ms = int.from_bytes(entry[8:14], "big")
+            else:
+                due_ms = int.from_bytes(ids[at][:6], "big")
+                if due_ms >= _KEPT_MS:
+                    if due_ms >= _DERIVED_MS:
+                        continue
+                    due_ms -= _KEPT_MS
+                if by_test:
+                    continue
+            bucket = bucket_of(now_ms - due_ms)
+            counts[bucket] += step
+        if bucket >= 0:
+            counts[bucket] += size - step * len(looked_at)  # the last one stands for the rest
+            if self.report_at == NEVER:
+                self.report_at = time.monotonic() + REPORT_S
+
+    def take(self) -> Counts:
+        """Return the counts, and begin anew."""
+        counts, self._counts = tuple(self._counts), [0] * BUCKETS
+        self.report_at = NEVER
+        return counts
+
+    def put_back(self, counts: Counts) -> None:
+        """Add counts that could not be reported; they are reported later."""
+        self._counts = [a + b for a, b in zip(self._counts, counts, strict=True)]
+        self.report_at = time.monotonic() + REPORT_S
+
+
+Kind = Literal["counter", "histogram", "gauge"]
+
+LABELS = {
+    "topic": "a topic's name",
+    "status": "stored, merged or duplicate",
+    "error": "the class of an exception",
+    "type": "a type that a handler of a worker of this process takes; other; empty: without one",
+    "verb": "ack, nack, reject, release, lost or own, as rmq.Outcome has them",
+    "queue": "where messages are: retries, priority, due, later, in_flight or dead",
+    "event": "a counter of Admin.stats: accepted, delivered, settled and others",
+    "service": "a service of rmq server",
+}
+
+
+class Metric(NamedTuple):
+    """A metric.
+
+    Attributes:
+        name: the name under which it is exposed.
+        kind: a counter only grows, a gauge goes up and down, a histogram counts into buckets.
+        unit: of its value.
+        labels: keys of LABELS.
+        help: one line.
+        buckets: upper bounds of a histogram, in its unit.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+class Event(NamedTuple):
+    """A log event, on the logger `rmq.messages`.
+
+    Attributes:
+        name: in the field `event` of its record.
+        level: of `logging`, by name.
+        fields: the other fields of its record.
+        help: one line.
+    """
+
+    name: str
+    level: Literal["INFO", "WARNING"]
+    fields: tuple[str, ...]
+    help: str
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+# A due message is in a handler within a millisecond or two; a day late is a backlog.
+LATE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300, 3600, 86_400)
+RUN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
+
+LATENESS = Metric(
+    "rmq_lateness_seconds", "histogram", "seconds", ("topic", "type"),
+    "Time from when a message was due (or sent, without a delay) to the start of its handler; "
+    "first attempts only, by this machine's clock.", LATE,
+)  # fmt: skip
+HANDLER_SECONDS = Metric(
+    "rmq_handler_seconds", "histogram", "seconds", ("topic", "type"),
+    "How long a run of a handler took.", RUN,
+)  # fmt: skip
+HANDLED = Metric(
+    "rmq_handled_total", "counter", "messages", ("topic", "type", "verb"),
+    "Messages for which a handler has run, by how they were settled.",
+)  # fmt: skip
+SENT = Metric(
+    "rmq_sent_total", "counter", "messages", ("topic", "status"),
+    "Messages that Redis has accepted.",
+)  # fmt: skip
+SEND_ERRORS = Metric(
+    "rmq_send_errors_total", "counter", "messages", ("topic", "error"),
+    "Messages whose send raised.",
+)  # fmt: skip
+IN_HAND = Metric(
+    "rmq_in_hand", "gauge", "deliveries", ("topic",),
+    "Deliveries that the watched workers hold: waiting, running, or about to be settled.",
+)  # fmt: skip
+TAKEN = Metric(
+    "rmq_taken_total", "counter", "deliveries", ("topic",),
+    "Deliveries that the watched workers have taken since they were started.",
+)  # fmt: skip
+LEASE_LOST = Metric(
+    "rmq_lease_lost_total", "counter", "deliveries", ("topic",),
+    "Deliveries of the watched workers whose lease expired before they could be settled.",
+)  # fmt: skip
+DUPLICATES = Metric(
+    "rmq_duplicates_total", "counter", "deliveries", ("topic",),
+    "Deliveries of the watched workers that were acked because their work had been done before.",
+)  # fmt: skip
+CLAIM_LOST = Metric(
+    "rmq_claim_lost_total", "counter", "deliveries", ("topic",),
+    "Deliveries of the watched workers whose claim was gone when their work was done.",
+)  # fmt: skip
+AUDIT_MISSING = Metric(
+    "rmq_audit_missing", "gauge", "messages", ("topic",),
+    "Messages that the last audit of the watched workers found missing.",
+)  # fmt: skip
+
+METRICS = (
+    LATENESS, HANDLER_SECONDS, HANDLED, SENT, SEND_ERRORS, IN_HAND, TAKEN, LEASE_LOST,
+    DUPLICATES, CLAIM_LOST, AUDIT_MISSING,
+)  # fmt: skip
+
+# --- metrics of rmq server, which reads them in Redis ---------------------------------------------
+
+MESSAGES = Metric(
+    "rmq_messages", "gauge", "messages", ("topic", "queue"),
+    "Messages that a topic holds, by where they are. Only the server that leads exposes it.",
+)  # fmt: skip
+OLDEST_DUE = Metric(
+    "rmq_oldest_due_seconds", "gauge", "seconds", ("topic",),
+    "How long the oldest message that may be taken waits: since it was due, failed or was sent.",
+)  # fmt: skip
+TAKE_LATENESS = Metric(
+    "rmq_take_lateness_seconds", "histogram", "seconds", ("topic",),
+    "Time from when a message was due (or sent, without a delay) until a consumer or worker took "
+    "it; first attempts only, by the clock of that machine.",
+    tuple(bound_ms / 1000 for bound_ms in BOUNDS_MS),
+)  # fmt: skip
+HELD_BACK = Metric(
+    "rmq_held", "gauge", "messages", ("topic",),
+    "Waiting messages that a pause or a limit of the topic holds back.",
+)  # fmt: skip
+PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
+SENDS_PAUSED = Metric(
+    "rmq_sends_paused", "gauge", "topics", ("topic",), "1 while sends are paused."
+)
+TOPICS_NOT_COUNTED = Metric(
+    "rmq_server_topics_not_counted", "gauge", "topics", (),
+    "Topics that have no series, since only the first 1000 by name have some.",
+)  # fmt: skip
+TOPIC_EVENTS = Metric(
+    "rmq_topic_events_total", "counter", "messages", ("topic", "event"),
+    "What happened to messages of a topic since it was created.",
+)  # fmt: skip
+SERVER_AUDIT_MISSING = Metric(
+    "rmq_server_audit_missing", "gauge", "messages", ("topic",),
+    "Messages that the last audit of this server found missing, in topics with numbered messages.",
+)  # fmt: skip
+LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 where this server leads, else 0.")
+SERVICE_IDLE = Metric(
+    "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
+    "Time since a run of a service of this server last ended well.",
+)  # fmt: skip
+SERVICE_DONE = Metric(
+    "rmq_server_service_done_total", "counter", "units", ("service",),
+    "What a service of this server has done: leases given back, dead letters dropped, and so on.",
+)  # fmt: skip
+SERVICE_FAILURES = Metric(
+    "rmq_server_service_failures_total", "counter", "runs", ("service",),
+    "Runs of a service of this server that failed, and were tried again.",
+)  # fmt: skip
+
+SERVER_METRICS = (
+    MESSAGES, OLDEST_DUE, TAKE_LATENESS, HELD_BACK, PAUSED, SENDS_PAUSED, TOPICS_NOT_COUNTED,
+    TOPIC_EVENTS, SERVER_AUDIT_MISSING, LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
+)  # fmt: skip
+
+# --- events --------------------------------------------------------------------------------------
+
+MESSAGE_SENT = Event(
+    "sent", "INFO", ("topic", "message_id", "status", "slot", "type"),
+    "A message was accepted; type where it has one.",
+)  # fmt: skip
+MESSAGE_NOT_SENT = Event(
+    "not_sent", "WARNING", ("topic", "error_type", "error", "type"), "A send raised.",
+)  # fmt: skip
+MESSAGE_HANDLED = Event(
+    "handled", "INFO",
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type"),
+    "A handler has run and did not fail; late_seconds on a first attempt only.",
+)  # fmt: skip
+MESSAGE_FAILED = Event(
+    "failed", "WARNING",
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type",
+     "error_type", "error"),
+    "A handler raised, or the message was rejected or lost; error_type and error where it raised.",
+)  # fmt: skip
+
+EVENTS = (MESSAGE_SENT, MESSAGE_NOT_SENT, MESSAGE_HANDLED, MESSAGE_FAILED)
+
+
+def lateness_s(attempt: int, due_ms: int, made_ms: int, now_ms: float) -> float | None:
+    """Return how late a handler starts, in seconds; None for a retry, whose due time is not kept.
+
+    Args:
+        attempt: 1 for the first.
+        due_ms: when the message was due, epoch ms by the server's clock; 0: at once.
+        made_ms: when it was sent, epoch ms by the sender's clock; it counts where `due_ms` is 0.
+        now_ms: epoch ms by this machine's clock. Where clocks differ the result is off by that,
+            and never below 0.
+    """
+    if attempt != 1:
+        return None
+    return max(0.0, now_ms - (due_ms or made_ms)) / 1000

@@ -1,0 +1,248 @@
+"""Checks of arguments: whole numbers, durations, times.
+
+Each check raises an error that names the field, the value and what to give instead. Durations have
+their only home here: `duration_ms` checks a value, `parse_duration` and `format_duration` read and
+write the text of one.
+
+Ranges of whole numbers: sets as growing lists of (first, last) pairs that do not touch.
+
+Characters that a reader cannot see, or that change the direction of the text around them.
+
+Bodies, errors, headers and names come from others: the command line and the console write these
+characters as their codes. Control characters of ASCII are not among them: which of those may stay
+is for the terminal, or the page, to say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
+
+Ranges = list[tuple[int, int]]
+
+
+def from_numbers(numbers: Iterable[int]) -> Ranges:
+    """Return growing numbers as ranges."""
+    result: Ranges = []
+    for number in numbers:
+        if result and number <= result[-1][1] + 1:
+            result[-1] = (result[-1][0], max(number, result[-1][1]))
+        else:
+            result.append((number, number))
+    return result
+
+
+def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges that came in any order, sorted and merged."""
+    result: Ranges = []
+    for first, last in sorted(ranges):
+        if result and first <= result[-1][1] + 1:
+            result[-1] = (result[-1][0], max(last, result[-1][1]))
+        else:
+            result.append((first, last))
+    return result
+
+
+def intersection(left: Ranges, right: Ranges) -> Ranges:
+    """Return the numbers that are in both."""
+    result, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        first, last = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if first <= last:
+            result.append((first, last))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return result
+
+
+def difference(left: Ranges, right: Ranges) -> Ranges:
+    """Return the numbers that are in `left` and not in `right`."""
+    result, start = [], 0
+    for first, last in left:
+        while start < len(right) and right[start][1] < first:
+            start += 1
+        j = start
+        while j < len(right) and right[j][0] <= last:
+            if right[j][0] > first:
+                result.append((first, right[j][0] - 1))
+            first = right[j][1] + 1
+            j += 1
+        if first <= last:
+            result.append((first, last))
+    return result
+
+
+def count(ranges: Iterable[tuple[int, int]]) -> int:
+    """Return how many numbers the ranges hold."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+UNSEEN = (  # the inside of a character class of a regular expression
+    "\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f"
+)
+
+Duration = float | timedelta
+Moment = datetime | int
+
+YEAR_MS = 366 * 86_400_000
+TEN_YEARS_MS = (
+    3_652 * 86_400_000 + 86_400_000
+)  # with one leap day more, so that "ten years" never fails
+
+
+_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d|)")
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration that a person wrote, in seconds; the ValueError shows the accepted forms."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; give 1.5 (seconds), 500ms, 30s, 5m, 2h, 1d")
+    return round(float(match[1]) * _UNITS_S[match[2]], 6)
+
+
+def format_duration(value: Duration) -> str:
+    """Return a duration as a person writes it: the inverse of `parse_duration`."""
+    value = value.total_seconds() if isinstance(value, timedelta) else value
+    if value < 1:
+        return f"{value * 1000:g}ms" if value else "0s"
+    for unit in ("d", "h", "m"):
+        if value % _UNITS_S[unit] == 0:
+            return f"{value / _UNITS_S[unit]:g}{unit}"
+    return f"{value:.10g}s"
+
+
+def utf8(text: str, field: str) -> bytes:
+    """Return a text as UTF-8, if it can be."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"{field}: {error}; give text that UTF-8 can carry") from error
+
+
+def check_int(value: object, field: str, low: int, high: int) -> int:
+    """Return a whole number if it is in [low, high]; True is not a number here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        hint = f"; write {int(value)}" if isinstance(value, str) and value.isdecimal() else ""
+        raise InvalidType(f"{field}: {value!r} is not a whole number{hint}")
+    if not low <= value <= high:
+        raise InvalidValue(f"{field}: {value}; give {low} to {high}")
+    return value
+
+
+_TYPE = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+
+
+def check_message_type(value: object) -> str:
+    """Return the type of a message if it is 1 to 128 of A-Z a-z 0-9 . _ - : /."""
+    if not isinstance(value, str):
+        raise InvalidType(f"type: {value!r}; give a str")
+    if not _TYPE.fullmatch(value):
+        raise InvalidValue(f"type: {value[:140]!r}; give 1 to 128 of A-Z a-z 0-9 . _ - : /")
+    return value
+
+
+def check_priority(value: object) -> int:
+    """Return a priority if it is 17 to 1 048 575."""
+    return check_int(value, "priority", PRIORITY_MIN, PRIORITY_MAX)
+
+
+def check_rate(value: float | None) -> None:
+    """Refuse a rate that is not more than 0 and at most a billion; None: as fast as it goes."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value <= 1e9):
+        raise InvalidValue(f"rate: {value!r}; give messages a second, more than 0")
+
+
+def duration_ms(
+    value: object, field: str, low_ms: int = 1, high_ms: int = TEN_YEARS_MS, zero: bool = False
+) -> int:
+    """Return a duration, given in seconds or as a timedelta, in whole ms, rounded up.
+
+    Args:
+        value: seconds or a timedelta.
+        field: its name, for the error.
+        low_ms: the least.
+        high_ms: the most.
+        zero: whether 0 is accepted too (as "off" or "at once").
+    """
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidType(f"{field}: {value!r} is not a duration; give seconds or a timedelta")
+    else:
+        seconds = float(value) if abs(value) < 1e300 else math.inf  # an int may be larger than any
+    if not math.isfinite(seconds):
+        raise InvalidValue(f"{field}: {value!r}; give a finite number of seconds")
+    if zero and seconds == 0:
+        return 0
+    if seconds * 1000 > high_ms or seconds <= 0:
+        raise InvalidValue(f"{field}: {value!r}; give more than 0 and at most {_longest(high_ms)}")
+    ms = math.ceil(round(seconds * 1000, 6))
+    if ms < low_ms:
+        raise InvalidValue(f"{field}: {value!r}; give at least {low_ms / 1000:g} seconds")
+    return ms
+
+
+def _longest(ms: int) -> str:
+    return f"{ms / 1000:g} seconds" if ms < 172_800_000 else f"{ms / 86_400_000:.0f} days"
+
+
+def check_epoch_ms(value: object, field: str) -> int:
+    """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None or value.utcoffset() is None:
+            raise InvalidValue(
+                f"{field}: {value.isoformat()} has no time zone; "
+                "use datetime(..., tzinfo=...) or datetime.now(timezone.utc)"
+            )
+        delta = value - datetime(1970, 1, 1, tzinfo=UTC)
+        ms = -(-delta // timedelta(milliseconds=1))
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidType(f"{field}: {value!r}; give an aware datetime, or epoch ms as an int")
+    else:
+        ms = value
+        if 0 < ms < 100_000_000_000:
+            raise InvalidValue(f"{field}: {ms} looks like seconds; give epoch ms ({ms * 1000})")
+        if ms > 100_000_000_000_000:
+            raise InvalidValue(
+                f"{field}: {ms} looks like microseconds; give epoch ms ({ms // 1000})"
+            )
+    if ms > time.time() * 1000 + TEN_YEARS_MS:
+        raise InvalidValue(f"{field}: {value}; give a time at most 10 years ahead")
+    if ms < TIMED_MIN:
+        raise InvalidValue(f"{field}: {value} is long past; give a time to come")
+    return ms
+
+
+def check_due_ms(value: object, field: str, now_ms: int) -> int:
+    """Return a due time in epoch ms; a message with a time that has passed is due at once.
+
+    Only a time more than a year ago is refused, as a mistake. The limit is so wide because `now_ms`
+    is a client's clock, which may be wrong, and the call may reach Redis late.
+    """
+    ms = check_epoch_ms(value, field)
+    if ms < now_ms - YEAR_MS:
+        raise InvalidValue(
+            f"{field}: {value} is more than a year ago; give a time to come (one that has just "
+            "passed is due at once)"
+        )
+    return ms
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return a question for an error message, as `, did you mean 'x'?`; '' if no name is near."""
+    import difflib  # only errors need it
+
+    matches = difflib.get_close_matches(name, list(names), 1)
+    return f", did you mean {matches[0]!r}?" if matches else ""

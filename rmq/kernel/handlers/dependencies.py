@@ -1,0 +1,371 @@
+"""Dependencies: values that handlers ask for by annotation, and the functions that make them.
+
+`Depends(get_session)` marks a parameter. What it depends on is read when the handler is registered,
+as a tree of `Node`s; whoever runs the handler opens the nodes (`rmq.kernel.handlers.scopes`).
+
+Facts about functions, methods, partials, classes and objects that are called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.core.delivery import DeliveryData
+
+
+def is_async_function(function: Any) -> bool:
+    """Whether calling a function, a partial or an object gives something to await."""
+    inner = _without_partial(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(
+        getattr(inner, "__call__", None)  # noqa: B004 - the method of an object that is called
+    )
+
+
+def innermost(function: Any) -> Any:
+    """Return the function that a call runs in the end."""
+    inner = _without_partial(function)
+    if inspect.isfunction(inner) or inspect.ismethod(inner):
+        return inner
+    return getattr(type(inner), "__call__", inner)  # noqa: B004 - of an object that is called
+
+
+def globals_of(function: Any) -> dict[str, Any]:
+    """Return the names that the annotations of a function, a class or an object may use."""
+    inner: Any = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    if isinstance(inner, type):
+        inner = inner.__init__  # type: ignore[misc]
+    elif not inspect.isroutine(inner):
+        inner = type(inner).__call__
+    names: dict[str, Any] = getattr(inspect.unwrap(inner), "__globals__", {})
+    return names
+
+
+def _without_partial(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+Scope = Literal["run", "process"]
+Key = tuple[Callable[..., Any], Scope]
+_EMPTY = inspect.Parameter.empty
+_DECORATORS: tuple[Any, ...] = (contextlib.contextmanager, contextlib.asynccontextmanager)
+_MANAGER_CODES = [decorate(lambda: None).__code__ for decorate in _DECORATORS]
+
+# Functions by those that they replace, for tests (`rmq.testing.overriding`).
+overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+class Dependency:
+    """The mark of a parameter: the function that makes its value, and how long the value lives."""
+
+    def __init__(self, function: Callable[..., Any], scope: Scope) -> None:
+        self.function = function
+        self.scope = scope
+
+    def __repr__(self) -> str:
+        return f"Depends({_name(self.function)})"
+
+
+def Depends(function: Callable[..., Any], *, scope: Scope = "run") -> Any:
+    """Mark a parameter of a handler, or of a dependency, whose value a function makes.
+
+    `db: Annotated[Session, rmq.Depends(get_session)]`, or `db: Session = rmq.Depends(get_session)`.
+
+    Args:
+        function: returns the value, or yields it once: the code after the yield runs after the
+            handler, also if it has failed. It may have dependencies of its own.
+        scope: "run": a value for each run, which all that ask for it in this run share; "process":
+            one that is made before the worker receives anything, and lives until it has stopped.
+
+    Raises:
+        InvalidType, InvalidValue: it is not a function, or there is no such scope.
+    """
+    if not callable(function):
+        raise InvalidType(f"Depends: {function!r} is not a function; give it without ()")
+    if scope not in ("run", "process"):
+        raise InvalidValue(f"Depends: scope: {scope!r}; give 'run' or 'process'")
+    return Dependency(function, scope)
+
+
+class Node:
+    """A function that makes a value, and the nodes whose values it takes.
+
+    Attributes:
+        key: what it is known by: the function that was marked, and the scope.
+        make: called with the values; returns the value, an awaitable of it, or a context manager.
+        is_async: whether it needs an event loop.
+        is_manager: whether `make` returns a context manager, whose entered value is meant.
+        parameters: its nodes by the names of its parameters.
+        deliveries: the names of the parameters that get the delivery.
+    """
+
+    def __init__(
+        self,
+        key: Key,
+        function: Callable[..., Any],
+        parameters: Mapping[str, Node],
+        deliveries: Mapping[str, type[DeliveryData]],
+    ) -> None:
+        self.key = key
+        self.name = _name(function)
+        self.parameters = parameters
+        self.deliveries = deliveries
+        self.is_override = key[0] is not function
+        inner = _decorated(function)
+        # Calling a class makes an object, whatever that does when it is called.
+        is_coroutine = not isinstance(function, type) and is_async_function(function)
+        self.is_async = inspect.isasyncgenfunction(inner) or is_coroutine
+        self.is_manager = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
+        self.make = function
+        if self.is_manager and inner is function:
+            wrap: Any = (
+                contextlib.asynccontextmanager if self.is_async else contextlib.contextmanager
+            )
+            self.make = wrap(function)
+
+    @property
+    def scope(self) -> Scope:
+        """How long its value lives."""
+        return self.key[1]
+
+
+class Reader:
+    """Reads what functions depend on.
+
+    Args:
+        owner: whose dependencies they are, for errors.
+        local_names: names that annotations may use beside those of the function's module.
+        replaced: functions by those in whose place they are called.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        local_names: Mapping[str, Any],
+        replaced: Mapping[Callable[..., Any], Callable[..., Any]],
+    ) -> None:
+        self._owner = owner
+        self._replaced = replaced
+        self._local_names = local_names
+        self._nodes: dict[Key, Node] = {}
+        self._open: list[Key] = []
+
+    def refused(self, function: Callable[..., Any], why: str) -> InvalidType:
+        """Return the error of a function that cannot be a dependency."""
+        return InvalidType(f"{self._owner}: dependency {_name(function)}: {why}")
+
+    def node(self, dependency: Dependency) -> Node:
+        """Return the node of a dependency, with all nodes below it.
+
+        Raises:
+            InvalidType: it cannot be called, or depends on itself.
+        """
+        key = (dependency.function, dependency.scope)
+        if key in self._open:
+            raise self.refused(key[0], "it depends on itself")
+        if key not in self._nodes:
+            self._open.append(key)
+            self._nodes[key] = self._read(key)
+            self._open.pop()
+        return self._nodes[key]
+
+    def _read(self, key: Key) -> Node:
+        function = self._replaced.get(key[0], key[0])
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise self.refused(function, f"its signature cannot be read ({error})") from None
+        nodes: dict[str, Node] = {}
+        deliveries: dict[str, type[DeliveryData]] = {}
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            try:
+                hint = read_hint(parameter, globals_of(function), self._local_names)
+            except Exception as error:
+                if parameter.default is not _EMPTY and not mentions_depends(parameter):
+                    continue
+                why = f"the annotation of {parameter.name!r} cannot be read ({error})"
+                raise self.refused(function, f"{why}; import it at run time") from None
+            dependency = dependency_of(parameter, hint)
+            if dependency is not None:
+                nodes[parameter.name] = self.node(dependency)
+            elif hint in (Delivery, AsyncDelivery):
+                deliveries[parameter.name] = hint
+            elif parameter.default is _EMPTY:
+                raise self.refused(
+                    function,
+                    f"nobody would fill {parameter.name!r}; give it rmq.Depends or a default",
+                )
+            else:
+                continue
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                raise self.refused(function, f"{parameter.name!r} cannot be given by name")
+        node = Node(key, function, nodes, deliveries)
+        self._check(node)
+        return node
+
+    def _check(self, node: Node) -> None:
+        """Refuse a node that outlives those below it, or cannot await them."""
+        for below in node.parameters.values():
+            if node.scope == "process" and below.scope == "run":
+                raise self.refused(
+                    node.key[0], f"it lives as long as the process, and {below.name} for one run; "
+                    f"give {below.name} scope='process' too"
+                )  # fmt: skip
+            if below.is_async and not node.is_async and node.scope == below.scope:
+                raise self.refused(
+                    node.key[0], f"it is plain, and {below.name} is async; make both the same"
+                )
+        if node.scope == "process" and node.deliveries:
+            raise self.refused(node.key[0], "it takes a delivery, and lives longer than any")
+
+
+class Dependencies:
+    """The dependencies of a handler.
+
+    Args:
+        name: the handler, for errors.
+        marked: its marked parameters.
+        is_async: whether it is an `async def`.
+        is_batch: whether it gets a list of deliveries.
+        local_names: names that annotations may use where the function is defined inside another.
+
+    Raises:
+        InvalidType: one of them cannot be used by this handler; the error says why.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        marked: Mapping[str, Dependency],
+        *,
+        is_async: bool,
+        is_batch: bool,
+        local_names: Mapping[str, Any],
+    ) -> None:
+        self._name = f"handler {name}"
+        self._marked = marked
+        self._is_async = is_async
+        self._is_batch = is_batch
+        self._local_names = local_names if marked else {}
+        self._nodes = self._read({})
+
+    def __bool__(self) -> bool:
+        return bool(self._marked)
+
+    def nodes(self) -> dict[str, Node]:
+        """Return the nodes by parameter, those that replace others in a test among them."""
+        return self._read(overrides) if overrides else self._nodes
+
+    def _read(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> dict[str, Node]:
+        reader = Reader(self._name, self._local_names, replaced)
+        nodes = {name: reader.node(dependency) for name, dependency in self._marked.items()}
+        for node in flattened(nodes.values()):
+            self._check(reader, node)
+        return nodes
+
+    def _check(self, reader: Reader, node: Node) -> None:
+        function = node.key[0]
+        if self._is_async:
+            # A test may replace an async dependency with a plain one: nothing waits for its loop.
+            if node.scope == "run" and not node.is_async and not node.is_override:
+                raise reader.refused(
+                    function, "it is plain, and would block the event loop of an async handler; "
+                    "make it an async def, or give it scope='process'"
+                )  # fmt: skip
+        elif node.is_async:
+            raise reader.refused(function, "it is async, and a plain handler cannot await it; make "
+                                 "it a plain def, or the handler an async def")  # fmt: skip
+        wanted = AsyncDelivery if self._is_async else Delivery
+        for name, kind in node.deliveries.items():
+            if self._is_batch:
+                raise reader.refused(
+                    function, f"{name!r}: a handler with batch= has no single delivery"
+                )
+            if kind is not wanted:
+                raise reader.refused(function, f"{name!r}: here it gets rmq.{wanted.__name__}")
+
+
+def flattened(nodes: Iterable[Node]) -> list[Node]:
+    """Return nodes and all below them, each once and after those that it depends on."""
+    ordered: dict[Key, Node] = {}
+
+    def visit(node: Node) -> None:
+        if node.key not in ordered:
+            for below in node.parameters.values():
+                visit(below)
+            ordered[node.key] = node
+
+    for node in nodes:
+        visit(node)
+    return list(ordered.values())
+
+
+def dependency_of(parameter: inspect.Parameter, hint: Any) -> Dependency | None:
+    """Return the mark of a parameter, by its default or its annotation; None: it has none."""
+    if isinstance(parameter.default, Dependency):
+        return parameter.default
+    for mark in getattr(hint, "__metadata__", ()):
+        if isinstance(mark, Dependency):
+            return mark
+    return None
+
+
+def mentions_depends(parameter: inspect.Parameter) -> bool:
+    """Return whether an annotation that cannot be read marks a dependency."""
+    return isinstance(parameter.annotation, str) and "Depends" in parameter.annotation
+
+
+def read_hint(
+    parameter: inspect.Parameter, global_names: dict[str, Any], local_names: Mapping[str, Any]
+) -> Any:
+    """Return a parameter's annotation as a type, with its `Annotated`; None if it has none."""
+    if parameter.annotation is _EMPTY:
+        return None
+    alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    hints = typing.get_type_hints(alone, global_names, dict(local_names), include_extras=True)
+    return hints[parameter.name]
+
+
+def _decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the generator function below @contextmanager, or the function itself."""
+    if getattr(function, "__code__", None) in _MANAGER_CODES:
+        wrapped: Callable[..., Any] = function.__wrapped__  # type: ignore[attr-defined]
+        return wrapped
+    return function
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def lifespan_node(function: Callable[..., Any]) -> Node:
+    """Return the node of a function that is run around the life of a worker.
+
+    Raises:
+        InvalidType: it depends on something that lives shorter, or on nobody knows what.
+    """
+    return Reader("lifespan", {}, overrides).node(Dependency(function, "process"))
+
+
+def check_lifespan(function: F) -> F:
+    """Return a lifespan; refuse a function that does not yield, or that nobody could call."""
+    if not callable(function) or not lifespan_node(function).is_manager:
+        raise InvalidType(
+            f"lifespan: {_name(function)} does not yield; write what is to be done at the start, "
+            "a yield, and what is to be done at the end"
+        )
+    return function

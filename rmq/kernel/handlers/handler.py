@@ -1,0 +1,355 @@
+"""Handlers: a function registered for a topic, with its options.
+
+A registration checks everything that can be known by then: the signature, the annotations, the
+options. The worker decides how the function is run (`rmq.worker`).
+
+The handlers of a topic, and which of them a message goes to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core import interceptor, retry as policies
+from rmq.kernel.core.delivery import DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.interceptor import Middleware
+from rmq.kernel.core.record import HEADERS
+from rmq.kernel.core.retry import Policy
+from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.kernel.core.validation import Duration, check_int, check_message_type, duration_ms
+from rmq.kernel.handlers import body_types
+from rmq.kernel.handlers.dependencies import is_async_function
+from rmq.kernel.handlers.idempotency import Idempotent
+from rmq.kernel.handlers.signature import Signature
+from rmq.kernel.producer.draft import RETRY_MARK, RUNTIME_MARK
+from rmq.kernel.topic.context import TopicContext
+
+if TYPE_CHECKING:
+    from rmq.features.schedules.declaration import Declaration
+
+
+DEFAULT_THREADS, DEFAULT_TASKS = 8, 100  # concurrency unless the handler names one
+MAX_CONCURRENCY, MAX_PREFETCH = 10_000, 100_000
+
+RetryFunction = Callable[[Any, BaseException], Duration | None]
+RetryOption = Policy | str | RetryFunction
+Rule = Retry | Reject | Snooze | Policy
+
+
+class Handler:
+    """A function with the topic it serves and its options, checked."""
+
+    def __init__(
+        self,
+        context: TopicContext,
+        function: Callable[..., Any],
+        *,
+        concurrency: int | None,
+        prefetch: int | None,
+        batch: int | None,
+        linger: Duration,
+        ordered: bool,
+        lease: Duration | None,
+        max_runtime: Duration | None,
+        retry: RetryOption | None,
+        on_error: Mapping[type[Exception], Rule] | None,
+        body: Any,
+        local_names: Mapping[str, Any],
+        type: str | Sequence[str] | None = None,
+    ) -> None:
+        self.context = context
+        self.function = function
+        self.types = _types(type)  # of the messages that it takes; none: it is the default
+        self.name = getattr(function, "__qualname__", repr(function))
+        if not callable(function):
+            raise InvalidType(f"handler: {function!r} is not a function")
+        self.is_async = is_async_function(function)
+        default = DEFAULT_TASKS if self.is_async else DEFAULT_THREADS
+        self.concurrency = check_int(
+            default if concurrency is None else concurrency, "concurrency", 1, MAX_CONCURRENCY
+        )
+        self.batch = 0 if batch is None else check_int(batch, "batch", 1, BATCH_MAX)
+        # How many are held follows the run times (rmq.worker.runs); this is the most.
+        most = max(BATCH_MAX, 2 * self.concurrency * max(1, self.batch))
+        self.prefetch = check_int(
+            min(most, MAX_PREFETCH) if prefetch is None else prefetch, "prefetch", 1, MAX_PREFETCH
+        )
+        self.is_prefetch_chosen = prefetch is not None
+        self.concurrency = min(self.concurrency, self.prefetch)
+        if self.batch > self.prefetch:
+            raise InvalidValue(f"batch: {batch} is more than prefetch, {prefetch}; raise prefetch")
+        self.linger_s = duration_ms(linger, "linger", high_ms=60_000, zero=True) / 1000
+        if self.linger_s and not self.batch:
+            raise InvalidValue("linger: it fills batches; give batch too")
+        self.ordered = _check_bool(ordered, "ordered")
+        if self.ordered and self.batch:
+            raise InvalidValue("ordered: not with batch; an ordered handler gets one at a time")
+        self.lease_ms = (
+            None if lease is None else duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
+        )
+        self.max_runtime_s = (
+            None if max_runtime is None else duration_ms(max_runtime, "max_runtime") / 1000
+        )
+        self.retry = _retry(retry)
+        self.rules = _rules(on_error)
+        self._read_middleware()
+        signature = Signature(
+            self.name,
+            function,
+            is_async=self.is_async,
+            is_batch=self.batch > 0,
+            filled={each.parameter for each in self.middleware if each.parameter},
+            body=body,
+            local_names=local_names,
+        )
+        self.dependencies = signature.dependencies
+        self.takes = signature.arguments  # "b", "bd", "db", "d" or "list"
+        try:
+            self.body_converter = body_types.converter(signature.body_type)
+        except InvalidType as error:
+            raise InvalidType(f"handler {self.name}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"<handler {self.name} of {self.context.name!r}>"
+
+    def _read_middleware(self) -> None:
+        """Check the middleware around the function; claims among it are taken first of all."""
+        attached = interceptor.middleware_of(self.function)
+        claiming = [each for each in attached if isinstance(each, Idempotent)]
+        if len(claiming) > 1:
+            raise InvalidValue(f"handler {self.name}: @idempotent is applied twice with Claims")
+        self.claims = claiming[0] if claiming else None
+        self.middleware: tuple[Middleware, ...] = attached
+        for each in attached:
+            if self.batch and not each.accepts_batches:
+                raise InvalidValue(
+                    f"handler {self.name}: batch: {type(each).__name__} wraps one message at a "
+                    "time; leave batch out"
+                )
+            each.check_handler(self)
+        interceptor.mark_registered(self.function)
+
+    def check_lease(self, lease_ms: int) -> None:
+        """Let the middleware refuse a lease that cannot work, once the topic's is known.
+
+        Raises:
+            InvalidValue: naming the middleware's option.
+        """
+        for each in self.middleware:
+            each.check_lease(lease_ms if self.lease_ms is None else self.lease_ms)
+
+    def convert_body(self, delivery: DeliveryData) -> Any:
+        """Convert a delivery's body to its type, unless it was converted before; return it.
+
+        Raises:
+            DecodeError: the body does not fit.
+        """
+        if self.body_converter is not None and delivery._claim is None:
+            delivery.body = self.body_converter(delivery.body)
+        return delivery.body
+
+    def arguments(self, delivery: DeliveryData) -> tuple[Any, ...]:
+        """Return the arguments that the function is called with.
+
+        Raises:
+            DecodeError: the body does not fit.
+        """
+        body = delivery.body
+        if self.body_converter is not None:
+            body = self.convert_body(delivery)
+        if self.takes == "b":
+            return (body,)
+        if self.takes == "bd":
+            return (body, delivery)
+        return (delivery, body) if self.takes == "db" else (delivery,)
+
+    def rule_for(
+        self, error: BaseException, delivery: DeliveryData
+    ) -> BaseException | Policy | None:
+        """Return what an error means for its delivery.
+
+        Snooze, Reject, Retry or a retry policy; None: the topic's policy.
+        """
+        if isinstance(error, Snooze | Reject | Retry):
+            return error
+        for kind in type(error).__mro__:
+            if kind in self.rules:
+                return self.rules[kind]
+        own_policy = delivery.marks.get(RETRY_MARK) if delivery._record[0] & HEADERS else None
+        if own_policy is not None:
+            return policies.from_redis(own_policy)
+        if self.retry is None or isinstance(self.retry, Policy):
+            return self.retry
+        assert callable(self.retry)
+        wait = self.retry(delivery, error)
+        return None if wait is None else Retry(wait)
+
+    def runtime_of(self, delivery: DeliveryData) -> float | None:
+        """Return how long one run may take, seconds; None: for ever."""
+        own = delivery.marks.get(RUNTIME_MARK) if delivery._record[0] & HEADERS else None
+        return self.max_runtime_s if own is None else int(own) / 1000
+
+
+def _check_bool(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidType(f"{field}: {value!r}; give True or False")
+    return value
+
+
+def _retry(asked: RetryOption | None) -> Policy | RetryFunction | None:
+    if asked is None or not callable(asked):
+        return None if asked is None else policies.parse_policy(asked)
+    if isinstance(asked, type):
+        raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
+    if is_async_function(asked):
+        raise InvalidType(f"retry: {asked!r} is async, and nobody would await it; make it plain")
+    return asked
+
+
+def _rules(on_error: Mapping[type[Exception], Rule] | None) -> dict[type, Rule]:
+    rules: dict[type, Rule] = {}
+    if on_error is not None and not isinstance(on_error, Mapping):
+        raise InvalidType(
+            f"on_error: {type(on_error).__name__}; give a dict of exception class to rule"
+        )
+    for kind, rule in (on_error or {}).items():
+        if not isinstance(kind, type) or not issubclass(kind, Exception):
+            raise InvalidType(f"on_error: {kind!r}; its keys are exception classes")
+        checked: Any = policies.parse_policy(rule) if isinstance(rule, str) else rule
+        if isinstance(checked, type) and issubclass(checked, Retry | Reject):
+            checked = checked()
+        if not isinstance(checked, Retry | Reject | Snooze | Policy):
+            raise InvalidType(
+                f"on_error: {kind.__name__}: {rule!r}; give rmq.Retry(5), rmq.Reject('why'), "
+                "rmq.Snooze(60) or a retry policy"
+            )
+        delay = getattr(checked, "delay", None)
+        if delay is not None:
+            duration_ms(delay, f"on_error: {kind.__name__}: delay", zero=True)
+        rules[kind] = checked
+    return rules
+
+
+def _types(asked: object) -> tuple[str, ...]:
+    if asked is None:
+        return ()
+    names: object = (asked,) if isinstance(asked, str) else asked
+    if not isinstance(names, Sequence) or isinstance(names, bytes):
+        raise InvalidType(f"type: {asked!r}; give a type, or a list of types")
+    checked = tuple(map(check_message_type, names))
+    if not checked:
+        raise InvalidValue("type: the list is empty; leave type out for the default handler")
+    if len(set(checked)) < len(checked):
+        raise InvalidValue(f"type: {asked!r}; give each type once")
+    return checked
+
+
+def caller_locals(depth: int) -> Mapping[str, Any]:
+    """Return the local names that annotations may use if a handler is defined in a function."""
+    frame = sys._getframe(depth)
+    return {} if frame.f_locals is frame.f_globals else frame.f_locals
+
+
+class TopicHandlers:
+    """The handlers of one topic: some for the messages of certain types, and a default.
+
+    It does not change: a further handler makes another one.
+
+    Attributes:
+        context: of the topic.
+        default: the handler of all messages that `by_type` has none for, or None.
+        by_type: the handlers of messages that were sent with a type.
+        ordered, lease_ms: as all handlers have them: they are of the topic, not of a message.
+    """
+
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        self._handlers = tuple(handlers)
+        first = self._handlers[0]
+        self.context = first.context
+        self.ordered, self.lease_ms = first.ordered, first.lease_ms
+        self.default = next((each for each in self._handlers if not each.types), None)
+        self.by_type: dict[str | None, Handler] = {
+            name: each for each in self._handlers for name in each.types
+        }
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter(self._handlers)
+
+    def __len__(self) -> int:
+        return len(self._handlers)
+
+    def route(self, message_type: str | None) -> Handler | None:
+        """Return the handler of a message by its type; None: there is none, see `unhandled`."""
+        return self.by_type.get(message_type, self.default)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one handler takes all messages."""
+        return self.default is not None and len(self._handlers) == 1
+
+    def including(self, handler: Handler) -> TopicHandlers:
+        """Return these handlers and a further one.
+
+        Raises:
+            InvalidValue: it takes messages that another one takes, or differs in an option that all
+                handlers of a topic share.
+        """
+        name = self.context.name
+        if not handler.types and self.default is not None:
+            raise InvalidValue(
+                f"handler {handler.name}: topic {name!r} has a handler already, "
+                f"{self.default.name}; a message has one handler. Give type= for messages of one "
+                "type"
+            )
+        for each in handler.types:
+            if each in self.by_type:
+                raise InvalidValue(
+                    f"handler {handler.name}: topic {name!r} has a handler for type {each!r} "
+                    f"already, {self.by_type[each].name}; a message has one handler"
+                )
+        first = self._handlers[0]
+        for option in ("ordered", "lease_ms"):
+            own, others = getattr(handler, option), getattr(first, option)
+            if own != others:
+                shown = option.removesuffix("_ms")
+                raise InvalidValue(
+                    f"handler {handler.name}: {shown} is of the whole topic {name!r}, and "
+                    f"{first.name} has {_shown(others)} where this one has {_shown(own)}; give all "
+                    "handlers of the topic the same"
+                )
+        if handler.ordered and handler.is_async != first.is_async:
+            raise InvalidValue(
+                f"handler {handler.name}: messages of the ordered topic {name!r} run one after the "
+                f"other, so either all of its handlers are async or none is; {first.name} is "
+                + ("async" if first.is_async else "not")
+            )
+        return TopicHandlers((*self._handlers, handler))
+
+
+def _shown(option: bool | int | None) -> str:
+    if option is None or isinstance(option, bool):
+        return "none" if option is None else str(option)
+    return f"{option / 1000:g} s"
+
+
+class Handlers:
+    """The handlers of one client, by topic, and the schedules that its program declares."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, TopicHandlers] = {}
+        self.lifespans: list[Callable[..., Any]] = []  # around the life of each worker
+        self.schedules: dict[tuple[str, str], Declaration] = {}  # by topic and name
+
+    def add(self, handler: Handler) -> None:
+        """Register a handler.
+
+        Raises:
+            InvalidValue: the topic has such a handler, or handlers with other options.
+        """
+        known = self.by_topic.get(handler.context.name)
+        self.by_topic[handler.context.name] = (
+            TopicHandlers((handler,)) if known is None else known.including(handler)
+        )

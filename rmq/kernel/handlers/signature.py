@@ -1,0 +1,168 @@
+"""The signature of a handler: which parameters are the body, the delivery and dependencies.
+
+Everything that cannot work is refused when the handler is registered.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rmq.errors import InvalidType
+from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.handlers.dependencies import (
+    Dependencies,
+    dependency_of,
+    globals_of,
+    innermost,
+    mentions_depends,
+    read_hint,
+)
+
+_Parameters = list[inspect.Parameter]
+_EMPTY = inspect.Parameter.empty
+
+
+class Signature:
+    """A handler's function, read.
+
+    Attributes:
+        arguments: the arguments it is called with: "b" (the body), "bd" (body, delivery), "db", "d"
+            or "list" (the deliveries of a batch).
+        body_type: the annotation of the body, or None.
+        dependencies: the parameters that are marked with `Depends`; they are passed by name.
+
+    Args:
+        name: the handler, for errors.
+        function: its function.
+        is_async: whether that is an `async def`.
+        is_batch: whether it gets a list of deliveries.
+        filled: the names of parameters that its middleware fills.
+        body: the type of the body where an annotation cannot say it, or None.
+        local_names: names that annotations may use where the function is defined inside another.
+
+    Raises:
+        InvalidType: the function cannot be a handler; the error says why.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        is_async: bool,
+        is_batch: bool,
+        filled: set[str],
+        body: Any,
+        local_names: Mapping[str, Any],
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._is_async = is_async
+        every = self._all_parameters()
+        names = [parameter.name for parameter in every]
+        if absent := filled.difference(names):
+            raise self._refused(f"its middleware fills {absent.pop()!r}, which it does not take")
+        own = [parameter for parameter in every if parameter.name not in filled]
+        hints = self._hints(own, local_names, lenient=body is not None)
+        marked = {
+            parameter.name: dependency
+            for parameter in own
+            if (dependency := dependency_of(parameter, hints.get(parameter.name))) is not None
+        }
+        self.dependencies = Dependencies(
+            name, marked, is_async=is_async, is_batch=is_batch, local_names=local_names
+        )
+        own = [parameter for parameter in own if parameter.name not in marked]
+        taken = self._taken(own, hints)
+        for by_name in (*filled, *marked):  # the others are passed by position
+            if any(names.index(by_name) < names.index(parameter.name) for parameter in taken):
+                filler = "its middleware fills" if by_name in filled else "a dependency fills"
+                raise self._refused(f"{filler} {by_name!r} by name; put that one last")
+        for parameter in every:
+            if parameter.name in marked and parameter.kind is parameter.POSITIONAL_ONLY:
+                raise self._refused(f"a dependency fills {parameter.name!r} by name; move the /")
+        most = 1 if is_batch else 2
+        if not 1 <= len(taken) <= most:
+            raise self._refused(f"it takes {len(taken)} parameters")
+        delivery_index = self._delivery_index(taken, hints)
+        if is_batch and delivery_index is not None:
+            raise self._refused("with batch= it gets a list of deliveries")
+        indexes = range(len(taken))
+        self.arguments = "".join("d" if index == delivery_index else "b" for index in indexes)
+        body_types = [hints.get(taken[n].name) for n in indexes if n != delivery_index]
+        self.body_type = body if body is not None else (body_types[0] if body_types else None)
+        if is_batch:
+            self.arguments = "list"
+            self.body_type = body  # an annotation is list[rmq.Delivery], which says nothing of it
+
+    def _refused(self, why: str) -> InvalidType:
+        return InvalidType(
+            f"handler {self._name}: {why}; write def handle(body), def handle(body, delivery) or, "
+            "with batch=, def handle(deliveries)"
+        )
+
+    def _all_parameters(self) -> _Parameters:
+        try:
+            parameters = list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError) as error:
+            raise self._refused(f"its signature cannot be read ({error})") from None
+        inner = innermost(self._function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            raise self._refused("it has a yield, so calling it would run nothing")
+        return parameters
+
+    def _taken(self, own: _Parameters, hints: Mapping[str, Any]) -> _Parameters:
+        """Return the parameters that get the body or the delivery."""
+        for parameter in own:
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is _EMPTY:
+                raise self._refused(f"nobody would fill its keyword {parameter.name!r}")
+        taken = [
+            parameter
+            for parameter in own
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and (parameter.default is _EMPTY or _is_delivery(hints.get(parameter.name)))
+        ]
+        if not taken and any(parameter.kind is parameter.VAR_POSITIONAL for parameter in own):
+            raise self._refused("it takes *args, which does not say whether it wants the delivery")
+        return taken
+
+    def _delivery_index(self, taken: _Parameters, hints: Mapping[str, Any]) -> int | None:
+        """Return the place of the delivery: where it is annotated, else the second of two."""
+        wanted: Any = AsyncDelivery if self._is_async else Delivery
+        indexes = [
+            n for n, parameter in enumerate(taken) if _is_delivery(hints.get(parameter.name))
+        ]
+        for index in indexes:
+            if hints[taken[index].name] is not wanted:
+                kind = "an async def gets" if self._is_async else "a plain def gets"
+                raise self._refused(f"{taken[index].name!r}: {kind} rmq.{wanted.__name__}")
+        if len(indexes) > 1:
+            raise self._refused("both parameters are annotated as deliveries")
+        if indexes:
+            return indexes[0]
+        return 1 if len(taken) == 2 else None
+
+    def _hints(
+        self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
+    ) -> dict[str, Any]:
+        """Return the annotations as types. `lenient`: leave out those that cannot be read."""
+        hints: dict[str, Any] = {}
+        global_names = globals_of(self._function)
+        for parameter in own:
+            if parameter.annotation is _EMPTY:
+                continue
+            try:
+                hints[parameter.name] = read_hint(parameter, global_names, local_names)
+            except Exception as error:
+                if not lenient or mentions_depends(parameter):
+                    raise self._refused(
+                        f"an annotation cannot be read ({error}); import it at run time, "
+                        "or give body="
+                    ) from None
+        return hints
+
+
+def _is_delivery(annotation: Any) -> bool:
+    return annotation in (Delivery, AsyncDelivery)

@@ -1,0 +1,234 @@
+"""Groups of messages that go to one slot in one call: check, encode, choose slots, make ids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
+from types import NoneType
+
+from rmq.kernel.core import ids, record, sequence
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.sequence import SlotSequence
+from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
+from rmq.kernel.core.validation import check_priority
+from rmq.kernel.producer.draft import Draft, body_too_large, make_draft
+from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
+
+ALIKE_MIN = 16  # fewer messages are grouped faster one by one
+RECORD_BYTES = 64  # of a call for each message besides its body, at most; headers are counted
+
+
+class Group:
+    """Messages for one call to one slot."""
+
+    __slots__ = (
+        "bytes",
+        "given_ids",
+        "ids",
+        "indexes",
+        "large",
+        "merging",
+        "numbers",
+        "parts",
+        "sequence",
+        "slot",
+    )  # fmt: skip
+
+    def __init__(self, slot: int, merging: Draft | None) -> None:
+        self.slot = slot
+        self.merging = merging  # such a message has a call to itself
+        self.ids: Sequence[MessageId] = []
+        self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
+        self.parts: list[bytes] = []  # head and rest of each record
+        self.indexes: list[int] = []  # of the messages, and so of their results
+        self.large: dict[int, bytes] = {}  # by position: bodies that may stand beside their records
+        self.bytes = 0
+        self.numbers: list[int] = []  # of each, where the client has rmq.Audit
+        self.sequence: SlotSequence | None = None
+
+    def set_apart(self, worth: int) -> None:
+        """Let records refer to large bodies, where these have so many bytes together."""
+        if sum(map(len, self.large.values())) < worth:
+            self.large.clear()
+            return
+        random = os.urandom(record.RANDOM)
+        for at, body in self.large.items():
+            head, rest = self.parts[2 * at : 2 * at + 2]
+            self.parts[2 * at] = bytes((head[0] | record.LARGE,)) + head[1:]
+            reference = record.reference(len(body), random)
+            self.parts[2 * at + 1] = rest[: -len(body)] + reference
+
+    def is_uniform(self) -> bool:
+        """Whether its messages are new, and differ in nothing but their bodies and headers."""
+        if self.merging is not None or self.given_ids:
+            return False
+        heads = self.parts[::2]
+        timeless = not heads[0][0] & (record.TIMED | record.EXPIRES)
+        return timeless and heads.count(heads[0]) == len(heads)
+
+
+def _is_plain(out: Outgoing) -> bool:
+    """Whether a message is a body and perhaps a priority, as most are."""
+    return (
+        out.delay is None
+        and out.at is None
+        and out.slot_basis is None
+        and out.headers is None
+        and out.type is None
+        and out.marks is None
+        and out.retry is None
+        and out.max_runtime is None
+        and out.id is None
+        and out.dedup_key is None
+        and out.expires is None
+        and out.merge_key is None
+        and out.time_range is None
+        and out.max_wait is None
+        and out.merge == "first"
+        and not out.extend
+    )
+
+
+def group_messages(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    groups: list[Group],
+    group_max: int = BATCH_MAX,
+    allow_past: bool = False,
+    kept: bool = False,
+    staged: bool = False,
+) -> None:
+    """Check, encode and name all messages; append groups of at most so many to `groups`.
+
+    `kept`: the caller learns the new ids in order to send them again. `staged`: the messages go to
+    a stage, where large bodies stay in their records.
+    """
+    # Other iterables are read one message at a time, so that a caller sees where a faulty one was.
+    outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
+    if outs is None or not _group_alike(context, outs, groups, group_max):
+        _group_each(context, messages, groups, group_max, allow_past)
+    # A take with limits for each key reads many records.
+    worth = 0 if context.settings.limit.key else record.MIN_BYTES_OF_CALL
+    for group in groups:
+        group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
+        if staged:
+            group.large.clear()
+        group.set_apart(worth)
+        if group.given_ids:
+            group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
+
+
+def _group_alike(
+    context: TopicContext, outs: Sequence[Outgoing], groups: list[Group], group_max: int
+) -> bool:
+    """Group messages that are bodies of one priority; if some are not, do nothing: return False.
+
+    Each pass does one thing for the whole batch, which is faster than `_group_each`.
+    """
+    settings, codec = context.settings, context.codec
+    if settings.expires_ms or context.hooks.producer_sequence is not None:
+        return False
+    for out in outs:
+        if type(out) is not Outgoing or not _is_plain(out):
+            return False
+    priorities = [out.priority for out in outs]
+    priority = priorities[0]
+    if priority is None:
+        priority = settings.default_priority
+    if set(map(type, priorities)) not in ({int}, {NoneType}) or len(set(priorities)) > 1:
+        return False
+    head = record.head(codec.number, 0, check_priority(priority))
+    bodies = [codec.encode(out.body) for out in outs]
+    sizes = list(map(len, bodies))
+    largest = max(sizes)
+    if largest > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
+        return False
+    filling: dict[int, Group] = {}
+    run = min(RUN_LENGTH, group_max)
+    for start in range(0, len(outs), run):
+        slot, indexes = context.spread.next(), range(start, min(start + run, len(outs)))
+        group = filling.get(slot)
+        if group is None or len(group.indexes) + len(indexes) > group_max:
+            group = filling[slot] = Group(slot, None)
+            groups.append(group)
+        if largest >= record.MIN_BYTES:
+            for at, body in enumerate(bodies[start : start + run], len(group.indexes)):
+                if len(body) >= record.MIN_BYTES:
+                    group.large[at] = body
+        group.indexes += indexes
+        group.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
+    return True
+
+
+def _group_each(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    groups: list[Group],
+    group_max: int,
+    allow_past: bool,
+) -> None:
+    """Check and encode messages, one after the other."""
+    settings, codec, producer_sequence = (
+        context.settings,
+        context.codec,
+        context.hooks.producer_sequence,
+    )
+    plain_head = record.head(codec.number, 0, settings.default_priority)
+    filling: dict[int, Group] = {}
+    run_slot = run_left = 0
+    for index, out in enumerate(messages):
+        given_id, merging = None, None
+        if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
+            head, slot = plain_head, -1
+            if out.priority is not None:
+                head = record.head(codec.number, 0, check_priority(out.priority))
+            envelope, headers, body = b"", b"", codec.encode(out.body)
+            if len(body) > settings.max_body:
+                raise body_too_large(codec, len(body), settings.max_body)
+        else:
+            draft = make_draft(context, settings, out, allow_past)
+            head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
+            given_id = draft.id
+            merging = draft if draft.merge_key else None
+            slot = draft.slot
+        if slot < 0:  # any slot will do
+            if not run_left:
+                run_slot, run_left = context.spread.next(), RUN_LENGTH
+            slot, run_left = run_slot, run_left - 1
+        if producer_sequence is not None:
+            slot_sequence = producer_sequence.slot_sequence(context.slots[slot], context.created)
+            number = slot_sequence.take()
+            headers = sequence.headers(slot_sequence.producer, number, headers)
+        if headers:
+            head = bytes((head[0] | record.HEADERS,)) + head[1:]
+            envelope += record.length_prefixed(headers)
+            if merging is not None:
+                merging.head, merging.envelope = head, envelope
+        rest = envelope + body if envelope else body
+        size = len(rest) + RECORD_BYTES
+        group = filling.get(slot)
+        if (
+            group is None
+            or merging is not None
+            or len(group.indexes) >= group_max
+            or group.bytes + size > CALL_BYTES
+        ):
+            group = Group(slot, merging)
+            groups.append(group)
+            if merging is None:
+                filling[slot] = group
+            else:
+                filling.pop(slot, None)  # messages after a merging one stay after it
+        if given_id is not None:
+            group.given_ids[len(group.indexes)] = given_id
+        if len(body) >= record.MIN_BYTES and merging is None:
+            group.large[len(group.indexes)] = body
+        group.indexes.append(index)
+        group.parts.append(head)
+        group.parts.append(rest)
+        group.bytes += size
+        if producer_sequence is not None:
+            group.sequence = slot_sequence
+            group.numbers.append(number)

@@ -1,0 +1,206 @@
+"""Check a message and encode it, before it has an id. No Redis here."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
+from rmq.kernel.core import ids, record
+from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.retry import parse_policy
+from rmq.kernel.core.settings import Settings
+from rmq.kernel.core.validation import (
+    check_due_ms,
+    check_epoch_ms,
+    check_message_type,
+    check_priority,
+    duration_ms,
+    utf8,
+)
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import TopicContext, slot_of
+
+MERGE_KEY_BYTES = 1024
+RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
+
+
+class Draft:
+    """A message that is checked and encoded. The defaults are those of a plain message."""
+
+    head: bytes
+    body: bytes
+    envelope = b""
+    headers = b""
+    basis: str | bytes | None = None
+    slot = -1  # where it goes; -1: any slot will do
+    id: MessageId | None = None
+    merge_key = ""
+    mode = ""
+    max_wait_ms = 0
+
+
+def make_draft(
+    context: TopicContext, settings: Settings, out: Outgoing, allow_past: bool = False
+) -> Draft:
+    """Check and encode a message. `allow_past`: its time may have passed years ago.
+
+    Raises:
+        InvalidValue, InvalidType, EncodeError, PayloadTooLarge: it cannot be sent as it is.
+    """
+    if not isinstance(out, Outgoing):
+        raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
+    if out.type is not None:
+        check_message_type(out.type)
+    draft = Draft()
+    due = _check_merge(out, draft) or _check_due(out, allow_past)
+    priority = settings.default_priority
+    if out.priority is not None:
+        priority = check_priority(out.priority)
+    elif due:
+        priority = 0
+    flags, envelope = 0, b""
+    if due:
+        flags, envelope = record.TIMED, due.to_bytes(6, "big")
+    expires = settings.expires_ms
+    if out.expires is not None:
+        expires = duration_ms(out.expires, "expires")
+    if expires:
+        flags |= record.EXPIRES
+        envelope += expires.to_bytes(6, "big")
+    if draft.merge_key:
+        flags |= record.MERGES | (record.COLLECTS if draft.mode == "collect" else 0)
+        envelope += record.length_prefixed(draft.merge_key.encode())
+    if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
+        draft.headers = _encode_headers(out)
+    elif out.type is not None:
+        draft.headers = _encode_type(out.type)
+    draft.body = context.codec.encode(out.body)
+    if len(draft.body) > settings.max_body:
+        raise body_too_large(context.codec, len(draft.body), settings.max_body)
+    draft.head = record.head(context.codec.number, flags, priority)
+    draft.envelope = envelope
+    if out.slot_basis is not None:
+        draft.basis = out.slot_basis
+        draft.slot = slot_of(draft.basis, settings.slots)
+    elif draft.merge_key:
+        assert out.merge_key is not None  # checked above
+        draft.basis = out.merge_key
+        draft.slot = slot_of(out.merge_key, settings.first_slots)
+    if out.dedup_key is not None:
+        if out.id is not None or draft.merge_key:
+            raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
+        key = ids.key_bytes(out.dedup_key)
+        basis = key if draft.basis is None else draft.basis
+        draft.id = ids.derive(key, slot_of(basis, settings.first_slots), context.check)
+        draft.slot = draft.id.slot
+    elif out.id is not None:
+        draft.id = context.check_id(out.id)
+        is_resized = settings.layout is not None  # the id may be from before a resize
+        if draft.slot not in (-1, draft.id.slot) and not is_resized:
+            raise InvalidValue(
+                f"id: {draft.id} is of slot {draft.id.slot}, slot_basis {draft.basis!r} of slot "
+                f"{draft.slot}; a resend has the basis of the first send"
+            )
+        draft.slot = draft.id.slot
+    return draft
+
+
+def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
+    """Return the error for a body that is larger than its topic allows."""
+    return PayloadTooLarge(
+        f"body: {size} bytes as {codec.name}; the topic's max_body is {max_body}. "
+        "Send a reference to the data, or create the topic with a larger max_body"
+    )
+
+
+@lru_cache(4096)
+def _encode_type(message_type: str) -> bytes:
+    packed: bytes = msgpack.packb({record.TYPE_MARK: message_type})
+    return packed
+
+
+def _encode_headers(out: Outgoing) -> bytes:
+    """Encode the sender's headers, and RMQ's own marks."""
+    headers: Any = {} if out.headers is None else out.headers
+    if not hasattr(headers, "items"):
+        raise InvalidType(f"headers: {type(headers).__name__}; give a mapping of str to str")
+    if len(headers) > HEADERS_MAX:
+        raise InvalidValue(f"headers: {len(headers)} entries; give at most {HEADERS_MAX}")
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidType(f"headers: {name!r}: {text!r}; names and values are str")
+        if not name or name.startswith(record.RESERVED):
+            raise InvalidValue(f"headers: {name!r}; names are not empty and do not begin with rmq-")
+    try:
+        packed: bytes = msgpack.packb(dict(headers) | _marks(out))
+    except UnicodeEncodeError as error:
+        raise InvalidValue(f"headers: {error}; give text that UTF-8 can carry") from error
+    if len(packed) > HEADERS_BYTES:
+        raise InvalidValue(f"headers: {len(packed)} bytes; give at most {HEADERS_BYTES}")
+    return packed
+
+
+def _marks(out: Outgoing) -> dict[str, str]:
+    marks = dict(out.marks or {})
+    if out.retry is not None:
+        marks[RETRY_MARK] = parse_policy(out.retry).to_redis()
+    if out.max_runtime is not None:
+        marks[RUNTIME_MARK] = str(duration_ms(out.max_runtime, "max_runtime"))
+    if out.type is not None:
+        marks[record.TYPE_MARK] = out.type
+    return marks
+
+
+def _check_due(out: Outgoing, allow_past: bool) -> int:
+    """Return when a message is due: epoch ms, a delay in ms, or 0 for at once."""
+    if out.delay is not None and out.at is not None:
+        raise InvalidValue("delay and at: both given; give one")
+    if out.delay is not None:
+        return duration_ms(out.delay, "delay", zero=True)
+    if out.at is not None:
+        return check_epoch_ms(out.at, "at") if allow_past else _due_ms(out.at)
+    return 0
+
+
+def _due_ms(at: Any) -> int:
+    return check_due_ms(at, "at", topic_context.now_ms())
+
+
+def _check_merge(out: Outgoing, draft: Draft) -> int:
+    """Check the merge options; return the time range in ms, 0 for a message that does not merge."""
+    if out.merge_key is None and out.time_range is None:
+        if out.extend or out.max_wait is not None or out.merge != "first":
+            raise InvalidValue("merge, extend, max_wait: they need merge_key and time_range")
+        return 0
+    if out.merge_key is None or out.time_range is None:
+        given, missing = ("merge_key", "time_range")
+        if out.merge_key is None:
+            given, missing = missing, given
+        raise InvalidValue(f"{given}: given without {missing}; range-merge needs both")
+    if out.delay is not None or out.at is not None:
+        raise InvalidValue("delay, at: a merging message waits for its time_range; leave them out")
+    if not isinstance(out.merge_key, str):
+        raise InvalidType(f"merge_key: {type(out.merge_key).__name__}; give a str")
+    if not 1 <= len(utf8(out.merge_key, "merge_key")) <= MERGE_KEY_BYTES:
+        raise InvalidValue(f"merge_key: give 1 to {MERGE_KEY_BYTES} bytes of UTF-8")
+    if out.merge_key.startswith("\0"):
+        raise InvalidValue(
+            "merge_key: it begins with NUL, as the stored keys of types do; leave it out"
+        )
+    if out.merge not in ("first", "last", "collect"):
+        raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
+    time_range = duration_ms(out.time_range, "time_range")
+    if out.extend:
+        if out.max_wait is None:
+            raise InvalidValue("extend: give max_wait too, or a busy key would never be delivered")
+        draft.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
+    elif out.max_wait is not None:
+        raise InvalidValue("max_wait: it bounds extend; give extend=True too")
+    draft.merge_key, draft.mode = record.merge_key_of_type(out.merge_key, out.type), out.merge
+    return time_range

@@ -1,0 +1,70 @@
+"""Report a producer's numbers for the audit: which are accepted, which no message has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from rmq.errors import AccessDenied, StorageError
+from rmq.kernel.core.sequence import REPORT_S, ProducerSequence, Report, SlotSequence
+from rmq.kernel.producer import scripts
+from rmq.kernel.transport.steps import Command, Flow, InBackground, Pipeline, pipeline
+
+log = logging.getLogger("rmq")
+
+CALLS_MAX = 100  # calls in one round trip
+
+
+def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
+    """Tell Redis where the numbers of new sequences begin, before their first message."""
+    new = [sequence for sequence in sequences if sequence.must_register]
+    if new:
+        yield from pipeline(
+            [scripts.audit_report(s.keys, s.producer, s.reported, s.reported) for s in new]
+        )
+        for sequence in new:
+            sequence.confirm(Report(sequence.reported, sequence.reported, [], []))
+
+
+def schedule(producer: ProducerSequence) -> Flow[None]:
+    """Report in the background, a second from now at the latest."""
+    if producer.schedule_report():
+        yield InBackground(REPORT_S, lambda: report(producer))
+
+
+def report(producer: ProducerSequence, again: bool = True) -> Flow[None]:
+    """Report all that Redis does not know yet. `again`: retry in a second if Redis is away."""
+    producer.report_started()
+    while True:
+        reports = [
+            (sequence, report)
+            for sequence in producer.slot_sequences()
+            if (report := sequence.next_report())
+        ]
+        if not reports:
+            return
+        failed = False
+        for at in range(0, len(reports), CALLS_MAX):
+            part = reports[at : at + CALLS_MAX]
+            calls: list[Command[Any]] = [
+                scripts.audit_report(s.keys, s.producer, report.old, report.sent, report.ranges)
+                for s, report in part
+            ]
+            try:
+                replies = yield Pipeline(calls)
+            except StorageError as error:
+                log.debug("the numbers of sent messages cannot be reported just now: %s", error)
+                replies = [error] * len(calls)
+            for (sequence, report), reply in zip(part, replies, strict=True):
+                if isinstance(reply, Exception):
+                    failed = True
+                    if isinstance(reply, AccessDenied) and not producer.is_denied:
+                        producer.is_denied = True
+                        log.warning("the audit cannot account for sent messages: %s", reply)
+                else:
+                    sequence.confirm(report)
+        if failed:
+            if again:
+                yield from schedule(producer)
+            return

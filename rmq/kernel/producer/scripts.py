@@ -1,0 +1,170 @@
+"""Commands that accept messages: send and merge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import member_of, members_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import ReplaySession, TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+def audit_report(
+    keys: SlotKeys, producer: str, old: int, sent: int, ranges: Sequence[tuple[int, int]] = ()
+) -> Command[int]:
+    """Report numbers up to `sent` as accepted, and account for those that no message has.
+
+    `old`: the number reported before, 0 at first.
+    """
+    pairs = [number for pair in ranges for number in pair]
+    return Command(
+        scripts.load("audit_report"),
+        (keys.slot, keys.audit),
+        [topic_context.now_us, producer, old, sent, *pairs],
+        int,
+    )
+
+
+class SendReply(NamedTuple):
+    """The reply to send."""
+
+    offset: int  # acceptance number of the last message stored
+    letters: str  # one for each message: s stored, d duplicate; "": all stored; F full, P paused
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sends are paused, and nothing was done."""
+        return self.letters == "P"
+
+
+class MergeReply(NamedTuple):
+    """The reply to merge."""
+
+    offset: int
+    letter: str  # s stored, m merged, d duplicate, F full, P paused
+    into: bytes  # id of the message that it was merged into; b"": none
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether sends are paused, and nothing was done."""
+        return self.letter == "P"
+
+
+def _send_reply(reply: list[Any]) -> SendReply:
+    return SendReply(reply[0], reply[1].decode())
+
+
+def send(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    ids: Sequence[bytes],
+    parts: Sequence[bytes],
+    bodies: Mapping[int, bytes] | None = None,
+) -> Command[SendReply]:
+    """Accept messages into one slot.
+
+    `parts`: head and rest of each record, in the order of ids. `bodies`: the large bodies, by the
+    positions of records that refer to them.
+    """
+    write = _write_bodies(keys, ids, parts[1::2], bodies)
+    return _send(context, keys, session, len(ids), (b"", *members_of(ids), *parts), write)
+
+
+def send_uniform(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    head: bytes,
+    ids: Sequence[bytes],
+    rests: Sequence[bytes],
+    bodies: Mapping[int, bytes] | None = None,
+) -> Command[SendReply]:
+    """Accept messages that differ in their bodies alone and have no times.
+
+    `ids`: with stamps that follow each other; no other message has one of them. `bodies`: as in
+    `send`; then all records refer to large ones.
+    """
+    write = _write_bodies(keys, ids, rests, bodies)
+    messages = (head, member_of(ids[0]), *rests)
+    return _send(context, keys, session, len(rests), messages, write)
+
+
+def _write_bodies(
+    keys: SlotKeys,
+    ids: Sequence[bytes],
+    rests: Sequence[bytes],
+    bodies: Mapping[int, bytes] | None,
+) -> tuple[Any, ...]:
+    """Return the command that writes large bodies; nothing where there are none."""
+    if not bodies:
+        return ()
+    named: dict[bytes, bytes] = {}
+    for at, body in bodies.items():
+        # An id that is given twice in one call has one name; the first message is the one stored.
+        named.setdefault(record.name_of(member_of(ids[at]), rests[at]), body)
+    return ("HSET", keys.bodies, *chain.from_iterable(named.items()))
+
+
+def _send(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    count: int,
+    messages: tuple[bytes, ...],
+    write: tuple[Any, ...],
+) -> Command[SendReply]:
+    return Command(
+        scripts.load("send"),
+        (
+            keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
+            keys.merge, keys.audit, keys.bodies, keys.prepare,
+        ),
+        [
+            topic_context.now_us, session.call, context.channel, keys.index, keys.created, count,
+            *messages,
+        ],
+        _send_reply,
+        write=write,
+    )  # fmt: skip
+
+
+def merge(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    *,
+    id: bytes,
+    head: bytes,
+    envelope: bytes,
+    body: bytes,
+    merge_key: str,
+    mode: str,
+    max_wait_ms: int,
+    most_bytes: int,
+) -> Command[MergeReply]:
+    """Accept a message with a merge key, or merge it into the one that waits under that key."""
+
+    def parse(reply: list[Any]) -> MergeReply:
+        offset, letter, into = reply
+        return MergeReply(offset, letter.decode(), into and keys.id_of(into))
+
+    return Command(
+        scripts.load("merge"),
+        (
+            keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
+            keys.failures, keys.audit, keys.bodies,
+        ),
+        [
+            topic_context.now_us, session.call, context.channel, keys.index, keys.created,
+            member_of(id),
+            head, envelope, body, merge_key, mode, max_wait_ms, most_bytes,
+        ],
+        parse,
+    )  # fmt: skip

@@ -1,0 +1,419 @@
+"""Send messages: group them by slot, make a call for each group, return results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import Any, NamedTuple, cast, overload
+
+from rmq.errors import (
+    InvalidType,
+    NotDurable,
+    OutcomeUnknown,
+    QueueFull,
+    RMQError,
+    TopicPaused,
+    TopicVanished,
+)
+from rmq.kernel.core import ids as core_ids
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.interceptor import start_hooks
+from rmq.kernel.core.message import Outgoing, SendResult, SendStatus
+from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync
+from rmq.kernel.core.validation import format_duration
+from rmq.kernel.producer import report, scripts
+from rmq.kernel.producer.batches import Group, group_messages
+from rmq.kernel.producer.scripts import MergeReply, SendReply
+from rmq.kernel.topic import capacity, opening
+from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
+from rmq.kernel.transport.steps import Await, Command, Flow, Sleep, durable_pipeline
+
+
+class StoredResults(Sequence[SendResult]):
+    """Results of messages that one call stored, each made when it is asked for.
+
+    They compare and print as a list of them does.
+    """
+
+    __slots__ = ("_durable", "_ids", "_offsets", "_slot")
+
+    def __init__(self, ids: Sequence[MessageId], slot: int, last: int, durable: str) -> None:
+        self._ids = ids
+        self._slot = slot
+        self._offsets = range(last - len(ids) + 1, last + 1)
+        self._durable = durable
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[SendResult]:
+        stored, slot, durable = repeat("stored"), repeat(self._slot), repeat(self._durable)
+        rows = zip(self._ids, stored, slot, self._offsets, repeat(None), durable, strict=False)
+        return map(SendResult._make, rows)
+
+    @overload
+    def __getitem__(self, place: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[SendResult]: ...
+    def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        id, offset = self._ids[place], self._offsets[place]
+        return SendResult(id, "stored", self._slot, offset, None, self._durable)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, StoredResults) else other)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+_STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
+
+
+class DurabilityOverride(NamedTuple):
+    """The durability of one send, whatever its topic says; a level of None is "memory"."""
+
+    level: Durability
+
+
+def send(
+    context: TopicContext, out: Outgoing, durability: DurabilityOverride | None, timeout: float
+) -> Flow[SendResult]:
+    """Send one message."""
+    results = yield from send_many(context, (out,), durability, timeout)
+    return results[0]
+
+
+def send_many(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    durability: DurabilityOverride | None,
+    timeout: float,
+) -> Flow[Sequence[SendResult]]:
+    """Send messages; return one result for each, in order. Interceptors are called around it.
+
+    Everything is checked and encoded before the first call. Messages of one slot that do not merge
+    go in one call, which is all or nothing; calls share a round trip.
+    """
+    hooks = context.hooks
+    if hooks.before_send or hooks.after_send:
+        return _send_intercepted(context, messages, durability, timeout)
+    return _send(context, messages, durability, timeout)
+
+
+def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
+    """Make an id for a send that may have to be repeated."""
+    yield from opening.ensure_open(context)
+    slot = context.spread.next() if basis is None else slot_of(basis, context.settings.slots)
+    return core_ids.make(slot, context.check, kept=True)[0]
+
+
+def _send_intercepted(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    durability: DurabilityOverride | None,
+    timeout: float,
+) -> Flow[Sequence[SendResult]]:
+    """Send copies of messages, which interceptors may change."""
+    hooks = context.hooks
+    copies = []
+    for out in messages:
+        if not isinstance(out, Outgoing):
+            raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
+        copies.append(replace(out, marks=dict(out.marks) if out.marks else None))
+    for out in copies:
+        for awaitable in start_hooks(hooks.before_send, context.name, out):
+            yield Await(awaitable)
+    try:
+        results = yield from _send(context, copies, durability, timeout)
+    except BaseException as error:
+        partial = error.results if isinstance(error, QueueFull | NotDurable | TopicPaused) else []
+        for index, out in enumerate(copies):
+            result = partial[index] if index < len(partial) else None
+            for awaitable in start_hooks(hooks.after_send, context.name, out, result or error):
+                yield Await(awaitable)
+        raise
+    for out, result in zip(copies, results, strict=True):
+        for awaitable in start_hooks(hooks.after_send, context.name, out, result):
+            yield Await(awaitable)
+    return results
+
+
+def _send(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    durability: DurabilityOverride | None,
+    timeout: float,
+) -> Flow[Sequence[SendResult]]:
+    """Send messages; send those again that were refused because the topic was resized meanwhile."""
+    given: Sequence[Outgoing]
+    if isinstance(messages, list | tuple):
+        given = messages
+    else:
+        given = read = list[Outgoing]()
+        messages = _remember(messages, read)
+    results = yield from _send_once(context, messages, durability, timeout)
+    for _ in range(opening.RESIZES_IN_CALL):
+        if results.refusal is None:
+            return results.complete()
+        left = [index for index, result in enumerate(results.rows) if result is None]
+        refused = [given[index] for index in left]
+        results.refusal = None
+        try:
+            again = yield from _send_once(context, refused, durability, timeout)
+        except (QueueFull, NotDurable, TopicPaused) as error:
+            error.results = results.with_those_of(left, error.results)
+            raise
+        results.rows, results.refusal = results.with_those_of(left, again.rows), again.refusal
+    if results.refusal is not None:
+        raise results.refusal
+    return results.complete()
+
+
+def _remember(messages: Iterable[Outgoing], given: list[Outgoing]) -> Iterator[Outgoing]:
+    for message in messages:
+        given.append(message)
+        yield message
+
+
+def _send_once(
+    context: TopicContext,
+    messages: Iterable[Outgoing],
+    durability: DurabilityOverride | None,
+    timeout: float,
+) -> Flow[Results]:
+    """Send messages by the slots that this client knows."""
+    if not context.is_current():
+        yield from opening.ensure_open(context)
+    groups: list[Group] = []
+    results = Results()
+    producer_sequence = context.hooks.producer_sequence
+    try:
+        # A send that may raise NotDurable names ids that its caller may send again.
+        level = context.settings.durability if durability is None else durability.level
+        group_messages(context, messages, groups, kept=level is not None)
+        if not groups:
+            return results
+        if producer_sequence is not None:
+            yield from report.register(
+                {group.sequence for group in groups if group.sequence is not None}
+            )
+        sessions = [context.sessions.take() for _ in groups]
+        calls = list(map(_command, repeat(context), groups, sessions))
+        results.rows = [None] * sum(len(group.indexes) for group in groups)
+        try:
+            yield from _call(context, calls, groups, results, durability, timeout)
+        except OutcomeUnknown:
+            raise  # a copy may still be on its way, so nothing else may go under these numbers
+        except Exception as error:
+            context.sessions.give(*sessions)
+            if not isinstance(error, TopicVanished):
+                raise
+            if not (yield from opening.forget_if_recreated(context, error)):
+                raise
+            results.refusal = error
+        else:
+            context.sessions.give(*sessions)
+    finally:
+        if producer_sequence is not None:
+            _settle_numbers(groups, results.rows)
+    if producer_sequence is not None:
+        yield from report.schedule(producer_sequence)
+    return results
+
+
+class Results:
+    """Results of messages, in the order of the messages; None where there is none yet.
+
+    Attributes:
+        rows: of each message.
+        refusal: why those without a result were refused, if the topic was resized.
+    """
+
+    __slots__ = ("refusal", "rows")
+
+    def __init__(self) -> None:
+        self.rows: Sequence[SendResult | None] = []
+        self.refusal: TopicVanished | None = None
+
+    def with_those_of(
+        self, indexes: Sequence[int], results: Sequence[SendResult | None]
+    ) -> list[SendResult | None]:
+        """Return the results, with those of the messages at these indexes."""
+        rows = list(self.rows)
+        for index, result in zip(indexes, results, strict=False):
+            rows[index] = result
+        return rows
+
+    def put(self, indexes: Sequence[int], results: Sequence[SendResult]) -> None:
+        """Note the results of the messages with these indexes."""
+        if len(results) == len(self.rows):
+            self.rows = results  # as they are: nobody may ever ask for the result of each message
+            return
+        assert isinstance(self.rows, list)
+        for index, result in zip(indexes, results, strict=True):
+            self.rows[index] = result
+
+    def complete(self) -> Sequence[SendResult]:
+        """Return them; there is one for each message."""
+        return cast(Sequence[SendResult], self.rows)
+
+
+def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -> None:
+    """Note which numbers accepted messages have, and which no message has."""
+    for group in groups:
+        void = []
+        for position, number in enumerate(group.numbers):
+            index = group.indexes[position]
+            status = getattr(results[index], "status", "") if index < len(results) else ""
+            # A duplicate of an id that we made ourselves is this very message: the reply to it was
+            # lost. A duplicate of a dedup key may be another message, with its own number. A
+            # merging message may have merged, which the reply does not tell.
+            made_here = position not in group.given_ids and group.merging is None
+            if status != "stored" and not (made_here and status == "duplicate"):
+                void.append(number)
+        if group.sequence is not None:
+            group.sequence.finish(group.numbers, void)
+
+
+# --- calls -------------------------------------------------------------------------------------
+
+
+def _command(context: TopicContext, group: Group, session: ReplaySession) -> Command[Any]:
+    keys = context.slots[group.slot]
+    draft = group.merging
+    if draft is None:
+        if group.is_uniform():
+            parts = group.parts
+            return scripts.send_uniform(
+                context, keys, session, parts[0], group.ids, parts[1::2], group.large
+            )
+        return scripts.send(context, keys, session, group.ids, group.parts, group.large)
+    return scripts.merge(
+        context,
+        keys,
+        session,
+        id=group.ids[0],
+        head=draft.head,
+        envelope=draft.envelope,
+        body=draft.body,
+        merge_key=draft.merge_key,
+        mode=draft.mode,
+        max_wait_ms=draft.max_wait_ms,
+        most_bytes=min(context.settings.max_body, COLLECT_MAX),
+    )
+
+
+def _call(
+    context: TopicContext,
+    calls: list[Command[Any]],
+    groups: list[Group],
+    results: Results,
+    override: DurabilityOverride | None,
+    timeout: float,
+) -> Flow[None]:
+    """Make the calls; where a topic blocks when full, repeat the refused ones until `timeout`."""
+    until = time.monotonic() + timeout
+    pause = 0.01
+    wanted = context.settings.durability if override is None else override.level
+    while True:
+        if wanted is None and len(calls) == 1:
+            replies, short = [(yield calls[0])], ""
+        else:
+            replies, short = yield from durable_pipeline(calls, wanted)
+        level = "fsync" if isinstance(wanted, Fsync) else "replicated"
+        if wanted is None or short:
+            level = "memory"
+        full: list[int] = []
+        is_paused = False
+        failed: RMQError | None = None
+        for number, (group, reply) in enumerate(zip(groups, replies, strict=True)):
+            if isinstance(reply, RMQError):
+                # What was refused by a resize alone is sent again; another error is the caller's.
+                if failed is None or isinstance(failed, TopicVanished):
+                    failed = reply
+            elif reply.is_paused:
+                is_paused = True
+            elif not _write_results(group, reply, results, level):
+                full.append(number)
+        is_stored_short = short and any(results.rows)
+        if failed is not None and not (isinstance(failed, TopicVanished) and is_stored_short):
+            raise failed
+        if is_paused:
+            stored = len(results.rows) - list(results.rows).count(None)
+            what = (
+                f"{stored} of {len(results.rows)} messages are stored" if stored else "Nothing is"
+            )
+            what += ": send the others again" if stored else " stored: send again"
+            raise (yield from opening.paused_error(context, what, list(results.rows)))
+        if short:
+            window_ms = context.settings.dedup_window_ms
+            raise NotDurable(
+                f"{short}. {_describe_stored(results.rows, window_ms)}", list(results.rows)
+            )
+        if not full:
+            return
+        calls, groups = [calls[n] for n in full], [groups[n] for n in full]
+        if context.settings.layout and (
+            yield from capacity.divide_anew(
+                context, [(group.slot, len(group.indexes)) for group in groups]
+            )
+        ):
+            continue
+        if context.settings.overflow != "block" or time.monotonic() + pause > until:
+            raise QueueFull(
+                f"topic {context.name!r} is at its max_length of {context.settings.max_length} "
+                f"({sum(len(group.indexes) for group in groups)} of {len(results.rows)} messages "
+                "refused); send again when consumers have caught up",
+                list(results.rows),
+            )
+        yield Sleep(pause)
+        pause = min(pause * 2, 0.5)
+
+
+def _write_results(group: Group, reply: Any, results: Results, level: str) -> bool:
+    """Write the results of one call; return False if it was refused as full."""
+    slot = group.slot
+    if isinstance(reply, MergeReply):
+        if reply.letter == "F":
+            return False
+        into = MessageId(reply.into) if reply.letter == "m" else None
+        status = _STATUS[reply.letter]
+        merged = SendResult(group.ids[0], status, slot, reply.offset, into, level)
+        results.put(group.indexes, [merged])
+        return True
+    assert isinstance(reply, SendReply)
+    letters = reply.letters
+    if letters == "F":
+        return False
+    if not letters:
+        results.put(group.indexes, StoredResults(group.ids, slot, reply.offset, level))
+        return True
+    offset = reply.offset - letters.count("s")
+    mixed = []
+    for id, letter in zip(group.ids, letters, strict=True):
+        offset += letter == "s"
+        mixed.append(SendResult(id, _STATUS[letter], slot, offset, None, level))
+    results.put(group.indexes, mixed)
+    return True
+
+
+def _describe_stored(results: Sequence[SendResult | None], window_ms: int) -> str:
+    """Say how to send again messages that are less durable than asked."""
+    stored = [result.id for result in results if result is not None]
+    adds = "adds nothing while the message is there" + (
+        f", and for {format_duration(window_ms / 1000)} after it was settled" if window_ms else ""
+    )
+    if len(stored) == 1:
+        return f"The message is stored as {stored[0]}; sent again with that id, it {adds}"
+    return (
+        f"{len(stored)} messages are stored, {stored[0]} first; the error's `results` have all "
+        f"ids, and sending the same id again {adds}"
+        if stored
+        else f"Whether they are stored is not known; sending the same id again {adds}"
+    )

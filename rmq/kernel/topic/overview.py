@@ -1,0 +1,120 @@
+"""Read the settings and counts of many topics in few round trips; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmq.errors import OutcomeUnknown, RMQError, TopicVanished, Unavailable
+from rmq.kernel.core import settings, telemetry
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.keys import topics_key
+from rmq.kernel.core.settings import Settings
+from rmq.kernel.core.telemetry import Counts
+from rmq.kernel.topic import opening, scripts, stats
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand, is_master_away
+
+CALLS_AT_ONCE = 256  # calls of a script in one round trip
+
+
+@dataclass(slots=True)
+class TopicOverview:
+    """A topic at one moment.
+
+    Attributes:
+        context: its keys, and its settings where they could be read.
+        slots: the counts of each slot, by the names of `Admin.stats`.
+        lateness: how many messages were taken how late, since the topic was created.
+        error: why it cannot be read; None: it can.
+    """
+
+    context: TopicContext
+    slots: list[dict[str, int]] = field(default_factory=list)
+    lateness: Counts = ()
+    error: RMQError | None = None
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.context.name
+
+    @property
+    def settings(self) -> Settings:
+        """The topic's settings; only where there is no error."""
+        return self.context.settings
+
+    @property
+    def total(self) -> dict[str, int]:
+        """The counts of the topic; only where there is no error."""
+        return stats.total(self.slots)
+
+
+def overview(prefix: str, names: Sequence[str], partly: bool = False) -> Flow[list[TopicOverview]]:
+    """Read topics, in the order of their names here; one that cannot be read has an error.
+
+    Args:
+        prefix: of all keys.
+        names: of the topics.
+        partly: on a cluster, the error of a topic may also be that a master is away.
+
+    Raises:
+        Unavailable, OutcomeUnknown: Redis cannot be reached.
+    """
+    sessions = ReplaySessions()
+    topics = [TopicOverview(TopicContext(prefix, name, JSON, sessions, {})) for name in names]
+    replies = yield from _in_pages([scripts.topic(each.context, None) for each in topics], partly)
+    for each, reply in zip(topics, replies, strict=True):
+        each.error = reply if isinstance(reply, RMQError) else _adopt(each.context, reply)
+    readable = [each for each in topics if each.error is None]
+    replies = yield from _in_pages(
+        [scripts.stats_and_lateness(keys) for each in readable for keys in each.context.slots],
+        partly,
+    )
+    at = 0
+    for each in readable:
+        slots = replies[at : at + len(each.context.slots)]
+        at += len(slots)
+        each.error = next((reply for reply in slots if isinstance(reply, RMQError)), None)
+        if each.error is None:
+            each.slots = [slot.counts for slot in slots]
+            each.lateness = telemetry.total(slot.lateness for slot in slots)
+    return topics
+
+
+def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
+    """Take note of a topic's settings; return why that cannot be."""
+    if reply.state < 0:
+        return opening.not_found(context)
+    if "deleting" in reply.kept:
+        return TopicVanished(
+            f"topic {context.name!r} is being deleted. If nobody deletes it any more, finish it: "
+            f"rmq topic delete {context.name}"
+        )
+    try:
+        kept = settings.from_redis(context.name, reply.kept)
+    except RMQError as error:
+        return error
+    opening.adopt(context, reply, kept)
+    return None
+
+
+def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
+    replies: list[Any] = []
+    for call in calls:
+        call.fails_fast = partly
+    for at in range(0, len(calls), CALLS_AT_ONCE):
+        replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
+    for reply in replies:
+        if isinstance(reply, Unavailable | OutcomeUnknown) and not (
+            partly and is_master_away(reply)
+        ):
+            raise reply
+    return replies
+
+
+def topics(prefix: str) -> Flow[list[str]]:
+    """Return the names of all topics, sorted."""
+    names: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
+    return sorted(name.decode() for name in names)

@@ -1,0 +1,305 @@
+"""Read messages and counters of a topic: get, a page of a queue, counts, stats, due counts.
+
+Fetch the large bodies that records refer to, by plain commands: see `rmq.kernel.core.record`.
+
+Read a queue of a slot in calls that each take Redis a few milliseconds at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from rmq.errors import DecodeError
+from rmq.kernel.core import failure, record
+from rmq.kernel.core.codec import SharedLimit
+from rmq.kernel.core.ids import Id, MessageId, member_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.message import Message, QueueName, parse_queue
+from rmq.kernel.core.record import Record
+from rmq.kernel.core.score import PRIORITY_END, SHARED_MIN, TIMED_MIN, moment, receipt_deadline_ms
+from rmq.kernel.topic import opening, scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.transport.steps import Flow, RawCommand
+
+FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
+# A topic's value of these is the largest of its slots, not their sum.
+NOT_SUMMED = ("late_ms", "paused_ms", "sends_paused_ms", "now_ms")
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+def _deadline(member: QueueMember) -> datetime | None:
+    """Return when the lease of a message in flight ends; None if that is not known."""
+    if member.score < SHARED_MIN:
+        return moment(receipt_deadline_ms(member.score))
+    return moment(member.lease_end_ms) if member.lease_end_ms else None
+
+
+def messages_of(
+    members: Iterable[QueueMember], max_retries: int, raw: bool = False
+) -> list[Message]:
+    """Return members of a queue as messages; `unreadable` says what cannot be read of one.
+
+    `raw`: bodies are the records, not decoded. Decompressed ones share the limit of one body.
+    """
+    shared = SharedLimit()
+    return [_message_of(member, max_retries, None if raw else shared) for member in members]
+
+
+def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | None) -> Message:
+    message_id, queue = MessageId(member.id), parse_queue(member.queue)
+    last_failure = failure.decode(member.failure)
+    died = moment(int(member.score)) if member.queue == "dead" else None
+    deadline = _deadline(member) if member.queue == "prepare" else None
+    if member.queue == "trash":
+        deadline = moment(int(member.score))
+    deliveries = last_failure.deliveries if last_failure else 0
+    if member.queue == "prepare":
+        deliveries = max_retries - int(member.score % 1000) + 1
+    try:
+        if not member.record:
+            raise DecodeError("its record is missing")
+        entry = record.read(member.record)
+    except DecodeError as error:
+        return Message(
+            message_id, queue, message_id.slot, 0, member.record, None, None, None, None, {},
+            deliveries, deadline, died, last_failure, member.score, str(error),
+            failure_entry=member.failure,
+        )  # fmt: skip
+    unreadable = ""
+    body: Any
+    try:
+        body = body_of(entry, shared) if shared else entry
+    except DecodeError as error:
+        body, unreadable = entry.body, str(error)
+    due = entry.due_ms
+    if member.queue == "store" and member.score >= TIMED_MIN:
+        due = int(member.score)
+    return Message(
+        message_id,
+        queue,
+        message_id.slot,
+        record.offset_of(entry.offset_low, member.newest),
+        body,
+        entry.priority or None,
+        moment(due) if due else None,
+        moment(entry.expires_ms) if entry.expires_ms else None,
+        entry.merge_key or None,
+        {name: text for name, text in entry.headers.items() if name != record.TYPE_MARK},
+        deliveries,
+        deadline,
+        died,
+        last_failure,
+        member.score,
+        unreadable,
+        entry.headers.get(record.TYPE_MARK),
+        member.failure,
+    )
+
+
+def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
+    """Return the decoded body; of a collecting message, the list of its bodies."""
+    read = (shared or SharedLimit()).decode
+    bodies = [read(entry.codec, body) for body in record.bodies_of(entry)]
+    return bodies if entry.flags & record.COLLECTS else bodies[0]
+
+
+def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None]:
+    """Return one message, whichever queue it is in; None when it is settled or never was."""
+    yield from opening.ensure_open(context, create=False)
+    message_id = context.check_id(id)
+    member = yield scripts.get(context.slots[message_id.slot], message_id)
+    if member is None:
+        return None
+    whole = yield from with_bodies(context, [member])
+    return messages_of(whole, context.settings.max_retries, raw)[0]
+
+
+def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:
+    """Return members of queues with the large bodies that their records refer to."""
+    by_slot: dict[int, list[int]] = {}
+    for at in record.positions([member.record for member in members]):
+        by_slot.setdefault(MessageId(members[at].id).slot, []).append(at)
+    whole = list(members)
+    for slot, places in by_slot.items():
+        records = yield from fetch(
+            context.slots[slot],
+            [members[at].id for at in places],
+            [members[at].record for at in places],
+        )
+        for at, entry in zip(places, records, strict=True):
+            whole[at] = members[at]._replace(record=entry)
+    return whole
+
+
+class CallSize:
+    """How many members the next call reads: few at first, then as many as make some 256 KiB.
+
+    Redis does nothing else while it answers a call.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or CALL_MAX
+        self.count = min(self._most, FIRST_CALL)
+
+    def learn(self, members: Sequence[QueueMember]) -> None:
+        """Choose the next number by the size of these."""
+        size = sum(len(m.record) + len(m.failure) for m in members) // len(members)
+        self.count = min(self._most, self.count * 4, max(1, CALL_BYTES // (size + 1)))
+
+
+class MemberPage(NamedTuple):
+    """A page of a queue. The next one begins at a score, and skips so many members of it."""
+
+    members: list[QueueMember]
+    edge: str
+    skip: int
+
+
+def next_page(
+    keys: SlotKeys, queue: str, low: str, high: str, skip: int, count: int, down: bool = False
+) -> Flow[MemberPage]:
+    """Read a page of a queue of a slot between two scores; `skip` members of the first score.
+
+    The next page begins at the last score of this one, so that no page walks over those before it:
+    few messages share a score.
+    """
+    members: list[QueueMember] = yield scripts.peek(
+        keys, queue, low=low, high=high, down=down, offset=skip, limit=count
+    )
+    if not members:
+        return MemberPage([], "", 0)
+    edge = repr(members[-1].score)
+    same = sum(member.score == members[-1].score for member in members)
+    return MemberPage(members, edge, same + (skip if edge == (high if down else low) else 0))
+
+
+def type_of(member: QueueMember) -> str | None:
+    """Return the type of a message; None: it has none, or its record cannot be read."""
+    try:
+        return record.read(member.record).headers.get(record.TYPE_MARK)
+    except DecodeError:
+        return None
+
+
+FETCH_BYTES = 4 * 1024 * 1024  # of bodies in one command, so that none keeps Redis for long
+
+
+def fetch(keys: SlotKeys, ids: Sequence[bytes], records: Sequence[bytes]) -> Flow[list[bytes]]:
+    """Return the records of one slot with their bodies.
+
+    A record whose body is gone stays as it is, and cannot be read: its message was settled since
+    the record was read, or somebody has removed the body.
+    """
+    whole, left = list(records), record.positions(records)
+    while left:
+        page: list[int] = []
+        size = 0
+        while left and (not page or size + record.size_of(whole[left[0]]) <= FETCH_BYTES):
+            size += record.size_of(whole[left[0]])
+            page.append(left.pop(0))
+        names = [record.name_of(member_of(ids[at]), whole[at]) for at in page]
+        bodies = yield RawCommand("fetch_bodies", "HMGET", keys.bodies, *names)
+        for at, body in zip(page, bodies, strict=True):
+            if body is not None:
+                whole[at] = record.with_body(whole[at], body)
+    return whole
+
+
+class ScoreRange(NamedTuple):
+    """Scores as ZRANGEBYSCORE takes them, and the direction in which they are read."""
+
+    low: str
+    high: str
+    down: bool = False
+
+
+class Place(NamedTuple):
+    """The place behind a member: by its score, and among equal ones by the member."""
+
+    score: float
+    member: bytes
+
+
+ALL = (ScoreRange("-inf", "+inf"),)
+PRIORITIES = ScoreRange("17", f"({PRIORITY_END}", True)
+
+
+def ranges_in_order(queue: QueueName, now_ms: int) -> Sequence[ScoreRange]:
+    """Return the scores of a queue in the order in which it is shown.
+
+    Of the StoreQueue that is the order of takes at a time: due messages, priorities, retries; then
+    those that are due later.
+    """
+    if queue != "store":
+        return ALL
+    return (
+        ScoreRange(str(PRIORITY_END), f"({now_ms + 1}"),
+        PRIORITIES,
+        ScoreRange("-inf", "(17", True),
+        ScoreRange(str(now_ms + 1), "+inf"),
+    )
+
+
+class SlotReader:
+    """Reads members of a queue of a slot, from the beginning or behind a place.
+
+    Attributes:
+        calls: how many calls of Redis were made.
+    """
+
+    def __init__(
+        self,
+        keys: SlotKeys,
+        queue: QueueName,
+        ranges: Sequence[ScoreRange],
+        after: Place | None = None,
+    ) -> None:
+        self.calls = 0
+        self._keys, self._queue, self._after = keys, queue, after
+        self._ranges = list(ranges)
+        self._skip, self._size = 0, CallSize()
+        if after is not None:
+            while self._ranges and not _contains(self._ranges[0], after.score):
+                del self._ranges[0]
+            if self._ranges:
+                self._begin_at(repr(after.score))
+
+    def _begin_at(self, edge: str) -> None:
+        low, high, down = self._ranges[0]
+        self._ranges[0] = ScoreRange(low, edge, True) if down else ScoreRange(edge, high)
+
+    def read(self, most: int = CALL_MAX) -> Flow[list[QueueMember]]:
+        """Return the next members, about `most` at most; none at the end."""
+        while self._ranges:
+            low, high, down = self._ranges[0]
+            count = max(1, min(self._size.count, most))
+            self.calls += 1
+            page = yield from next_page(self._keys, self._queue, low, high, self._skip, count, down)
+            if not page.members:
+                del self._ranges[0]
+                self._skip = 0
+                continue
+            self._begin_at(page.edge)
+            self._skip = page.skip
+            self._size.learn(page.members)
+            members = [member for member in page.members if not self._is_before(member, down)]
+            if members:
+                return members
+        return []
+
+    def _is_before(self, member: QueueMember, down: bool) -> bool:
+        """Whether a member stands before the place, or is there."""
+        if self._after is None or member.score != self._after.score:
+            return False
+        name = member_of(member.id)
+        return name >= self._after.member if down else name <= self._after.member
+
+
+def _contains(scores: ScoreRange, score: float) -> bool:
+    low, high = float(scores.low), float(scores.high.removeprefix("("))
+    return low <= score and (score < high or (score == high and scores.high[0] != "("))

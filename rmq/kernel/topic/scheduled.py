@@ -1,0 +1,55 @@
+"""The list of topics that have schedules: an idle scheduler reads it, and asks no other topic.
+
+An entry names a topic, its stamp, and a generation: how often its last schedule was deleted. The
+entry is added first; then the schedule is stored, if the generation is still the same. So no topic
+with schedules is missing, and an entry of an earlier generation can be removed at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rmq.kernel.core.keys import scheduled_key
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow, RawCommand
+
+READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # what errors call these
+
+
+class Listed(NamedTuple):
+    """An entry of the list."""
+
+    topic: str
+    created: bytes
+    generation: bytes
+
+    def pack(self) -> bytes:
+        """Return the member of the set."""
+        return b":".join((self.topic.encode(), self.created, self.generation))
+
+
+def add(context: TopicContext, generation: bytes) -> Flow[None]:
+    """List an open topic."""
+    entry = Listed(context.name, context.created, generation)
+    yield RawCommand(ADD, "SADD", scheduled_key(context.prefix), entry.pack())
+
+
+def read(prefix: str) -> Flow[list[Listed]]:
+    """Return all entries."""
+    members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
+    parts = [member.split(b":") for member in members]
+    return [Listed(topic.decode(), created, generation) for topic, created, generation in parts]
+
+
+def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:
+    """Remove entries of earlier generations, or of a topic that is being deleted."""
+    if entries:
+        members = [entry.pack() for entry in entries]
+        yield RawCommand(REMOVE, "SREM", scheduled_key(prefix), *members)
+
+
+def remove_topic(context: TopicContext) -> Flow[None]:
+    """Remove a topic that is being deleted; nobody can give it schedules any more."""
+    listed = yield from read(context.prefix)
+    yield from remove(context.prefix, [each for each in listed if each.topic == context.name])

@@ -1,0 +1,257 @@
+"""Commands that read messages and counters of a slot, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rmq.errors import DecodeError
+from rmq.kernel.core import telemetry
+from rmq.kernel.core.ids import member_of, members_of
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.telemetry import Counts
+from rmq.kernel.topic import context as topic_context
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport import scripts
+from rmq.kernel.transport.steps import Command
+
+
+class TidyReply(NamedTuple):
+    """The reply to tidy."""
+
+    dropped: int  # dead letters, also of the trash
+    more: bool  # the limit left something to drop
+
+
+def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
+    """Drop dead letters and whatever else a slot keeps for a time, where that time has passed."""
+    return Command(
+        scripts.load("tidy"),
+        (
+            keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
+            keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
+        ),
+        [topic_context.now_us, limit],
+        lambda reply: TidyReply(reply[0], reply[1] == 1),
+    )  # fmt: skip
+
+
+STATS = (
+    "retries", "priority", "due", "later", "in_flight", "dead", "trash", "records", "merge_windows",
+    "remembered", "late_ms", "held", "paused_ms", "sends_paused_ms", "expired_leases",
+    "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
+    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped", "now_ms",
+)  # fmt: skip
+
+
+class QueueMember(NamedTuple):
+    """A member of a queue, as get and peek read it."""
+
+    queue: str  # store, prepare, dead or trash
+    id: bytes
+    score: float
+    record: bytes
+    failure: bytes
+    newest: int  # acceptance number of the slot's newest message
+    lease_end_ms: int | None = None  # of its shared lease
+
+
+class SlotCounts(NamedTuple):
+    """The reply to stats as a whole."""
+
+    counts: dict[str, int]  # by the names of STATS
+    lateness: Counts
+
+
+class LocateReply(NamedTuple):
+    """The reply to where: what the slot holds, and a letter for each message asked for."""
+
+    newest: int  # acceptance number of the slot's newest message
+    waiting: int
+    in_flight: int
+    letters: str  # s waiting, p in flight, d dead, m moved to another topic, g gone
+
+
+def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
+    """Count the timed messages of a slot that are due by each of these times from now, and later.
+
+    A message is counted once, at the first time by which it is due.
+    """
+    return Command(
+        scripts.load("due_counts"),
+        (keys.slot, keys.store),
+        [topic_context.now_us, *steps_ms],
+        list,
+    )
+
+
+def get(keys: SlotKeys, id: bytes) -> Command[QueueMember | None]:
+    """Read one message, whichever queue it is in; None where it is in none."""
+
+    def parse(reply: list[Any]) -> QueueMember | None:
+        if reply[0] == b"gone":
+            return None
+        return QueueMember(
+            reply[0].decode(), id, float(reply[1]), reply[2], reply[3], reply[4], reply[5] or None
+        )
+
+    return Command(
+        scripts.load("get"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
+            keys.leases, keys.trash,
+        ),
+        [member_of(id)],
+        parse,
+    )  # fmt: skip
+
+
+def locate(keys: SlotKeys, ids: Sequence[bytes]) -> Command[LocateReply]:
+    """Say in which queue messages of one slot are, at most 1000, and what else the slot holds."""
+    return Command(
+        scripts.load("locate"),
+        (keys.slot, keys.store, keys.prepare, keys.dead, keys.trash, keys.arrivals),
+        members_of(ids),
+        lambda reply: LocateReply(reply[0], reply[1], reply[2], reply[3].decode()),
+    )
+
+
+def peek(
+    keys: SlotKeys,
+    queue: str,
+    *,
+    low: str = "-inf",
+    high: str = "+inf",
+    down: bool = False,
+    offset: int = 0,
+    limit: int = 100,
+) -> Command[list[QueueMember]]:
+    """Read a page of one queue of a slot."""
+
+    def parse(reply: list[Any]) -> list[QueueMember]:
+        newest, flat = reply[0], reply[1:]
+        if len(flat) % 5:
+            raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
+        return [
+            QueueMember(
+                queue,
+                keys.id_of(flat[i]),
+                float(flat[i + 1]),
+                flat[i + 2],
+                flat[i + 3],
+                newest,
+                flat[i + 4] or None,
+            )
+            for i in range(0, len(flat), 5)
+        ]
+
+    return Command(
+        scripts.load("peek"),
+        (keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.leases),
+        [low, high, "down" if down else "up", offset, limit],
+        parse,
+    )
+
+
+def stats(keys: SlotKeys) -> Command[dict[str, int]]:
+    """Count what a slot holds and what it has done; the names are in STATS."""
+    return Command(
+        scripts.load("stats"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.merge, keys.settled0,
+            keys.settled1, keys.rates, keys.leases, keys.queries, keys.trash, keys.failures,
+        ),
+        [topic_context.now_us],
+        lambda reply: dict(zip(STATS, reply[:-1], strict=True)),
+    )  # fmt: skip
+
+
+def stats_and_lateness(keys: SlotKeys) -> Command[SlotCounts]:
+    """As stats, with the counts that consumers have reported by `lateness_report`."""
+    command = stats(keys)
+    return Command(
+        command.script,
+        command.keys,
+        command.args,
+        lambda reply: SlotCounts(command.parse(reply), telemetry.read(reply[-1])),
+    )
+
+
+class TopicReply(NamedTuple):
+    """The reply to topic, topic_set, topic_pause, topic_resume and topic_resize."""
+
+    state: int  # 1 created or changed, 0 exists or as before; -1 missing, -2 changed meanwhile
+    kept: dict[str, str]  # the settings in Redis, with `created`, `revision` and `deleting`
+
+
+class SlotDeleteReply(NamedTuple):
+    """The reply to slot_delete: 1 deleted, 0 left, -1 of a newer topic; and what it held."""
+
+    state: int
+    waiting: int
+    in_flight: int
+    dead: int
+
+
+def _pairs(values: Mapping[str, str] | Mapping[str, bytes]) -> list[str | bytes]:
+    return [part for pair in values.items() for part in pair]
+
+
+def _topic_reply(reply: list[Any]) -> TopicReply:
+    texts = [part.decode() for part in reply[1:]]
+    return TopicReply(reply[0], dict(zip(texts[::2], texts[1::2], strict=True)))
+
+
+def topic(context: TopicContext, create: dict[str, str] | None) -> Command[TopicReply]:
+    """Create a topic with these settings if it is missing; None: only read its settings."""
+    return Command(
+        scripts.load("topic"),
+        (context.key,),
+        [topic_context.now_us, 0 if create is None else 1, *_pairs(create or {})],
+        _topic_reply,
+    )
+
+
+def topic_resize(
+    context: TopicContext, revision: int, values: Mapping[str, str]
+) -> Command[TopicReply]:
+    """Change fields about the slots of a topic, if its settings are those of this revision.
+
+    An empty value removes a field. The state is -1 as that of topic_set.
+    """
+    return Command(
+        scripts.load("topic_resize"),
+        (context.key,),
+        [context.identity, revision, *_pairs(values)],
+        _topic_reply,
+    )
+
+
+def slot(
+    context: TopicContext,
+    keys: SlotKeys,
+    created: bytes,
+    values: dict[str, str],
+    revision: int = 0,
+) -> Command[int]:
+    """Write the settings of a topic to a slot, unless it has those of this revision."""
+    return Command(
+        scripts.load("slot"),
+        (keys.slot, keys.records, keys.rates, keys.settled0, keys.settled1),
+        [topic_context.now_us, created, revision, context.channel, keys.index, *_pairs(values)],
+        int,
+    )
+
+
+def slot_delete(keys: SlotKeys, created: bytes, most: int | None) -> Command[SlotDeleteReply]:
+    """Delete a slot that holds at most so many messages; None: only count them."""
+    return Command(
+        scripts.load("slot_delete"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
+            keys.audit, keys.settled0, keys.settled1, keys.queries, keys.bodies, keys.leases,
+            keys.rates, keys.trash, keys.deaths, keys.arrivals,
+        ),
+        [created, "" if most is None else most],
+        lambda reply: SlotDeleteReply(*reply),
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""Counts of waiting messages by when they are due: the boundaries, and the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.topic import opening, scripts, tidy
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.reading import NOT_SUMMED
+from rmq.kernel.topic.scripts import STATS, SlotCounts
+from rmq.kernel.transport.steps import Flow, pipeline
+
+# Seconds: due now, within 1 and 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
+STEPS: tuple[Duration, ...] = (0, 60, 300, 900, 3600, 21_600, 86_400, 604_800)
+STEPS_MAX = 60  # as lua/due_counts.lua
+
+
+class DueCount(NamedTuple):
+    """A part of the messages that wait for a time, or are due.
+
+    Attributes:
+        within_s: they are due within so many seconds, and not within those of the count before;
+            0: due now. None: later than all others.
+        messages: how many.
+    """
+
+    within_s: float | None
+    messages: int
+
+
+def check_steps(steps: Sequence[Duration]) -> list[int]:
+    """Return boundaries in ms from now, if they are 1 to 60 and rise."""
+    given: object = steps
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidType(f"steps: {steps!r}; give a list of seconds or timedeltas")
+    if not 1 <= len(steps) <= STEPS_MAX:
+        raise InvalidValue(f"steps: {len(steps)} of them; give 1 to {STEPS_MAX}")
+    steps_ms = [duration_ms(step, "steps", zero=True) for step in steps]
+    if any(after <= before for before, after in pairwise(steps_ms)):
+        raise InvalidValue(f"steps: {list(steps)!r}; give each one longer than the one before")
+    return steps_ms
+
+
+# --- counters ----------------------------------------------------------------------------------
+
+
+def counts(context: TopicContext) -> Flow[list[dict[str, int]]]:
+    """Return what each slot holds and has done; changes nothing."""
+    yield from opening.ensure_open(context, create=False)
+    return (yield from pipeline([scripts.stats(keys) for keys in context.slots]))
+
+
+def counts_and_lateness(context: TopicContext) -> Flow[list[SlotCounts]]:
+    """As `counts`, with how late messages were taken."""
+    yield from opening.ensure_open(context, create=False)
+    return (yield from pipeline([scripts.stats_and_lateness(keys) for keys in context.slots]))
+
+
+def stats_by_slot(context: TopicContext) -> Flow[list[dict[str, int]]]:
+    """Return what each slot holds and has done, after dropping what is past its retention."""
+    yield from opening.ensure_open(context, create=False)
+    yield from tidy.tidy_if_allowed(context)
+    return (yield from counts(context))
+
+
+def stats(context: TopicContext) -> Flow[dict[str, int]]:
+    """Return what a topic holds and has done."""
+    return total((yield from stats_by_slot(context)))
+
+
+def due_counts(context: TopicContext, steps: Sequence[Duration]) -> Flow[list[DueCount]]:
+    """Return how many messages of a topic are due by when; changes nothing."""
+    steps_ms = check_steps(steps)
+    yield from opening.ensure_open(context, create=False)
+    by_slot: list[list[int]] = yield from pipeline(
+        [scripts.due_counts(keys, steps_ms) for keys in context.slots]
+    )
+    bounds = (*(step_ms / 1000 for step_ms in steps_ms), None)
+    return [
+        DueCount(within_s, sum(counts))
+        for within_s, counts in zip(bounds, zip(*by_slot, strict=True), strict=True)
+    ]
+
+
+def total(slots: Sequence[dict[str, int]]) -> dict[str, int]:
+    """Return the slots' figures as the topic's."""
+    return {
+        name: (max if name in NOT_SUMMED else sum)(slot[name] for slot in slots) for name in STATS
+    }

@@ -1,0 +1,57 @@
+"""Drop dead letters past their retention, and whatever else slots keep for a time.
+
+Acks, rejections and takes do that for their own slot. For slots without any, consumers do it once a
+minute, and so does each call that reads a topic's figures or dead letters.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rmq.errors import AccessDenied, QueueFull, StorageError, Unavailable
+from rmq.kernel.topic import scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow, pipeline
+
+log = logging.getLogger("rmq")
+
+TIDY_S = 60.0  # a consumer tidies once in so long
+DEAD_PAGE = 100
+ROUNDS_MAX = 1000  # of one call; the next call goes on
+
+
+def tidy(context: TopicContext, fails_fast: bool = False) -> Flow[int]:
+    """Tidy the slots of a topic; return how many dead letters were dropped.
+
+    `fails_fast`: as of a command.
+    """
+    slots, dropped = list(context.slots), 0
+    for _ in range(ROUNDS_MAX):
+        calls = [scripts.tidy(keys, DEAD_PAGE) for keys in slots]
+        for call in calls:
+            call.fails_fast = fails_fast
+        replies = yield from pipeline(calls)
+        dropped += sum(reply.dropped for reply in replies)
+        slots = [keys for keys, reply in zip(slots, replies, strict=True) if reply.more]
+        if not slots:
+            break
+    return dropped
+
+
+def tidy_if_allowed(context: TopicContext) -> Flow[None]:
+    """Tidy a topic, unless this user may only read, or Redis has no room to write."""
+    try:
+        yield from tidy(context)
+    except (AccessDenied, QueueFull):
+        pass
+    except Unavailable as error:
+        if not error._refuses_writes:
+            raise
+
+
+def try_tidy(context: TopicContext) -> Flow[None]:
+    """Tidy a topic; an error of Redis is logged only."""
+    try:
+        yield from tidy(context, fails_fast=True)
+    except StorageError as error:
+        log.debug("topic %r cannot be tidied just now: %s", context.name, error)

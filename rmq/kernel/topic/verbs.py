@@ -1,0 +1,33 @@
+"""The base of the parts of Admin: how a verb of a topic is run."""
+
+from __future__ import annotations
+
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
+
+
+class _AdminBase:
+    def __init__(self, prefix: str, sessions: ReplaySessions) -> None:
+        self._prefix = prefix
+        self._sessions = sessions
+
+    def _context(self, topic: str) -> TopicContext:
+        return TopicContext(self._prefix, topic, JSON, self._sessions, {})
+
+
+class AdminPart(_AdminBase):
+    """Runs flows with blocking calls."""
+
+    def __init__(self, transport: Transport, prefix: str, sessions: ReplaySessions) -> None:
+        super().__init__(prefix, sessions)
+        self._run = transport.run
+
+
+class AsyncAdminPart(_AdminBase):
+    """Runs flows in an event loop."""
+
+    def __init__(self, transport: AsyncTransport, prefix: str, sessions: ReplaySessions) -> None:
+        super().__init__(prefix, sessions)
+        self._run = transport.run

@@ -1,0 +1,1 @@
+"""All that speaks to Redis: connections, URLs, calls of scripts, errors, Cluster, Sentinel."""

@@ -1,0 +1,296 @@
+"""Redis ACL rules for the roles of RMQ, generated from the scripts.
+
+A role is what a program does with RMQ: it has the verbs (scripts) and the plain commands that
+such a program sends. Redis checks the commands inside a script against the user that calls it, so
+a role needs every command of its scripts. The rules name no password and no user's state.
+
+What rules cannot do: they bound commands, keys and channels, not the protocol. Roles whose scripts
+share commands can imitate each other (docs/security.md says how far).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core import keys as core_keys
+from rmq.kernel.transport.scripts import READS, commands_in
+
+Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "admin", "loader"]
+ServerVersion = Literal["6.2", "7.0", "7.2"]
+ROLES: tuple[Role, ...] = get_args(Role)
+SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
+
+W = TypeVar("W", bound=str)
+
+_OPEN = ("topic", "slot")
+_ROLLBACK = ("rollback", "lease_rollback", "queries", "query_rollback")
+_SCHEDULES = ("schedules", "schedule_set")
+_CONSUMER = (
+    *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "nack", "reject",
+    "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
+    "query_renew", "query_settle", "query_reject", "query_again", "stats", "lateness_report",
+)  # fmt: skip
+_VIEWER = (
+    "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
+)  # fmt: skip
+_OPERATOR = (
+    *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
+    "resize_scan", "topic_close",
+    "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "redrive_hold",
+    "redrive_send", "redrive_settle", "purge",
+    "trash", "restore", "tidy",
+    "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
+    "send",  # of a schedule, now
+    "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
+)  # fmt: skip
+
+# The scripts of each role. A viewer's are called on what exists, where they write nothing.
+SCRIPTS: dict[Role, frozenset[str]] = {
+    "producer": frozenset((
+        *_OPEN, *_SCHEDULES, "send", "merge", "stage_push", "stage_keep", "publish", "sink_begin",
+        "sink_end", "cancel", "reschedule", "set_priority", "get", "locate", "audit_report",
+        "topic_resize", "slot_delete",  # to count what waits, and divide max_length anew
+    )),
+    "consumer": frozenset(_CONSUMER),
+    "worker": frozenset((
+        *_CONSUMER, *_SCHEDULES, "get", "lease_renew", "lease_release", "schedule_due",
+        "schedule_send", "audit_open", "audit_scan",
+    )),
+    "operator": frozenset(_OPERATOR),
+    "viewer": frozenset(_VIEWER),
+    # Its API has the verbs of an operator and sends; its services do the rest.
+    "server": frozenset((
+        *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
+        "sample", "expire",
+    )),
+    "admin": frozenset(),
+    "loader": frozenset(),
+}  # fmt: skip
+
+# Roles that reach no topic.
+OF_NO_TOPIC = frozenset(("admin", "loader"))
+
+# What every connection sends besides scripts. AUTH and HELLO need no right.
+# ROLE is asked of the master that sentinels name. Rules are the same for every kind of server.
+CLUSTER = frozenset(("cluster|slots", "asking"))
+_CONNECTION = ("ping", "select", "client|setinfo", "role", *CLUSTER)
+_OF_SCRIPTS, _OF_FUNCTIONS = ("evalsha", "script|load"), ("fcall",)
+_LARGE_BODIES = ("multi", "exec", "hset")
+# Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
+SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
+_CONSUMING = (
+    "subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists", "smismember",
+)  # fmt: skip
+_OPERATING = (
+    "info", "smembers", "smismember", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get",
+    "pttl", "del", "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore",
+    "zremrangebyrank", "zremrangebyscore", "lrange", "zmscore", "wait", "waitaof",
+)  # fmt: skip
+
+# The plain commands of each role: transports, and RawCommand in `flows/`.
+COMMANDS: dict[Role, frozenset[str]] = {
+    "producer": frozenset((
+        *_CONNECTION, *_LARGE_BODIES, "sadd", "smismember", "exists", "hmget", "wait", "waitaof",
+    )),
+    "consumer": frozenset((*_CONNECTION, *_CONSUMING)),
+    "worker": frozenset((
+        *_CONNECTION, *_CONSUMING, "smembers", "srem", "time", "zadd", "pexpire", "set",
+        "zremrangebyscore", "zrem", "unlink",
+    )),
+    "operator": frozenset((*_CONNECTION, *_OPERATING)),
+    # The last three: tokens and sessions of those who ask over HTTP.
+    "server": frozenset((
+        *_CONNECTION, *_OPERATING, *_LARGE_BODIES, "hgetall", "set", "pexpire",
+    )),
+    # Who creates tokens may do over HTTP whatever a server can.
+    "admin": frozenset((
+        *_CONNECTION, "hlen", "hsetnx", "hget", "hgetall", "hdel", "time", "zadd",
+        "zremrangebyrank",
+    )),
+    "viewer": frozenset((
+        *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
+        "zrangebyscore", "mget", "zrange", "lrange",
+    )),
+    # Only the library of functions: whoever may change it runs any Lua as each user that calls it.
+    "loader": frozenset((*_CONNECTION, "function|load", "function|list", "function|delete")),
+}  # fmt: skip
+
+# Keys beside those of topics: the key, and the roles that write or only read it.
+_OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
+    ("topics", ("producer", "consumer", "worker", "operator", "server"), ("viewer",)),
+    ("scheduled", ("producer", "worker", "operator", "server"), ("viewer",)),
+    ("workers", ("worker", "server"), ("operator", "viewer")),
+    ("worker:*", ("worker",), ("operator", "viewer", "server")),
+    ("leader", ("server",), ("operator", "viewer")),
+    ("jobs", ("operator", "server"), ("viewer",)),
+    ("audit_trail", ("operator", "server", "admin"), ("viewer",)),
+    ("tokens", ("admin",), ("server",)),
+    ("tokens_used", ("server", "admin"), ()),
+    ("session:*", ("server",), ()),
+    ("server_secret", ("server",), ()),
+)
+
+# Commands in scripts of a role that it never gets to: they belong to calls of other roles.
+_NOT_REACHED: dict[Role, frozenset[str]] = {
+    "producer": frozenset(("zrange",)),  # schedules, all of them: it asks for one by name
+    **dict.fromkeys(("operator", "server"), frozenset((
+        "zrevrangebylex",  # audit_report, of numbers sent: it reports numbers that are missing
+        "persist",  # lib/query, where the query holds more
+    ))),
+}  # fmt: skip
+
+# Commands that an earlier server does not know: naming one refuses all of the rules.
+_SINCE: dict[str, ServerVersion] = {
+    "waitaof": "7.2", "fcall": "7.0", "function|load": "7.0", "function|list": "7.0",
+    "function|delete": "7.0", **dict.fromkeys(SHARDED, "7.0"),
+}  # fmt: skip
+# 6.2 takes any word after a command; 7.0 checks it, and got this one in 7.2.
+_UNKNOWN_TO = {"client|setinfo": ("7.0",)}
+# The numbers of slots, 0 to 1023.
+_SLOTS = ("[0-9]", "[1-9][0-9]", "[1-9][0-9][0-9]", "10[01][0-9]", "102[0-3]")
+_PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,128}")
+
+
+class AclRules(NamedTuple):
+    """The rights of a Redis user.
+
+    Attributes:
+        roles: that it has.
+        keys: patterns of keys that it may read and write.
+        read_keys: patterns of keys that it may only read. Redis 6.2 does not know such; there
+            they are among `keys`.
+        channels: patterns of Pub/Sub channels.
+        commands: that it may call, with `|` before a subcommand.
+        server_version: for which they are.
+    """
+
+    roles: tuple[Role, ...]
+    keys: tuple[str, ...]
+    read_keys: tuple[str, ...]
+    channels: tuple[str, ...]
+    commands: tuple[str, ...]
+    server_version: ServerVersion
+
+    def words(self) -> list[str]:
+        """Return the rules for `ACL SETUSER`. They replace all rights, and no password."""
+        selectors = [] if self.server_version == "6.2" else ["clearselectors"]
+        return [*selectors, "resetkeys", "-@all", *self.file_words()]
+
+    def file_words(self) -> list[str]:
+        """Return the rules for a line of an ACL file, where a user begins without rights."""
+        return [
+            "resetchannels",  # without it a user has all channels on 6.2
+            *(f"~{key}" for key in self.keys),
+            *(f"%R~{key}" for key in self.read_keys),
+            *(f"&{channel}" for channel in self.channels),
+            *(f"+{command}" for command in self.commands),
+        ]
+
+
+def acl_rules(
+    roles: Role | Sequence[Role],
+    *,
+    topics: Sequence[str] = ("*",),
+    prefix: str = "rmq",
+    server_version: ServerVersion = "7.2",
+    functions: bool = False,
+) -> AclRules:
+    """Return the rights that a Redis user needs for one or more roles.
+
+    Args:
+        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "admin",
+            "loader".
+        topics: names, or patterns with `*` and `?`.
+        prefix: the first part of every key, as the clients of this user have it.
+        server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis
+            7.2 and later and Valkey.
+        functions: for clients with `calls="functions"`: the right to call functions, and none to
+            evaluate or load scripts.
+
+    Raises:
+        InvalidValue, InvalidType: a role, pattern or version that is none, or functions on 6.2.
+    """
+    chosen = tuple(_known(role, ROLES, "role") for role in _listed(roles, "roles"))
+    version = _known(server_version, SERVER_VERSIONS, "server_version")
+    patterns = [_check_pattern(topic) for topic in _listed(topics, "topics")]
+    stem = core_keys.check_name(prefix, "prefix")
+    if version == "6.2" and (functions or chosen == ("loader",)):
+        raise InvalidValue("server_version: 6.2 has no functions; they need 7.0 or later")
+    commands: set[str] = set().union(*(commands_of(role, functions) for role in chosen))
+    written = []
+    if not OF_NO_TOPIC.issuperset(chosen):
+        written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
+    read = []
+    for name, writers, readers in _OTHER_KEYS:
+        if set(chosen) & set(writers):
+            written.append(f"{stem}:{name}")
+        elif set(chosen) & set(readers):
+            read.append(f"{stem}:{name}")
+    if version == "6.2":
+        written, read = written + read, []
+    channels = []
+    if commands & {"publish", "subscribe"}:
+        channels = [f"{stem}:{{{pattern}}}:wake*" for pattern in patterns]
+        if version != "6.2":  # shard channels; a pattern with * at its end has those, too
+            named = [pattern for pattern in patterns if not pattern.endswith("*")]
+            channels += [f"{stem}:{{{pattern}_0}}:wake:s:*" for pattern in named]
+        if "*" not in patterns:
+            channels.append(f"{stem}:{{ping}}:wake")  # Client.can_wake asks there
+    return AclRules(
+        chosen, tuple(written), tuple(read), tuple(channels),
+        tuple(sorted(command for command in commands if _is_known(command, version))),
+        version,
+    )  # fmt: skip
+
+
+@functools.cache
+def commands_of(role: Role, functions: bool = False) -> frozenset[str]:
+    """Return the commands of a role: of its scripts, and those that its clients send."""
+    if not SCRIPTS[role]:
+        return COMMANDS[role]
+    calls = _OF_FUNCTIONS if functions else _OF_SCRIPTS
+    inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
+    if role == "viewer":
+        inside &= READS
+    return COMMANDS[role].union(calls) | inside - _NOT_REACHED.get(role, frozenset())
+
+
+def _keys_of_topic(prefix: str, pattern: str) -> list[str]:
+    """Return the patterns for the keys of topics, `{topic}` and `{topic_slot}`."""
+    if pattern.endswith("*"):
+        return [f"{prefix}:{{{pattern}}}:*"]  # which is true of its slots, too
+    # Not `{orders_*}`, which is true of the slots of a topic `orders_eu`.
+    tags = (pattern, *(f"{pattern}_{slot}" for slot in _SLOTS))
+    return [f"{prefix}:{{{tag}}}:*" for tag in tags]
+
+
+def _is_known(command: str, version: ServerVersion) -> bool:
+    return _SINCE.get(command, version) <= version and version not in _UNKNOWN_TO.get(command, ())
+
+
+def _listed(given: str | Sequence[str], field: str) -> Sequence[str]:
+    named = (given,) if isinstance(given, str) else tuple(given)
+    if not named:
+        raise InvalidValue(f"{field}: none; give one at least")
+    return tuple(dict.fromkeys(named))
+
+
+def _known(word: object, known: Sequence[W], field: str) -> W:
+    for each in known:
+        if each == word:
+            return each
+    raise InvalidValue(f"{field}: {ascii(word)[:60]}; use one of {', '.join(known)}")
+
+
+def _check_pattern(pattern: object) -> str:
+    if not isinstance(pattern, str):
+        raise InvalidType(f"topic: {type(pattern).__name__}; give a str")
+    if not _PATTERN.fullmatch(pattern):
+        raise InvalidValue(
+            f"topic: {ascii(pattern)[:60]}; give a name, or a pattern of A-Z a-z 0-9 . _ - * ?"
+        )
+    return pattern

@@ -1,0 +1,368 @@
+"""Errors of Redis: their codes, whether to repeat the command, and the RMQ error for each.
+
+An error is known by the code that begins the reply, never by words in its text: RMQ's own errors
+name a key, and so a topic, which may be called "uploading" or "readonly-orders". redis-py takes
+some codes off the text; then the name of its exception class stands for the code.
+Source of the table: the server's error codes, and the exceptions of redis-py 5 to 8.
+
+Explain what the ACL of a Redis user refused: the command, key or channel, and the rule to add.
+
+Servers say it in different words. Redis 6.2 and 7.0 do not name a command that they refuse inside
+a script; the line they name tells which it is.
+
+Say what to mend where TLS fails: OpenSSL's words name the check that failed, not its cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+
+import redis
+from redis.exceptions import AskError
+
+from rmq.errors import (
+    AccessDenied,
+    ConfigurationError,
+    QueueFull,
+    RMQError,
+    ScriptFailed,
+    StageLost,
+    TopicVanished,
+    Unavailable,
+)
+from rmq.kernel.transport import functions, scripts
+from rmq.kernel.transport.functions import LOAD_COMMAND, library_name
+
+_USER = re.compile(r"\bUser (\S+) has no permissions")
+_COMMAND = re.compile(r"run the '([^']+)' command")
+_LINE = re.compile(r"@user_(script|function):\s*(\d+)")
+_SLOT_KEY = re.compile(r"(.+:\{.+\}:).*", re.DOTALL)
+
+
+def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
+    """Return the error for a refusal.
+
+    Args:
+        what: the verb that was called.
+        text: what Redis answered.
+        keys: the keys of the call, or the channel.
+    """
+    told = _USER.search(text)
+    user = told[1] if told else "<user>"
+    if "channel" in text:
+        stem = keys[0].split("{")[0] if keys else "rmq:"
+        right, rules = f"the channel {keys[0] if keys else ''}".rstrip(), [f"&{stem}*"]
+    elif "key" in text and not _COMMAND.search(text):
+        patterns = dict.fromkeys(_pattern(key) for key in keys)
+        right, rules = f"a key of {', '.join(patterns)}", [f"~{pattern}" for pattern in patterns]
+    else:
+        commands = _commands(what, text)
+        right = " or ".join(command.replace("|", " ").upper() for command in commands)
+        rules = [f"+{command}" for command in commands]
+    if not rules or not right:
+        return AccessDenied(
+            f"{what}: Redis refused access ({text[:200]}); check the ACL of the user. "
+            "rmq acl generate prints what each role needs"
+        )
+    return AccessDenied(
+        f"{what}: Redis user {user} has no right to {right}. Grant it: ACL SETUSER {user} "
+        f"{' '.join(_quoted(rule) for rule in rules)} (rmq acl generate prints all that a role "
+        "needs)"
+    )
+
+
+def _commands(what: str, text: str) -> list[str]:
+    """Return the command that was refused; several where the line of the script has more."""
+    named = _COMMAND.search(text)
+    if named:
+        return [_with_subcommand(named[1].lower())]
+    line = _LINE.search(text)
+    if not line or what not in scripts.names():
+        return []
+    is_script = line[1] == "script"
+    text = scripts.load(what).text if is_script else functions.library_text("")
+    lines, number = text.splitlines(), int(line[2])
+    return sorted(scripts.commands_of_text(lines[number - 1])) if number <= len(lines) else []
+
+
+def _with_subcommand(command: str) -> str:
+    """Return the rule for a command; Redis 6.2 does not name the subcommand."""
+    rules = {"script": "script|load", "pubsub": "pubsub|numsub", "cluster": "cluster|slots"}
+    return rules.get(command, command)
+
+
+def _pattern(key: str) -> str:
+    """Return a pattern for the keys of the same slot."""
+    slot = _SLOT_KEY.fullmatch(key)
+    return f"{slot[1]}*" if slot else key
+
+
+def _quoted(rule: str) -> str:
+    return rule if rule.startswith("+") else f"'{rule}'"
+
+
+REDIS_ERRORS = (redis.RedisError, OSError)  # everything that a connection of redis-py raises
+
+
+class Kind(Enum):
+    """The way to go on after an error."""
+
+    RELOAD = "the script is not in this server's cache: load it and repeat"
+    AGAIN = "not executed; the server will be ready in a while"
+    UNKNOWN = "the reply never came: it may have been executed"
+    REFUSED = "not executed, and repeating changes nothing"
+
+
+# redis-py has a class for some codes and takes them off the text; which ones varies by version.
+_CLASSES = {
+    "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
+    "TryAgainError": "TRYAGAIN", "MasterDownError": "MASTERDOWN", "ClusterDownError": "CLUSTERDOWN",
+    "OutOfMemoryError": "OOM", "NoPermissionError": "NOPERM", "AuthenticationError": "NOAUTH",
+    "ClusterCrossSlotError": "CROSSSLOT",
+    "AuthenticationWrongNumberOfArgsError": "NOAUTH", "AuthorizationError": "NOAUTH",
+}  # fmt: skip
+_CODE = re.compile(r"([A-Z][A-Z0-9_]+)(?: |$)")
+# Redis 6.2 begins with the place where a script failed; the error follows.
+_SCRIPT_LINE = re.compile(
+    r"Error running script \(call to f_[0-9a-f]{40}\): (?:@\w+:[\d?]+: )?(?:@?\w+: ?\d+: )?-?"
+)
+_NOT_YET = {
+    "LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS", "MISCONF",
+}  # fmt: skip
+_ACCESS = {"NOAUTH", "WRONGPASS", "NOPERM"}
+# Replies that have no code of their own, by how they begin.
+_SCRIPT_ACCESS = ("The user executing the script can't", "ACL failure in script")
+# EXEC was refused; the code of its error follows.
+_DISCARDED = "Transaction discarded because of: "
+_TOO_MANY_CLIENTS = "max number of clients"
+_PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
+_FUNCTION_MISSING = "Function not found"
+_UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'](\w+)")
+_AS_FUNCTIONS = (
+    "RMQ loads and calls its scripts by it. Allow it, or let an operator load them as functions "
+    f"({LOAD_COMMAND}) and put calls=functions into the URL"
+)
+_NO_FUNCTIONS = "functions need Redis 7.0 or later, or Valkey. Leave calls=functions out of the URL"
+# What to do without a command that a server does not have, or that its operator has renamed.
+_WITHOUT = {
+    "EVALSHA": _AS_FUNCTIONS, "SCRIPT": _AS_FUNCTIONS,
+    "FCALL": _NO_FUNCTIONS, "FUNCTION": _NO_FUNCTIONS,
+    "HELLO": "it speaks RESP2 only. Leave protocol=3 out of the URL",
+    "PUBLISH": "nothing is lost, but sleeping consumers notice new messages up to 1 s late",
+}  # fmt: skip
+# Errors of RMQ's pools: there was no connection to send anything on.
+_NEVER_SENT = ("NotConnected", "ConnectionsBusy")
+
+
+def code_of(error: BaseException) -> str:
+    """Return the code of an error reply, such as "READONLY"; "" if it has none."""
+    return _read(error)[0]
+
+
+def _read(error: BaseException) -> tuple[str, str]:
+    """Return the code of an error reply, and the text after it."""
+    text = str(error)
+    for cls in type(error).__mro__:
+        if cls.__name__ in _CLASSES:
+            return _CLASSES[cls.__name__], text
+    text = text.removeprefix(_DISCARDED)
+    line = _SCRIPT_LINE.match(text)
+    if line:
+        text = text[line.end() :]
+    if text.startswith(_SCRIPT_ACCESS):
+        return "NOPERM", text
+    code = _CODE.match(text)
+    return (code.group(1), text[code.end() :]) if code else ("", text)
+
+
+def kind_of(error: BaseException) -> Kind:
+    """Classify an exception of redis-py."""
+    code, text = _read(error)
+    if code == "NOSCRIPT":
+        return Kind.RELOAD
+    if code in _ACCESS:
+        return Kind.REFUSED
+    if code in _NOT_YET or text.startswith(_TOO_MANY_CLIENTS):
+        return Kind.AGAIN
+    classes = [cls.__name__ for cls in type(error).__mro__]
+    if "ConnectionError" in classes or "TimeoutError" in classes or isinstance(error, OSError):
+        return Kind.AGAIN if any(name in classes for name in _NEVER_SENT) else Kind.UNKNOWN
+    return Kind.REFUSED
+
+
+def forbids(error: BaseException) -> bool:
+    """Whether a server lacks the command, or does not let this user run it."""
+    code, text = _read(error)
+    return code == "NOPERM" or bool(_UNKNOWN.match(text))
+
+
+def translate(error: BaseException, script: str, keys: list[str], wrong_key: str = "") -> RMQError:
+    """Return the RMQ error for a command that Redis refused.
+
+    Args:
+        error: the exception of redis-py.
+        script: the verb.
+        keys: the keys of the command, for the message.
+        wrong_key: the key that holds a value of the wrong type, if that was the error.
+    """
+    code, rest = _read(error)
+    text = str(error)
+    if code.startswith("RMQ"):
+        return _by_script(code, re.split(r"[\s,]", rest, maxsplit=1)[0], script, keys)
+    if code == "OOM":
+        return QueueFull(
+            f"{script}: Redis is at maxmemory and takes no new messages; consumers still drain it. "
+            "Raise maxmemory, or send again later"
+        )
+    if code == "WRONGTYPE":
+        return ScriptFailed(
+            f"{script}: {wrong_key or 'one of ' + ', '.join(keys)} holds another type of value "
+            "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
+        )
+    if code in _ACCESS:
+        return _by_access(code, rest, text, script, keys)
+    if text.removeprefix("ERR ") == _FUNCTION_MISSING:
+        return ConfigurationError(
+            f"{script}: the server lacks {library_name()}, the functions of this version of RMQ. "
+            f"An operator loads them once: {LOAD_COMMAND}. Or leave calls=functions out of the URL"
+        )
+    unknown = _UNKNOWN.match(text)
+    missing = "HELLO" if code == "NOPROTO" else unknown and unknown[1].upper()
+    if missing in _WITHOUT:
+        return ConfigurationError(f"{script}: this server has no {missing}: {_WITHOUT[missing]}")
+    if isinstance(error, AskError):  # MOVED, too
+        node = f"{error.host}:{error.port}"
+        return ConfigurationError(
+            f"{script}: this server is a node of a Redis Cluster, and {node} has the key. Use the "
+            f"URL of a cluster: redis+cluster://{node}"
+        )
+    if code == "MISCONF":
+        return refusal_of_writes(script, "Redis", text)
+    if kind_of(error) is Kind.AGAIN:
+        return Unavailable(f"{script}: Redis is not ready ({text[:200]}); nothing was done")
+    where = keys[0] if keys else "the server"
+    return ScriptFailed(
+        f"{script} on {where}: Redis refused: {text[:300]}. Check the URL's database "
+        "and options, and the server's log"
+    )
+
+
+def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
+    """Return the RMQ error for MISCONF: the server answers, and takes no writes.
+
+    Args:
+        name: the command.
+        server: the one that refuses.
+        text: of its reply, which says what could not be written.
+    """
+    refused = Unavailable(
+        f"{name}: {server} refuses all writes, because it cannot write to its own disk "
+        f"({text.removeprefix('MISCONF ')[:200]}); nothing was done. Make room on the disk of "
+        "Redis, then it goes on by itself; rmq doctor and the log of Redis tell more"
+    )
+    refused._refuses_writes = True
+    return refused
+
+
+def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError:
+    """Return the RMQ error for one that a script of RMQ raised; `detail`: the key or argument."""
+    if code == "RMQGONE":
+        return TopicVanished(
+            f"{detail} has vanished: the topic was deleted, or Redis was flushed or came back "
+            "empty, and its messages went with it. Nothing was created; call topic.open() to "
+            "create it again with the settings of that topic object, or rmq topic create"
+        )
+    if code == "RMQANEW":
+        return TopicVanished(
+            f"{script}: {detail} is of a topic that was deleted, or lost by Redis, and "
+            "created anew since this client opened it, perhaps with other slots; the messages of "
+            "before went with it, and nothing was done. Open the topic again (topic.open()) to use "
+            "what is there now; a send or receive does so at its next call",
+            is_stamp=True,
+        )
+    if code == "RMQRECORD":
+        return ScriptFailed(
+            f"{script}: {detail} lacks the record of a queued message, or holds one "
+            "that cannot be read. Nothing was moved; find it with rmq peek, remove it with "
+            "cancel or purge"
+        )
+    if code == "RMQSTAGE":
+        return StageLost(
+            f"{script}: {detail} is not the stage that was written: it has expired, Redis "
+            "lost it, or somebody else has the same name. Nothing of it was published by this "
+            "call; stage the messages again, under another name"
+        )
+    if code == "RMQCLAIM":
+        return ScriptFailed(
+            f"{script}: {keys[int(detail) - 1]} holds no claim that RMQ wrote. Nothing was "
+            "changed; see who wrote it, then rename or delete it"
+        )
+    if code == "RMQLATE":
+        return ScriptFailed(
+            f"{script}: a copy of a command came after its caller had gone on; nothing was done"
+        )
+    return ScriptFailed(
+        f"{script}: the script refused its argument {detail!r}; nothing was written"
+    )
+
+
+def _by_access(code: str, rest: str, text: str, script: str, keys: list[str]) -> RMQError:
+    """Return the RMQ error for a user or password that Redis refused."""
+    if rest.startswith(_PASSWORD_MISSING):
+        return ConfigurationError(
+            f"{script}: Redis asks for a password, and the URL has none. Give it in the URL, "
+            "redis://:PASSWORD@host:6379/0 or redis://USER:PASSWORD@host:6379/0 (RMQ_URL)"
+        )
+    if code == "NOPERM":
+        return denied(script, text, keys)
+    return ConfigurationError(
+        f"{script}: Redis refused access ({text[:200]}); check user, password and ACL"
+    )
+
+
+# Parts of the errors of Python's ssl, in the order in which they are looked for, and the advice.
+_ADVICE = (
+    (("Hostname mismatch", "IP address mismatch"),
+     "The server's certificate is for another name: connect by a name that is in it, or have one "
+     "made with this name"),
+    (("CERTIFICATE_VERIFY_FAILED",),
+     "The server's certificate is of no authority that this client trusts: give the authority's "
+     "file as ssl_ca_certs"),
+    (("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"),
+     "The server does not speak TLS on this port: use its tls-port, or redis://"),
+    (("Timeout connecting",),
+     "Check that Redis runs there, and speaks TLS on this port: one without TLS does not answer. "
+     "Use its tls-port, or redis://"),
+    (("No such file",),
+     "One of ssl_ca_certs, ssl_certfile and ssl_keyfile is not there"),
+)  # fmt: skip
+
+
+# How a server refuses a client. By TLS 1.3 it does so after the handshake, so the client may find
+# the alert, or that the connection has ended.
+_REFUSED = (
+    "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTIFICATE", "HANDSHAKE_FAILURE",
+    "EOF occurred", "reset by peer", "Broken pipe", "closed by server",
+)  # fmt: skip
+
+
+def advice(text: str, has_certificate: bool) -> str | None:
+    """Return what to do about an error of a TLS connection; None if it is of another kind.
+
+    Args:
+        text: of the error.
+        has_certificate: whether the client has a certificate.
+    """
+    for parts, told in _ADVICE:
+        if any(part in text for part in parts):
+            return told
+    if not any(part in text for part in _REFUSED):
+        return None
+    if has_certificate:
+        return (
+            "It seems that the server does not accept the client's certificate: ssl_certfile has "
+            "to be of an authority in its tls-ca-cert-file"
+        )
+    return "It seems that the server asks for a client certificate: give ssl_certfile, ssl_keyfile"

@@ -1,0 +1,490 @@
+"""Pools of connections: a bounded number, last in first out, most of them idle.
+
+A dead connection is noticed at the next command, and it is seldom the only one: a restart, a
+failover or a firewall ends all of them. So when a connection that was used before fails, the
+pool closes all idle ones (a new epoch begins), and the caller may try at once on a new one. When
+all connections are in use, callers wait in line.
+
+`Pool` is for threads, `AsyncPool` for the tasks of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hiredis
+import redis
+
+from rmq.kernel.core import process
+from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
+from rmq.kernel.transport.functions import Calls, function_name
+from rmq.kernel.transport.steps import Command
+
+CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
+CHECK_S = 2.0  # how long its reply may take, unless the client waits less for a reply
+# A master that stood still for longer than this may have been replaced meanwhile, and not know yet:
+# what it answers when it wakes up counts only if it is the master still.
+SLOW_S = 0.5
+_PING = hiredis.pack_command(("PING",))
+# Replies of a server that is no master, or not yet, or no longer. The address may lead to another
+# server by now.
+_NOT_MASTER = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
+_BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
+_NONE_FREE: Any = object()
+
+
+class NotConnected(redis.ConnectionError):
+    """No connection could be made, so nothing was sent."""
+
+
+class ConnectionsBusy(redis.ConnectionError):
+    """All connections were in use, so nothing was sent."""
+
+
+class StaleConnection(redis.ConnectionError):
+    """A connection that had been used before failed; the idle ones are closed. Retry at once."""
+
+
+class PooledConnection:
+    """A connection of redis-py with the notes of its pool."""
+
+    __slots__ = ("connection", "epoch", "taken_at", "used_at")
+
+    def __init__(self, connection: Any, epoch: int) -> None:
+        self.connection = connection
+        self.epoch = epoch  # the pool's epoch when it was last seen alive
+        self.used_at = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
+        self.taken_at = 0.0  # when a call began to use it; only SentinelPool notes it
+
+
+def is_not_master(error: BaseException) -> bool:
+    """Whether a reply says that this connection leads to a server that is not the master."""
+    return code_of(error) in _NOT_MASTER
+
+
+def as_not_connected(error: BaseException) -> BaseException:
+    """Return the error to raise if no connection could be made; a server's refusal as it is."""
+    if code_of(error) or not isinstance(error, _BROKEN):
+        return error
+    return NotConnected(str(error) or type(error).__name__)
+
+
+def as_stale(error: BaseException) -> BaseException:
+    """Return the error to raise if a used connection failed; a server's reply as it is."""
+    if code_of(error) or not isinstance(error, _BROKEN):
+        return error
+    return StaleConnection(str(error) or type(error).__name__)
+
+
+class _PoolState:
+    """The connections of a pool, for threads or for tasks.
+
+    `_free` has a place for each connection there may be: idle ones at its right end, None at its
+    left for those that are not made.
+
+    Args:
+        new: makes a connection of redis-py, not yet connected; takes options of redis-py.
+        size: how many connections there may be.
+        wait_s: how long a caller waits for one.
+        timeout_s: how long a connection waits for a reply.
+    """
+
+    def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
+        self.new = new
+        self._size = size
+        self._wait_s = wait_s
+        self._check_s = min(CHECK_S, timeout_s)
+        self._free: deque[PooledConnection | None] = deque([None] * size)
+        self._generation = process.generation
+        self.epoch = 0  # grows when all idle connections are given up
+
+    @property
+    def idle(self) -> list[PooledConnection]:
+        """The connections that are open and not in use."""
+        return [pooled for pooled in list(self._free) if pooled is not None]
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has forked since: the connections are its parent's."""
+        return self._generation != process.generation
+
+    def _needs_check(self, pooled: PooledConnection) -> bool:
+        """Whether it was idle for so long that it must answer a PING before it is used."""
+        return time.monotonic() > pooled.used_at + CHECK_IDLE_S
+
+    def _remove_idle(self, failed: PooledConnection) -> list[PooledConnection]:
+        """Begin a new epoch; return the idle connections, to be closed.
+
+        None if another connection of the same epoch has failed before.
+        """
+        if failed.epoch != self.epoch:
+            return []
+        self.epoch += 1
+        removed = []
+        for _ in range(len(self._free)):
+            try:
+                pooled = self._free.pop()
+            except IndexError:
+                break
+            if pooled is not None:
+                removed.append(pooled)
+            self._free.appendleft(None)
+        return removed
+
+    def _failure(
+        self, pooled: PooledConnection, error: BaseException
+    ) -> tuple[BaseException, bool]:
+        """Return the error that the user of a connection gets, and whether idle ones are like it.
+
+        An interrupted connection has to go, too: a late reply must not answer the next command.
+        """
+        if not isinstance(error, REDIS_ERRORS):
+            return error, False
+        was_used = pooled.used_at > 0
+        return as_stale(error) if was_used else error, was_used or is_not_master(error)
+
+    def _busy(self) -> ConnectionsBusy:
+        return ConnectionsBusy(
+            f"all {self._size} connections of this client were in use for {self._wait_s:g} s; "
+            "allow more with max_connections, an argument of the client and an option of the URL, "
+            "or call less at once"
+        )
+
+
+def _warn_in_a_loop() -> None:
+    """Warn where a blocking client connects inside a running event loop, which it stops."""
+    with contextlib.suppress(RuntimeError):  # this thread has no loop
+        asyncio.get_running_loop()
+        text = "rmq.Client blocks the event loop of this thread: use rmq.AsyncClient, or a thread"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class _Waiter:
+    """A thread that waits for a connection."""
+
+    __slots__ = ("pooled", "served")
+
+    def __init__(self) -> None:
+        self.pooled: PooledConnection | None = None
+        self.served = threading.Event()
+
+
+class Pool(_PoolState):
+    """Connections for threads."""
+
+    def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
+        super().__init__(new, size, wait_s, timeout_s)
+        self._waiting: deque[_Waiter] = deque()
+        self._lock = threading.Lock()  # of waiting and serving threads
+
+    def take(self) -> PooledConnection:
+        """Return a connection for one user, to `give` back after the reply or to `discard`.
+
+        Raises:
+            NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
+        """
+        try:
+            pooled = _NONE_FREE if self._waiting else self._free.pop()
+        except IndexError:
+            pooled = _NONE_FREE
+        if pooled is _NONE_FREE:
+            pooled = self._wait()
+        if pooled is not None:
+            if not self._needs_check(pooled) or self._answers(pooled):
+                return pooled
+            self._close([*self._remove_idle(pooled), pooled])
+        connection = None
+        try:
+            _warn_in_a_loop()
+            pooled = PooledConnection(self.new(), self.epoch)
+            connection = pooled.connection
+            connection.connect()
+        except BaseException as error:
+            if connection is not None:
+                connection.disconnect()
+            self._put(None)
+            if not isinstance(error, REDIS_ERRORS):
+                raise
+            failure = as_not_connected(error)
+        else:
+            return pooled
+        raise failure
+
+    def give(self, pooled: PooledConnection) -> None:
+        """Hand back a connection on which all replies have come."""
+        pooled.used_at = time.monotonic()
+        pooled.epoch = self.epoch
+        self._free.append(pooled)
+        if self._waiting:
+            self._serve()
+
+    def send(self, packed: bytes) -> PooledConnection:
+        """Send commands; return the connection, for `read`."""
+        pooled = self.take()
+        try:
+            pooled.connection.send_packed_command((packed,), check_health=False)
+            return pooled
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        self.discard(pooled, with_idle)
+        raise failure
+
+    def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """Return so many replies, server errors included; the connection is given back."""
+        replies: list[Any] = []
+        wrong_server = False
+        connection = pooled.connection
+        try:
+            for _ in range(count):
+                try:
+                    replies.append(connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    wrong_server = wrong_server or is_not_master(error)
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        else:
+            if wrong_server:
+                self.discard(pooled, with_idle=True)
+            else:
+                self.give(pooled)
+            return replies
+        self.discard(pooled, with_idle)
+        raise failure
+
+    def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
+        """Close a connection. `with_idle`: and all idle ones, which share its fate."""
+        if with_idle:
+            self._close(self._remove_idle(pooled))
+        self._close([pooled])
+        self._put(None)
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._close(self._remove_idle(PooledConnection(None, self.epoch)))
+
+    def _close(self, connections: list[PooledConnection]) -> None:
+        for pooled in connections:
+            with contextlib.suppress(*REDIS_ERRORS):
+                pooled.connection.disconnect()
+
+    def _answers(self, pooled: PooledConnection) -> bool:
+        connection = pooled.connection
+        try:
+            connection.send_packed_command((_PING,), check_health=False)
+            if not connection.can_read(timeout=self._check_s):
+                return False
+            connection.read_response()
+        except REDIS_ERRORS:
+            return False
+        except BaseException:
+            self.discard(pooled, with_idle=False)
+            raise
+        return True
+
+    def _put(self, pooled: PooledConnection | None) -> None:
+        if pooled is None:
+            self._free.appendleft(None)
+        else:
+            self._free.append(pooled)
+        if self._waiting:
+            self._serve()
+
+    def _serve(self) -> None:
+        """Give free connections to waiting threads, first come, first served."""
+        with self._lock:
+            while self._waiting and self._free:
+                try:
+                    pooled = self._free.pop()
+                except IndexError:
+                    return  # a thread took it that did not see the waiting ones
+                waiter = self._waiting.popleft()
+                waiter.pooled = pooled
+                waiter.served.set()
+
+    def _wait(self) -> PooledConnection | None:
+        waiter = _Waiter()
+        with self._lock:
+            self._waiting.append(waiter)
+        self._serve()  # a connection may have come back meanwhile
+        try:
+            waiter.served.wait(self._wait_s)
+        except BaseException:
+            if not self._has_timed_out(waiter):
+                self._put(waiter.pooled)
+            raise
+        if self._has_timed_out(waiter):
+            raise self._busy()
+        return waiter.pooled
+
+    def _has_timed_out(self, waiter: _Waiter) -> bool:
+        """End the wait of a thread; False if it got a connection."""
+        with self._lock:
+            if waiter.served.is_set():
+                return False
+            self._waiting.remove(waiter)
+            return True
+
+
+class AsyncPool(_PoolState):
+    """Connections for the tasks of one event loop. Twin of `Pool`."""
+
+    def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
+        super().__init__(new, size, wait_s, timeout_s)
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
+        self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
+
+    async def take(self) -> PooledConnection:
+        """Return a connection for one user, to `give` back after the reply or to `discard`.
+
+        Raises:
+            NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
+        """
+        pooled = self._free.pop() if self._free and not self._waiting else await self._wait()
+        if pooled is not None:
+            if not self._needs_check(pooled) or await self._answers(pooled):
+                return pooled
+            await self._close([*self._remove_idle(pooled), pooled])
+        connection = None
+        try:
+            pooled = PooledConnection(self.new(), self.epoch)
+            connection = pooled.connection
+            await connection.connect()
+        except BaseException as error:
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            self._put(None)
+            if not isinstance(error, REDIS_ERRORS):
+                raise
+            failure = as_not_connected(error)
+        else:
+            return pooled
+        raise failure
+
+    def give(self, pooled: PooledConnection) -> None:
+        """Hand back a connection on which all replies have come."""
+        pooled.used_at = time.monotonic()
+        pooled.epoch = self.epoch
+        self._put(pooled)
+
+    async def send(self, packed: bytes) -> PooledConnection:
+        """Send commands; return the connection, for `read`."""
+        pooled = await self.take()
+        try:
+            await pooled.connection.send_packed_command((packed,), check_health=False)
+            return pooled
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        await self.discard(pooled, with_idle)
+        raise failure
+
+    async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
+        """Return so many replies, server errors included; the connection is given back."""
+        replies: list[Any] = []
+        wrong_server = False
+        connection = pooled.connection
+        try:
+            for _ in range(count):
+                try:
+                    replies.append(await connection.read_response())
+                except redis.ResponseError as error:
+                    replies.append(error)
+                    wrong_server = wrong_server or is_not_master(error)
+        except BaseException as error:
+            failure, with_idle = self._failure(pooled, error)
+        else:
+            if wrong_server:
+                await self.discard(pooled, with_idle=True)
+            else:
+                self.give(pooled)
+            return replies
+        await self.discard(pooled, with_idle)
+        raise failure
+
+    async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
+        """Close a connection. `with_idle`: and all idle ones, which share its fate."""
+        dropped = self._remove_idle(pooled) if with_idle else []
+        try:
+            await self._close([*dropped, pooled])
+        finally:
+            self._put(None)
+
+    async def close(self) -> None:
+        """Close the connections that are not in use."""
+        await self._close(self._remove_idle(PooledConnection(None, self.epoch)))
+
+    async def _close(self, connections: list[PooledConnection]) -> None:
+        for pooled in connections:
+            with contextlib.suppress(*REDIS_ERRORS):
+                await pooled.connection.disconnect(nowait=True)
+
+    async def _answers(self, pooled: PooledConnection) -> bool:
+        connection = pooled.connection
+        try:
+            await connection.send_packed_command((_PING,), check_health=False)
+            return await connection.read_response(timeout=self._check_s) is not None
+        except REDIS_ERRORS:
+            return False
+        except BaseException:
+            await self.discard(pooled, with_idle=False)
+            raise
+
+    def _put(self, pooled: PooledConnection | None) -> None:
+        if pooled is None:
+            self._free.appendleft(None)
+        else:
+            self._free.append(pooled)
+        while self._waiting and self._free:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(self._free.pop())
+
+    async def _wait(self) -> PooledConnection | None:
+        waiter: asyncio.Future[PooledConnection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled():
+                self._put(waiter.result())  # it came while this task was cancelled
+            else:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(waiter)
+            if not isinstance(error, TimeoutError):
+                raise
+        raise self._busy()
+
+
+def words_of(command: Command[Any], calls: Calls = "scripts") -> tuple[Any, ...]:
+    """Return the words of a script call, or of the call of its function."""
+    keys = command.keys
+    if calls == "scripts":
+        return ("EVALSHA", command.script.sha, len(keys), *keys, *command.args)
+    return ("FCALL", function_name(command.script.name), len(keys), *keys, *command.args)
+
+
+def request_of(command: Command[Any], calls: Calls) -> tuple[bytes, int]:
+    """Return what is sent for a command, and how many replies come back."""
+    if not command.write:
+        return hiredis.pack_command(words_of(command, calls)), 1
+    words = (("MULTI",), command.write, words_of(command, calls), ("EXEC",))
+    return b"".join(map(hiredis.pack_command, words)), len(words)
+
+
+def reply_of(replies: Sequence[Any]) -> Any:
+    """Return the reply of the script among the replies to a request, or the error that came."""
+    if len(replies) == 1:
+        return replies[0]
+    for reply in replies:
+        if isinstance(reply, BaseException):
+            return reply  # refused before the transaction ran, which did nothing then
+    wrote, reply = replies[-1]
+    return wrote if isinstance(wrote, BaseException) else reply

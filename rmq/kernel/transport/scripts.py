@@ -1,0 +1,157 @@
+"""Finds `lua/`, expands includes, and gives each script its text and SHA-1.
+
+An installed RMQ carries the scripts as `rmq/lua/`, be it a directory or inside a zip that is on
+`sys.path`, as `spark-submit --py-files` puts it there. A checkout and an editable install have them
+beside `pyproject.toml`. Both are looked for, in that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from rmq.errors import ConfigurationError
+
+# Commands of scripts that change nothing in Redis: what a viewer may call.
+READS = frozenset((
+    "exists", "get", "hexists", "hget", "hgetall", "hlen", "hmget", "hscan", "lindex", "llen",
+    "lrange", "mget", "pttl", "pubsub|numsub", "scard", "smismember", "time", "type", "zcard",
+    "zcount", "zmscore", "zrange", "zrangebylex", "zrangebyscore", "zrevrangebylex",
+    "zrevrangebyscore", "zscore",
+))  # fmt: skip
+
+_CALL = re.compile(r"redis\.p?call\(\s*('([A-Za-z]+)'(?:\s*,\s*'([A-Z]+)')?)?")
+_CONTAINERS = ("pubsub",)  # commands of scripts whose first argument is a command, too
+
+
+@functools.cache
+def commands_in(script: str) -> frozenset[str]:
+    """Return the commands that a script calls, in lower case."""
+    return commands_of_text(load(script).text)
+
+
+def commands_of_text(text: str) -> frozenset[str]:
+    """Return the commands that a text in Lua calls, in lower case.
+
+    Raises:
+        ValueError: it computes the name of one.
+    """
+    found = set()
+    for call in _CALL.finditer(text):
+        literal, command, subcommand = call.groups()
+        if literal is None:
+            raise ValueError(f"the name of a command is computed: {call.group()}")
+        name = command.lower()
+        found.add(f"{name}|{subcommand.lower()}" if name in _CONTAINERS else name)
+    return frozenset(found)
+
+
+_INCLUDE = re.compile(r'^( *)--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
+_HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
+_COMMENT_LINE = re.compile(r"^ *--.*\n", re.MULTILINE)
+_LOCAL = re.compile(r"^ *local ", re.MULTILINE)
+# A function, or a table that is empty at first, and how far it is indented.
+_DEFINITION = re.compile(
+    r"^( *)local (?:function (\w+)\(.*?^\1end\n|(\w+) = \{\}\n)", re.MULTILINE | re.DOTALL
+)
+
+
+class Script:
+    """A Lua script: its verb, its text as it is sent, and the SHA-1 by which Redis knows it."""
+
+    __slots__ = ("name", "sha", "text")
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Script({self.name!r})"
+
+
+@functools.cache
+def directory() -> Traversable:
+    """Where the scripts are; not always a place in the file system.
+
+    Raises:
+        ConfigurationError: the installation is incomplete.
+    """
+    package = files("rmq")
+    installed = package / "lua"
+    if (installed / "send.lua").is_file():
+        return installed
+    if isinstance(package, Path):
+        checkout = package.parent
+        if (checkout / "pyproject.toml").is_file() and (checkout / "lua" / "send.lua").is_file():
+            return checkout / "lua"
+    raise ConfigurationError(
+        f"the Lua scripts are neither in {installed} nor in a checkout's lua/; "
+        "the installation is incomplete, install rmq again"
+    )
+
+
+def _body(name: str) -> str:
+    """A file without its header."""
+    return _HEADER.sub("", source(name))
+
+
+def source(name: str) -> str:
+    """A script as it stands in its file, with its header."""
+    return (directory() / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def expanded(text: str, known: set[str] | None = None) -> str:
+    """A script with its includes in place, each indented like the line that asked for it.
+
+    At the left margin a library is put in once, for all that follows. Indented, it belongs to its
+    block and is made only when the block runs; what the script has by then is not made again.
+    Text of `lib/inline/` is put in wherever it is asked for.
+    """
+    here = set() if known is None else known
+
+    def expand(match: re.Match[str]) -> str:
+        indent, part = match.groups()
+        if part in here:
+            return ""
+        inside = set(here) if indent else here
+        if not part.startswith("lib/inline/"):
+            inside.add(part)
+        return re.sub(r"^(?=.)", indent, expanded(_body(part), inside), flags=re.MULTILINE)
+
+    return _INCLUDE.sub(expand, text)
+
+
+def pruned(text: str) -> str:
+    """A script without comment lines, and without functions and tables that nothing uses.
+
+    A script makes its functions anew at every run. So a library may have more functions than a
+    script needs: those it does not call are left out of the text that Redis keeps.
+    """
+    text = _COMMENT_LINE.sub("", text)
+    for start in reversed([match.start() for match in _LOCAL.finditer(text)]):
+        definition = _DEFINITION.match(text, start)
+        if not definition:
+            continue
+        indent, function, table = definition.groups()
+        block = text[definition.end() :]
+        outside = re.search(rf"^(?!{indent}).", block, re.MULTILINE)
+        if not re.search(rf"\b{function or table}\b", block[: outside and outside.start()]):
+            text = text[:start] + block
+    return text
+
+
+@functools.cache
+def load(name: str) -> Script:
+    """A script by its verb: includes in place, without header, comments and unused functions."""
+    return Script(name, f"-- rmq {name}\n" + pruned(expanded(_body(name))))
+
+
+def names() -> list[str]:
+    """The verbs, in alphabetical order."""
+    files = (entry.name for entry in directory().iterdir())
+    return sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua"))

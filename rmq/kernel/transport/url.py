@@ -1,0 +1,277 @@
+"""Where Redis is: a URL read and checked before anything connects. No password is ever shown.
+
+`urllib` reads URLs of one host only, and refuses brackets behind a comma, so those of a Cluster
+(`redis+cluster://user:password@h1:7000,h2,[::1]:7002`) and of Sentinel
+(`redis+sentinel://user:password@h1:26379,h2,[::1]/service/0`) are taken apart here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
+
+from rmq.errors import ConfigurationError
+from rmq.kernel.transport.functions import CALLS, Calls
+
+SCHEMES = ("redis+cluster", "rediss+cluster")
+PORT = 6379
+
+HostPort = tuple[str, int]
+
+
+def nodes_of(url: str, shown: str) -> tuple[HostPort, ...]:
+    """Return host and port of each node that a URL names.
+
+    Args:
+        url: with one of SCHEMES.
+        shown: the URL without its passwords, for errors.
+
+    Raises:
+        ConfigurationError: a part is missing or malformed.
+    """
+    _, hosts, path, _ = _parts(url)
+    if path.strip("/") not in ("", "0"):
+        raise ConfigurationError(f"url: {shown!r}: a cluster has no database but 0")
+    found = []
+    for text in hosts.split(","):
+        try:
+            node = urlsplit(f"//{text}")
+            host, port = node.hostname, node.port
+        except ValueError:
+            host, port = None, 0
+        if not host or port == 0:
+            raise ConfigurationError(
+                f"url: {shown!r}: {text!r} is no node; name one or more nodes of the cluster, as "
+                "redis+cluster://h1:6379,h2:6379"
+            )
+        found.append((host, port or PORT))
+    return tuple(found)
+
+
+def of_a_node(url: str, scheme: str, node: HostPort) -> str:
+    """Return the URL of one node, with the user, the password and the options of a cluster's."""
+    user, _, _, query = _parts(url)
+    host, port = node
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{scheme}://{user}{place}{query}"
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Return user and password with their `@`, the hosts, the path, and the query with its `?`."""
+    place, mark, query = url.partition("://")[2].partition("?")
+    authority, _, path = place.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    return user + at, hosts, path, mark + query
+
+
+SENTINEL_URL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+SENTINEL_URL_PORT = 26379
+EXAMPLE = "redis+sentinel://h1:26379,h2,h3/service/0"
+# Options that say whom to ask, and as whom. All others are of the connections to Redis.
+_OF_SENTINELS = ("sentinel_username", "sentinel_password")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]+)(?::(\d*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinels:
+    """Whom to ask for the master of a service."""
+
+    hosts: tuple[HostPort, ...]
+    service: str
+    data_url: str = field(repr=False)  # how to connect to the master, without its address
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+
+def read(url: str, shown: str) -> Sentinels:
+    """Read a URL.
+
+    Args:
+        url: with one of SCHEMES.
+        shown: the URL without its passwords, for errors.
+
+    Raises:
+        ConfigurationError: a part is missing or malformed.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    place, _, query = rest.partition("?")
+    authority, _, path = place.partition("/")
+    user_info, at, hosts = authority.rpartition("@")
+    service, _, database = (unquote(part) for part in path.strip("/").partition("/"))
+    if not service:
+        raise ConfigurationError(
+            f"url: {shown!r} names no service; give the name that the sentinels monitor, as "
+            f"{EXAMPLE}"
+        )
+    if database and not database.isdecimal():
+        raise ConfigurationError(
+            f"url: {shown!r}: after the service comes a database number, as {EXAMPLE}; "
+            f"found {database!r}"
+        )
+    options = parse_qsl(query, keep_blank_values=True)
+    given = dict(options)
+    passed_on = urlencode([option for option in options if option[0] not in _OF_SENTINELS])
+    password = given.get("sentinel_password")
+    if password is None and "sentinel_username" in given:
+        raise ConfigurationError(
+            f"url: {shown!r}: sentinel_username needs sentinel_password; give both, or the "
+            "password alone"
+        )
+    return Sentinels(
+        hosts=tuple(_host(text, shown) for text in hosts.split(",")),
+        service=service,
+        # The sentinels name the host; this one is never connected to.
+        data_url=f"{scheme.partition('+')[0]}://{user_info}{at}master.invalid/{database or 0}"
+        f"?{passed_on}",
+        username=given.get("sentinel_username"),
+        password=password,
+    )
+
+
+def _host(text: str, shown: str) -> HostPort:
+    match = _HOST.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(
+            f"url: {shown!r}: the sentinels are hosts with commas between them, as {EXAMPLE}; "
+            f"found {text!r}. An IPv6 address stands in brackets: [::1]:26379"
+        )
+    host, port = match[1].strip("[]"), match[2]
+    number = SENTINEL_URL_PORT if port is None else int(port or 0)
+    if not 1 <= number <= 65535:
+        raise ConfigurationError(
+            f"url: {shown!r}: sentinel {host} has no valid port; give 1 to 65535, or none for "
+            f"{SENTINEL_URL_PORT}"
+        )
+    return unquote(host), number
+
+
+URL_SCHEMES = ("redis", "rediss", "unix", "embedded", *SENTINEL_URL_SCHEMES, *SCHEMES)
+# Enough to keep one Redis busy from one process; a client that gathers thousands of calls at once
+# keeps few descriptors. Subscriptions are not counted.
+MAX_CONNECTIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A checked URL: what redis-py is to connect to, or the directory of an embedded server."""
+
+    url: str
+    scheme: str
+    directory: str = ""
+    max_connections: int = MAX_CONNECTIONS
+    is_default: bool = False  # neither the caller nor RMQ_URL gave it
+    sentinels: Sentinels | None = None  # which know where the server is
+    nodes: tuple[HostPort, ...] = ()  # some nodes of a cluster
+    calls: Calls = "scripts"  # what a command calls: a script, or a function of Redis 7
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown!r})"
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return self.scheme.startswith("rediss")
+
+    @property
+    def of_a_node(self) -> Address:
+        """Of a cluster the address of its first node, with all options; else this one."""
+        if not self.nodes:
+            return self
+        scheme = self.scheme.removesuffix("+cluster")
+        url = of_a_node(self.url, scheme, self.nodes[0])
+        return replace(self, url=url, scheme=scheme, nodes=())
+
+    @property
+    def shown(self) -> str:
+        """The URL without its password, for errors and logs."""
+        return redact(self.url)
+
+    @property
+    def described(self) -> str:
+        """As `shown`, with a note if it is the default."""
+        if self.is_default:
+            return f"{self.shown} (the default: no url was given and RMQ_URL is not set)"
+        return self.shown
+
+
+def redact(url: str) -> str:
+    """Replace the passwords (also in options) in a URL, or in a text with URLs, by ***."""
+    url = re.sub(r"(password=)[^&\s]*", r"\1***", url)
+    return re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
+
+
+def parse(url: object) -> Address:
+    """Read a URL.
+
+    Raises:
+        ConfigurationError: the scheme is unknown, or a part is missing or malformed.
+    """
+    if not isinstance(url, str) or "://" not in url:
+        shown = type(url).__name__
+        if isinstance(url, str):  # a scheme forgotten must not show a password either
+            shown = "***@" + url.rsplit("@", 1)[1] if "@" in url else url
+        raise ConfigurationError(
+            f"url: {shown!r}; give redis://host:6379/0, rediss://, unix:///path or embedded:///dir"
+        )
+    scheme = url.split("://", 1)[0].lower()
+    if scheme not in URL_SCHEMES:
+        raise ConfigurationError(f"url: scheme {scheme!r} is unknown; use {', '.join(URL_SCHEMES)}")
+    options = parse_qs(url.partition("?")[2], keep_blank_values=True)
+    most = connections(
+        options.get("max_connections", [MAX_CONNECTIONS])[-1], "url: max_connections"
+    )
+    kind = calls(options.get("calls", ["scripts"])[-1], "url: calls")
+    for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
+        if name in options:
+            raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
+    if scheme in SENTINEL_URL_SCHEMES:
+        sentinels = read(url, redact(url))
+        return Address(url, scheme, max_connections=most, sentinels=sentinels, calls=kind)
+    if scheme in SCHEMES:
+        nodes = nodes_of(url, redact(url))
+        return Address(url, scheme, max_connections=most, nodes=nodes, calls=kind)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(
+            f"url: {redact(url)!r}: its host cannot be read; an IPv6 address stands in brackets, "
+            "as redis://[::1]:6379/0"
+        ) from None
+    if scheme == "embedded":
+        directory = unquote(parts.netloc + parts.path)
+        if not parts.path.strip("/") and not parts.netloc:
+            raise ConfigurationError(
+                "url: embedded:// names no directory; use embedded:///var/lib/rmq"
+            )
+        return Address(url, scheme, directory, most, calls=kind)
+    if scheme == "unix" and not parts.path:
+        raise ConfigurationError("url: unix:// names no socket; use unix:///run/redis.sock?db=0")
+    if scheme in ("redis", "rediss"):
+        try:
+            port = parts.port
+        except ValueError:
+            raise ConfigurationError(f"url: {redact(url)!r} has no valid port") from None
+        if port == 0:
+            raise ConfigurationError(f"url: {redact(url)!r} has no valid port")
+        database = parts.path.strip("/")
+        if database and not database.isdecimal():
+            raise ConfigurationError(f"url: {redact(url)!r}: the path is a database number, as /0")
+    return Address(url, scheme, max_connections=most, calls=kind)
+
+
+def connections(value: object, field: str = "max_connections") -> int:
+    """How many connections a client may have, checked."""
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")
+    return int(text)
+
+
+def calls(value: object, field: str = "calls") -> Calls:
+    """Check the option that says what a client calls, scripts or functions, and return it."""
+    for known in CALLS:
+        if value == known:
+            return known
+    raise ConfigurationError(f"{field}: {value!r}; use one of {', '.join(CALLS)}")

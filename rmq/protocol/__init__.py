@@ -1,1 +1,0 @@
-"""The language of RMQ and Redis: scripts, commands and flows. No sockets."""

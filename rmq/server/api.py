@@ -1,0 +1,431 @@
+"""The HTTP API: its operations as Starlette's routes; what was done is noted in the audit trail."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rmq.client.client import AsyncClient
+from rmq.errors import RMQError
+from rmq.features.audit import http as audit_http
+from rmq.features.audit.http import Audited, audited_of
+from rmq.features.audit_trail import http as audit_trail_http
+from rmq.features.audit_trail.http import AuditTrail, audit_line_of
+from rmq.features.claims import http as claims_http
+from rmq.features.claims.http import Claim
+from rmq.features.dead_letters import http as dead_letters_http
+from rmq.features.dead_letters.http import (
+    DeadLetterGroups,
+    DeadLetterLine,
+    Imported,
+    Purged,
+    Redriven,
+    Restored,
+    groups_of,
+    line_of,
+)
+from rmq.features.dead_letters.jobs import http as jobs_http
+from rmq.features.dead_letters.jobs.http import Job, JobList, JobOutcomes, job_of, outcome_of
+from rmq.features.doctor import http as doctor_http
+from rmq.features.doctor.http import Findings, findings_of
+from rmq.features.messages import http as messages_http
+from rmq.features.messages.http import Cancelled, Prioritized, Rescheduled
+from rmq.features.queries import http as queries_http
+from rmq.features.queries.http import QueryList, SinkList
+from rmq.features.schedules import http as schedules_http
+from rmq.features.schedules.http import Schedule, ScheduleList, schedule_of
+from rmq.features.topic_admin import http as topic_admin_http
+from rmq.features.topic_admin.http import (
+    Deleted,
+    DueCount,
+    DueCounts,
+    History,
+    Paused,
+    Resized,
+    Resumed,
+    SlotStats,
+    Stats,
+    Topic,
+    TopicList,
+    paused_of,
+    topic_of,
+)
+from rmq.features.workers import http as workers_http
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.packages import VERSION
+from rmq.kernel.topic.audit_trail import note_act
+from rmq.server import leases
+from rmq.server.disclosure import Disclosure
+from rmq.server.leases import Consumers, LeaseList, leases_of
+from rmq.server.rates import Places, Rates
+from rmq.web import openapi, operation as web_operation, problems, requests
+from rmq.web.message import (
+    DECODED_MAX,
+    HIDDEN,
+    SHOWN_MAX,
+    Attempt,
+    Body,
+    Failure,
+    MessageList,
+    Peeked,
+    Sent,
+    StoredMessage,
+    body_of,
+    message_of,
+    sent_of,
+)
+from rmq.web.operation import At, Operation, Table
+from rmq.web.principal import ADDRESS, principal_of
+from rmq.web.problems import ApiError
+from rmq.web.requests import Answer, Count, Done, etag_of, root_of
+from rmq.web.service import ServiceStatus
+
+if TYPE_CHECKING:
+    from rmq.features.workers.http import WorkerList
+    from rmq.web.principal import Principal
+
+
+log = logging.getLogger("rmq")
+
+TEXT_MAX = 500  # characters of the arguments of an act
+VALUE_MAX = 100  # of one of them
+RECORD_S = 3.0  # to store a line; the act is answered all the same
+# Sends are the work of producers: a few minutes of them would drive out all other lines.
+NOT_RECORDED = frozenset(("send_message",))
+# Arguments that producers and customers wrote, and those that say nothing.
+LEFT_OUT = frozenset(
+    ("body", "body_base64", "headers", "merge_key", "dedup_key", "confirm", "topic")
+)
+
+
+@dataclass(slots=True)
+class Act:
+    """The outcome of an act: "done", the kind of an error, or a word of whoever does it."""
+
+    result: str = "done"
+
+
+@asynccontextmanager
+async def recorded(
+    at: At, operation: str, topic: str, arguments: Mapping[str, Any]
+) -> AsyncIterator[Act]:
+    """Add a line to the audit trail at the end of the block, whatever comes of it.
+
+    An act that cannot be recorded is in the log: it is done, and its answer must say so.
+
+    Args:
+        at: what answers the request, and who asks.
+        operation: the name of the operation.
+        topic: to which topic; empty: to none.
+        arguments: of the operation.
+    """
+    act = Act()
+    if operation == "set_topic":
+        arguments = await _with_former(at, topic, arguments)
+    try:
+        yield act
+    except BaseException as error:  # also one that took too long, and may have been done
+        act.result = error.kind if isinstance(error, ApiError) else type(error).__name__
+        raise
+    finally:
+        detail = detail_of(arguments)
+        text = f"{detail}: {act.result}" if detail else act.result
+        await record(at.client, at.principal, at.address, operation, topic, text)
+
+
+async def record(
+    client: AsyncClient,
+    principal: Principal | None,
+    address: str,
+    what: str,
+    subject: str,
+    text: str,
+) -> None:
+    """Add a line to the audit trail; one that cannot be added is in the log."""
+    by = f"{principal.name} ({principal.kind}, {address})" if principal else f"nobody ({address})"
+    try:
+        async with asyncio.timeout(RECORD_S):
+            await client._transport.run(note_act(client._prefix, by, what, subject, text))
+    except (RMQError, TimeoutError) as error:
+        log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, what, subject, text, error)
+
+
+async def _with_former(at: At, topic: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings that change, each with its former value."""
+    try:
+        former = (await at.admin.settings(topic)).shown()
+    except RMQError:
+        return arguments  # the act meets the same error, or says more
+    return {
+        name: f"{former[name]} -> {value}"
+        for name, value in arguments.items()
+        if name in former and str(former[name]) != str(value).strip()
+    }
+
+
+def detail_of(arguments: Mapping[str, Any]) -> str:
+    """Return arguments in words, without bodies, headers and what was left out."""
+    parts = []
+    for name, value in arguments.items():
+        if name in LEFT_OUT or value is None or value is False or value == "":
+            continue
+        shown = str(len(value) if isinstance(value, list | tuple | set) else value)
+        if len(shown) > VALUE_MAX:
+            shown = shown[:VALUE_MAX] + "..."
+        parts.append(name if value is True else f"{name}={shown}")
+    text = ", ".join(parts)
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."
+
+
+TABLE = Table("server")
+
+
+class About(Answer):
+    """The server that answers, and its Redis."""
+
+    version: str
+    server: str
+    leads: bool
+    redis_version: str
+
+
+@TABLE.get("/info")
+async def get_info(at: At) -> About:
+    """Return what answers."""
+    facts = await at.client.server_info()
+    version = facts.get("valkey_version") or facts.get("redis_version", "")
+    return About(version=VERSION, server=at.server, leads=at.leads(), redis_version=version)
+
+
+class ServiceList(Answer):
+    """The services of the server that answers."""
+
+    services: list[ServiceStatus]
+
+
+@TABLE.get("/services")
+async def list_services(at: At) -> ServiceList:
+    """List the services of the server that answers."""
+    return ServiceList(services=list(at.services()))
+
+
+BASE = "/api/v1"
+TABLES = (
+    topic_admin_http.TABLE, messages_http.TABLE, leases.TABLE, dead_letters_http.TABLE,
+    jobs_http.TABLE, schedules_http.TABLE, queries_http.TABLE, claims_http.TABLE,
+    audit_trail_http.TABLE, doctor_http.TABLE, audit_http.TABLE, TABLE,
+    workers_http.TABLE,
+)  # fmt: skip
+BODY_MAX = 1024 * 1024  # bytes
+BODY_S = 10.0  # to send a body; 408 then
+ANSWER_S = 12.0  # a request takes no longer; 504 then, or 503 if something may have been done
+PLACES = 4  # requests of a principal from an address that are answered at a time
+# Of one principal's refused requests so many are in the audit trail, where they would drive out
+# all other lines.
+REFUSALS, REFUSALS_A_SECOND = 10, 0.1
+_ENCODER = msgspec.json.Encoder()
+
+
+class Api:
+    """`/api/v1`.
+
+    Args:
+        make_client: makes the client of Redis, in the event loop.
+        server: the id of this server.
+        leads: whether it leads.
+        services: returns how its services do.
+        disclosure: takes out of answers what a principal is not shown.
+        operations: all of them; None: those of TABLES.
+        missing: returns what the last audits of this server found missing, by topic.
+    """
+
+    def __init__(
+        self,
+        make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+        server: str,
+        leads: Callable[[], bool],
+        services: Callable[[], Sequence[ServiceStatus]],
+        disclosure: Disclosure | None = None,
+        operations: Sequence[Operation] | None = None,
+        missing: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._make_client = make_client
+        self._facts = server, leads, services
+        self._missing = missing
+        if operations is None:
+            operations = [each for table in TABLES for each in table.operations]
+        self._operations = operations
+        self._client: AsyncClient | None = None
+        self.disclosure = disclosure or Disclosure()
+        self._documents: dict[str, bytes] = {}  # by root path
+        self._refusals = Rates(REFUSALS_A_SECOND, REFUSALS)
+        self._places = Places(PLACES)
+
+    def routes(self) -> list[Route]:
+        """Return a route for each path."""
+        by_path: dict[str, dict[str, Operation]] = {}
+        for each in self._operations:
+            by_path.setdefault(each.path, {})[each.method] = each
+        return [
+            Route(BASE + "/openapi.json", self._answer_document),
+            *(
+                Route(BASE + path, self._endpoint(by_method), methods=list(by_method))
+                for path, by_method in by_path.items()
+            ),
+        ]
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Have a client of Redis while requests are served."""
+        async with self._make_client() as client:
+            self._client = client
+            yield
+
+    @property
+    def client(self) -> AsyncClient:
+        """The client of Redis, while requests are served."""
+        assert self._client is not None
+        return self._client
+
+    def at(self, scope: MutableMapping[str, Any]) -> At:
+        """Return what answers a request; `scope` is the one that the guard has seen."""
+        return At(
+            self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing,
+            Headers(scope=scope),
+        )  # fmt: skip
+
+    def place(self, at: At) -> AbstractAsyncContextManager[None]:
+        """Return a block in which a request of somebody is answered, or a page is made."""
+        return self._places.of(f"{at.principal.name} {at.address}")
+
+    async def require(self, at: At, role: Role, operation: str, topic: str) -> None:
+        """Refuse a principal that lacks the role of an operation, and note that.
+
+        Raises:
+            ApiError: it does.
+        """
+        try:
+            at.require(role)
+        except ApiError as error:
+            if not self._refusals.take(f"{at.principal.name} {at.address}"):
+                await record(at.client, at.principal, at.address, operation, topic, error.kind)
+            raise
+
+    def _recorded(
+        self, operation: Operation, at: At, given: dict[str, Any]
+    ) -> AbstractAsyncContextManager[Any]:
+        """Return a block for what an operation does: what changes something, and exports."""
+        if operation.name in NOT_RECORDED or (operation.is_read and not operation.has_lines):
+            return nullcontext()
+        arguments = {
+            name: getattr(part, name) for part in given.values() for name in part.__struct_fields__
+        }
+        arguments = {name: each for name, each in arguments.items() if each is not msgspec.UNSET}
+        if isinstance(settings := arguments.get("settings"), topic_admin_http.Settings):
+            arguments |= {"topic": arguments.pop("name", ""), "settings": settings.given() or None}
+        if "by" in arguments and at.principal.kind != "local":
+            # Whoever asks may add a name, and not put on another's.
+            given["body"].by = at.principal.name + (
+                f" ({given['body'].by})" if given["body"].by != requests.BY else ""
+            )
+            del arguments["by"]
+        topic = str(arguments.get("topic", ""))
+        return recorded(at, operation.name, topic, arguments)
+
+    async def _answer_document(self, request: Request) -> Response:
+        root = root_of(request.scope)
+        document = self._documents.get(root)
+        if document is None:
+            document = msgspec.json.encode(openapi.document(self._operations, BASE, root))
+            self._documents = {root: document}  # there is one, unless the request made it up
+        return Response(document, media_type="application/json")
+
+    def _endpoint(self, by_method: dict[str, Operation]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            operation = by_method["GET" if request.method == "HEAD" else request.method]
+            request_id = secrets.token_hex(8)
+            given: dict[str, Any] = {}
+            try:
+                async with asyncio.timeout(ANSWER_S), self.place(self.at(request.scope)):
+                    return await self._answer(operation, request, request_id, given)
+            except Exception as error:
+                told = problems.of_exception(error, request_id, operation.reads_only(given))
+                return problems.answer(told, request_id)
+
+        return endpoint
+
+    async def _answer(
+        self, operation: Operation, request: Request, request_id: str, given: dict[str, Any]
+    ) -> Response:
+        at = self.at(request.scope)
+        topic = request.path_params.get("topic", "")
+        await self.require(at, operation.role, operation.name, topic)
+        for name, kind in operation.types.items():
+            if name == "path":
+                given[name] = msgspec.convert(request.path_params, kind)
+            elif name == "query":
+                given[name] = msgspec.convert(_query(request), kind, strict=False)
+            elif name == "body":
+                given[name] = _decoded(
+                    await requests.read(request, "application/json", BODY_MAX, BODY_S), kind
+                )
+        if "query" not in operation.types and request.url.query:
+            raise ApiError("invalid", "this path takes no query")
+        for part in given.values():
+            if getattr(part, "filter", None) is not None:
+                self.disclosure.check_filter(at.principal, part.filter)
+        headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
+        shown = functools.partial(self.disclosure.shown, at.principal)
+        async with self._recorded(operation, at, given):
+            if operation.has_lines:
+                return await web_operation.answer(
+                    operation.handler(at, **given), shown, request, headers
+                )
+            answered = await operation.handler(at, **given)
+        answer = _ENCODER.encode(shown(answered))
+        if operation.has_etag:
+            etag = requests.etag_of(answer)
+            headers |= {"ETag": etag, "Cache-Control": "no-cache"}
+            if operation.is_read and etag in request.headers.get("If-None-Match", ""):
+                return Response(None, 304, headers)
+        return Response(answer, operation.status, headers, "application/json")
+
+
+def _query(request: Request) -> dict[str, str]:
+    pairs = request.query_params.multi_items()
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise ApiError("invalid", "a parameter is given twice")
+    return given
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except RecursionError:
+        raise ApiError("invalid", "the body is nested too deeply") from None
+
+
+__all__ = [
+    "DECODED_MAX", "HIDDEN", "SHOWN_MAX", "About", "Attempt", "AuditTrail", "Audited", "Body",
+    "Cancelled", "Claim", "Consumers", "Count", "DeadLetterGroups", "DeadLetterLine", "Deleted",
+    "Done", "DueCount", "DueCounts", "Failure", "Findings", "History", "Imported", "Job",
+    "JobList", "JobOutcomes", "LeaseList", "MessageList", "Paused", "Peeked", "Prioritized",
+    "Purged", "QueryList", "Redriven", "Rescheduled", "Resized", "Restored", "Resumed",
+    "Schedule", "ScheduleList", "Sent", "ServiceList", "SinkList", "SlotStats", "Stats",
+    "StoredMessage", "Topic", "TopicList", "WorkerList", "audit_line_of", "audited_of",
+    "body_of", "etag_of", "findings_of", "groups_of", "job_of", "leases_of", "line_of",
+    "message_of", "outcome_of", "paused_of", "schedule_of", "sent_of", "topic_of",
+]  # fmt: skip

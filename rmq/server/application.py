@@ -1,0 +1,409 @@
+"""ConsoleApp: the console and the HTTP API as a part of another application.
+
+The host mounts it below a path and says who asks. Services run in `rmq server` alone.
+
+A mounted application is not told when its host begins and ends: Starlette runs the lifespan of the
+outermost one. So each event loop that brings a request gets a client of Redis, held by a task that
+ends, and closes it, when the loop ends or `aclose` is called.
+
+The ASGI application of the server: probes, metrics, and what else is mounted.
+
+/livez    200 unless something hangs in the process, which a new one may mend; a Redis that is away
+          is no reason to kill it
+/readyz   200 while Redis runs scripts for this server, else 503
+/metrics  for Prometheus
+/api/v1   the verbs of Admin
+/console  pages for people
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from rmq.client.client import AsyncClient
+from rmq.errors import ConfigurationError
+from rmq.kernel.core import packages
+from rmq.kernel.core.access import Role
+from rmq.kernel.core.keys import check_name
+from rmq.kernel.transport import url as urls
+from rmq.server.authentication import Authentication, Refused
+from rmq.server.config import RATE, read_hosts
+from rmq.web.principal import Principal, can_be_name
+from rmq.web.requests import RootPath, root_of
+from rmq.web.service import ServiceStatus
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import HTTPConnection, Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from rmq.server.api import Api
+    from rmq.server.console import Console
+    from rmq.server.metrics import ServerMetrics
+
+
+Found = Principal | None
+FindPrincipal = Callable[["HTTPConnection"], Found | Awaitable[Found]]
+
+
+class ConsoleApp:
+    """An ASGI application with `/console` and `/api/v1`, to be mounted in another one.
+
+    Args:
+        redis: the URL; or a client that belongs to the host, for one event loop, which is not
+            closed here.
+        principal: returns who asks, or None for nobody who may. It is given the request as
+            Starlette's `HTTPConnection`, without its body: `session`, `user`, `cookies`, `headers`,
+            `scope`. A coroutine function is awaited, another one is run in a thread. It is called
+            for every request, and every 1.5 s while a live page is shown.
+        prefix: first part of every key; a client that is given has its own.
+        sign_in_url: the page of the host where a person signs in; "{path}" in it is replaced by
+            the path to come back to, quoted. None: pages are refused with 403.
+        hosts: names by which browsers reach the host, without ports, beside those of this machine;
+            "*": any, where the host application checks the header Host itself.
+        redact: headers and fields of bodies whose values admins alone are shown.
+        rate: requests a second that a principal may make from an address.
+        streams: whether live pages are streams of events. False: browsers fetch them every few
+            seconds, as they must under WSGI, where a stream would hold a thread.
+
+    Guarantee:
+        All checks of `rmq server` hold: roles, CSRF, Host, content security policy, limits of
+        bodies, and the audit trail, which has the name of the principal.
+
+    Raises:
+        ConfigurationError: the URL or an argument cannot work, or a package of the extra "server"
+            is missing.
+    """
+
+    def __init__(
+        self,
+        redis: str | AsyncClient | None = None,
+        *,
+        principal: FindPrincipal,
+        prefix: str | None = None,
+        sign_in_url: str | None = None,
+        hosts: Collection[str] = (),
+        redact: Collection[str] = (),
+        rate: float = RATE,
+        streams: bool = True,
+    ) -> None:
+        if isinstance(redis, AsyncClient) and prefix is not None:
+            raise ConfigurationError("prefix: the client has its own; give one of them")
+        self._redis, self._prefix = redis, prefix
+        self._principal = principal
+        self._is_coroutine = inspect.iscoroutinefunction(principal)
+        self._sign_in_url = sign_in_url
+        self._hosts = {*OWN_NAMES, *_names(hosts)}
+        self._redact, self._rate, self._streams = tuple(redact), rate, streams
+        self._by_loop: dict[asyncio.AbstractEventLoop, _Running] = {}
+        if isinstance(redis, str):
+            urls.parse(redis)
+        if prefix is not None:
+            check_name(prefix, "prefix")
+        self._make()  # raises now what no request should be the first to meet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await (await self._running())(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    async def aclose(self) -> None:
+        """Close the connections to Redis; a request that comes later opens them again.
+
+        Nothing has to call it: they are closed when the event loop ends, too.
+        """
+        here = asyncio.get_running_loop()
+        for loop, running in list(self._by_loop.items()):
+            del self._by_loop[loop]
+            if loop is here:
+                await running.close()
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(running.cancel)
+
+    async def _running(self) -> ASGIApp:
+        """Return the application of this event loop, with its client."""
+        loop = asyncio.get_running_loop()
+        running = self._by_loop.get(loop)
+        if running is None or running.has_ended:
+            for other in [other for other in self._by_loop if other.is_closed()]:
+                del self._by_loop[other]
+            running = self._by_loop[loop] = _Running(*self._make())
+        await running.opened()
+        return running.app
+
+    def _make(self) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
+        authentication = Authentication("host", find=self._find)
+        api = make_api(self._client, "", lambda: False, lambda: (), self._redact)
+        return make_mounted(
+            api, authentication, self._hosts, self._rate, self._sign_in_url, self._streams
+        )
+
+    def _client(self) -> AbstractAsyncContextManager[AsyncClient]:
+        if isinstance(self._redis, AsyncClient):
+            return nullcontext(self._redis)
+        return open_client(self._redis, self._prefix)
+
+    async def _find(self, scope: Scope) -> Principal | None:
+        """Return the principal that the host application names."""
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import HTTPConnection
+
+        connection = HTTPConnection(scope)
+        answer: Found | Awaitable[Found]
+        if self._is_coroutine:
+            answer = self._principal(connection)
+        else:
+            find: Callable[[HTTPConnection], object] = self._principal
+            answer = cast("Found | Awaitable[Found]", await run_in_threadpool(find, connection))
+        found = await answer if inspect.isawaitable(answer) else answer
+        if found is None:
+            return None
+        name, role = found.name, found.role
+        if not can_be_name(name):
+            raise Refused("the host application names no user")
+        if role not in tuple(Role):
+            raise Refused(f"the host application gives the role {role!r}: {', '.join(Role)}")
+        return replace(found, role=Role(role), kind="host", session=None, token=None)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        """Take part in the life of a server that serves this application alone."""
+        while (await receive())["type"] != "lifespan.shutdown":
+            await self._running()
+            await send({"type": "lifespan.startup.complete"})
+        await self.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class _Running:
+    """The application in one event loop.
+
+    Args:
+        app: answers requests.
+        context: what is open meanwhile.
+    """
+
+    def __init__(
+        self, app: ASGIApp, context: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
+        self.app = app
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Variables of the context, such as the span of a trace, are those of the first request.
+        self._task = asyncio.get_running_loop().create_task(
+            self._hold(context), name="rmq-console", context=contextvars.Context()
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can answer no more."""
+        return self._task.done()
+
+    async def opened(self) -> None:
+        """Wait until requests can be answered; raise why they cannot."""
+        await asyncio.shield(self._opened)
+
+    def cancel(self) -> None:
+        """Begin to close."""
+        self._task.cancel()
+
+    async def close(self) -> None:
+        """End the task, and wait until it has ended."""
+        self.cancel()
+        await asyncio.wait((self._task,))
+
+    async def _hold(self, context: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        try:
+            async with context():
+                self._opened.set_result(None)
+                await asyncio.Event().wait()
+        except Exception as error:
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
+        finally:
+            self._opened.cancel()
+
+
+def _names(hosts: Collection[str]) -> tuple[str, ...]:
+    try:
+        return read_hosts(hosts if isinstance(hosts, str) else list(hosts)) if hosts else ()
+    except ValueError as error:
+        raise ConfigurationError(f"hosts: {error}") from None
+
+
+Problems = Callable[[], list[str]]
+TIMEOUT_S = 5.0  # of a reply of Redis
+RETRY_FOR_S = 2.0
+CONNECTIONS = 16
+SECRET_WAIT_S = 2.0  # for the secret of forms, at the start; without Redis it is read later
+SECRET_MOUNTED_S = 1.0  # the same of a mounted application, for which its first request waits
+PATHS = ("/livez", "/readyz", "/metrics", "/api/v1/openapi.json", "/api/v1", "/console")
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def open_client(url: str | None, prefix: str | None) -> AsyncClient:
+    """Return a client of Redis that fails in time for a request over HTTP to be answered."""
+    return AsyncClient(
+        url, prefix=prefix, retry_for=RETRY_FOR_S, timeout=TIMEOUT_S, max_connections=CONNECTIONS
+    )
+
+
+def make_api(
+    make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
+    server: str,
+    leads: Callable[[], bool],
+    services: Callable[[], Sequence[ServiceStatus]],
+    redact: Collection[str] = (),
+    missing: Callable[[], Mapping[str, int]] = dict,
+) -> Api:
+    """Return `/api/v1`; the arguments are those of `Api`, and what is redacted.
+
+    Raises:
+        ConfigurationError: a package of the extra "server" is missing.
+    """
+    packages.load("starlette", "server", "rmq server")
+    packages.load("msgspec", "server", "rmq server")
+    packages.load("jinja2", "server", "rmq server")
+    packages.load("sse_starlette", "server", "rmq server")
+    from rmq.server.api import Api
+    from rmq.server.disclosure import Disclosure
+
+    return Api(make_client, server, leads, services, Disclosure(redact), missing=missing)
+
+
+def make_application(
+    live: Problems,
+    ready: Problems,
+    metrics: ServerMetrics,
+    api: Api,
+    authentication: Authentication,
+    hosts: Collection[str],
+    rate: float,
+    root_path: str,
+) -> Starlette:
+    """Return the application.
+
+    Args:
+        live: returns what hangs in the process.
+        ready: returns why it is of no use at the moment.
+        metrics: what `/metrics` shows.
+        api: what `/api/v1` answers.
+        authentication: finds out who asks.
+        hosts: names of the server, without those of this machine.
+        rate: requests a second that a principal may make from an address.
+        root_path: below which a reverse proxy serves it; empty: at the top.
+    """
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    from rmq.server.console import Console
+    from rmq.server.guard import Guard
+
+    def probe(problems: Problems) -> Callable[[Request], Response]:
+        def answer(request: Request) -> Response:
+            found = problems()
+            return JSONResponse({"ok": not found, "problems": found}, 503 if found else 200)
+
+        return answer
+
+    async def answer_metrics(request: Request) -> Response:
+        return Response(
+            await run_in_threadpool(metrics.text), headers={"Content-Type": metrics.content_type}
+        )
+
+    async def index(request: Request) -> Response:
+        root = root_of(request.scope)
+        return JSONResponse({"paths": [root + path for path in PATHS]})
+
+    console = Console(api)
+
+    def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
+        return _opened(api, authentication, console, SECRET_WAIT_S)
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/livez", probe(live)),
+            Route("/readyz", probe(ready)),
+            Route("/metrics", answer_metrics),
+            *api.routes(),
+            *console.routes(),
+        ],
+        lifespan=lifespan,
+        middleware=[
+            Middleware(RootPath, root=root_path),
+            Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication, rate=rate),
+        ],
+        exception_handlers={HTTPException: _refuse},
+    )
+
+
+def make_mounted(
+    api: Api,
+    authentication: Authentication,
+    hosts: Collection[str],
+    rate: float,
+    sign_in_url: str | None,
+    streams: bool,
+) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
+    """Return an application of the API and the console, and what opens it; see `ConsoleApp`."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.responses import RedirectResponse
+    from starlette.routing import Route
+
+    from rmq.server.console import Console
+    from rmq.server.guard import Guard
+    from rmq.server.pages import WITHOUT_SIGN_IN
+
+    async def to_console(request: Request) -> Response:
+        return RedirectResponse(root_of(request.scope) + "/console")
+
+    console = Console(api, WITHOUT_SIGN_IN, sign_in_url=sign_in_url, streams=streams)
+    app = Starlette(
+        routes=[Route("/", to_console), *api.routes(), *console.routes()],
+        exception_handlers={HTTPException: _refuse},
+    )
+    guard = Guard(app, hosts, authentication, rate)
+    return guard, functools.partial(_opened, api, authentication, console, SECRET_MOUNTED_S)
+
+
+@asynccontextmanager
+async def _opened(
+    api: Api, authentication: Authentication, console: Console, wait_s: float
+) -> AsyncIterator[None]:
+    """Have a client of Redis while requests are served; wait so long for the secret of forms."""
+    async with api.lifespan():
+        authentication.open(api.client)
+        try:
+            await authentication.opened(wait_s)
+            yield
+        finally:
+            await console.close()
+            authentication.close()
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    from starlette.exceptions import HTTPException
+
+    from rmq.web import problems
+
+    assert isinstance(error, HTTPException)
+    id = secrets.token_hex(8)
+    return problems.answer(problems.of_exception(error, id), id, dict(error.headers or {}))

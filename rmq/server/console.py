@@ -1,0 +1,307 @@
+"""The pages as Starlette's routes: who may see one, how it is rendered, and how it stays live.
+
+A page is HTML from the server. A browser that asks for the address of a page as a stream of events
+(`Accept: text/event-stream`) gets the page whenever it has changed, so a page is live by the same
+route, the same rights and the same function that showed it.
+
+The style, the scripts and the icon of the console: a fixed table, read once.
+
+No path of the file system comes from a URL. Addresses have a digest of all assets, so a browser
+keeps them for good, and takes the new ones after an upgrade.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote, unquote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from rmq.server.api import Api, recorded
+from rmq.server.pages import PAGES
+from rmq.web import forms, problems
+from rmq.web.page import BASE, Ask, Page, Redirect, View
+from rmq.web.principal import KEY
+from rmq.web.problems import ApiError
+from rmq.web.readings import Readings
+from rmq.web.render import Renderer
+from rmq.web.requests import path_of, root_of
+
+log = logging.getLogger("rmq")
+
+ANSWER_S = 12.0  # a page takes no longer
+LIVE_S = 2.0  # from one look at a live page to the next
+SILENT_S = 20.0  # a stream says at least so often that it is alive
+FOREVER = "public, max-age=31536000, immutable"
+STREAM_SHARE = 4  # all streams rest so many times as long as their pages take to be written
+STREAM_S = 600.0  # a stream ends after so long; the browser asks again, with its rights of then
+ERROR = "error.html"
+NOTICE = "rmq_notice"  # the cookie that carries what was done to the next page
+NOTICE_MAX = 300
+
+
+class Console:
+    """The web console.
+
+    Args:
+        api: whose client, rights and disclosure the pages share.
+        pages: all of them; None: those of PAGES.
+        live_s: from one look at a live page to the next.
+        sign_in_url: the page of the host application where a person signs in, if it is not one of
+            `pages`; "{path}" in it is where to come back to. None: there is none.
+        streams: whether live pages are sent as streams of events.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        pages: Sequence[Page] | None = None,
+        live_s: float = LIVE_S,
+        sign_in_url: str | None = None,
+        streams: bool = True,
+    ) -> None:
+        self._api = api
+        self._pages = PAGES if pages is None else pages
+        self._live_s = live_s
+        self._signs_in = any(page.path == "/signin" for page in self._pages)
+        self._sign_in_url = sign_in_url
+        self._streams = streams
+        self._streams_open = 0
+        self._readings = Readings()
+        self._assets = Assets()
+        self._renderer = Renderer(self._assets.digest)
+
+    async def close(self) -> None:
+        """End what goes on beside requests."""
+        await self._readings.close()
+
+    def routes(self) -> list[Route]:
+        """Return a route for each path."""
+        by_path: dict[str, dict[str, Page]] = {}
+        for each in self._pages:
+            by_path.setdefault(each.path, {})[each.method] = each
+        return [
+            Route(BASE + "/static/{digest}/{name}", self._answer_asset),
+            *(
+                Route(BASE + path, self._endpoint(by_method), methods=list(by_method))
+                for path, by_method in by_path.items()
+            ),
+            Route(BASE + "/{rest:path}", self._answer_nothing),
+        ]
+
+    async def _answer_asset(self, request: Request) -> Response:
+        asset = self._assets.by_name.get(request.path_params["name"])
+        if asset is None:
+            raise HTTPException(404)
+        # Another server may have written the page, during an upgrade: that address is not kept.
+        is_ours = request.path_params["digest"] == self._assets.digest
+        headers = {"Cache-Control": FOREVER if is_ours else "no-cache", "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+            return Response(asset.packed, 200, headers, asset.kind)
+        return Response(asset.content, 200, headers, asset.kind)
+
+    async def _answer_nothing(self, request: Request) -> Response:
+        ask = self._ask(request, {})
+        if ask.principal is None and not self._signs_in:
+            return self._to_sign_in(request, ask)
+        return self._shown(request, ask, self._of_error(ask, ApiError("not-found", "no such page")))
+
+    def _endpoint(self, by_method: dict[str, Page]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            page = by_method["GET" if request.method == "HEAD" else request.method]
+            ask = self._ask(request, {})
+            if page.role is not None and ask.principal is None:
+                return self._to_sign_in(request, ask)
+            if page.method == "POST":
+                return await self._act(page, request, ask)
+            # A stream holds its connection, so it is for those who are let in, and has a body.
+            is_live = page.role is not None and request.method == "GET"
+            if is_live and "text/event-stream" in request.headers.get("Accept", ""):
+                if not self._streams:
+                    return Response("live pages are fetched here", 406, {"Vary": "Accept"})
+                return self._stream(page, request, ask)
+            return self._shown(request, ask, await self._view(page, ask))
+
+        return endpoint
+
+    def _ask(self, request: Request, form: dict[str, str]) -> Ask:
+        return Ask(
+            found_at=self._api.at(request.scope) if KEY in request.scope else None,
+            readings=self._readings,
+            disclosure=self._api.disclosure,
+            path=request.path_params,
+            query=request.query_params,
+            form=form,
+            root=root_of(request.scope),
+            scope=request.scope,
+        )
+
+    # --- GET ---
+
+    async def _view(self, page: Page, ask: Ask) -> View | Redirect:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                if page.role is None:
+                    return await page.handler(ask)
+                ask.at.require(page.role)
+                async with self._api.place(ask.at):
+                    return await page.handler(ask)
+        except Exception as error:
+            return self._of_error(ask, error, is_read=True)
+
+    def _of_error(self, ask: Ask, error: Exception, is_read: bool = False) -> View:
+        request_id = secrets.token_hex(8)
+        told = problems.of_exception(error, request_id, is_read)
+        kind = problems.KINDS[told.kind]
+        values = {
+            "problem": told, "kind": kind, "request_id": request_id, "signs_in": self._signs_in,
+        }  # fmt: skip
+        return View(ERROR, values, kind.title, kind.status)
+
+    def _shown(self, request: Request, ask: Ask, view: View | Redirect) -> Response:
+        """Return a page, or 304 if the browser has it as it is."""
+        if isinstance(view, Redirect):
+            return self._redirected(ask, view)
+        notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
+        content = self._renderer.page(ask, view, notice).encode("utf-8", "replace")
+        etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+        headers = {"Cache-Control": "no-cache, private", "Vary": "Accept, Cookie", "ETag": etag}
+        if notice:
+            headers["Set-Cookie"] = _notice(ask.root, "", 0)
+        if view.status == 200 and etag in request.headers.get("If-None-Match", ""):
+            return Response(None, 304, headers)
+        return forms.packed(request, content, view.status, headers)
+
+    # --- a live page ---
+
+    def _stream(self, page: Page, request: Request, ask: Ask) -> Response:
+        from sse_starlette import EventSourceResponse, ServerSentEvent
+
+        async def events() -> AsyncIterator[ServerSentEvent]:
+            self._streams_open += 1
+            try:
+                sent = b""
+                until = time.monotonic() + STREAM_S
+                while time.monotonic() < until:
+                    view = await self._view(page, ask)
+                    began = time.monotonic()
+                    text = self._renderer.page(ask, view, "") if isinstance(view, View) else ""
+                    digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+                    if isinstance(view, View) and view.template == ERROR:
+                        yield ServerSentEvent(data=view.title, event="failure")
+                    elif digest == sent:
+                        yield ServerSentEvent(data="", event="same")  # the reader knows its age
+                    else:
+                        sent = digest
+                        yield ServerSentEvent(data=text, event="page")
+                    rest_s = STREAM_SHARE * (time.monotonic() - began) * self._streams_open
+                    await asyncio.sleep(max(self._live_s, rest_s))
+                yield ServerSentEvent(data="", event="end")
+            finally:
+                self._streams_open -= 1
+
+        return EventSourceResponse(
+            events(), ping=int(SILENT_S), headers={"Cache-Control": "no-store"}
+        )
+
+    # --- POST ---
+
+    async def _act(self, page: Page, request: Request, ask: Ask) -> Response:
+        try:
+            form = await forms.read(request)
+            ask = self._ask(request, form)
+            forms.check_origin(request, form)
+            if page.role is not None:
+                topic = ask.path.get("topic", "")
+                await self._api.require(ask.at, page.role, page.handler.__name__, topic)
+            async with asyncio.timeout(ANSWER_S):
+                answer = await self._done(page, ask)
+        except Exception as error:
+            answer = self._of_error(ask, error)
+        return self._shown(request, ask, answer)
+
+    async def _done(self, page: Page, ask: Ask) -> View | Redirect:
+        """Return what an act answers; note it in the audit trail."""
+        if ask.found_at is None:
+            return await page.handler(ask)
+        topic, arguments = ask.path.get("topic", ""), {**ask.path, **ask.form}
+        async with recorded(ask.at, page.handler.__name__, topic, arguments) as act:
+            answer = await page.handler(ask)
+            if isinstance(answer, View) and answer.status >= 400:  # a form that shows a mistake
+                act.result = "invalid"
+            return answer
+
+    def _redirected(self, ask: Ask, to: Redirect) -> Response:
+        response = RedirectResponse(to.url, 303)
+        if to.cookie:
+            response.headers.append("Set-Cookie", to.cookie)
+        if to.notice:
+            response.headers.append("Set-Cookie", _notice(ask.root, to.notice, 30))
+        return response
+
+    def _to_sign_in(self, request: Request, ask: Ask) -> Response:
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        path = quote(path_of(request.scope)) + (f"?{query}" if query else "")
+        if self._signs_in:
+            return RedirectResponse(ask.url("signin", then=path), 303)
+        if self._sign_in_url is not None:
+            url = self._sign_in_url.replace("{path}", quote(ask.root + path, safe=""))
+            return RedirectResponse(url, 303)
+        refused = ApiError("forbidden", "the host application lets nobody in by this request")
+        return self._shown(request, ask, self._of_error(ask, refused))
+
+
+def _notice(root: str, text: str, seconds: int) -> str:
+    """Return the cookie that carries what was done to the next page; no text takes it away."""
+    value = quote(text[:NOTICE_MAX])
+    return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+
+
+KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that browsers fetch: its media type, its content, and that compressed with gzip."""
+
+    kind: str
+    content: bytes
+    packed: bytes
+
+
+class Assets:
+    """All assets.
+
+    Attributes:
+        digest: of all of them.
+        by_name: each, by the name of its file.
+    """
+
+    def __init__(self) -> None:
+        contents = {
+            file.name: file.read_bytes()
+            for file in sorted(
+                files("rmq.web").joinpath("static").iterdir(), key=lambda file: file.name
+            )
+            if file.name.rpartition(".")[2] in KINDS
+        }
+        self.digest = hashlib.sha256(
+            b"".join(hashlib.sha256(content).digest() for content in contents.values())
+        ).hexdigest()[:12]
+        self.by_name = {
+            name: Asset(KINDS[name.rpartition(".")[2]], content, gzip.compress(content, mtime=0))
+            for name, content in contents.items()
+        }

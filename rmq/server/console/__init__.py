@@ -1,1 +1,0 @@
-"""The web console: pages for people, served by `rmq server` below /console."""

@@ -1,0 +1,139 @@
+"""Disclosure: what of an answer a principal is shown.
+
+Viewers see no bodies of messages and no tracebacks, unless they were given that right: these hold
+what customers wrote. The text of an error stays, since without it there is no operating; a program
+that writes secrets into its errors needs to stop that. Fields and headers that the setting `redact`
+names are shown to admins alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from rmq.features.dead_letters import filter
+from rmq.features.dead_letters.filter_terms import conditions
+from rmq.kernel.core.access import Role
+from rmq.web.message import DECODED_MAX, HIDDEN, Attempt, Body, Failure
+from rmq.web.principal import Principal, sees_bodies
+from rmq.web.problems import ApiError
+
+REDACTED = "***"
+
+
+class Disclosure:
+    """Takes out of answers what a principal is not shown.
+
+    Args:
+        redact: names of headers and of fields of bodies, in any case.
+    """
+
+    def __init__(self, redact: Collection[str] = ()) -> None:
+        self._redact = frozenset(name.lower() for name in redact)
+
+    def shown(self, principal: Principal, answer: Any) -> Any:
+        """Return an answer as it is shown; its structs are changed in place."""
+        hides = not sees_bodies(principal)
+        redact = self._redacted_for(principal)
+        if hides or redact:
+            _walk(answer, hides, redact)
+        return answer
+
+    def check_filter(self, principal: Principal, text: str) -> None:
+        """Refuse a filter of dead letters that asks for what the principal is not shown.
+
+        A few answers to such questions would tell it.
+
+        Raises:
+            ApiError: it does.
+            InvalidValue: it is no filter.
+        """
+        redact = self._redacted_for(principal)
+        for condition in conditions(filter.parse(text).term):
+            field = condition.where
+            names = {str(step).lower() for step in field.path}
+            if field.name == "body" and not sees_bodies(principal):
+                raise ApiError("forbidden", "filter: you are not shown bodies", "filter")
+            if field.name in ("body", "header") and names & redact:
+                raise ApiError("forbidden", f"filter: {field} is redacted", "filter")
+            is_of_text = condition.pattern is not None or (
+                condition.operator[0] in "<>" and isinstance(condition.operand.value, str)
+            )
+            if field.name == "body" and redact and is_of_text:
+                # It searches in the text of all that is below the path, or for it, step by step.
+                detail = f"filter: {field}{condition.operator}: fields of bodies are redacted"
+                raise ApiError("forbidden", detail, "filter")
+
+    def _redacted_for(self, principal: Principal) -> frozenset[str]:
+        return frozenset() if principal.role.includes(Role.ADMIN) else self._redact
+
+
+def _walk(answer: Any, hides: bool, redact: frozenset[str]) -> None:
+    """Change all bodies, failures and headers in an answer."""
+    if isinstance(answer, list | tuple):
+        for each in answer:
+            _walk(each, hides, redact)
+    elif isinstance(answer, Body):
+        _hide(answer) if hides else _redact_body(answer, redact)
+    elif isinstance(answer, msgspec.Struct):
+        if hides and isinstance(answer, Failure | Attempt):
+            answer.traceback = HIDDEN if answer.traceback else ""
+        for name in answer.__struct_fields__:
+            value = getattr(answer, name)
+            if name == "headers" and isinstance(value, dict):
+                for header in value:
+                    if header.lower() in redact:
+                        value[header] = REDACTED
+            else:
+                _walk(value, hides, redact)
+
+
+def _hide(body: Body) -> None:
+    body.kind, body.text, body.is_truncated = "hidden", HIDDEN, False
+
+
+def _redact_body(body: Body, redact: frozenset[str]) -> None:
+    """Replace values of fields; a body that cannot be taken apart and may have them is hidden."""
+    if not redact or body.kind == "hidden":
+        return
+    text = base64.b64decode(body.text) if body.kind == "base64" else body.text.encode()
+    if body.is_truncated or len(text) > DECODED_MAX:
+        _hide(body)  # the end of it may be a part of a value
+        return
+    try:
+        value = json.loads(text)
+        found = _redacted(value, redact)
+    except (ValueError, RecursionError):
+        if any(name.encode() in text.replace(b"\0", b"").lower() for name in redact):
+            _hide(body)
+        return
+    if found != value:
+        body.kind, body.text = "json", json.dumps(found, ensure_ascii=False)
+
+
+def _redacted(value: Any, redact: frozenset[str]) -> Any:
+    """Return a value without what such fields have, also as pairs of a name and a value."""
+    if isinstance(value, dict):
+        is_pair = _names_one(value.values(), redact)
+        return {
+            name: REDACTED if is_pair or name.lower() in redact else _redacted(each, redact)
+            for name, each in value.items()
+        }
+    if isinstance(value, list):
+        return [REDACTED] if _names_one(value, redact) else [_redacted(v, redact) for v in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        inner = json.loads(value)
+    except ValueError:  # a form, a URL, a part of JSON, or plain text
+        return REDACTED if any(name in value.lower() for name in redact) else value
+    found = _redacted(inner, redact)
+    return value if found == inner else json.dumps(found, ensure_ascii=False)
+
+
+def _names_one(values: Iterable[Any], redact: frozenset[str]) -> bool:
+    return any(isinstance(each, str) and each.lower() in redact for each in values)

@@ -1,0 +1,231 @@
+"""Checks of requests: the name of the server, the principal, its rate, and the site."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import secrets
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rmq.errors import RMQError
+from rmq.server import sessions
+from rmq.server.authentication import Authentication, Headers, Refused
+from rmq.server.config import RATE
+from rmq.server.rates import Rates
+from rmq.web import forms, principal, problems
+from rmq.web.principal import Principal
+from rmq.web.problems import ApiError
+from rmq.web.requests import path_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+log = logging.getLogger("rmq")
+
+PROBES = ("/livez", "/readyz")  # asked by whatever watches the process, under any name
+CONSOLE = "/console"  # its pages send those who have not signed in to the page where one does
+METHODS = ("GET", "HEAD", "POST", "PATCH", "DELETE", "PUT", "OPTIONS")
+READS = ("GET", "HEAD")
+CONTENT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer, browsers send forms as Origin: null
+    (b"content-security-policy", CONTENT_POLICY.encode()),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+FAILURES, FAILURES_A_SECOND = 100, 10.0  # requests of an address without a right to ask
+STREAM_CHECK_S = 1.5  # how often it is looked whether who began a long answer may still have it
+_TOKEN_IN_QUERY = re.compile(
+    rb"(?:^|[&;])(?:access_token|token|authorization)=|rmq_[0-9a-f]{8}_[0-9a-f]{64}", re.IGNORECASE
+)
+
+
+class Guard:
+    """Refuses requests before they reach the application, and tells it their principal.
+
+    Args:
+        app: the application.
+        hosts: the names that this server has, in lower case and without a port; "*": any.
+        authentication: finds out who asks.
+        rate: requests a second that a principal may make from an address.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        authentication: Authentication,
+        rate: float = RATE,
+    ) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._authentication = authentication
+        self._rates = Rates(rate, max(2, math.ceil(2 * rate)))
+        self._failures = Rates(FAILURES_A_SECOND, FAILURES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        if path_of(scope) in PROBES and scope["method"] in READS:
+            await self._app(scope, receive, send_guarded)
+            return
+        request_id = secrets.token_hex(8)
+        try:
+            await self._check(scope)
+        except Exception as error:
+            told = problems.of_exception(error, request_id)
+            headers = {"WWW-Authenticate": "Bearer"} if told.kind == "unauthorized" else None
+            await problems.answer(told, request_id, headers)(scope, receive, send_guarded)
+            return
+        if scope["method"] in READS:
+            await self._watched(scope, receive, send_guarded)
+        else:
+            await self._app(scope, receive, send_guarded)
+
+    async def _check(self, scope: Scope) -> None:
+        """Put the principal and its address into the scope, or refuse the request."""
+        headers = _headers(scope)
+        hosts = headers.get(b"host", [])
+        host = hosts[0].decode("latin-1").lower() if len(hosts) == 1 else ""
+        if "*" not in self._hosts and name_of(host) not in self._hosts:
+            raise ApiError(
+                "other-host", "the header Host names no host of this server; see its setting hosts"
+            )
+        if scope["method"] not in METHODS:
+            raise ApiError("method-not-allowed", "Method Not Allowed")
+        address = self._authentication.locate(scope, headers)
+        scope[principal.ADDRESS] = address
+        scope[sessions.KEY] = self._authentication.sessions
+        found = await self._principal(scope, headers, address)
+        scope[forms.KEY] = self._authentication.csrf_token(found)
+        key = f"{found.kind}:{found.name}:{address}" if found else address
+        if wait_s := self._rates.take(key):
+            raise problems.too_many(wait_s)
+        if found is not None:
+            scope[principal.KEY] = found
+        elif self._authentication.mode == "host":
+            if not _is_of_console(path_of(scope)) and path_of(scope) not in ("", "/"):
+                raise ApiError("forbidden", "the host application lets nobody in by this request")
+        elif not _is_of_console(path_of(scope)):
+            raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
+        if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):
+            raise ApiError(
+                "invalid",
+                "a token in a URL ends in logs: revoke it, and send one as Authorization",
+            )
+        if scope["method"] not in READS:
+            _check_site(scope, headers, host, found)
+
+    async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
+        """Return the principal; None: the request has no credentials that are valid."""
+        has_token = b"authorization" in headers
+        has_session = sessions.id_of(scope, headers.get(b"cookie", [])) is not None
+        # Whoever has a right is let in first: others may have failed from the same address. An
+        # unknown session costs a question to Redis, which is less than the request costs here.
+        try:
+            found = await self._authentication.principal(scope, headers)
+        except Refused as refused:
+            self._failures.take(address)
+            raise ApiError("forbidden", str(refused)) from None
+        if (
+            found is None
+            and (has_token or has_session)
+            and (wait_s := self._failures.take(address))
+        ):
+            raise problems.too_many(wait_s)
+        return found
+
+    async def _watched(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a read; end a stream when its principal loses the right to it."""
+        task = asyncio.ensure_future(self._app(scope, receive, send))
+        try:
+            while not (await asyncio.wait((task,), timeout=STREAM_CHECK_S))[0]:
+                if principal.KEY in scope and not await self._is_still(scope):
+                    log.info("%s: the right to ask has ended", scope["path"])
+                    break
+            else:
+                await task
+        finally:
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        # The answer is cut short, and the connection with it, so that the client notices.
+
+    async def _is_still(self, scope: Scope) -> bool:
+        try:
+            found = await self._authentication.principal(scope, _headers(scope))
+        except Refused:
+            return False
+        except Exception as error:  # a right that cannot be checked does not hold
+            if not isinstance(error, RMQError):
+                log.exception("%s: the right to ask cannot be checked", scope["path"])
+            return False
+        return found is not None and found == scope[principal.KEY]
+
+
+def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | None) -> None:
+    """Refuse a write that a page of another site made a browser send.
+
+    A browser says where it comes from. Programs say nothing, and are believed unless they have a
+    cookie: only browsers do.
+    """
+    said = _check_said(headers, host)
+    if found is not None and not found.is_ambient:
+        return
+    has_cookie = found is not None and (
+        found.kind == "session" or (found.kind == "host" and b"cookie" in headers)
+    )
+    if (found is None or has_cookie) and not said:
+        raise ApiError("cross-site", "a browser that tells no Sec-Fetch-Site must tell its Origin")
+    if has_cookie and not _is_of_console(path_of(scope)):
+        given = headers.get(b"x-rmq-csrf", [])
+        if len(given) != 1 or not forms.csrf_holds(scope, given[0].decode("latin-1")):
+            raise ApiError("cross-site", "with a cookie, give the header X-RMQ-CSRF, too")
+
+
+def _check_said(headers: Headers, host: str) -> bool:
+    """Refuse a request from another site; return whether the browser named its site."""
+    sites = headers.get(b"sec-fetch-site", [])
+    origins = headers.get(b"origin", [])
+    own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}
+    if not all(site == b"same-origin" for site in sites):
+        raise ApiError("cross-site", "Sec-Fetch-Site tells that another site asks")
+    if not all(origin.lower() in own or (sites and origin == b"null") for origin in origins):
+        raise ApiError("cross-site", "Origin is not this server")
+    return bool(sites or origins)
+
+
+def _is_of_console(path: str) -> bool:
+    return path == CONSOLE or path.startswith(CONSOLE + "/")
+
+
+def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
+    headers: dict[bytes, list[bytes]] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.lower(), []).append(value)
+    return headers
+
+
+def name_of(host: str) -> str:
+    """Return the name of a Host header, without the port."""
+    if host.startswith("["):
+        return host.partition("]")[0].strip("[")
+    return host.partition(":")[0]

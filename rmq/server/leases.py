@@ -1,0 +1,175 @@
+"""Leases and consumers: what is in flight, with whom, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal
+
+from rmq.features.queries.held import HeldQuery
+from rmq.features.workers.status import HandlerRun, WorkerStatus
+from rmq.kernel.core.message import Message
+from rmq.kernel.core.score import shared_lease
+from rmq.web import requests
+from rmq.web.message import page_of
+from rmq.web.operation import At, Table
+from rmq.web.page import Ask, Pages, View
+from rmq.web.requests import Answer
+
+PAGES = Pages()
+
+ROWS = 100
+
+
+@PAGES.get("/topics/{topic}/leases")
+async def leases(ask: Ask) -> View:
+    """List leases, and who takes messages of the topic."""
+    path = requests.TopicPath(topic=ask.topic)
+    query = requests.LeasesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
+    found, consumers = await asyncio.gather(
+        list_leases(ask.at, path, query), list_consumers(ask.at, path)
+    )
+    return View(
+        "leases.html",
+        {
+            "topic": ask.topic, "found": ask.shown(found.leases), "cursor": found.cursor,
+            "is_first": not query.cursor, "workers": consumers.workers[:ROWS],
+            "held": consumers.queries[:ROWS], "in_flight": consumers.in_flight,
+        },
+        f"{ask.topic}: leases",
+    )  # fmt: skip
+
+
+TABLE = Table("leases")
+NONE = "topic-not-found"
+
+
+class LeaseList(Answer):
+    """Messages in flight, by slot and by the end of their leases.
+
+    Attributes:
+        cursor: for the next ones; null: these were the last.
+    """
+
+    leases: list[Lease]
+    cursor: str | None
+
+
+@TABLE.get("/topics/{topic}/leases", NONE, "conflict")
+async def list_leases(at: At, path: requests.TopicPath, query: requests.LeasesQuery) -> LeaseList:
+    """List the messages in flight, with the time that is left, and who has them.
+
+    The holder is known of what a worker process runs: it reports its 20 oldest runs every 10 s.
+    """
+    found, cursor = await page_of(at, path.topic, query, "prepare")
+    now_ms = (await at.admin.stats(path.topic))["now_ms"]
+    runs = {
+        run.id: (worker, run)
+        for worker in await at.admin.workers()
+        for run in worker.running
+        if run.topic == path.topic
+    }
+    return LeaseList(leases=leases_of(found, now_ms, runs), cursor=cursor)
+
+
+class Consumers(Answer):
+    """The processes and queries that take messages of a topic, as far as they report themselves."""
+
+    topic: str
+    in_flight: int
+    workers: list[WorkerStatus]
+    queries: list[HeldQuery]
+
+
+@TABLE.get("/topics/{topic}/consumers", NONE, "conflict")
+async def list_consumers(at: At, path: requests.TopicPath) -> Consumers:
+    """List the worker processes that handle a topic, and the queries that hold messages of it.
+
+    Consumers that a program uses itself report nothing; what they have is in flight.
+    """
+    queries = await at.admin.queries(path.topic)
+    workers = [each for each in await at.admin.workers() if path.topic in each.topics]
+    in_flight = (await at.admin.stats(path.topic))["in_flight"]
+    return Consumers(topic=path.topic, in_flight=in_flight, workers=workers, queries=queries)
+
+
+Run = tuple[WorkerStatus, HandlerRun]
+
+
+class LeaseHolder(Answer):
+    """The worker process that runs a handler for a message; fields as of `rmq worker ls`.
+
+    Attributes:
+        handler: empty: another message of the same lease is run there, or was.
+        seconds: how long the run goes on; null: no run of this message is known.
+    """
+
+    id: str
+    host: str
+    pid: int
+    handler: str
+    seconds: float | None
+
+
+class Lease(Answer):
+    """A message in flight.
+
+    Attributes:
+        kind: "own": a lease of this message; "shared": of a worker process for all that it has of
+            the slot; "query": of a query such as Spark's, see `/queries`.
+        number: of a shared lease.
+        deadline: null: it is not known, as of a query.
+        left_s: seconds until the lease ends; negative: it has, and is rolled back soon.
+        holder: null: none is known, as of a consumer that is no worker.
+    """
+
+    id: str
+    slot: int
+    type: str | None
+    deliveries: int
+    kind: Literal["own", "shared", "query"]
+    number: int | None
+    deadline: datetime | None
+    left_s: float | None
+    holder: LeaseHolder | None
+
+
+def leases_of(messages: list[Message], now_ms: int, runs: Mapping[str, Run]) -> list[Lease]:
+    """Return messages in flight as they are shown.
+
+    Args:
+        messages: the messages.
+        now_ms: the time by Redis' clock, epoch ms.
+        runs: what workers run, by message id.
+    """
+    of_lease: dict[tuple[int, int], WorkerStatus] = {}
+    for message in messages:
+        number, run = shared_lease(message.score), runs.get(str(message.id))
+        if number and run:
+            of_lease[message.slot, number] = run[0]
+    return [_lease_of(message, now_ms, runs.get(str(message.id)), of_lease) for message in messages]
+
+
+def _lease_of(
+    message: Message,
+    now_ms: int,
+    run: Run | None,
+    of_lease: Mapping[tuple[int, int], WorkerStatus],
+) -> Lease:
+    number = shared_lease(message.score)
+    worker = run[0] if run else of_lease.get((message.slot, number))
+    holder = None
+    if worker is not None:
+        holder = LeaseHolder(
+            id=worker.id, host=worker.host, pid=worker.pid,
+            handler=run[1].handler if run else "", seconds=run[1].seconds if run else None,
+        )  # fmt: skip
+    ends = message.deadline
+    return Lease(
+        id=str(message.id), slot=message.slot, type=message.type, deliveries=message.deliveries,
+        kind="query" if message.held_by_query else "shared" if number else "own",
+        number=number or None, deadline=ends,
+        left_s=None if ends is None else round(ends.timestamp() - now_ms / 1000, 3),
+        holder=holder,
+    )  # fmt: skip

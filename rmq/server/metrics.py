@@ -1,0 +1,114 @@
+"""`/metrics`: what the survey counted and how the services do, for Prometheus."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rmq.kernel.core import packages, telemetry
+from rmq.kernel.core.counts import COUNTERS
+from rmq.kernel.core.telemetry import Metric
+from rmq.web.service import ServiceStatus
+from rmq.web.survey import TopicCounts
+
+QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
+TOPICS_MAX = 1000  # topics that are exposed, by name; each has 47 series
+
+
+class ServerMetrics:
+    """Collects metrics when they are asked for; a collector of prometheus_client.
+
+    Args:
+        topics: returns the counts of topics by name; none where this server does not lead, so that
+            a sum over servers counts each message once.
+        services: returns how the services do.
+        leads: whether this server leads.
+        missing: returns by topic how many messages the last audit found missing.
+    """
+
+    def __init__(
+        self,
+        topics: Callable[[], dict[str, TopicCounts]],
+        services: Callable[[], Sequence[ServiceStatus]],
+        leads: Callable[[], bool],
+        missing: Callable[[], dict[str, int]] = dict,
+    ) -> None:
+        library = packages.load("prometheus_client", "server", "/metrics")
+        self._families = packages.load("prometheus_client.core", "server", "/metrics")
+        self._topics, self._services, self._leads = topics, services, leads
+        self._missing = missing
+        self._registry = library.CollectorRegistry()
+        self._registry.register(self)
+        self._library = library
+        self.content_type: str = library.CONTENT_TYPE_LATEST
+
+    def text(self) -> bytes:
+        """In the format that Prometheus reads."""
+        return bytes(self._library.generate_latest(self._registry))
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families; prometheus_client calls it."""
+        every = self._topics()
+        topics = dict(sorted(every.items())[:TOPICS_MAX])
+        totals = {name: counts.total for name, counts in topics.items()}
+        yield self._family(
+            telemetry.MESSAGES,
+            [((name, queue), count[queue]) for name, count in totals.items() for queue in QUEUES],
+        )
+        yield self._family(
+            telemetry.OLDEST_DUE,
+            [((name,), count["late_ms"] / 1000) for name, count in totals.items()],
+        )
+        yield self._lateness(topics)
+        yield self._family(
+            telemetry.HELD_BACK, [((name,), count["held"]) for name, count in totals.items()]
+        )
+        for metric, since in (
+            (telemetry.PAUSED, "paused_ms"),
+            (telemetry.SENDS_PAUSED, "sends_paused_ms"),
+        ):
+            paused = [((name,), int(count[since] > 0)) for name, count in totals.items()]
+            yield self._family(metric, paused)
+        yield self._family(telemetry.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])
+        yield self._family(
+            telemetry.TOPIC_EVENTS,
+            [((name, event), count[event]) for name, count in totals.items() for event in COUNTERS],
+        )
+        audited = dict(sorted(self._missing().items())[:TOPICS_MAX])
+        yield self._family(
+            telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited.items()]
+        )
+        yield self._family(telemetry.LEADER, [((), int(self._leads()))])
+        services = self._services()
+        yield self._family(
+            telemetry.SERVICE_IDLE,
+            [((status.name,), status.idle_s) for status in services if status.idle_s is not None],
+        )
+        yield self._family(
+            telemetry.SERVICE_DONE, [((status.name,), status.done) for status in services]
+        )
+        yield self._family(
+            telemetry.SERVICE_FAILURES, [((status.name,), status.failures) for status in services]
+        )
+
+    def _lateness(self, topics: Mapping[str, TopicCounts]) -> Any:
+        metric = telemetry.TAKE_LATENESS
+        bounds = [*map(str, metric.buckets), "+Inf"]
+        family = self._families.HistogramMetricFamily(
+            metric.name, metric.help, labels=metric.labels
+        )
+        for name, counts in topics.items():
+            at_most = itertools.accumulate(counts.lateness)
+            family.add_metric((name,), list(zip(bounds, at_most, strict=True)), None)
+        return family
+
+    def _family(self, metric: Metric, samples: Sequence[tuple[tuple[str, ...], float]]) -> Any:
+        kinds = {
+            "gauge": self._families.GaugeMetricFamily,
+            "counter": self._families.CounterMetricFamily,
+        }
+        family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+        for labels, value in samples:
+            family.add_metric(labels, value)
+        return family

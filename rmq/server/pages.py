@@ -1,0 +1,107 @@
+"""The table of the console's pages; health, signing in and out."""
+
+from __future__ import annotations
+
+from rmq.features.audit import pages as audit_pages
+from rmq.features.audit_trail import pages as audit_trail_pages
+from rmq.features.dead_letters import pages as dead_letters_pages
+from rmq.features.dead_letters.jobs import pages as jobs_pages
+from rmq.features.doctor.finding import SEVERITIES, Finding
+from rmq.features.messages import pages as messages_pages
+from rmq.features.schedules import pages as schedules_pages
+from rmq.features.tokens import pages as tokens_pages
+from rmq.features.topic_admin import pages as topic_pages
+from rmq.features.workers import pages as workers_pages
+from rmq.kernel.core.access import Role
+from rmq.server import api as api_about, leases, sessions
+from rmq.web.page import BASE, Ask, Page, Pages, Redirect, View
+from rmq.web.problems import ApiError
+from rmq.web.readings import LongReading
+
+HEALTH_PAGES = Pages()
+
+SIGNING_IN_PAGES = Pages()
+
+
+DOCTOR_S = 60.0  # it looks again after so long, at most
+
+
+@HEALTH_PAGES.get("/health")
+async def health(ask: Ask) -> View:
+    """Show the findings of the doctor, the gravest first, and the services of the server."""
+
+    async def examine(reading: LongReading) -> list[Finding]:
+        return await ask.at.admin.doctor()
+
+    about = await ask.readings.get("info", lambda: api_about.get_info(ask.at), 5.0)
+    reading = ask.readings.start("doctor", examine, DOCTOR_S)
+    found: list[Finding] = sorted(
+        reading.found or (), key=lambda finding: -SEVERITIES.index(finding.severity)
+    )
+    return View(
+        "health.html",
+        {
+            "reading": reading,
+            "findings": [each for each in found if each.severity not in ("ok", "skipped")],
+            "fine": [each for each in found if each.severity in ("ok", "skipped")],
+            "services": ask.at.services(), "about": about,
+        },
+        "Health",
+    )  # fmt: skip
+
+
+THEN_MAX = 1000
+
+
+@SIGNING_IN_PAGES.get("/signin", None)
+async def ask_sign_in(ask: Ask) -> View | Redirect:
+    """Ask for a token; who is let in already goes on."""
+    if ask.principal is not None:
+        return Redirect(_then(ask, ask.query.get("then", "")))
+    return _view(ask, ask.query.get("then", ""))
+
+
+@SIGNING_IN_PAGES.post("/signin", None)
+async def sign_in(ask: Ask) -> View | Redirect:
+    """Begin a session with the token that was typed."""
+    then = ask.form.get("then", "")
+    try:
+        cookie = await sessions.sign_in(ask.scope, ask.form.get("token", ""))
+    except ApiError as error:
+        if error.kind not in ("unauthorized", "too-many"):
+            raise
+        return _view(ask, then, error)
+    return Redirect(_then(ask, then), cookie=cookie)
+
+
+@SIGNING_IN_PAGES.post("/signout", Role.VIEWER)
+async def sign_out(ask: Ask) -> Redirect:
+    """End the session."""
+    return Redirect(ask.url("signin"), cookie=await sessions.sign_out(ask.scope))
+
+
+def _view(ask: Ask, then: str, error: ApiError | None = None) -> View:
+    status = {None: 200, "unauthorized": 401, "too-many": 429}[error.kind if error else None]
+    return View(
+        "signin.html", {"then": then[:THEN_MAX], "mistake": str(error or "")}, "Sign in", status
+    )
+
+
+def _then(ask: Ask, path: str) -> str:
+    """Return the page to go on with: one of this console, and no other site's."""
+    is_ours = path == BASE or path.startswith((BASE + "/", BASE + "?"))
+    is_odd = not path.isprintable() or "\\" in path or "/.." in path or len(path) > THEN_MAX
+    if not is_ours or is_odd:
+        return ask.url()
+    return ask.root + path
+
+
+# Below: all pages are registered now.
+TABLES = (
+    topic_pages.PAGES, messages_pages.PAGES, leases.PAGES, dead_letters_pages.PAGES,
+    audit_pages.PAGES, schedules_pages.PAGES, workers_pages.PAGES, jobs_pages.PAGES, HEALTH_PAGES,
+    audit_trail_pages.PAGES, tokens_pages.PAGES, SIGNING_IN_PAGES,
+)  # fmt: skip
+PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)
+# For applications that sign people in themselves.
+WITHOUT_SIGN_IN = tuple(page for page in PAGES if page not in SIGNING_IN_PAGES.pages)

@@ -1,1 +1,0 @@
-"""The services of the server, one file each."""

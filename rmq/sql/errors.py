@@ -1,0 +1,182 @@
+"""Errors of databases: what they mean, whatever driver raised them.
+
+Outages of a database: which errors mean one, and when a delivery comes back.
+
+A handler whose database is away is not run: its delivery goes back as a `Snooze`, which costs no
+retry, because the message is not at fault. The wait grows with the outage.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, TimeoutError as PoolTimeout
+
+from rmq.errors import ConfigurationError, OutcomeUnknown, Unavailable
+from rmq.kernel.core.delivery import Snooze
+
+DUPLICATE_KEY = 1062  # MySQL and MariaDB
+_NO_SUCH_TABLE = ("42P01", 1146)  # SQLite has no code of its own for it
+# A connection was lost or refused; the server shuts down, starts, or has no connection left, or it
+# has become a replica, which takes no writes; a statement, or its wait for a lock, took too long.
+_AWAY_POSTGRESQL = ("08", "57P01", "57P02", "57P03", "53300", "25006", "55P03", "57014")
+_AWAY_MYSQL = (1040, 1042, 1053, 1203, 1205, 1290, 1836, 1927, 1969, 2002, 2003, 2006, 2013, 2055)
+_AWAY_SQLITE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN)
+_CONFLICT = ("40001", "40P01", 1213, 1020)  # serialization, deadlock; changed since it was read
+_LOCK_TIMEOUT = ("55P03", 1205)
+
+
+def code_of(error: BaseException | None) -> str | int | None:
+    """Return the code of an error: MySQL's number, PostgreSQL's SQLSTATE, None for SQLite."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    first_argument = cause.args[0] if cause is not None and cause.args else None
+    for number in (getattr(cause, "errno", None), first_argument):
+        if isinstance(number, int):  # before the SQLSTATE, which drivers of MySQL have as well
+            return number
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return state if isinstance(state, str) else None
+
+
+def one_line(error: BaseException) -> str:
+    """Return the text of an error on one line, without the SQL statement."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the database rolled this transaction back because it conflicted with another.
+
+    The transaction had no effect, so it is safe to repeat it.
+    """
+    return isinstance(error, DBAPIError) and code_of(error) in _CONFLICT
+
+
+def is_contention(error: BaseException) -> bool:
+    """Whether another transaction was in the way: a conflict, or a lock not released in time.
+
+    SQLite's lock is that of the whole database, and no sign of it: see `is_away`.
+    """
+    return is_conflict(error) or (isinstance(error, DBAPIError) and code_of(error) in _LOCK_TIMEOUT)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database could not be reached, ended the connection, or did not answer in time.
+
+    Includes a lock that was not released in time, and a pool without a free connection. Ask only
+    about errors of RMQ's own statements: an `OSError` of a handler may have any cause.
+    """
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    if isinstance(error, OSError | PoolTimeout):  # asyncpg and aiomysql do not wrap an OSError
+        return True
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _AWAY_SQLITE
+    code = code_of(cause)
+    if isinstance(code, str):
+        return code.startswith(_AWAY_POSTGRESQL)
+    if isinstance(code, int):
+        return code in _AWAY_MYSQL and isinstance(error, DBAPIError)
+    return isinstance(error, OperationalError | InterfaceError)  # psycopg without a connection
+
+
+def is_missing(error: DBAPIError, table: sa.Table) -> bool:
+    """Whether the error says that this table does not exist."""
+    text = str(error.orig)
+    return table.name in text and (code_of(error) in _NO_SUCH_TABLE or "no such table" in text)
+
+
+@contextmanager
+def require_table(table: sa.Table, command: str) -> Iterator[None]:
+    """Turn the error of a missing table into one that names the command which creates it.
+
+    Raises:
+        ConfigurationError: the table does not exist.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if not is_missing(error, table):
+            raise
+        raise ConfigurationError(
+            f"the database has no table {table.name}; run `{command}`, or add the table to your "
+            "migrations"
+        ) from error
+
+
+log = logging.getLogger("rmq")
+
+MIN_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # until a delivery comes back
+CONFLICT_WAIT_S = 0.1  # after a conflict of two transactions
+QUIET_S = 2 * MAX_WAIT_S  # an error after so long begins another outage
+LOG_INTERVAL_S = 30.0  # between two log lines about one outage
+
+_REDIS_AWAY = (Unavailable, OutcomeUnknown)
+
+
+class StoreAway(Snooze):
+    """The store of a middleware cannot be reached: the delivery comes back, at no retry."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a store is away, or two transactions were in conflict. Ask as `is_away` says."""
+    return is_away(error) or is_conflict(error) or isinstance(error, _REDIS_AWAY)
+
+
+class Outage:
+    """Measure how long a store has been away.
+
+    Args:
+        store: its name, for the log.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._since = self._last = self._logged = float("-inf")
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Put the delivery off if the store is away within this block.
+
+        Raises:
+            StoreAway: the database or Redis is away, or two transactions were in conflict.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            raise self.snooze(error) from error
+        self.end()
+
+    def end(self) -> None:
+        """Note that the store has answered."""
+        self._since = float("-inf")
+
+    def snooze(self, error: BaseException, times: int = 1) -> StoreAway:
+        """Return a snooze as long as the outage so far, within limits.
+
+        After a conflict it is short, longer at each of the `times` of this message, and random, so
+        that the same messages do not meet again.
+        """
+        if is_conflict(error):
+            return StoreAway(CONFLICT_WAIT_S * times * random.uniform(0.5, 1.5))
+        now = time.monotonic()
+        if self._since == float("-inf") or now - self._last > QUIET_S:
+            self._since = now
+        self._last = now
+        wait_s = min(max(now - self._since, MIN_WAIT_S), MAX_WAIT_S)
+        if now - self._logged > LOG_INTERVAL_S:
+            self._logged = now
+            log.warning(
+                "%s is away, or does not answer in time; deliveries come back later, which costs "
+                "no retry: %s",
+                self._store, one_line(error),
+            )  # fmt: skip
+        return StoreAway(wait_s)

@@ -1,0 +1,121 @@
+"""Purge of the ledger: delete rows that no message needs any more.
+
+Inspection of the ledger: the row of a business key.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from rmq.kernel.core import generators
+from rmq.kernel.core.business_key import check_consumer
+from rmq.kernel.core.generators import Procedure
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.sql.connections import AnyEngine, InTransaction, WithConnection, check_engine
+from rmq.sql.database import now_ms, write_first
+from rmq.sql.errors import require_table
+from rmq.sql.ledger import rows
+from rmq.sql.ledger.rows import COMMAND, CONSUMED, Row, ledger
+
+
+class Entry(NamedTuple):
+    """The ledger's row of a business key.
+
+    Attributes:
+        state: "consuming": a delivery works on it, or its process died; if `left_s` is None, a run
+            of `exactly_once` committed a part of its work; "consumed": the work is done.
+        message_id: of the message that claimed it, or did the work.
+        delivery: its delivery number (`d.fence`).
+        since: when it was claimed, by the database's clock.
+        left_s: seconds until the row expires, 0 if it has; None: it stays until it is purged.
+    """
+
+    state: str
+    message_id: str
+    delivery: int
+    since: datetime
+    left_s: float | None
+
+
+def look(engine: sa.Engine, topic: str, key: str, consumer: str = "default") -> Entry | None:
+    """Return the ledger's row of a business key, or None."""
+    check_engine(engine, sa.Engine, "look_async")
+    return generators.run(_look(engine, Row(check_consumer(consumer), topic, key, "")))
+
+
+async def look_async(
+    engine: AsyncEngine, topic: str, key: str, consumer: str = "default"
+) -> Entry | None:
+    """As `look`."""
+    check_engine(engine, AsyncEngine, "look")
+    return await generators.run_async(_look(engine, Row(check_consumer(consumer), topic, key, "")))
+
+
+def _look(engine: AnyEngine, row: Row) -> Procedure[Entry | None]:
+    with require_table(ledger, COMMAND):
+        stored: rows.StoredRow | None = yield WithConnection(engine, rows.look, row)
+    if stored is None:
+        return None
+    message_id, delivery, *_ = stored.owner.split(":")
+    left_s = None if stored.left_ms is None else max(0, stored.left_ms) / 1000
+    return Entry(stored.state, message_id, int(delivery), moment(stored.created_ms), left_s)
+
+
+BATCH = 1000  # rows in one transaction, so that it holds its locks for a moment only
+
+
+def purge(engine: sa.Engine, older_than: Duration) -> int:
+    """Delete old rows that prevent nothing any more; return how many.
+
+    These are rows that have expired, and rows without expiry, as `exactly_once` writes them without
+    `ttl`. If a copy of a message comes after its row was deleted, its work is repeated: choose
+    `older_than` longer than any message may wait, be retried, or lie in a DeadQueue. Claims of
+    running handlers, and rows whose `ttl` has not passed, stay.
+
+    Args:
+        engine: of the ledger's database.
+        older_than: since the row was claimed, seconds or timedelta, by the database's clock.
+
+    Guarantee:
+        It works in transactions of about 1000 rows. If it is stopped, the next call continues.
+    """
+    check_engine(engine, sa.Engine, "purge_async")
+    return generators.run(_purge(engine, older_than))
+
+
+async def purge_async(engine: AsyncEngine, older_than: Duration) -> int:
+    """As `purge`."""
+    check_engine(engine, AsyncEngine, "purge")
+    return await generators.run_async(_purge(engine, older_than))
+
+
+def _purge(engine: AnyEngine, older_than: Duration) -> Procedure[int]:
+    older_ms, total, has_more = duration_ms(older_than, "older_than"), 0, True
+    while has_more:
+        with require_table(ledger, COMMAND):
+            count, has_more = yield InTransaction(engine, _delete_batch, older_ms)
+        total += count
+    return total
+
+
+def _delete_batch(connection: sa.Connection, older_ms: int) -> tuple[int, bool]:
+    """Delete one batch; return how many rows, and whether there may be more."""
+    rows = ledger.c
+    write_first(connection, rows.key)
+    is_old = sa.and_(
+        rows.created <= now_ms() - older_ms,
+        sa.or_(rows.expires <= now_ms(), sa.and_(rows.expires.is_(None), rows.state == CONSUMED)),
+    )
+    # Not every database has DELETE ... LIMIT: the batch ends at the time of its last row.
+    last = connection.scalar(
+        sa.select(rows.created).where(is_old).order_by(rows.created).offset(BATCH - 1).limit(1)
+    )
+    statement = sa.delete(ledger).where(is_old)
+    if last is not None:
+        statement = statement.where(rows.created <= last)
+    return connection.execute(statement).rowcount, last is not None

@@ -1,0 +1,71 @@
+"""The configuration file of the command line and the server: where it is, and what is in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rmq.errors import ConfigurationError, InvalidValue
+from rmq.kernel.core.keys import check_name
+
+VARIABLE = "RMQ_CONFIG"
+FILES = ("rmq.toml", "~/.config/rmq/rmq.toml", "/etc/rmq/rmq.toml")  # the first one that exists
+
+
+def read_file(
+    named: str | None, passes_over_denied: bool = False
+) -> tuple[str | None, dict[str, Any]]:
+    """Read the file that was named, or the first of FILES that exists; return path and table.
+
+    Args:
+        named: its path; None: look for it.
+        passes_over_denied: do not count one of FILES that this user may not read.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    for candidate in [named] if named else FILES:
+        path = os.path.normpath(os.path.expanduser(candidate))
+        try:
+            with open(path, "rb") as file:
+                content = file.read()
+        except OSError as error:
+            if not named and (
+                isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+                or (passes_over_denied and isinstance(error, PermissionError))
+            ):
+                continue
+            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+        import tomllib  # takes longer than all of the above; most machines have no file
+
+        try:
+            return path, tomllib.loads(content.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path}: is not TOML: {error}") from None
+    return None, {}
+
+
+def read_where(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return where the file says that Redis is: its `url` and `prefix`, those that it has.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has another key beside them that is no
+            table: a slip of the pen would go unnoticed, and the command to another Redis.
+    """
+    path, table = read_file(environ.get(VARIABLE), passes_over_denied=True)
+    found: dict[str, str] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            continue  # of the server
+        if key not in ("url", "prefix"):
+            raise ConfigurationError(f"{path}: {key}: no such setting; there are prefix, url")
+        if not isinstance(value, str):
+            raise ConfigurationError(f"{path}: {key}: it is no text")
+        found[key] = value
+    if "prefix" in found:
+        try:
+            check_name(found["prefix"], "prefix")
+        except InvalidValue as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+    return found

@@ -1,0 +1,101 @@
+"""The question before a command that cannot be undone, and progress bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from rmq.terminal.app import Refused
+from rmq.terminal.options import common_options
+from rmq.terminal.text import neutral, number
+
+
+def confirm(
+    name: str,
+    action: str,
+    yes: bool,
+    name_of: str = "topic",
+    *,
+    means: str = "",
+    look: str = "--dry-run to look",
+) -> None:
+    """Ask the user to type a name, unless --yes was given.
+
+    Args:
+        name: the text to type.
+        action: what will be done; it follows "This will".
+        yes: --yes was given.
+        name_of: the kind of thing that `name` names.
+        means: a sentence about the consequences.
+        look: how to see beforehand what would be done.
+
+    Raises:
+        Refused: stdin is no terminal, or another name was typed; nothing was done.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Refused(
+            f"{action} needs a person to confirm it, and stdin is no terminal; nothing was done. "
+            f"Add --yes to do it, or {look} first"
+        )
+    click.echo(f"This will {neutral(action)}.", err=True)
+    if means:
+        click.echo(neutral(means), err=True)
+    click.echo(f"Type the name of the {name_of} to go on: ", err=True, nl=False)
+    if sys.stdin.readline().strip() != name:
+        raise Refused(f"that is not the name of the {name_of}; nothing was done")
+
+
+@contextmanager
+def progress(
+    label: str, again: str = "run it again to go on"
+) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr if that is a terminal; yields a callback (done, total).
+
+    After Ctrl-C it prints how far the command came, and `again`.
+    """
+    reached = (0, 0)
+
+    try:
+        with _bar(label) as update_bar:
+
+            def report_progress(done: int, total: int) -> None:
+                nonlocal reached
+                reached = done, total
+                update_bar(done, total)
+
+            yield report_progress
+    except KeyboardInterrupt:
+        done, total = reached
+        position = f"after {number(done)} of {number(total)}" if total else "before the first one"
+        common_options().note(f"stopped while {label}, {position}; {again}")
+        raise
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console  # they take long to import, and pipes need none of them
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

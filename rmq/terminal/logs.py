@@ -1,0 +1,57 @@
+"""The log of a worker: the `rmq` logger on stderr, as lines or JSON. The root logger stays."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+from rmq.interceptors import JsonFormatter, MessageFilter
+from rmq.terminal import text as terminal_text
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class Lines(logging.Formatter):
+    """Time, level, process and message, without characters that control a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record as a line, with its traceback below."""
+        text = terminal_text.neutral(record.getMessage(), lines=True)
+        head = f"{_moment(record)} {record.levelname:<7} [{record.process}] {text}"
+        if record.exc_info:
+            trace = terminal_text.neutral(self.formatException(record.exc_info), lines=True)
+            head += "\n" + trace
+        return head
+
+
+class JSONLines(JsonFormatter):
+    """Write log records as JSON, one object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record as an object, with its process id."""
+        record.pid = record.process
+        return super().format(record)
+
+
+def _moment(record: logging.LogRecord) -> str:
+    return terminal_text.iso(datetime.fromtimestamp(record.created, UTC)) or ""
+
+
+def start(level: str | None, as_json: bool) -> None:
+    """Log to stderr, unless the user's module has set up its own logging.
+
+    Args:
+        level: the level asked for; None: info.
+        as_json: log JSON; then only our handler is used, even if the user's module set up others.
+    """
+    log = logging.getLogger("rmq")
+    if level is not None or log.level == logging.NOTSET:
+        log.setLevel((level or "info").upper())
+    if log.hasHandlers() and not as_json:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(MessageFilter())  # adds the message id, if the client uses rmq's Logging
+    handler.setFormatter(JSONLines() if as_json else Lines())
+    log.addHandler(handler)
+    log.propagate = False

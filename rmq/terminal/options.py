@@ -1,0 +1,220 @@
+"""The options that every command takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmq.kernel.core.validation import nearest
+from rmq.terminal.output import FORMATS, Format, RecordWriter
+from rmq.terminal.text import neutral
+
+if TYPE_CHECKING:
+    import rmq
+
+
+RETRY_FOR_S = 2.0  # short: a person waits for the answer
+REPLY_S = 5.0  # the time to connect included; RMQ's commands themselves take milliseconds
+WATCH = "2"  # seconds, where --watch has none
+
+
+@dataclass
+class CommonOptions:
+    """The options that every command takes.
+
+    Attributes:
+        url, prefix: as given, or None.
+        as_json: whether --json was given.
+        output: the format that -o names, or None.
+        columns: those of --columns, or None.
+        watch: the seconds of --watch, or None.
+        writer: writes the records.
+        seen: what a repeated command keeps for its next turn.
+        open_client: the client of a repeated command.
+        file: what the configuration file says of Redis; None: it was not read.
+        note_act: notes in the audit trail what the command has done, and how it ended.
+    """
+
+    url: str | None = None
+    prefix: str | None = None
+    as_json: bool = False
+    output: Format | None = None
+    columns: Sequence[str] | None = None
+    watch: float | None = None
+    writer: RecordWriter = field(default_factory=RecordWriter)
+    seen: dict[str, Any] = field(default_factory=dict)
+    open_client: rmq.Client | None = None
+    file: dict[str, str] | None = None
+    note_act: Callable[[rmq.Client, str], None] = lambda client, result: None
+
+    @property
+    def json(self) -> bool:
+        """Whether records are printed, for programs, instead of tables."""
+        return self.as_json or self.output not in (None, "table")
+
+    @property
+    def url_asked(self) -> str | None:
+        """The URL given by --url, RMQ_URL or the configuration file; None for RMQ's default."""
+        return self.url or os.environ.get("RMQ_URL") or self._in_file("url")
+
+    @property
+    def url_known(self) -> str | None:
+        """As `url_asked`, for messages about errors: the file is not read for it."""
+        return self.url or os.environ.get("RMQ_URL") or (self.file or {}).get("url")
+
+    @property
+    def key_prefix(self) -> str:
+        """The prefix of all keys and channels."""
+        return self.prefix or os.environ.get("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
+
+    def _in_file(self, name: str) -> str | None:
+        """Return what the configuration file says. It is read if it is needed, and once."""
+        if self.file is None:
+            from rmq.terminal import config_file
+
+            self.file = config_file.read_where(os.environ)
+        return self.file.get(name)
+
+    @contextmanager
+    def client(self) -> Iterator[rmq.Client]:
+        """Open a client for the time of a command."""
+        import rmq
+
+        if self.open_client is not None:
+            yield self.open_client
+            return
+        with rmq.Client(
+            self.url_asked, prefix=self.key_prefix, retry_for=RETRY_FOR_S, timeout=REPLY_S
+        ) as client:
+            try:
+                yield client
+                self.note_act(client, "done")
+            except KeyboardInterrupt:
+                self.note_act(client, "interrupted")
+                raise
+            except rmq.TopicNotFound as error:
+                name = str(error).partition("'")[2].partition("'")[0]
+                near = nearest(name, client.admin.topics())
+                raise rmq.TopicNotFound(f"{error}{near}") from error
+
+    def note(self, text: str) -> None:
+        """Print a note on stderr, unless records are printed."""
+        if not self.json:
+            click.echo(neutral(text), err=True)
+
+    def settle(self) -> None:
+        """Check the options with each other, and hand them to the writer."""
+        if self.as_json and self.output is not None:
+            raise click.UsageError("--json and -o: give one of them")
+        if self.columns is not None and (self.as_json or self.output in ("json", "ndjson")):
+            raise click.UsageError("--columns: it is for tables and -o csv")
+        self.writer.format = self.output
+        self.writer.columns = self.columns
+        self.writer.repeating = self.watch is not None
+
+
+def common_options() -> CommonOptions:
+    """Return the common options of the running command."""
+    options = click.get_current_context().find_root().obj
+    assert isinstance(options, CommonOptions)
+    return options
+
+
+def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    root = ctx.find_root()
+    if root.obj is None:
+        root.obj = CommonOptions()
+    if value is not None and value is not False:
+        setattr(root.obj, str(param.name), value)
+
+
+def _store_columns(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    names = None if value is None else [name for name in map(str.strip, value.split(",")) if name]
+    if names == []:
+        raise click.BadParameter("name at least one", ctx, param)
+    _store(ctx, param, names)
+
+
+def _store_watch(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise click.BadParameter("give more than 0 seconds", ctx, param)
+    _store(ctx, param, value)
+
+
+def common_params() -> list[click.Parameter]:
+    """Return the options that every command takes."""
+    shared: dict[str, Any] = {"expose_value": False, "is_eager": True}
+    return [
+        click.Option(
+            ["--url"],
+            metavar="URL",
+            help="Where Redis is. Env RMQ_URL; default redis://localhost:6379/0.",
+            callback=_store,
+            **shared,
+        ),
+        click.Option(
+            ["--prefix"],
+            metavar="WORD",
+            help="First part of every key. Env RMQ_PREFIX; default rmq.",
+            callback=_store,
+            **shared,
+        ),
+        click.Option(
+            ["--json", "as_json"],
+            is_flag=True,
+            help="Print JSON for programs.",
+            callback=_store,
+            **shared,
+        ),
+        click.Option(
+            ["-o", "--output"],
+            type=click.Choice(FORMATS),
+            metavar="FORMAT",
+            help="Print data as table, json, ndjson or csv.",
+            callback=_store,
+            **shared,
+        ),
+        click.Option(
+            ["--columns"],
+            metavar="A,B",
+            help="Only these columns of tables and csv, in this order.",
+            callback=_store_columns,
+            **shared,
+        ),
+    ]
+
+
+COMMON_NAMES = frozenset(
+    ("--url", "--prefix", "--json", "--output", "--columns", "--help", "--version")
+)
+
+
+def watch_param() -> click.Parameter:
+    """Return --watch, for commands that may be repeated."""
+    from rmq.terminal.param_types import DURATION  # it imports much, and help does without
+
+    return click.Option(
+        ["--watch"],
+        is_flag=False,
+        flag_value=WATCH,
+        type=DURATION,
+        metavar="[SECONDS]",
+        help=f"Repeat every SECONDS, until Ctrl-C.  [{WATCH}]",
+        expose_value=False,
+        callback=_store_watch,
+    )
+
+
+def json_errors(words: Sequence[str]) -> bool:
+    """Return whether these arguments ask for JSON; they may be wrong in another way."""
+    for position, word in enumerate(words):
+        if word in ("-o", "--output"):
+            word = f"-o{''.join(words[position + 1 : position + 2])}"
+        if word in ("--json", "-ojson", "-ondjson", "--output=json", "--output=ndjson"):
+            return True
+    return False

@@ -1,0 +1,207 @@
+"""Text of values that is safe on a terminal: bodies, errors, headers and names come from others.
+
+Characters that control a terminal (escape sequences, control characters, marks that change the
+direction of text) are written as their codes, and nothing is interpreted as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rmq.kernel.core.validation import UNSEEN
+
+if TYPE_CHECKING:
+    import rmq
+
+
+_UNSAFE = re.compile(f"[\x00-\x1f{UNSEEN}]")
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def _escape(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[char]
+    number = ord(char)
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def neutral(text: str, lines: bool = False) -> str:
+    """Escape every character that controls a terminal.
+
+    Args:
+        text: any text.
+        lines: keep line ends and expand tabs.
+    """
+    if lines:
+        return "\n".join(neutral(line_text.expandtabs(4)) for line_text in text.split("\n"))
+    if text.isascii() and text.isprintable():
+        return text
+    return _UNSAFE.sub(_escape, text)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def escape_json(match: re.Match[str]) -> str:
+    """Write a character as JSON escapes it."""
+    number = ord(match[0])
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    number -= 0x10000
+    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+
+
+_UNSAFE_IN_JSON = re.compile(f"[{UNSEEN}]")  # JSON escapes control characters itself
+
+
+def _json_value(value: Any) -> Any:
+    """Convert a decoded body to values that JSON has; msgpack has more."""
+    if isinstance(value, Mapping):
+        return {_json_key(name): _json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return str(value)
+
+
+def _json_key(name: Any) -> Any:
+    if isinstance(name, bytes):
+        return name.hex()
+    return name if name is None or isinstance(name, str | int | float) else str(name)
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """Write JSON that is safe for terminals and parsers."""
+    separators = (",", ":") if indent is None else (",", ": ")
+    try:
+        text = json.dumps(
+            value, ensure_ascii=False, allow_nan=False, separators=separators, indent=indent
+        )
+    except (TypeError, ValueError):
+        text = json.dumps(
+            _json_value(value),
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=separators,
+            indent=indent,
+        )
+    return _UNSAFE_IN_JSON.sub(escape_json, text)
+
+
+def iso(value: datetime | None) -> str | None:
+    """Format a time for JSON: ISO 8601, UTC, ms."""
+    if value is None:
+        return None
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def body_fields(body: Any) -> dict[str, Any]:
+    """Return a body for JSON: `body`; for bytes `body_text` if they are UTF-8, else `body_hex`."""
+    if not isinstance(body, bytes):
+        try:
+            json.dumps(body, default=str, skipkeys=True)  # raises if it nests too deeply
+        except RecursionError:
+            return {"body": None, "body_unshown": "it nests too deeply"}
+        return {"body": body}
+    try:
+        return {"body_text": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_hex": body.hex()}
+
+
+def message_fields(message: rmq.Message) -> dict[str, Any]:
+    """Return a message for JSON."""
+    failure = message.failure
+    return {
+        "id": str(message.id),
+        "queue": message.queue,
+        "slot": message.slot,
+        "offset": message.offset,
+        **body_fields(message.body),
+        "priority": message.priority,
+        "due": iso(message.due),
+        "expires": iso(message.expires),
+        "merge_key": message.merge_key,
+        "type": message.type,
+        "headers": dict(message.headers),
+        "deliveries": message.deliveries,
+        "deadline": iso(message.deadline),
+        "died": iso(message.died),
+        "failure": failure._asdict() if failure else None,
+        "score": message.score,
+        "unreadable": message.unreadable or None,
+    }
+
+
+def attempt_fields(message: rmq.Message) -> list[dict[str, Any]]:
+    """Return the attempts of a message for JSON, the newest first."""
+    return [attempt._asdict() | {"at": iso(attempt.at)} for attempt in message.attempts]
+
+
+# --- for tables ----------------------------------------------------------------------------------
+
+
+def clock(value: datetime | None) -> str:
+    """Format a time for a table: UTC, to the second."""
+    return "-" if value is None else value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def fine_clock(value: datetime | None) -> str:
+    """Format a time in full: UTC, to the ms."""
+    return iso(value) or "-"
+
+
+def span(ms: float) -> str:
+    """Format a length of time in at most two units."""
+    if ms < 1000:
+        return f"{ms:.0f}ms"
+    seconds = int(ms / 1000)
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60)):
+        if seconds >= size:
+            rest = seconds % size // part
+            return f"{seconds // size}{unit}" + (f" {rest}{smaller}" if rest else "")
+    if seconds >= 60:
+        return f"{seconds // 60}m" + (f" {seconds % 60}s" if seconds % 60 else "")
+    return f"{ms / 1000:.1f}s"
+
+
+def number(value: float) -> str:
+    """Format a count, with groups of thousands on a terminal."""
+    return f"{value:,}".replace(",", " ") if sys.stdout.isatty() else str(value)
+
+
+def plural(count: int, word: str) -> str:
+    """Format a count with its noun."""
+    return f"{number(count)} {word}{'' if count == 1 else 's'}"
+
+
+def body_text(body: Any) -> str:
+    """Format a body as one safe line."""
+    if isinstance(body, bytes):
+        try:
+            return neutral(body[:4096].decode())
+        except UnicodeDecodeError as error:
+            cut_mid_character = len(body) > 4096 and error.start > 4092
+            return neutral(body[: error.start].decode()) if cut_mid_character else _hex(body)
+    try:
+        return dumps(body)
+    except RecursionError:
+        return "(it nests too deeply to be shown)"
+
+
+def _hex(body: bytes) -> str:
+    return "0x" + body[:2048].hex()

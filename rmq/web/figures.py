@@ -1,0 +1,198 @@
+"""Figures of topics as pages show them, read once for all viewers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.kernel.core.history import Sample
+from rmq.web.charts import Drawn, Line, line_chart
+from rmq.web.page import Ask
+from rmq.web.render import span
+
+AT_ONCE = 12  # topics read side by side; the client has 16 connections
+COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
+PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
+WAITING = ("retries", "priority", "due")
+FAILED = ("returned", "rolled_back", "dead_lettered")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """Counts of a topic as an overview shows them; `counts` is None where they cannot be read."""
+
+    name: str
+    counts: Mapping[str, int] | None
+    error: str = ""
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are due."""
+        return sum(self.counts[name] for name in WAITING) if self.counts else 0
+
+    def get(self, name: str) -> int:
+        """Return a count; 0 where it cannot be read."""
+        return self.counts.get(name, 0) if self.counts else 0
+
+
+async def topic_figures(ask: Ask, topic: str) -> TopicFigures:
+    """Return the counts of a topic; those of one that cannot be read say why."""
+
+    async def read() -> TopicFigures:
+        try:
+            counts = await ask.at.admin.stats(topic)
+            ask.readings.meter.note(topic, counts)
+            return TopicFigures(topic, counts)
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except RMQError as error:
+            return TopicFigures(topic, None, str(error))
+
+    return await ask.readings.get(f"counts {topic}", read, COUNTS_S)
+
+
+async def all_figures(ask: Ask) -> list[TopicFigures]:
+    """Return the counts of all topics, by name."""
+
+    async def read() -> list[TopicFigures]:
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def figures(name: str) -> TopicFigures:
+            async with places:
+                return await topic_figures(ask, name)
+
+        return list(await asyncio.gather(*(figures(name) for name in await ask.at.admin.topics())))
+
+    return await ask.readings.get("counts of all topics", read, COUNTS_S)
+
+
+async def history(ask: Ask, topic: str, period: str) -> list[Sample]:
+    """Return the samples of a topic in a period; none where it has none, or is gone."""
+
+    async def read() -> list[Sample]:
+        try:
+            return await ask.at.admin.history(topic, since=PERIODS[period])
+        except (Unavailable, OutcomeUnknown):
+            raise
+        except RMQError:
+            return []
+
+    return await ask.readings.get(f"history {period} {topic}", read, HISTORY_S)
+
+
+async def histories(ask: Ask, topics: Sequence[str], period: str) -> dict[str, list[Sample]]:
+    """Return the samples of several topics."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def samples(name: str) -> list[Sample]:
+        async with places:
+            return await history(ask, name, period)
+
+    return dict(zip(topics, await asyncio.gather(*map(samples, topics)), strict=True))
+
+
+def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Return the samples of several topics as of one: sums, and the latest of all latenesses.
+
+    There are no rates where those of one topic are not known.
+    """
+    by_time: dict[datetime, list[Sample]] = {}
+    for samples in found:
+        for sample in samples:
+            by_time.setdefault(sample.at, []).append(sample)
+    return [
+        Sample(
+            at,
+            {name: int(count) for name, count in _sums([s.counts for s in samples]).items()},
+            max(sample.late_s for sample in samples),
+            _sums([s.rates for s in samples]) if all(s.rates for s in samples) else {},
+            max((s.late_p50_s for s in samples if s.late_p50_s is not None), default=None),
+            max((s.late_p99_s for s in samples if s.late_p99_s is not None), default=None),
+        )
+        for at, samples in sorted(by_time.items())
+    ]
+
+
+def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str, float]:
+    return {name: sum(each.get(name, 0) for each in found) for each in found[:1] for name in each}
+
+
+def rate_now(ask: Ask, topic: str, samples: Sequence[Sample], name: str) -> float | None:
+    """Return the rate of an event just now, else the newest sample's; None: neither is known."""
+    found = ask.readings.meter.rate(topic, name)
+    if found is None:
+        known = [sample.rates[name] for sample in samples[-3:] if name in sample.rates]
+        found = known[-1] if known else None
+    return found
+
+
+def rate_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of what came, was settled and failed, a second."""
+    return _chart(
+        samples, "/s",
+        [
+            ("accepted", "blue", [sample.rates.get("accepted") for sample in samples]),
+            ("settled", "green", [sample.rates.get("settled") for sample in samples]),
+            ("failed", "red", [
+                None if not sample.rates
+                else sum(sample.rates[name] for name in FAILED)
+                for sample in samples
+            ]),
+        ],
+    )  # fmt: skip
+
+
+def depth_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of how many messages each queue held."""
+
+    def of(*names: str) -> list[float | None]:
+        return [sum(sample.counts[name] for name in names) for sample in samples]
+
+    return _chart(
+        samples, "",
+        [
+            ("waiting", "blue", of(*WAITING)), ("later", "violet", of("later")),
+            ("in flight", "green", of("in_flight")), ("dead", "red", of("dead")),
+        ],
+    )  # fmt: skip
+
+
+def late_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of how long the oldest due message had waited."""
+    return _chart(samples, "s", [("oldest due", "orange", [sample.late_s for sample in samples])])
+
+
+def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
+    """Return the chart of how late messages were taken; empty where none was."""
+    halves = [sample.late_p50_s for sample in samples]
+    most = [sample.late_p99_s for sample in samples]
+    if not any(value is not None for value in most):
+        return _chart([], "s", [])
+    return _chart(samples, "s", [("50 %", "blue", halves), ("99 %", "orange", most)])
+
+
+async def due_counts(ask: Ask, topic: str) -> list[tuple[str, float]]:
+    """Return how many messages are due within which time; none where none waits for a time."""
+
+    async def read() -> list[tuple[str, float]]:
+        found = await ask.at.admin.due_counts(topic)
+        if not any(count.messages for count in found):
+            return []
+        return [(_within(count.within_s), count.messages) for count in found]
+
+    return await ask.readings.get(f"due {topic}", read, DUE_S)
+
+
+def _within(seconds: float | None) -> str:
+    if seconds is None:
+        return "later"
+    return span(seconds * 1000) if seconds else "now"
+
+
+def _chart(
+    samples: Sequence[Sample], unit: str, lines: list[tuple[str, str, list[float | None]]]
+) -> Drawn:
+    return line_chart([sample.at for sample in samples], [Line(*line) for line in lines], unit)

@@ -1,0 +1,185 @@
+"""Templates and how values are written in them: numbers, times, lengths of time, bodies.
+
+Everything is escaped by Jinja; nothing here or in a template marks text as safe.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.packages import VERSION
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import UNSEEN
+from rmq.web import charts
+from rmq.web.forms import csrf_token
+
+if TYPE_CHECKING:
+    from rmq.web.message import Body
+    from rmq.web.page import Ask, View
+
+
+NOTHING = "\u2013"  # a dash
+PREVIEW_CHARS = 120  # of a body in a list
+INDENTED_MAX = 512 * 1024  # characters of JSON with indents
+HEX_BYTES = 4096  # of a body of bytes that is shown
+_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # a tab and a line end stay
+
+
+class Renderer:
+    """Writes pages.
+
+    Args:
+        digest: of the assets, a part of their addresses.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self._environment = Environment(
+            loader=PackageLoader("rmq.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.filters.update(
+            number=number, moment=moment, rate=rate, span=span, stamp=stamp, seen=seen, body=body,
+            preview=preview, iso=iso, made=lambda id: MessageId.parse(id).made_at,
+        )  # fmt: skip
+        self._environment.globals.update(version=VERSION, digest=digest, bars=charts.bars)
+
+    def page(self, ask: Ask, view: View, notice: str) -> str:
+        """Return the HTML of a page."""
+        return self._environment.get_template(view.template).render(
+            ask=ask, url=ask.url, title=view.title, notice=notice, may=ask.may,
+            csrf=lambda: csrf_token(ask.scope), **view.values,
+        )  # fmt: skip
+
+
+def number(value: float | None) -> str:
+    """Write a count, with groups of thousands."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}".replace(",", "\u202f")
+
+
+def rate(value: float | None) -> str:
+    """Write a number of events a second."""
+    if value is None:
+        return NOTHING
+    return number(value) if value >= 10 else f"{value:.1f}" if value else "0"
+
+
+def span(ms: float | None) -> str:
+    """Write a length of time in at most two units."""
+    if ms is None:
+        return NOTHING
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    seconds = int(ms / 1000)
+    if seconds < 60:
+        return f"{ms / 1000:.1f} s"
+    for unit, size, smaller, part in (
+        ("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1),
+    ):  # fmt: skip
+        if seconds >= size:
+            rest = seconds % size // part
+            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    raise AssertionError(ms)
+
+
+def iso(value: datetime | None) -> str:
+    """Write a time for machines: ISO 8601, UTC, ms."""
+    if value is None:
+        return ""
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def stamp(value: datetime | None) -> str:
+    """Write a time for people: UTC, to the second."""
+    return NOTHING if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def seen(text: object) -> str:
+    """Write a text with codes in place of characters that cannot be seen or change directions."""
+    return _UNSEEN.sub(lambda match: f"\\u{{{ord(match[0]):x}}}", str(text))
+
+
+def body(shown: Body, how: str = "") -> str:
+    """Write a body for its viewer.
+
+    Args:
+        shown: the body.
+        how: "text": as it is; "hex": its bytes, of what is no bytes those of its text; else JSON
+            with indents, text as it is, and bytes in hex.
+    """
+    if shown.kind == "base64":
+        content = base64.b64decode(shown.text)
+        return seen(content.decode(errors="replace")) if how == "text" else hex_dump(content)
+    if how == "hex" and shown.kind != "hidden":
+        return hex_dump(shown.text.encode("utf-8", "replace"))
+    if shown.kind == "json" and not shown.is_truncated and how != "text":
+        return seen(indented(shown.text))
+    return seen(shown.text)
+
+
+def preview(shown: Body) -> str:
+    """Write the beginning of a body, for a list."""
+    if shown.kind == "base64":
+        text = "0x" + base64.b64decode(shown.text[:120]).hex()
+    else:
+        text = " ".join(shown.text[: 4 * PREVIEW_CHARS].split())
+    return seen(text[:PREVIEW_CHARS] + ("…" if len(text) > PREVIEW_CHARS else ""))
+
+
+def indented(text: str) -> str:
+    """Return JSON with indents. Nothing else of it changes: no number passes through a float.
+
+    Where values are nested so deeply that it would grow beyond INDENTED_MAX, it stays as it is.
+    """
+    out: list[str] = []
+    depth, in_string, escaped, size = 0, False, False, len(text)
+    for char in text:
+        if not in_string and char in "{[]},":
+            size += 2 * depth
+            if size > INDENTED_MAX:
+                return text
+        if in_string:
+            out.append(char)
+            in_string = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+        elif char == '"':
+            in_string = True
+            out.append(char)
+        elif char in "{[":
+            depth += 1
+            out.append(f"{char}\n{'  ' * depth}")
+        elif char in "}]":
+            depth = max(0, depth - 1)
+            if out and out[-1].strip() in ("{", "["):  # nothing is inside
+                out[-1] = out[-1].strip() + char
+            else:
+                out.append(f"\n{'  ' * depth}{char}")
+        elif char == ",":
+            out.append(f",\n{'  ' * depth}")
+        elif char == ":":
+            out.append(": ")
+        elif not char.isspace():
+            out.append(char)
+    return "".join(out)
+
+
+def hex_dump(content: bytes) -> str:
+    """Return the first bytes in lines of 16: where, in hex, as ASCII."""
+    lines = []
+    for start in range(0, min(len(content), HEX_BYTES), 16):
+        row = content[start : start + 16]
+        digits = " ".join(f"{byte:02x}" for byte in row)
+        letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:06x}  {digits:<47}  {letters}")
+    return "\n".join(lines)

@@ -1,0 +1,228 @@
+"""The types of requests: the parts of paths, queries and bodies, with their bounds.
+
+Bounds that RMQ itself checks, as those of a topic's settings, are left to it.
+
+The base of all answers, and those of several matters.
+
+The body of a request, read within bounds of size and time.
+
+The root path: below which path an application is mounted, or a reverse proxy serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import ClientDisconnect
+
+from rmq.kernel.core.limits import TEXT_MAX
+from rmq.web.problems import ApiError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as requests_Request
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+LIMIT_MOST = 500
+BY = "HTTP API"  # who does something, where nobody says
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
+MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, max_length=26)]
+Line = Annotated[str, Meta(max_length=500)]
+Text = Annotated[str, Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
+Limit = Annotated[int, Meta(ge=1, le=LIMIT_MOST)]
+Slot = Annotated[int, Meta(ge=0, le=1023)]
+CursorText = Annotated[str, Meta(max_length=500)]
+FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]
+JobText = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\.[0-9a-v]{8}$", max_length=137)]
+PeekCursor = Annotated[str, Meta(max_length=4000)]  # has a place in each slot: enough for 100
+Queue = Literal["store", "prepare", "dead"]
+Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
+
+
+class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A part of a request; fields that it does not have are refused."""
+
+
+# --- paths ---------------------------------------------------------------------------------------
+
+
+class TopicPath(Request):
+    """A topic."""
+
+    topic: Name
+
+
+class PeekQuery(Request):
+    """Which messages are shown."""
+
+    queue: Queue = "store"
+    slot: Slot | None = None
+    limit: Limit = 50
+    cursor: PeekCursor | None = None
+
+
+class MessagesQuery(Request):
+    """Which messages are listed."""
+
+    queue: Queue = "store"
+    slot: Slot | None = None
+    limit: Limit = 50
+    cursor: CursorText | None = None
+
+
+class DeadQuery(Request):
+    """Which dead letters are listed; a filter is such as: reason=failed and age>1h."""
+
+    filter: FilterText | None = None
+    slot: Slot | None = None
+    limit: Limit = 50
+    cursor: CursorText | None = None
+
+
+class LeasesQuery(Request):
+    """Which messages in flight are listed."""
+
+    slot: Slot | None = None
+    limit: Limit = 100
+    cursor: CursorText | None = None
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+class Nothing(Request):
+    """Nothing has to be told: send {}."""
+
+
+class LetterConditions(Request):
+    """Which letters of the trash, or dead letters; all conditions that are given must fit.
+
+    Attributes:
+        filter: as error~"timeout" and header.tenant=7 and body.order>100.
+    """
+
+    ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
+    reason: Reason | None = None
+    type: str | None = None
+    filter: FilterText | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return those that were sent, as Admin takes them."""
+        values = {name: getattr(self, name, None) for name in _CONDITIONS}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class DeadLetterConditions(LetterConditions):
+    """Which dead letters; all conditions that are given must fit.
+
+    Attributes:
+        older_than: dead for so many seconds.
+        filter: as error~"timeout" and age>1h and body.order>100.
+    """
+
+    older_than: Seconds | None = None
+
+
+_CONDITIONS = DeadLetterConditions.__struct_fields__
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """The body of an answer."""
+
+
+def etag_of(answer: bytes) -> str:
+    """Return the ETag of an answer as it is sent."""
+    return f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
+
+
+class Count(Answer):
+    """How many messages."""
+
+    count: int
+
+
+class Done(Answer):
+    """Whether there was something to do."""
+
+    done: bool
+
+
+async def read(request: requests_Request, kind: str, most: int, wait_s: float) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        request: whose.
+        kind: the media type that it must have.
+        most: bytes.
+        wait_s: for all of it.
+
+    Raises:
+        ApiError: it is of another kind, too large, or does not come in time.
+    """
+    given = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if given != kind:
+        raise ApiError("not-json" if kind.endswith("json") else "invalid",
+                       f"give the header Content-Type: {kind}")  # fmt: skip
+    told = request.headers.get("Content-Length", "0")
+    too_large = ApiError("too-large", f"the body of this request has {most // 1024} KiB at most")
+    if not told.isdecimal() or int(told) > most:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(wait_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise too_large
+    except (TimeoutError, ClientDisconnect):
+        raise ApiError(
+            "too-slow", "the body of the request did not come; nothing was done"
+        ) from None
+    return bytes(body)
+
+
+def root_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the root path of a request, without a slash at its end; empty: the top."""
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+def path_of(scope: MutableMapping[str, Any]) -> str:
+    """Return the path of a request below the root path.
+
+    ASGI has the root path in `path`, too; some servers leave it out there.
+    """
+    path: str = scope["path"]
+    root = root_of(scope)
+    if root and (path == root or path.startswith(root + "/")):
+        return path[len(root) :]
+    return path
+
+
+class RootPath:
+    """Tells an application the path below which a reverse proxy serves it.
+
+    The proxy may take that path away or leave it, and probes of the machine need not know it.
+
+    Args:
+        app: the application.
+        root: the path, with a slash before each name and none at its end; empty: the top.
+    """
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] == "http" and self._root:
+            scope = {**scope, "root_path": self._root}
+            scope["path"] = self._root + path_of(scope)
+        await self._app(scope, receive, send)

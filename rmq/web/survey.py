@@ -1,0 +1,135 @@
+"""The survey: the counts of all slots, read once for every service and every reader of figures."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from rmq.errors import (
+    AccessDenied,
+    OutcomeUnknown,
+    RMQError,
+    TopicNotFound,
+    TopicVanished,
+    Unavailable,
+)
+from rmq.kernel.core import telemetry
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.telemetry import Counts
+from rmq.kernel.topic import overview, stats
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.blocking import Transport
+
+log = logging.getLogger("rmq")
+
+SLOTS_PER_S = 5.0  # of an idle installation: below 10 commands a second with 400 slots
+EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCounts:
+    """The counts of a topic at one moment.
+
+    Attributes:
+        context: the topic.
+        slots: the counts of each slot, by the names of `Admin.stats`.
+        lateness: how many messages were taken how late, since the topic was created.
+        at: when they were read, by the monotonic clock.
+    """
+
+    context: TopicContext
+    slots: list[dict[str, int]]
+    lateness: Counts
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def total(self) -> dict[str, int]:
+        """The counts of the topic."""
+        return stats.total(self.slots)
+
+
+class Survey:
+    """The service that reads the counts of all slots of all topics.
+
+    Attributes:
+        topics: what was read last, by the name of the topic; replaced as a whole.
+        resizing: names of topics whose resize goes on; their counts may be missing in `topics`,
+            where slots have not been created yet.
+        passes: how often all topics were read.
+    """
+
+    name = "survey"
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, prefix: str) -> None:
+        self._transport = transport
+        self._prefix = prefix
+        self._contexts: dict[str, TopicContext] = {}
+        self._sessions = ReplaySessions()
+        self._reported: dict[str, str] = {}
+        self._denied: frozenset[str] = frozenset()
+        self.topics: dict[str, TopicCounts] = {}
+        self.resizing: frozenset[str] = frozenset()
+        self.passes = 0
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two passes: more for more slots, so that Redis is not asked too often."""
+        slots = sum(len(counts.slots) for counts in self.topics.values())
+        return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
+
+    def run_once(self) -> int:
+        """Read the counts of all topics; return how many topics were read."""
+        names = self._transport.run(overview.topics(self._prefix))
+        topics: dict[str, TopicCounts] = {}
+        contexts: dict[str, TopicContext] = {}
+        denied: dict[str, AccessDenied] = {}
+        for name in names:
+            context = contexts[name] = self._context(name)
+            try:
+                topics[name] = self._read(context)
+                self._reported.pop(name, None)
+            except (Unavailable, OutcomeUnknown):
+                raise
+            except RMQError as error:
+                self._contexts.pop(name, None)
+                if isinstance(error, TopicNotFound | TopicVanished):
+                    continue  # it was deleted meanwhile, or is made anew: the next pass sees
+                if isinstance(error, AccessDenied):
+                    denied[name] = error
+                elif self._reported.get(name) != str(error):
+                    self._reported[name] = str(error)
+                    log.warning("topic %r cannot be read just now: %s", name, error)
+        self._report_denied(denied)
+        self._contexts = {name: counts.context for name, counts in topics.items()}
+        self.topics = topics
+        self.resizing = frozenset(name for name, each in contexts.items() if _is_resizing(each))
+        self.passes += 1
+        return len(topics)
+
+    def _report_denied(self, denied: dict[str, AccessDenied]) -> None:
+        """Log once how many topics the server's user may not read, until these are others."""
+        if denied and frozenset(denied) != self._denied:
+            first = next(iter(denied))
+            log.warning(
+                "%d topic%s may not be read by the Redis user of this server, so nothing is done "
+                "for them; the first is %r: %s",
+                len(denied), "" if len(denied) == 1 else "s", first, denied[first],
+            )  # fmt: skip
+        self._denied = frozenset(denied)
+
+    def _context(self, name: str) -> TopicContext:
+        context = self._contexts.get(name)
+        return context or TopicContext(self._prefix, name, JSON, self._sessions, {})
+
+    def _read(self, context: TopicContext) -> TopicCounts:
+        slots = self._transport.run(stats.counts_and_lateness(context))
+        late = telemetry.total(slot.lateness for slot in slots)
+        return TopicCounts(context, [slot.counts for slot in slots], late)
+
+
+def _is_resizing(context: TopicContext) -> bool:
+    """Whether a resize of the topic goes on, as far as its settings could be read."""
+    layout = context.settings.layout if context.is_open else None
+    return layout is not None and layout.resizing is not None

@@ -1,0 +1,1 @@
+"""The heartbeat: a process that renews the leases of a worker whatever its handlers do."""

@@ -1,0 +1,391 @@
+"""The deliveries that a worker holds for one handler: how many it may hold, and what waits.
+
+They go to the handler's lane of an executor, in which `HandlerRuns` runs them.
+
+Lanes: the work of one handler that waits for an executor, and how much of it may run at a time.
+
+A work item is one delivery, a batch, or the deliveries of a slot in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.interceptor import Hooks
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.handlers.scopes import Values
+from rmq.worker.disposition import DetachedClaims, Disposition, Halt
+from rmq.worker.runner import Runner
+from rmq.worker.runs import IN_ORDER, HandlerRuns
+from rmq.worker.settler import Settler
+
+if TYPE_CHECKING:
+    from rmq.worker.disposition import Overrun, PoisonSuspects
+    from rmq.worker.executors import Executor, LoopHeartbeat
+    from rmq.worker.feed import HandlerConsumer
+    from rmq.worker.runner import UnhandledRunner
+    from rmq.worker.settler import ErrorState, SettlerThread
+
+
+FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
+BLOCKED_S = 1.0  # an event loop that is blocked for so long gets no more work
+
+
+class HandlerQueue:
+    """The deliveries of one handler.
+
+    Args:
+        handler: runs them.
+        consumer: received them, and settles them.
+        hooks: of the interceptors.
+        executor: of the kind of the handler.
+        heartbeat: of the event loop, for an async handler.
+        settler_thread: settles them.
+        error_state: of the topic.
+        on_settled: called by that thread after it has settled some.
+        is_stopping: whether the worker is stopping.
+        runner_for: finds the runner of a delivery of the topic.
+        values: of the dependencies and lifespans of this process.
+        suspects: of this process.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        consumer: HandlerConsumer,
+        hooks: Hooks,
+        executor: Executor,
+        heartbeat: LoopHeartbeat | None,
+        settler_thread: SettlerThread,
+        error_state: ErrorState,
+        on_settled: Callable[[], None],
+        is_stopping: Callable[[], bool],
+        runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
+        values: Values | None,
+        suspects: PoisonSuspects,
+    ) -> None:
+        self.handler = handler
+        self.consumer = consumer
+        detached_claims = (
+            None if handler.claims is None else DetachedClaims(consumer.transport, handler)
+        )
+        runner = Runner(handler, hooks, detached_claims, values, is_stopping)
+        self.taken = 0
+        self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
+        self._executor = executor
+        self._heartbeat = heartbeat
+        self.settler = Settler(
+            handler, consumer, self._disposition_of_overrun, detached_claims, settler_thread,
+            error_state, on_settled,
+        )  # fmt: skip
+        self.suspects = suspects
+        self.runs = HandlerRuns(
+            handler, consumer, runner, self.settler, is_stopping, runner_for, self.suspects
+        )
+        self._runner_for = runner_for
+        self._partial_batch: list[DeliveryData] = []  # waits for more messages
+        self._partial_since = 0.0
+        self._last_suspect: DeliveryData | None = None  # waits until nothing else runs
+        self._ordered_begun = 0  # runs of an ordered handler
+        self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
+
+    def _disposition_of_overrun(self, overrun: Overrun) -> Disposition:
+        runner = self._runner_for(overrun.delivery)
+        assert isinstance(runner, Runner)  # what no handler has runs for no time
+        return runner.disposition_of_overrun(overrun)
+
+    # --- room ------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """The number of deliveries held: waiting, running, or about to be settled."""
+        return self.taken - self.settler.finished
+
+    def counts(self) -> dict[str, int]:
+        """Return counts of deliveries: taken, held, and settled by each verb."""
+        return {
+            "taken": self.taken, "held": self.held,
+            **self.settler.tally, **self.settler.claim_counts,
+        }  # fmt: skip
+
+    def hung_runs(self) -> list[DeliveryData]:
+        """Return the runs that go on beyond their max_runtime; each by its first delivery.
+
+        The thread hangs, or the task swallows its cancellation. The delivery is settled already.
+        """
+        overdue = self.settler.overdue
+        return [run for run in list(self.runs.times.running) if run in overdue] if overdue else []
+
+    def hung(self) -> int:
+        """Return how many threads or tasks are busy with a run that hangs."""
+        return len(self.hung_runs())
+
+    def lag(self) -> float:
+        """Return for how many seconds the event loop of this handler has been blocked."""
+        return 0.0 if self._heartbeat is None else self._heartbeat.lag()
+
+    def _can_begin(self) -> bool:
+        """Return whether work may begin soon: the event loop runs, or there is a thread."""
+        is_starved = self._executor.error and not self.runs.times.running
+        return not is_starved and self.lag() <= BLOCKED_S
+
+    def room(self) -> int:
+        """Return how many to receive now; 0 while it is better to wait for more room."""
+        handler = self.handler
+        if self.suspects.is_held_back():
+            return 0
+        if handler.ordered:
+            running = self._ordered_begun - self.runs.ordered_ended
+            return IN_ORDER if running < handler.concurrency and self._can_begin() else 0
+        held, hung = self.held, self.hung()
+        limit = self._held_limit(hung)
+        room, usable = limit - held, handler.concurrency - hung
+        spare = min(handler.prefetch // 4, (limit - usable) // 2)
+        enough = 1 if held < usable else max(1, spare)
+        return min(room, BATCH_MAX) if room >= enough else 0
+
+    def excess(self) -> int:
+        """Return how many more are held than there is room for: other types' messages came."""
+        return max(0, self.held - self.runs.times.held_limit(self.hung()))
+
+    def _held_limit(self, hung: int) -> int:
+        """Return how many deliveries to hold; while a suspect runs, none may wait behind it."""
+        if not self._can_begin():
+            return 0
+        limit = self.runs.times.held_limit(hung)
+        if not self.suspects.running:
+            return limit
+        return 0 if self.handler.batch else min(limit, self.handler.concurrency - hung)
+
+    # --- dispatch --------------------------------------------------------------------------------
+
+    def put(self, deliveries: list[DeliveryData], suspects: set[DeliveryData]) -> None:
+        """Hand received deliveries to the executor; suspects alone, and as many as may run."""
+        self.begin_last_suspect()  # if it has waited for a minute, others may be taken already
+        if self.suspects.is_held_back():
+            self._put_off(deliveries)
+            return
+        if self.handler.ordered:
+            run = self._until_suspect(deliveries, suspects) if suspects else deliveries
+            if run:
+                self._ordered_begun += 1
+                self.lane.put([run])
+            return
+        if suspects or self.suspects.running:
+            deliveries = self._start_suspects(deliveries, suspects)
+        if self.handler.batch:
+            self._fill_batches(deliveries)
+        elif deliveries:
+            self.lane.put(deliveries)
+
+    def _start_suspects(
+        self, deliveries: list[DeliveryData], suspects: set[DeliveryData]
+    ) -> list[DeliveryData]:
+        """Begin the suspects that may run; release the deliveries that would have to wait for them.
+
+        Returns:
+            The other deliveries that can begin at once.
+        """
+        suspected = [delivery for delivery in deliveries if delivery in suspects]
+        others = [delivery for delivery in deliveries if delivery not in suspects]
+        free = self.handler.concurrency - len(self.runs.times.running)
+        begun: list[DeliveryData] = []
+        for delivery in suspected:
+            is_last = self._is_last(delivery)
+            if len(begun) >= free or not self.suspects.begin(
+                delivery, delivery.attempt, is_last=is_last
+            ):
+                self._put_off([delivery])
+            elif is_last:
+                self._last_suspect = delivery
+            else:
+                begun.append(delivery)
+        if self._last_suspect is not None:
+            self.runs.release([*self._partial_batch, *others])
+            self._partial_batch = []
+            self.begin_last_suspect()
+            return []
+        if not self.suspects.running:
+            return others
+        free = max(0, free - len(begun))
+        self.runs.release([*self._partial_batch, *others[free:]])
+        self._partial_batch = []
+        others = others[:free]
+        if self.handler.batch:  # they would have to wait until a batch is full
+            self.runs.release(others)
+            others = []
+        if begun:
+            # A suspect may kill this process: settle first what has been done.
+            for work in self.lane.withdraw():
+                self.runs.release(work)
+            self.settler.flush(FLUSH_MOST_S)
+            self.lane.put([[delivery] for delivery in begun] if self.handler.batch else begun)
+        return others
+
+    def _until_suspect(
+        self, run: list[DeliveryData], suspects: set[DeliveryData]
+    ) -> list[DeliveryData]:
+        """Return the part of an ordered run before its first suspect, or that suspect alone."""
+        place = next(n for n, delivery in enumerate(run) if delivery in suspects)
+        if place:
+            self.settler.put(Halt(None, list(run[place:])))
+            return run[:place]
+        first = run[0]
+        is_last = self._is_last(first)
+        if self.suspects.begin(first, first.attempt, is_last=is_last):
+            self.settler.put(Halt(None, list(run[1:])))
+            if is_last:
+                self._last_suspect = first
+                self.begin_last_suspect()
+                return []
+            self.settler.flush(FLUSH_MOST_S)
+            return [first]
+        self._put_off(run)
+        return []
+
+    def _put_off(self, deliveries: list[DeliveryData]) -> None:
+        """Release deliveries until a suspect has ended; in order, the first holds up the others."""
+        wait = Disposition("release", self.suspects.wait_s())
+        if self.handler.ordered:
+            self.settler.put(Halt((deliveries[0], wait), list(deliveries[1:])))
+        else:
+            self.runs.release(deliveries, wait)
+
+    def _is_last(self, delivery: DeliveryData) -> bool:
+        return delivery.attempt > self.handler.context.settings.max_retries
+
+    def begin_last_suspect(self) -> None:
+        """Begin the suspect without a retry left once nothing else runs in this process."""
+        delivery = self._last_suspect
+        if delivery is None or not self.suspects.is_quiet():
+            return
+        self._last_suspect = None
+        self._release_waiting_work()
+        self.settler.flush(FLUSH_MOST_S)
+        self.suspects.begin_alone(delivery)
+        if self.handler.ordered:
+            self._ordered_begun += 1
+        self.lane.put([[delivery] if self.handler.ordered or self.handler.batch else delivery])
+
+    def linger_until(self) -> float:
+        """Return until when a batch that is not full waits for more; infinity: there is none."""
+        if not self._partial_batch:
+            return float("inf")
+        return self._partial_since + self.handler.linger_s
+
+    def _fill_batches(self, deliveries: list[DeliveryData]) -> None:
+        """Hand full batches to the executor; one that is not full waits for `linger`."""
+        size = self.handler.batch
+        if not self._partial_batch:
+            self._partial_since = time.monotonic()
+        self._partial_batch += deliveries
+        works = []
+        while len(self._partial_batch) >= size:
+            works.append(self._partial_batch[:size])
+            self._partial_batch = self._partial_batch[size:]
+        if works:
+            self._partial_since = time.monotonic()  # the rest has just arrived
+        if self.linger_until() <= time.monotonic():
+            works.append(self._partial_batch)
+            self._partial_batch = []
+        if works:
+            self.lane.put(works)
+
+    def end_linger(self) -> None:
+        """Hand over a batch that has waited long enough for more."""
+        if self.linger_until() <= time.monotonic():
+            self._fill_batches([])
+
+    def check_limits(self) -> None:
+        """Find the runs that exceeded their max_runtime; called a few times a second."""
+        if self._executor.error:
+            self.lane.put(())  # tries to start threads again
+        self.runs.take_overdue()
+        all_hung = self.hung() >= self.handler.concurrency
+        self.all_hung_since = (self.all_hung_since or time.monotonic()) if all_hung else 0.0
+        if all_hung or not self._can_begin() or self.runs.times.is_stalled():
+            self._release_waiting_work()
+
+    def _release_waiting_work(self) -> None:
+        for work in self.lane.withdraw() if self.lane.waiting() else []:
+            self.runs.release(work)
+            if self.handler.ordered:
+                self.runs.end_in_order()
+
+    def release_waiting(self) -> None:
+        """Release the deliveries that have not begun; the fetcher must have ended."""
+        self._release_waiting_work()
+        self.runs.release(self._partial_batch)
+        self._partial_batch = []
+        if self._last_suspect is not None:
+            self.runs.release(self._last_suspect)
+            self._last_suspect = None
+
+    def keep_claims(self) -> None:
+        """Keep the claims of runs that go on although the worker ends."""
+        if self.runs.runner.claims is not None:
+            self.runs.runner.claims.keep()
+
+
+log = logging.getLogger("rmq")
+
+Work = Any
+OnError = Callable[[Work, BaseException], None]
+
+
+class Lane:
+    """The waiting work of one handler.
+
+    Args:
+        executor: runs it.
+        run: runs one work item; for tasks a coroutine function.
+        on_error: is told of work in which `run` raised.
+        count: how many work items may run at a time.
+        weight: how many run in a thread or task before it goes on to another lane that waits.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        run: Callable[[Work], Any],
+        on_error: OnError,
+        count: int,
+        weight: int = 1,
+    ) -> None:
+        self.run = run
+        self.on_error = on_error
+        self.count = count
+        self.weight = weight
+        self.ready: deque[Work] = deque()
+        self.permits = 0  # how many threads or tasks are assigned to it
+        self._executor = executor
+
+    def put(self, works: Sequence[Work]) -> None:
+        """Queue work items; from any thread."""
+        self._executor.put(self, works)
+
+    def waiting(self) -> int:
+        """Return how many work items have not begun."""
+        return len(self.ready)
+
+    def withdraw(self) -> list[Work]:
+        """Remove and return the work items that have not begun."""
+        works: list[Work] = []
+        while True:
+            try:
+                works.append(self.ready.popleft())
+            except IndexError:
+                return works
+
+    def report(self, work: Work, error: BaseException) -> None:
+        """Report work that raised. Whatever happens there, the thread or task goes on."""
+        try:
+            self.on_error(work, error)
+        except Exception:
+            log.exception("unexpected: a failure could not be reported")

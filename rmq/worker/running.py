@@ -1,0 +1,417 @@
+"""A worker from its start to its stop: the engine, and all that stands around it.
+
+The topics whose handlers a worker runs, of those that are registered on its client.
+
+Recycling: limits after which a worker process ends, so that another replaces it.
+
+After `max_messages` or `max_memory` it stops as on SIGTERM, and exits with RECYCLED. When a handler
+hangs for `timeout_kill` beyond its max_runtime, everything else is handed back, and the process
+exits with STUCK: nothing but its end frees the thread that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rmq.client.client import AsyncClient, Client
+from rmq.errors import ConfigurationError, InvalidType
+from rmq.features.audit import auditor
+from rmq.features.audit.auditor import Auditor
+from rmq.features.schedules.dispatch import Dispatch
+from rmq.features.workers.reporter import StatusReporter
+from rmq.kernel.core.interceptor import Hooks
+from rmq.kernel.core.process import StopSignals
+from rmq.kernel.core.settings import LEASE_MIN_MS
+from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.handlers.handler import Handler, TopicHandlers
+from rmq.kernel.transport.blocking import Transport
+from rmq.worker.engine import Engine, seconds_until
+from rmq.worker.executors import LoopHeartbeat, call_in, log as worker_log
+from rmq.worker.feed import HAND_OVERS
+from rmq.worker.heartbeat import start
+from rmq.worker.heartbeat.leases import WorkerMemory
+from rmq.worker.process_scope import ProcessScope
+from rmq.worker.runs import most_begun, most_held
+from rmq.worker.scheduler import SchedulerThread
+from rmq.worker.watchdog import WATCH_S, Watchdog
+
+if TYPE_CHECKING:
+    from rmq.kernel.core.delivery import DeliveryData
+    from rmq.worker.queue import HandlerQueue
+
+
+def lease_ms(handler: Handler) -> int:
+    """Return a handler's lease; the shortest possible one while its topic is not open."""
+    if handler.lease_ms is not None:
+        return handler.lease_ms
+    return handler.context.settings.lease_ms if handler.context.is_open else LEASE_MIN_MS
+
+
+def chosen_topics(
+    client: Client | AsyncClient, topics: Iterable[str] | None
+) -> list[TopicHandlers]:
+    """Return the handlers of these topics; None: all.
+
+    Raises:
+        ConfigurationError: no handler is registered, or none for a topic that is named.
+    """
+    known = client._handlers.by_topic
+    if not known:
+        raise ConfigurationError(
+            "worker: no handler is registered on this client; decorate a function with "
+            "@topic.handler(), and import its module before the worker starts"
+        )
+    if topics is None:
+        return list(known.values())
+    if isinstance(topics, str):
+        raise InvalidType(f"topics: {topics!r}; give a list of names")
+    names = list(topics)
+    missing = [name for name in names if name not in known]
+    if missing or not names:
+        raise ConfigurationError(
+            f"topics: no handler is registered for {', '.join(map(repr, missing)) or 'none'}; "
+            f"there are handlers for {', '.join(sorted(known))}"
+        )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
+    """Refuse hooks that cannot run around one of the handlers.
+
+    Raises:
+        InvalidType: the error names the hook.
+    """
+    hooks.refuse_async("the watchdog of a worker", ("on_overrun",))
+    for handler in handlers:
+        if not handler.is_async:
+            hooks.refuse_async("a plain handler", ("before_handle", "after_handle"))
+        hooks.around(handler)
+
+
+class EventLoopThread:
+    """An event loop in a thread of its own. Its end cancels the tasks, as `asyncio.run` does.
+
+    It ends by `stop` alone. What would end another loop, `sys.exit()` in a task or a callback, or
+    `loop.stop()`, interrupts none of its other tasks.
+    """
+
+    def __init__(self) -> None:
+        self._running = threading.Event()
+        self._ended = False
+        self.loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name="rmq-loop", daemon=True)
+        self._thread.start()
+        self._running.wait()
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self.loop = runner.get_loop()
+            self._running.set()
+            while not self._ended:
+                reason = "loop.stop()"
+                try:
+                    self.loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:
+                    reason = repr(error)
+                if not self._ended:
+                    worker_log.error(
+                        "%s in a handler's task or callback; the event loop goes on", reason
+                    )
+
+    def stop(self, wait_s: float) -> None:
+        """Stop the loop, and wait for its thread."""
+        self._ended = True
+        call_in(self.loop, self.loop.stop)
+        self._thread.join(wait_s)
+
+
+log = logging.getLogger("rmq")
+
+JITTER = 0.1  # of max_messages, at most, so that processes do not end together
+MEMORY_EVERY_S = 2.0  # between two looks at the memory
+LIMIT_MAX = 2**53  # messages or bytes; no process reaches it
+MEMORY_LOW = 1024 * 1024  # bytes; no Python process is smaller
+HANDLED = ("ack", "nack", "reject", "own", "lost")  # verbs of deliveries that a handler has run for
+OTHERS_S = 0.05  # between two looks at the runs that a stop waits for
+
+
+def resident_bytes() -> int | None:
+    """Return the resident memory of this process; None where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        pass  # not Linux
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        words = ["ps", "-o", "rss=", "-p", str(os.getpid())]
+        return int(subprocess.run(words, capture_output=True, timeout=5, check=True).stdout) * 1024
+    return None
+
+
+class RecyclingLimits:
+    """The limits of one worker process.
+
+    Args:
+        max_messages: handled messages, and up to 10 % more; None: no limit.
+        max_memory: bytes of resident memory; None: no limit.
+        timeout_kill: how long a run may hang beyond its max_runtime; None: for ever.
+
+    Raises:
+        InvalidType, InvalidValue: a limit is not one.
+    """
+
+    def __init__(
+        self,
+        max_messages: int | None = None,
+        max_memory: int | None = None,
+        timeout_kill: Duration | None = None,
+    ) -> None:
+        self.max_messages = (
+            None if max_messages is None else check_int(max_messages, "max_messages", 1, LIMIT_MAX)
+        )
+        self.max_memory = (
+            None
+            if max_memory is None
+            else check_int(max_memory, "max_memory", MEMORY_LOW, LIMIT_MAX)
+        )
+        self.timeout_kill_s = (
+            None
+            if timeout_kill is None
+            else duration_ms(timeout_kill, "timeout_kill", low_ms=1000) / 1000
+        )
+        # How often to ask `reached`: a process handles more than max_messages by what it does
+        # meanwhile.
+        self.poll_s = 0.5 if self.max_messages is None else 0.1
+        self.hung = False  # a run has hung for timeout_kill
+        self._stop_after = 0
+        if self.max_messages is not None:
+            self._stop_after = self.max_messages + random.randint(
+                0, int(self.max_messages * JITTER)
+            )
+        self._memory_at = float("-inf")  # when the memory was looked at
+        self._hangs: dict[DeliveryData, float] = {}  # run -> since when it is beyond max_runtime
+
+    def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
+        """Return which limit of messages or memory is reached, as text for the log; "" if none."""
+        if self._stop_after:
+            handled = sum(topic.get(verb, 0) for topic in counts.values() for verb in HANDLED)
+            if handled >= self._stop_after:
+                return f"{handled} messages handled, of {self.max_messages} (max_messages)"
+        if self.max_memory is not None and time.monotonic() - self._memory_at >= MEMORY_EVERY_S:
+            self._memory_at = time.monotonic()
+            resident = resident_bytes()
+            if resident is not None and resident > self.max_memory:
+                return f"{resident} bytes of memory, of {self.max_memory} (max_memory)"
+        return ""
+
+    def find_hang(self, queues: Sequence[HandlerQueue], now: float) -> str:
+        """Return which handler hangs for `timeout_kill` beyond its max_runtime; "" if none does.
+
+        Called a few times a second.
+        """
+        if self.timeout_kill_s is None:
+            return ""
+        hung = {run: queue for queue in queues for run in queue.hung_runs()}
+        self._hangs = {run: self._hangs.get(run, now) for run in hung}
+        for run, since in self._hangs.items():
+            if now - since >= self.timeout_kill_s:
+                self.hung = True
+                return (
+                    f"{hung[run].handler}: {run.id} hangs for {now - since:.1f} s beyond its "
+                    "max_runtime (timeout_kill)"
+                )
+        return ""
+
+
+def wait_for_others(
+    queues: Sequence[HandlerQueue], until: float, is_cut_short: Callable[[], bool]
+) -> None:
+    """Wait until only runs that hang are left, at most until a time of the monotonic clock."""
+    while time.monotonic() < until and not is_cut_short():
+        if all(len(queue.runs.times.running) == queue.hung() for queue in queues):
+            return
+        time.sleep(OTHERS_S)
+
+
+FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
+CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
+HEARTBEAT_STOP_S = 0.2  # for an idle heartbeat to end
+ABANDON_S = 5.0  # for other handlers to finish when one is stuck
+
+
+class Options(NamedTuple):
+    """The user's choices for a worker as a whole."""
+
+    grace_s: float
+    concurrency: int | None
+    watchdog_s: float | None
+    heartbeat: start.Kind
+    serves_schedules: bool
+    limits: RecyclingLimits
+
+
+class Surroundings(NamedTuple):
+    """Scope and loop, opened before the parts of a worker are made; a stop closes them, too."""
+
+    scope: ProcessScope
+    loop: asyncio.AbstractEventLoop | None  # of async handlers
+    loop_thread: EventLoopThread | None  # which runs it, unless it is the caller's
+
+    def close(self, wait_s: float) -> None:
+        """Close what could be closed in so many seconds."""
+        until = time.monotonic() + wait_s
+        self.scope.close(seconds_until(until))
+        if self.loop_thread is not None:
+            self.loop_thread.stop(seconds_until(until))
+
+
+class RunningWorker:
+    """The parts of a worker, made for one run of it.
+
+    Args:
+        client: of the handlers.
+        topics: their topics; open, or created as soon as Redis can be reached.
+        hooks: of the interceptors.
+        options: of the worker.
+        transport: to Redis.
+        surroundings: already open.
+        stopping: set when the worker is to stop; by the watchdog too.
+        signals: a second one ends each wait.
+    """
+
+    def __init__(
+        self,
+        client: Client | AsyncClient,
+        topics: Sequence[TopicHandlers],
+        hooks: Hooks,
+        options: Options,
+        transport: Transport,
+        surroundings: Surroundings,
+        stopping: threading.Event,
+        signals: StopSignals,
+    ) -> None:
+        self._client = client
+        self._topics = topics
+        self._chain = hooks.chain
+        self._options = options
+        self.transport = transport
+        self._surroundings = surroundings
+        self._stopping = stopping
+        self._signals = signals
+        handlers = [handler for of_topic in topics for handler in of_topic]
+        loop = surroundings.loop
+        self._loop_heartbeat = None if loop is None else LoopHeartbeat(loop)
+        self.memory = WorkerMemory(
+            [min(map(lease_ms, of_topic)) for of_topic in topics],
+            sum(map(most_begun, handlers)) + HAND_OVERS * len(topics),
+            sum(most_held(each) for each in handlers if each.claims is not None),
+        )
+        try:
+            self.engine = Engine(
+                topics, transport, self.memory, hooks, loop, self._loop_heartbeat,
+                options.concurrency, surroundings.scope.values,
+            )  # fmt: skip
+            self._contexts = [of_topic.context for of_topic in topics]
+            self.heartbeat = start.start(options.heartbeat, self.memory, transport, self._contexts)
+        except BaseException:
+            self.memory.close()
+            raise
+
+    def begin(self) -> None:
+        """Begin to receive messages."""
+        try:
+            audit = auditor.start(self._chain, self.transport, self._contexts)
+            self._services: list[Auditor | SchedulerThread] = [] if audit is None else [audit]
+            if self._options.serves_schedules:
+                prefix, handlers = self._client._prefix, self._client._handlers
+                dispatch = Dispatch(prefix, self.transport, handlers, self._contexts)
+                self._services.append(SchedulerThread(dispatch))
+        except BaseException:
+            self.heartbeat.stop()
+            self.memory.close()
+            raise
+        self.engine.start()
+        self.watchdog = Watchdog(
+            self.engine, self.heartbeat, self.memory, self._loop_heartbeat, self.transport,
+            self._options.watchdog_s, self._stopping, self._options.limits,
+        )  # fmt: skip
+        self.watchdog.start()
+        self._status = StatusReporter(self.engine.queues, self.transport, self._client._prefix)
+
+    def stop(self, grace_s: float) -> bool:
+        """Stop fetching, wait for running handlers, release the rest, and close all parts.
+
+        Returns:
+            Whether every run that had begun has ended, and is settled in Redis.
+        """
+        engine = self.engine
+        engine.stop_fetching()
+        for service in self._services:
+            service.ask_to_stop()
+        # Idle threads and tasks need a moment to end too.
+        began = time.monotonic()
+        until = began + max(grace_s, WATCH_S)
+        engine.release_waiting(began + min(FETCHER_STOP_S, max(grace_s, CANCEL_S / 2)))
+        finished = self._wait_for_runs(until)
+        settled = self._close(until + CANCEL_S)
+        if not settled:
+            log.error(
+                "not all deliveries could be settled in Redis; those are delivered again, and work "
+                "that was done may be done twice"
+            )
+        return finished and settled
+
+    def finish_others(self) -> None:
+        """Release waiting deliveries when a handler is stuck, and let the others finish.
+
+        A hanging delivery is not released. It is rolled back when its lease has expired, which
+        counts as a delivery: so a message that hangs every worker becomes a dead letter. After
+        `timeout_kill` the hanging ones have failed already, and a stop releases the rest.
+        """
+        now, grace_s = time.monotonic(), self._options.grace_s
+        until = now + min(grace_s, ABANDON_S)
+        self.engine.stop_fetching()
+        self.engine.release_waiting(until)
+        if self._options.limits.hung:
+            wait_for_others(self.engine.queues, now + grace_s, lambda: self._signals.at_once)
+        else:
+            self._wait_for_runs(until)
+
+    def _wait_for_runs(self, until: float) -> bool:
+        """Wait until running handlers have ended and are settled; return whether all have ended."""
+        while not self.engine.join(min(WATCH_S, seconds_until(until))):
+            if self._signals.at_once or not seconds_until(until):
+                return not self.engine.is_running()
+        for flushed in self.engine.flushed_events():
+            while not flushed.wait(min(WATCH_S, seconds_until(until))):
+                if self._signals.at_once or not seconds_until(until):
+                    break
+        return True
+
+    def _close(self, until: float) -> bool:
+        """Cancel what still runs, release its deliveries, and close all parts, before `until`.
+
+        Returns:
+            Whether all deliveries are settled in Redis.
+        """
+        settled = self.engine.end(until)
+        for service in self._services:
+            service.stop(seconds_until(until))
+        self._status.stop(seconds_until(until))
+        self.watchdog.end()
+        self.heartbeat.stop(max(HEARTBEAT_STOP_S, seconds_until(until)))
+        if self._loop_heartbeat is not None:
+            self._loop_heartbeat.stop()
+        self._surroundings.close(seconds_until(until))
+        if settled and self.engine.join(0):
+            self.memory.close()
+        return settled

@@ -1,0 +1,1 @@
+"""The supervisor: several worker processes, started, checked and replaced."""

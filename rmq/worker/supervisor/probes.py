@@ -1,0 +1,151 @@
+"""Probes: a small HTTP endpoint for monitoring a worker.
+
+/readyz   200 while messages are taken and settled, else 503
+/livez    200 unless something hangs in the process, which a new one may mend; a Redis that is away
+          is no reason to kill workers
+/metrics  what prometheus_client has collected in this process; 404 where it is not installed
+
+Standard library only, in a daemon thread. It shows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from rmq.errors import ConfigurationError
+from rmq.kernel.core import packages
+from rmq.worker.watchdog import Health
+
+REQUEST_S = 5.0  # for a client to send its request
+MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+class Probes:
+    """The endpoint. Serves from its making on, until the process ends.
+
+    Args:
+        host, port: where; port 0 is any that is free.
+        health: how the worker is.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+
+    def __init__(self, host: str, port: int, health: Callable[[], Health]) -> None:
+        self._health = health
+        self._metrics = Metrics() if has_prometheus() else None
+        kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = type("Server", (ThreadingHTTPServer,), {"address_family": kind})
+        self._server: ThreadingHTTPServer = server((host, port), self._handler())
+        self._server.daemon_threads = True
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, name="rmq-probes", daemon=True).start()
+
+    def answer(self, path: str) -> tuple[int, str, bytes]:
+        """Status, content type and body for a path."""
+        if path == "/metrics" and self._metrics is not None:
+            return 200, self._metrics.content_type, self._metrics.text()
+        health = self._health()
+        fine = {"/readyz": health.ok, "/livez": health.alive}.get(path)
+        if fine is None:
+            reply: dict[str, Any] = {"paths": ["/livez", "/readyz", "/metrics"]}
+            if path == "/metrics":
+                reply = {"error": f"for metrics: {packages.install('prometheus')}"}
+            return 404, "application/json", _json(reply)
+        return (
+            200 if fine else 503, "application/json",
+            _json({"ok": fine, "problems": health.problems}),
+        )  # fmt: skip
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        answer = self.answer
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = REQUEST_S
+
+            def version_string(self) -> str:
+                return "rmq"
+
+            def do_GET(self) -> None:
+                status, kind, body = answer(self.path.partition("?")[0])
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        return Handler
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+class Metrics:
+    """The metrics of prometheus_client, of this process or of those that share a directory."""
+
+    def __init__(self) -> None:
+        self._library = _prometheus("prometheus_client")
+        self._registry = self._library.REGISTRY
+        if directory := os.environ.get(MULTIPROCESS):
+            if not os.path.isdir(directory):
+                raise ConfigurationError(
+                    f"{MULTIPROCESS}: there is no directory {directory!r}; make an empty one "
+                    "before the worker starts"
+                )
+            self._registry = self._library.CollectorRegistry()
+            _prometheus("prometheus_client.multiprocess").MultiProcessCollector(self._registry)
+        self.content_type: str = self._library.CONTENT_TYPE_LATEST
+
+    def text(self) -> bytes:
+        """In the format that Prometheus reads."""
+        return bytes(self._library.generate_latest(self._registry))
+
+
+class SharedMetrics:
+    """A directory in which several processes keep what prometheus_client collects."""
+
+    def __init__(self) -> None:
+        self._made = ""
+        if has_prometheus() and not os.environ.get(MULTIPROCESS):
+            self._made = tempfile.mkdtemp(prefix="rmq-metrics-")
+            os.environ[MULTIPROCESS] = self._made  # ours, and that of the processes we start
+
+    def forget(self, pid: int) -> None:
+        """A process has ended: its gauges are gone, its counters stay."""
+        if has_prometheus():
+            _prometheus("prometheus_client.multiprocess").mark_process_dead(pid)
+
+    def close(self) -> None:
+        """Remove the directory, if it is ours."""
+        if self._made:
+            os.environ.pop(MULTIPROCESS, None)
+            shutil.rmtree(self._made, ignore_errors=True)
+
+
+def has_prometheus() -> bool:
+    """Whether there are metrics to expose."""
+    return importlib.util.find_spec("prometheus_client") is not None
+
+
+def _prometheus(module: str) -> Any:
+    return packages.load(module, "prometheus", "/metrics")

@@ -1,0 +1,108 @@
+"""Settlings over several slots and calls, run without a server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq.errors import OutcomeUnknown, ScriptFailed
+from rmq.kernel.consumer import settle
+from rmq.kernel.consumer.scripts import ExtendReply
+from rmq.kernel.consumer.settle import Lease, Leases, Settling
+from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.settings import BATCH_MAX, Settings
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.transport.steps import Command, Pipeline
+
+
+def context(slots: int) -> TopicContext:
+    made = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
+    made.mark_open(Settings(slots=slots), b"1")
+    return made
+
+
+def leases(*slots: int) -> Leases:
+    return Leases.of(Lease(slot, b"%d" % n, 5000.0 + n) for n, slot in enumerate(slots))
+
+
+def answer(settling: Settling[Any], *replies: Any) -> Any:
+    """The value of a settling whose one step gets these replies."""
+    flow = settling.try_run()
+    step = next(flow)
+    try:
+        flow.send(list(replies) if isinstance(step, Pipeline) else replies[0])
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError("a settling has one step")
+
+
+def test_letters_come_back_in_the_order_of_the_deliveries() -> None:
+    settling = settle.ack(context(2), leases(1, 0, 1, 0))
+
+    assert answer(settling, "10", "01") == ("1001", None)  # slot 1 first, then slot 0
+
+
+def test_a_slot_that_failed_leaves_its_letters_unknown() -> None:
+    error = ScriptFailed("broken")
+
+    assert answer(settle.ack(context(2), leases(0, 1, 0)), "11", error) == ("1?1", error)
+
+
+def test_an_error_of_every_slot_is_raised() -> None:
+    with pytest.raises(ScriptFailed):
+        answer(settle.ack(context(1), leases(0, 0)), *[ScriptFailed("broken")] * 1)
+
+
+def test_leases_of_slots_that_are_gone_are_lost() -> None:
+    assert answer(settle.ack(context(1), leases(0, 3)), "1") == ("10", None)
+
+
+def test_a_call_carries_a_batch_at_most_and_the_last_is_released_first() -> None:
+    count = BATCH_MAX + 1
+    step = next(settle.release(context(1), leases(*[0] * count), [100] * count, 0).try_run())
+
+    assert isinstance(step, Pipeline)
+    first_ids = [command.args[5] for command in step.commands]
+    assert first_ids == [b"%d" % BATCH_MAX, b"0"]
+
+
+def test_calls_that_keep_redis_for_long_carry_fewer() -> None:
+    topic, many = context(1), leases(*[0] * 250)
+    assert [len(part) for part in settle.ack(topic, many)._positions] == [250]
+    for settling in (
+        settle.nack(topic, many, [b""] * 250, None),
+        settle.reject(topic, many, [b""] * 250, "r"),
+    ):
+        assert [len(positions) for positions in settling._positions] == [100, 100, 50]
+
+    topic.had_large = True  # Redis frees their bodies
+    assert [len(part) for part in settle.ack(topic, many)._positions] == [100, 100, 50]
+
+
+def test_a_settling_without_a_reply_is_repeated_under_the_same_number() -> None:
+    settling = settle.ack(context(1), leases(0))
+    flow = settling.try_run()
+    first = next(flow)
+    with pytest.raises(OutcomeUnknown):
+        flow.throw(OutcomeUnknown("no reply"))
+
+    second = next(settling.try_run())
+
+    assert isinstance(first, Command)
+    assert first is second
+
+
+def test_the_session_is_free_again_after_the_reply() -> None:
+    topic = context(1)
+    settling = settle.ack(topic, leases(0))
+    assert answer(settling, "1") == ("1", None)
+
+    assert topic.sessions.take().number == 2
+
+
+def test_new_deadlines_tell_lost_and_unknown_leases_apart() -> None:
+    settling = settle.extend(context(3), leases(0, 0, 1, 7), 60_000)
+    replies = ExtendReply(1_790_000_060, "10"), ScriptFailed("broken")
+
+    assert answer(settling, *replies)[0] == [1_790_000_060, None, 0, None]

@@ -1,0 +1,118 @@
+"""Messages in groups, one for each script call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rmq.errors import EncodeError, InvalidType, InvalidValue, PayloadTooLarge
+from rmq.kernel.core.codec import BYTES
+from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.settings import CALL_BYTES, Settings
+from rmq.kernel.producer import batches
+from rmq.kernel.producer.batches import ALIKE_MIN, Group, group_messages
+from rmq.kernel.topic.context import ReplaySessions, TopicContext
+
+
+def context(**settings: Any) -> TopicContext:
+    made = TopicContext("rmq", "orders", BYTES, ReplaySessions(), {})
+    made.mark_open(Settings(**settings), b"1")
+    made.spread._turn = iter(range(10**6))  # begin at slot 0
+    return made
+
+
+def grouped(messages: list[Any], most: int = 1000, **settings: Any) -> list[Any]:
+    groups: list[Group] = []
+    group_messages(context(**settings), messages, groups, most)
+    assert all(len(group.ids) == len(group.indexes) for group in groups)
+    assert all({id.slot for id in group.ids} == {group.slot} for group in groups)
+    return [(group.slot, group.indexes, group.parts) for group in groups]
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Groups as they are without the way for messages that are alike."""
+
+    def group(*args: Any, **settings: Any) -> list[Any]:
+        with monkeypatch.context() as patch:
+            patch.setattr(batches, "_group_alike", lambda *_: False)
+            return grouped(*args, **settings)
+
+    return group
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("count", [ALIKE_MIN, 99, 100, 101, 1000, 1001, 3250])
+@pytest.mark.parametrize("priority", [None, 900])
+def test_messages_that_are_alike_are_grouped_as_any_others(
+    one_by_one: Callable[..., list[Any]], slots: int, count: int, priority: int | None
+) -> None:
+    messages = [Outgoing(b"%d" % n, priority) for n in range(count)]
+
+    assert grouped(messages, slots=slots) == one_by_one(messages, slots=slots)
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 250])
+def test_no_group_of_messages_that_are_alike_is_larger_than_asked(most: int) -> None:
+    groups = grouped([Outgoing(b"x") for _ in range(1000)], most, slots=2)
+
+    assert max(len(indexes) for _, indexes, _ in groups) <= most
+    assert sorted(index for _, indexes, _ in groups for index in indexes) == list(range(1000))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Outgoing(b"x", 901), Outgoing(b"x", delay=5), Outgoing(b"x", slot_basis="a"),
+        Outgoing(b"x", merge_key="k", time_range=1), Outgoing(b"x", headers={"a": "b"}),
+        Outgoing(b"x", dedup_key="a"), Outgoing(b"x", expires=5),
+    ],
+    ids=lambda out: repr(out)[:60],
+)  # fmt: skip
+def test_a_message_among_others_keeps_what_it_asks_for(
+    one_by_one: Callable[..., list[Any]], odd: Outgoing
+) -> None:
+    messages = [Outgoing(b"x") for _ in range(50)]
+    messages[30] = odd
+
+    assert grouped(messages) == one_by_one(messages)
+
+
+@pytest.mark.parametrize(
+    ("odd", "error"),
+    [
+        (Outgoing("text"), EncodeError), (Outgoing(b"x" * 101), PayloadTooLarge),
+        (Outgoing(b"x", 16), InvalidValue), (Outgoing(b"x", 900.0), InvalidType),  # type: ignore
+        (Outgoing(b"x", True), InvalidType), (Outgoing(b"x", []), InvalidType),  # type: ignore
+        (b"x", InvalidType), (None, InvalidType),
+    ],
+    ids=lambda value: repr(value)[:40],
+)  # fmt: skip
+@pytest.mark.parametrize("all_alike", [False, True])
+def test_a_bad_message_is_refused_among_messages_that_are_alike(
+    odd: Any, error: type[Exception], all_alike: bool
+) -> None:
+    messages: list[Any] = [Outgoing(b"x", 900) for _ in range(50)]
+    messages[30] = odd
+
+    with pytest.raises(error):
+        grouped([odd] * 50 if all_alike else messages, max_body=100)
+
+
+def test_bodies_that_are_too_many_bytes_for_a_call_are_split() -> None:
+    body = bytes(CALL_BYTES // 20)
+
+    groups = grouped([Outgoing(body) for _ in range(50)], max_body=len(body))
+
+    assert len(groups) == 3
+    assert all(sum(map(len, parts)) <= CALL_BYTES for _, _, parts in groups)
+
+
+def test_a_topic_whose_messages_expire_writes_it_in_each() -> None:
+    ((_, _, plain),) = grouped([Outgoing(b"x") for _ in range(50)])
+    ((_, _, expiring),) = grouped([Outgoing(b"x") for _ in range(50)], expires_ms=5000)
+
+    assert plain[1] == b"x"
+    assert len(expiring[1]) == 7

@@ -1,0 +1,96 @@
+"""Where a consumer subscribes on a cluster, and when it goes elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from redis.exceptions import ClusterDownError, MovedError
+
+from rmq.kernel.transport import subscription as transport_subscription
+from rmq.kernel.transport.calls import Subscribe
+from rmq.kernel.transport.cluster_slots import SlotTable, hash_slot
+from rmq.kernel.transport.steps import Subscription
+from rmq.kernel.transport.subscription import SubscribedConnection
+
+CHANNEL = b"rmq:{orders_0}:wake"
+SLOT = hash_slot(CHANNEL)
+HERE, THERE = ("h", 1), ("h", 2)
+
+
+@pytest.fixture
+def table() -> SlotTable:
+    made = SlotTable([HERE])
+    made.read([[0, 16383, [b"h", 2]]], HERE)
+    made.note_moved(SLOT, HERE)
+    return made
+
+
+def subscription(node: tuple[str, int] | None) -> Subscription:
+    made = Subscription(b"rmq:{orders}:wake", takes_batches=True)
+    made.slot_channel = CHANNEL
+    made.held = SubscribedConnection(None, 0)
+    made.held.node = node
+    return made
+
+
+def test_a_shard_channel_is_asked_for_at_the_master_of_its_slot(table: SlotTable) -> None:
+    wanted = Subscribe([b"wake"], shard=CHANNEL + b":s:1")
+    assert transport_subscription.node_for(wanted, table) == HERE
+    assert wanted.packed().endswith(
+        b"SSUBSCRIBE\r\n$%d\r\n%s\r\n" % (len(wanted.shard), wanted.shard)
+    )
+
+
+def test_while_that_master_does_not_answer_any_other_will_do(table: SlotTable) -> None:
+    table.note_failed(HERE)
+    wanted = Subscribe([b"wake"], shard=CHANNEL + b":s:1")
+    assert transport_subscription.node_for(wanted, table) == THERE
+
+
+@pytest.mark.parametrize("node", [THERE, None])
+def test_a_subscription_elsewhere_gives_up_its_connection(
+    table: SlotTable, node: tuple[str, int] | None
+) -> None:
+    held = subscription(node)
+    transport_subscription.follow(held, table)
+    assert held.is_deaf
+
+
+def test_a_subscription_at_the_master_stays(table: SlotTable) -> None:
+    held = subscription(HERE)
+    transport_subscription.follow(held, table)
+    assert held.is_sharded
+    assert not held.is_deaf
+
+
+def test_a_subscription_stays_while_the_master_does_not_answer(table: SlotTable) -> None:
+    table.note_failed(HERE)
+    held = subscription(THERE)
+    transport_subscription.follow(held, table)
+    assert not held.is_deaf
+
+
+def test_a_subscription_of_several_slots_has_no_own_channel_and_stays(table: SlotTable) -> None:
+    held = subscription(THERE)
+    held.slot_channel = b""
+    transport_subscription.follow(held, table)
+    assert not held.is_deaf
+    assert not held.takes_hand_overs
+
+
+@pytest.mark.parametrize(
+    ("refusal", "node"),
+    [
+        (MovedError("5 h:2"), None),
+        (ClusterDownError("down"), None),
+        (redis.exceptions.NoPermissionError("no"), HERE),
+        (redis.ResponseError("unknown command 'SSUBSCRIBE'"), HERE),
+    ],
+)
+def test_a_refusal_that_may_end_is_tried_again_elsewhere(
+    refusal: Exception, node: tuple[str, int] | None
+) -> None:
+    wanted = Subscribe([b"wake"], shard=CHANNEL)
+    made = SubscribedConnection(None, 0, {CHANNEL: refusal})
+    transport_subscription.note_node(made, wanted, HERE)
+    assert made.node == node

@@ -1,0 +1,82 @@
+"""The role that each operation needs: a new one has its line here, after a thought."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+
+from rmq import AsyncClient
+from rmq.features.dead_letters import http
+from rmq.features.dead_letters.jobs import http as jobs_http
+from rmq.kernel.core.access import Role
+from rmq.server.api import TABLES
+from rmq.web import requests
+from rmq.web.operation import At, Table
+from rmq.web.principal import Principal
+from rmq.web.problems import ApiError
+
+OPERATIONS = [each for table in TABLES for each in table.operations]
+WRITES = {
+    # They keep messages moving, and what they do can be done again or otherwise.
+    Role.OPERATOR: {
+        "cancel_message", "import_dead_letters", "pause_job", "pause_schedule", "pause_topic",
+        "redrive", "release_query",
+        "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
+        "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
+        "stop_job",
+    },
+    # They make, change or delete what programs rely on.
+    Role.ADMIN: {
+        "create_topic", "delete_claim", "delete_schedule", "delete_topic", "forget_missing",
+        "forget_sink", "purge", "resize_topic", "set_topic",
+    },
+}  # fmt: skip
+READS_OF_ADMINS = {"export_dead_letters"}  # whole bodies, and those of others
+
+
+def test_each_operation_that_changes_something_has_the_role_that_is_written_here() -> None:
+    found = {
+        role: {each.name for each in OPERATIONS if not each.is_read and each.role is role}
+        for role in Role
+    }
+
+    assert found == {Role.VIEWER: set(), **WRITES}
+
+
+def test_viewers_read_all_but_what_is_of_admins() -> None:
+    found = {each.name for each in OPERATIONS if each.is_read and each.role is not Role.VIEWER}
+
+    assert found == READS_OF_ADMINS
+
+
+@pytest.mark.parametrize("method", ["post", "patch", "delete"])
+def test_an_operation_that_changes_something_cannot_leave_its_role_open(method: str) -> None:
+    role = inspect.signature(getattr(Table, method)).parameters["role"]
+
+    assert role.default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+    ("role", "rights"),
+    [
+        (Role.VIEWER, {Role.VIEWER}),
+        (Role.OPERATOR, {Role.VIEWER, Role.OPERATOR}),
+        (Role.ADMIN, set(Role)),
+    ],
+)
+def test_a_role_has_the_rights_of_those_before_it(role: Role, rights: set[Role]) -> None:
+    assert {other for other in Role if role.includes(other)} == rights
+
+
+@pytest.mark.parametrize(("role", "kind"), [(Role.OPERATOR, "forbidden"), (Role.ADMIN, "invalid")])
+def test_a_job_that_purges_needs_the_role_of_purge(role: Role, kind: str) -> None:
+    principal = Principal("somebody", role, True, "token")
+    at = At(AsyncClient(), "s", lambda: True, list, principal, "")
+    unconfirmed = http.NewJob(verb="purge")
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(jobs_http.start_job(at, requests.TopicPath(topic="orders"), unconfirmed))
+
+    assert caught.value.kind == kind  # an admin gets as far as the name to confirm

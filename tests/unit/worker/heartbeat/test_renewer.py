@@ -1,0 +1,240 @@
+"""The rounds of a heartbeat, without a process and without Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rmq.worker.heartbeat import renewer as module
+from rmq.worker.heartbeat.leases import WorkerMemory
+from rmq.worker.heartbeat.memory import NUMBER_SHIFT, SLOTS_MAX
+from rmq.worker.heartbeat.renewer import PAGE, RETRY_S, Heartbeat, Topic, is_stopped
+from rmq.worker.heartbeat.script_connection import RedisError
+
+LEASE_MS = 30_000
+KEYS = {"lease_renew": ["leases_%d"], "lease_release": ["store_%d"], "claim": ["claim_%d:"]}
+
+
+class Answers:
+    """A connection that answers as it was told, and remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.replies: list[Any] = []
+        self.error: OSError | None = None
+
+    def evaluate(self, calls: list[Any]) -> list[Any]:
+        self.calls += calls
+        if self.error is not None:
+            raise self.error
+        return [self.replies.pop(0) for _ in calls]
+
+
+class Scene:
+    """A heartbeat of two topics, with the worker's side of its memory."""
+
+    def __init__(self) -> None:
+        self.memory = WorkerMemory([LEASE_MS, 6000], 2, 4)
+        self.answers = Answers()
+        self.warnings: list[str] = []
+        topics = [Topic({"keys": KEYS, "channel": "wake"}) for _ in range(2)]
+        self.heartbeat = Heartbeat(
+            self.memory.shared, self.answers, topics, self.warnings.append  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def lease(self, topic: int, slot: int, number: int, held: int) -> int:
+        shared, place = self.memory.shared, topic * SLOTS_MAX + slot
+        shared.words[shared.leases_at + place * 3] = number << NUMBER_SHIFT | held
+        shared.words[shared.topics_at + topic * 2] = SLOTS_MAX
+        return place
+
+    def beat(self, *replies: Any) -> float:
+        self.answers.replies = list(replies)
+        self.answers.calls.clear()
+        pause = self.heartbeat.beat()
+        assert not self.answers.replies
+        return pause
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    made = Scene()
+    yield made
+    made.memory.close()
+
+
+def test_a_lease_that_holds_something_is_renewed_and_again_after_a_third(scene: Scene) -> None:
+    place = scene.lease(0, 7, 41, held=100_000)
+
+    pause = scene.beat(LEASE_MS)
+
+    assert scene.answers.calls == [("lease_renew", [b"leases_7"], [b"", 41, LEASE_MS])]
+    assert pause == 1.0  # a sixth of the shortest lease
+    now = time.monotonic()
+    assert now + 29 < scene.memory.shared.safe_until(place, 41) < now + 30
+    scene.beat()
+    scene.memory.shared.set_safe(place, 41, now + 19.9)
+    scene.beat(LEASE_MS)
+
+
+def test_lost_leases_are_not_renewed(scene: Scene) -> None:
+    scene.memory.shared.set_lost(scene.lease(1, 2, 42, held=1), 42)
+
+    scene.beat()
+
+
+def test_a_lease_that_holds_nothing_is_renewed_for_a_minute(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = scene.lease(0, 1, 41, held=0)
+    scene.beat(LEASE_MS)
+    scene.memory.shared.set_safe(place, 41, time.monotonic())
+    monkeypatch.setattr(module, "IDLE_S", 0.0)
+
+    scene.beat()
+
+    scene.lease(0, 1, 41, held=1)
+    monkeypatch.setattr(module, "IDLE_S", 60.0)
+    scene.beat(LEASE_MS)
+
+
+def test_a_lease_that_is_gone_is_noted_as_lost(scene: Scene) -> None:
+    place = scene.lease(1, 2, 42, held=1)
+
+    scene.beat(0)
+
+    assert scene.memory.shared.lost(place) == 42
+    scene.beat()
+
+
+def rounds(heartbeat: Heartbeat, *times: float) -> list[bool]:
+    return [heartbeat.is_hung(now) for now in times]
+
+
+def test_a_worker_that_makes_no_turn_for_too_long_hangs(scene: Scene) -> None:
+    scene.memory.note_turn(10.0)
+
+    assert rounds(scene.heartbeat, 1000, 1005, 1010, 1011) == [False, False, False, True]
+    scene.memory.note_turn(10.0)
+    assert rounds(scene.heartbeat, 1012, 1017, 1022) == [False, False, False]
+
+
+def test_a_worker_that_shows_no_turns_may_hang_for_ever(scene: Scene) -> None:
+    assert not any(rounds(scene.heartbeat, *range(0, 1000, 5)))
+
+
+def test_time_in_which_the_heartbeat_did_not_run_either_does_not_count(scene: Scene) -> None:
+    scene.memory.note_turn(10.0)
+
+    assert rounds(scene.heartbeat, 1000, 9000, 9001, 9005) == [False, False, False, False]
+
+
+def test_nothing_is_renewed_when_the_worker_has_not_moved(scene: Scene) -> None:
+    scene.lease(0, 7, 41, held=1)
+    scene.memory.renew_until(time.monotonic() - 0.01)
+
+    scene.beat()
+
+    assert scene.memory.last_round() > 0
+    scene.memory.renew_until(time.monotonic() + 10)
+    scene.beat(LEASE_MS)
+
+
+def test_a_renewal_without_an_answer_is_tried_again_soon(scene: Scene) -> None:
+    place = scene.lease(0, 7, 41, held=1)
+    scene.answers.error = OSError("refused")
+
+    assert scene.beat() == RETRY_S
+
+    assert scene.warnings == ["leases are not renewed just now: refused"]
+    assert scene.memory.shared.safe_until(place, 41) == 0.0
+    assert scene.memory.shared.lost(place) == 0
+    scene.answers.error = None
+    assert scene.beat(RedisError("BUSY")) == RETRY_S
+    scene.beat(LEASE_MS)
+
+
+def test_claims_are_renewed_every_third_and_lost_ones_noted(scene: Scene) -> None:
+    memory = scene.memory
+    first = memory.add_claim(5, b"shop:1", b"me")
+    second = memory.add_claim(SLOTS_MAX + 6, b"shop:2", b"you")
+
+    scene.beat(b"1", b"0")
+
+    assert scene.answers.calls == [
+        ("renew", [b"claim_5:shop:1"], [LEASE_MS + 1000, b"me"]),
+        ("renew", [b"claim_6:shop:2"], [7000, b"you"]),
+    ]
+    assert not memory.is_claim_lost(*first)
+    assert memory.is_claim_lost(*second)
+    scene.beat()
+
+
+def test_what_a_dead_worker_had_not_begun_is_released(scene: Scene) -> None:
+    memory = scene.memory
+    place = scene.lease(0, 7, 41, held=5)
+    scene.lease(1, 2, 42, held=0)
+    memory.add_begun(place, b"0123456789abcdef")
+    begun = memory.add_claim(5, b"shop:1", b"me")
+    memory.begin_claim(*begun)
+    memory.add_claim(5, b"shop:2", b"you")
+
+    scene.answers.replies = [b"1", PAGE, 3, 0]
+    scene.heartbeat.release_not_begun()
+
+    assert scene.answers.calls == [
+        ("unclaim", [b"claim_5:shop:2"], [b"you"]),
+        *[("lease_release", [b"store_7"], [b"", b"wake", 7, 41, PAGE, b"01234567bcdef"])] * 2,
+        ("lease_release", [b"store_2"], [b"", b"wake", 2, 42, PAGE]),
+    ]
+
+
+def test_a_release_is_tried_until_redis_answers(scene: Scene) -> None:
+    place = scene.lease(0, 7, 41, held=5)
+    scene.memory.shared.set_safe(place, 41, time.monotonic() + 600)
+    scene.answers.replies = [RedisError("LOADING"), 0]
+
+    scene.heartbeat.release_until_expired(pause_s=0)
+
+    assert [verb for verb, *_ in scene.answers.calls] == ["lease_release"] * 2
+
+
+def test_a_release_is_given_up_when_the_leases_have_ended(scene: Scene) -> None:
+    place = scene.lease(0, 7, 41, held=5)
+    scene.memory.shared.set_safe(place, 41, scene.memory.shared.times[3])
+    scene.answers.replies = [RedisError("LOADING"), 0]
+
+    scene.heartbeat.release_until_expired(pause_s=0)
+
+    assert len(scene.answers.calls) == 1
+
+
+def test_nothing_is_released_if_it_is_not_known_what_had_begun(scene: Scene) -> None:
+    scene.lease(0, 7, 41, held=5)
+    scene.memory.shared.words[2] = 1
+
+    scene.heartbeat.release_not_begun()
+
+    assert scene.answers.calls == []
+
+
+def test_a_process_is_stopped_that_was_sent_sigstop_or_is_gone() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert not is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        until = time.monotonic() + 60
+        while not is_stopped(process.pid):
+            assert time.monotonic() < until, "it never stops"
+        os.kill(process.pid, signal.SIGCONT)
+    finally:
+        process.kill()
+        process.wait()
+    assert is_stopped(process.pid)

@@ -1,0 +1,72 @@
+"""Whose turn it is: the topic that is due for longest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rmq.worker.feed import NEVER
+from rmq.worker.fetcher import DueFeeds
+
+
+class FakeFeed:
+    """A feed that is due when the test says."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.next_at = 0.0
+
+    def due_at(self) -> float:
+        return self.at
+
+
+def scheduled(*feeds: Any) -> DueFeeds:
+    due = DueFeeds()
+    for feed in feeds:
+        due.schedule(feed)
+    return due
+
+
+def test_the_feed_that_is_due_for_longest_is_next() -> None:
+    late, early = FakeFeed(5), FakeFeed(2)
+    due: Any = scheduled(late, early)
+
+    assert due.next_at() == 2
+    assert [due.take(6), due.take(6), due.take(6)] == [early, late, None]
+
+
+def test_feeds_that_are_due_at_the_same_time_take_turns() -> None:
+    first, second = FakeFeed(2), FakeFeed(2)
+    due: Any = scheduled(first, second)
+
+    taken = []
+    for _ in range(4):
+        taken.append(feed := due.take(3))
+        due.schedule(feed)
+
+    assert taken == [first, second, first, second]
+
+
+def test_a_feed_that_is_not_due_yet_stays() -> None:
+    feed = FakeFeed(5)
+    due: Any = scheduled(feed)
+
+    assert due.take(4) is None
+    assert due.take(5) is feed
+
+
+def test_a_feed_that_is_scheduled_anew_has_its_new_time_only() -> None:
+    feed, other = FakeFeed(2), FakeFeed(4)
+    due: Any = scheduled(feed, other)
+
+    feed.at = 6
+    due.schedule(feed)
+
+    assert due.take(3) is None
+    assert [due.take(9), due.take(9), due.take(9)] == [other, feed, None]
+
+
+def test_a_feed_that_has_nothing_to_do_is_not_scheduled() -> None:
+    due = scheduled(FakeFeed(NEVER))
+
+    assert due.next_at() == NEVER
+    assert due.take(1e9) is None
