@@ -46,8 +46,8 @@ def fading(plain: Path) -> Path:
 
 
 def _with(home: Path, **constants: float) -> Path:
-    lines = [f"status_reporter.{name} = {value}" for name, value in constants.items()]
-    text = "\n".join(["", "from rmq.features.workers import reporter as status_reporter", *lines, ""])
+    lines = [f"reporter.{name} = {value}" for name, value in constants.items()]
+    text = "\n".join(["", "from rmq.features.workers import reporter", *lines, ""])
     write(home, (home / "shop.py").read_text() + text)
     return home
 

@@ -233,6 +233,16 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
     return list(make_run(slot, check, count, kept=kept))
 
 
+def make_one(slot: int, check: int) -> MessageId:
+    """As `make`, for a single id that nobody keeps."""
+    global _last
+    with _lock:
+        _last = max(_last + 1, time.time_ns() // 1_000_000 << 16)
+        return MessageId(
+            b"%b%b%b" % (_last.to_bytes(8, "big"), (slot << 14 | check).to_bytes(3, "big"), _random)
+        )
+
+
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
     """As `make`, for ids of which few may be asked for."""
     global _last

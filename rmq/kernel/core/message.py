@@ -86,6 +86,28 @@ class Outgoing:
     marks: dict[str, str] | None = None
 
 
+def is_plain(out: Outgoing) -> bool:
+    """Whether a message is a body and perhaps a priority, as most are."""
+    return (
+        out.delay is None
+        and out.at is None
+        and out.slot_basis is None
+        and out.headers is None
+        and out.type is None
+        and out.marks is None
+        and out.retry is None
+        and out.max_runtime is None
+        and out.id is None
+        and out.dedup_key is None
+        and out.expires is None
+        and out.merge_key is None
+        and out.time_range is None
+        and out.max_wait is None
+        and out.merge == "first"
+        and not out.extend
+    )
+
+
 # Names that other queues give to options of a send.
 _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_basis"}
 

@@ -50,6 +50,11 @@ def reference(size: int, random: bytes) -> bytes:
     return size.to_bytes(4, "big") + random
 
 
+def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
+    """Return the head of a record that refers to its body, and the reference."""
+    return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
+
+
 def name_of(member: bytes, record: bytes) -> bytes:
     """Return the name of the body that a record, or the rest of one, refers to."""
     return member + record[-RANDOM:]

@@ -9,11 +9,11 @@ from types import NoneType
 
 from rmq.kernel.core import ids, record, sequence
 from rmq.kernel.core.ids import MessageId
-from rmq.kernel.core.message import Outgoing
+from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
 from rmq.kernel.core.validation import check_priority
-from rmq.kernel.producer.draft import Draft, body_too_large, make_draft
+from rmq.kernel.producer.draft import Draft, encode_plain, make_draft, worth_apart
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
 ALIKE_MIN = 16  # fewer messages are grouped faster one by one
@@ -56,9 +56,8 @@ class Group:
         random = os.urandom(record.RANDOM)
         for at, body in self.large.items():
             head, rest = self.parts[2 * at : 2 * at + 2]
-            self.parts[2 * at] = bytes((head[0] | record.LARGE,)) + head[1:]
-            reference = record.reference(len(body), random)
-            self.parts[2 * at + 1] = rest[: -len(body)] + reference
+            head, reference = record.set_apart(head, body, random)
+            self.parts[2 * at : 2 * at + 2] = head, rest[: -len(body)] + reference
 
     def is_uniform(self) -> bool:
         """Whether its messages are new, and differ in nothing but their bodies and headers."""
@@ -67,28 +66,6 @@ class Group:
         heads = self.parts[::2]
         timeless = not heads[0][0] & (record.TIMED | record.EXPIRES)
         return timeless and heads.count(heads[0]) == len(heads)
-
-
-def _is_plain(out: Outgoing) -> bool:
-    """Whether a message is a body and perhaps a priority, as most are."""
-    return (
-        out.delay is None
-        and out.at is None
-        and out.slot_basis is None
-        and out.headers is None
-        and out.type is None
-        and out.marks is None
-        and out.retry is None
-        and out.max_runtime is None
-        and out.id is None
-        and out.dedup_key is None
-        and out.expires is None
-        and out.merge_key is None
-        and out.time_range is None
-        and out.max_wait is None
-        and out.merge == "first"
-        and not out.extend
-    )
 
 
 def group_messages(
@@ -109,8 +86,7 @@ def group_messages(
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
     if outs is None or not _group_alike(context, outs, groups, group_max):
         _group_each(context, messages, groups, group_max, allow_past)
-    # A take with limits for each key reads many records.
-    worth = 0 if context.settings.limit.key else record.MIN_BYTES_OF_CALL
+    worth = worth_apart(context.settings)
     for group in groups:
         group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
         if staged:
@@ -131,7 +107,7 @@ def _group_alike(
     if settings.expires_ms or context.hooks.producer_sequence is not None:
         return False
     for out in outs:
-        if type(out) is not Outgoing or not _is_plain(out):
+        if type(out) is not Outgoing or not is_plain(out):
             return False
     priorities = [out.priority for out in outs]
     priority = priorities[0]
@@ -175,18 +151,13 @@ def _group_each(
         context.codec,
         context.hooks.producer_sequence,
     )
-    plain_head = record.head(codec.number, 0, settings.default_priority)
     filling: dict[int, Group] = {}
     run_slot = run_left = 0
     for index, out in enumerate(messages):
         given_id, merging = None, None
-        if not settings.expires_ms and type(out) is Outgoing and _is_plain(out):
-            head, slot = plain_head, -1
-            if out.priority is not None:
-                head = record.head(codec.number, 0, check_priority(out.priority))
-            envelope, headers, body = b"", b"", codec.encode(out.body)
-            if len(body) > settings.max_body:
-                raise body_too_large(codec, len(body), settings.max_body)
+        if not settings.expires_ms and type(out) is Outgoing and is_plain(out):
+            slot, envelope, headers = -1, b"", b""
+            head, body = encode_plain(codec, settings, out)
         else:
             draft = make_draft(context, settings, out, allow_past)
             head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body

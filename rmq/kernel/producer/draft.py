@@ -111,6 +111,21 @@ def make_draft(
     return draft
 
 
+def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
+    """Check and encode a message that is a body and perhaps a priority; return head and body."""
+    priority = settings.default_priority if out.priority is None else check_priority(out.priority)
+    body = codec.encode(out.body)
+    if len(body) > settings.max_body:
+        raise body_too_large(codec, len(body), settings.max_body)
+    return record.head(codec.number, 0, priority), body
+
+
+def worth_apart(settings: Settings) -> int:
+    """Return from how many bytes on, in one call, large bodies stand beside their records."""
+    # A take with limits for each key reads many records.
+    return record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
+
+
 def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
     """Return the error for a body that is larger than its topic allows."""
     return PayloadTooLarge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -75,6 +76,26 @@ def send(
     """
     write = _write_bodies(keys, ids, parts[1::2], bodies)
     return _send(context, keys, session, len(ids), (b"", *members_of(ids), *parts), write)
+
+
+def send_one(
+    context: TopicContext,
+    keys: SlotKeys,
+    session: ReplaySession,
+    head: bytes,
+    id: bytes,
+    body: bytes,
+    apart: int,
+) -> Command[SendReply]:
+    """Accept one message that is a body and perhaps a priority.
+
+    `apart`: a body of so many bytes stands beside its record.
+    """
+    if len(body) < apart:
+        return _send(context, keys, session, 1, (head, member_of(id), body), ())
+    head, reference = record.set_apart(head, body, os.urandom(record.RANDOM))
+    write = _write_bodies(keys, (id,), (reference,), {0: body})
+    return _send(context, keys, session, 1, (head, member_of(id), reference), write)
 
 
 def send_uniform(

@@ -20,11 +20,12 @@ from rmq.errors import (
 from rmq.kernel.core import ids as core_ids
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
-from rmq.kernel.core.message import Outgoing, SendResult, SendStatus
+from rmq.kernel.core.message import Outgoing, SendResult, SendStatus, is_plain
 from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, group_messages
+from rmq.kernel.producer.draft import encode_plain, worth_apart
 from rmq.kernel.producer.scripts import MergeReply, SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
@@ -84,7 +85,35 @@ class DurabilityOverride(NamedTuple):
 def send(
     context: TopicContext, out: Outgoing, durability: DurabilityOverride | None, timeout: float
 ) -> Flow[SendResult]:
-    """Send one message."""
+    """Send one message.
+
+    A plain one needs nothing of what a batch does. Where its call is refused (the topic is full,
+    paused, resized or was created anew), nothing was stored, and it is sent as a batch of one.
+    """
+    if durability is None and not context.hooks.chain and type(out) is Outgoing and is_plain(out):
+        if not context.is_current():
+            yield from opening.ensure_open(context)
+        settings = context.settings
+        if settings.durability is None and not settings.expires_ms:
+            slot = context.spread.next()
+            id = core_ids.make_one(slot, context.check)
+            head, body = encode_plain(context.codec, settings, out)
+            session = context.sessions.take()
+            command = scripts.send_one(
+                context, context.slots[slot], session, head, id, body, worth_apart(settings)
+            )
+            try:
+                reply = yield command
+            except OutcomeUnknown:
+                raise  # a copy may still be on its way, so nothing else may go under this number
+            except Exception as error:
+                context.sessions.give(session)
+                if not isinstance(error, TopicVanished):
+                    raise
+            else:
+                context.sessions.give(session)
+                if not reply.letters:
+                    return SendResult(id, "stored", slot, reply.offset, None, "memory")
     results = yield from send_many(context, (out,), durability, timeout)
     return results[0]
 
