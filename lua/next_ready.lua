@@ -4,7 +4,7 @@ next_ready: when do slots next have work? Consumers ask before they sleep.
 KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zset). One call may ask for many slots
           that live on one server; on a Cluster it asks for one slot.
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 1.5 s; or a credit (lib/credits)
+ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 200 s; or a credit (lib/credits)
                                that it leaves in each slot if none has work, or renews where it has left it: words, of
                                which the first two are +<number> <channel> or =<number> <channel>, then limit (1 to
                                1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session> <number>
@@ -19,7 +19,7 @@ Returns   for each slot, us until it has work: 0 now, -1 never as things stand. 
           the credits and leaves none, -1 less the hand-overs for which it was still good
 Cost      O(s log L), s = slots; clients ask for 256 at most
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
-          others to settle), and that at most every 1.5 s; and the credits.
+          others to settle), and that at most every 100 s; and the credits.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -69,10 +69,10 @@ for i = 1, #KEYS, 3 do
     end
     wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, gate)
     gives[#reply + 1] = wait ~= 0 and field == 'waiting' and not hold and not gate
-    if wait ~= 0 and field and ARGV[2] ~= '0' and tonumber(s[field == 'waiting' and 2 or 3] or 0) < now + 1500 then
+    if wait ~= 0 and field and ARGV[2] ~= '0' and is_to_note(s[field == 'waiting' and 2 or 3], now) then
       asleep[#asleep + 1] = { i, field }
     end
-    if wait ~= 0 and ARGV[2] ~= '0' and gate and gate.sends_wake and tonumber(s[2] or 0) < now + 1500 then
+    if wait ~= 0 and ARGV[2] ~= '0' and gate and gate.sends_wake and is_to_note(s[2], now) then
       asleep[#asleep + 1] = { i, 'waiting' }
     end
   end

@@ -121,7 +121,7 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
     credits = string.sub(credits, 1, (from or #credits + 1) - 1) .. entry .. string.sub(credits, (to or #credits) + 1)
     allow_oom(store)
     if kept then
-      redis.call('HSET', slot, 'credits', credits, 'waiting', now + CREDIT_MS)
+      redis.call('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)
     else
       redis.call('HSET', slot, 'credits', credits)
     end

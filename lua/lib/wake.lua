@@ -45,11 +45,20 @@ local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
   return math.max(0, ready * 1000 - now_us), field
 end
 
--- Note that a consumer may be asleep for the next seconds, also while Redis is at maxmemory. `field` comes from
+-- How long a consumer that sleeps is noted, and what must be left of that for it to be noted anew: a consumer of many slots looks
+-- at each of them once in a minute. The note of one that is gone costs the slot's next send a PUBLISH that nobody hears.
+local ASLEEP_MS, ASLEEP_LEFT_MS = 300000, 200000
+
+-- Whether a consumer that goes to sleep is to be noted, where the field says `noted`.
+local function is_to_note(noted, now)
+  return tonumber(noted or 0) < now + ASLEEP_LEFT_MS
+end
+
+-- Note that a consumer may be asleep for the next minutes, also while Redis is at maxmemory. `field` comes from
 -- next_ready_in.
 local function note_sleeper(slot, store, field, now)
   allow_oom(store)
-  redis.call('HSET', slot, field, now + 3000)
+  redis.call('HSET', slot, field, now + ASLEEP_MS)
 end
 
 -- Whether a consumer may be asleep: `waiting` is the time until which it said so. A busy topic has none, and pays
@@ -65,7 +74,7 @@ local function publish(channel, text)
   return type(count) == 'number' and count or 0
 end
 
--- Wake the sleeping consumers of the topic. Those who are not reached find the work when they look once a second.
+-- Wake the sleeping consumers of the topic. Those who are not reached find the work when they look at the slot in its turn.
 local function wake(slot, channel, index)
   redis.call('HSET', slot, 'waiting', 0)
   publish(channel, index)

@@ -2,7 +2,8 @@
 
 It knows of each slot when it next has work: from what the last take said, from wake-up signals, and
 from `next_ready`, which asks the slots of all topics at once. It asks before it sleeps, so that
-Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost.
+Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost: all slots,
+or LOOKS of them in turn, where it is subscribed and there are more.
 
 Topics take turns (`rmq.worker.fetcher`).
 
@@ -25,7 +26,7 @@ from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import POLL_S, Flow, pipeline
+from rmq.kernel.transport.steps import POLL_S, Flow, is_master_away, looks_of, pipeline
 from rmq.kernel.transport.subscription import Listener
 from rmq.worker.feed import NEVER, TopicFeed
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
@@ -85,6 +86,8 @@ class Fetcher:
         self._by_channel = {feed.context.channel: feed for feed in feeds}
         for feed in feeds:
             feed.subscription.is_sharded = transport.uses_shard_channels
+            # A topic whose master is away keeps the others waiting for no longer than need be.
+            feed.consumer.receive_state.fails_fast = len(feeds) > 1
         self._by_own_channel: dict[bytes, TopicFeed] = {}
         self._listener = Listener(transport, list(self._by_channel))
         self._stopping = threading.Event()
@@ -93,6 +96,8 @@ class Fetcher:
         self._due = DueFeeds()
         self._unasked: dict[TopicFeed, None] = {}  # gave messages, and Redis wakes nobody for them
         self._asked_at = 0.0
+        self._hears_all = False  # all slots were asked since it is subscribed
+        self._turn_of_looks = 0  # the next of all slots that is looked at, where there are many
         self._poll_at = self._listened_at = time.monotonic() + LISTEN_S  # first of all, receive
         self._tidy_at = time.monotonic() + TIDY_S
         self._tidied = 0  # slots tidied so far
@@ -186,9 +191,11 @@ class Fetcher:
                 self._unasked[feed] = None
             if not feed.is_full:
                 feed.note_success()
-        except (Unavailable, OutcomeUnknown):
-            feed.next_at = 0.0
-            raise
+        except (Unavailable, OutcomeUnknown) as error:
+            if not is_master_away(error):
+                feed.next_at = 0.0
+                raise
+            feed.note_error(error)
         except Exception as error:
             feed.note_error(error)
         finally:
@@ -210,11 +217,30 @@ class Fetcher:
             if feed.is_full:
                 feed.is_full = False
                 self._due.schedule(feed)
-        self._ask([feed for feed in self._feeds if feed.ready_at])
+        self._look()
         for feed in self._feeds:
             feed.consumer.report_lateness()
         if now >= self._tidy_at:
             self._tidy_one()
+
+    def _look(self) -> None:
+        """Ask slots without work when they have some: all, or those whose turn it is."""
+        feeds = [feed for feed in self._feeds if feed.ready_at]
+        slots = sum(len(feed.ready_at) for feed in feeds)
+        count = looks_of(slots) if self._hears_all else slots
+        if count == slots:
+            self._ask(feeds)
+            self._hears_all = self._listener.is_heard
+            return
+        first, self._turn_of_looks = self._turn_of_looks % slots, self._turn_of_looks + count
+        every = [(feed, index) for feed in feeds for index in range(len(feed.ready_at))]
+        now = time.monotonic()
+        looks = (every[place % slots] for place in range(first, first + count))
+        places = [(feed, index) for feed, index in looks if feed.ready_at[index] > now]
+        if places:
+            self._ask_slots(places)
+        for feed in dict.fromkeys(feed for feed, _ in places):
+            self._due.schedule(feed)
 
     def _ask_again(self) -> None:
         """Ask the topics that gave messages: Redis does not know that signals are awaited again."""
@@ -303,7 +329,7 @@ class Fetcher:
         if self._listener.has_missed:
             # Messages that came before the subscription sent it no signal.
             self._listener.has_missed = False
-            self._poll_at = 0.0
+            self._poll_at, self._hears_all = 0.0, False
             for feed in self._feeds:
                 if feed.own_channel:
                     feed.listen(self._read, b"")

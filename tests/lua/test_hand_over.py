@@ -346,8 +346,8 @@ def test_larger_priorities_go_first_and_older_messages_before_newer(box, sleeper
     box.redis.hset(
         box.keys.slot,
         mapping={
-            "waiting": box.clock.now_ms + 3000,
-            "credits": f"{sleeper.channel.decode()} 1 {box.clock.now_ms + 3000} 3 30000 @s 1;",
+            "waiting": box.clock.now_ms + 300_000,
+            "credits": f"{sleeper.channel.decode()} 1 {box.clock.now_ms + 300_000} 3 30000 @s 1;",
         },
     )
 
@@ -365,7 +365,7 @@ def test_one_take_in_five_with_retries_waiting_is_left_to_prepare(box, sleepers)
         box.redis.hset(
             box.keys.slot,
             mapping={
-                "waiting": now + 3000,
+                "waiting": now + 300_000,
                 "credits": f"{sleepers[0].channel.decode()} 1 {now + 3000} 1 30000 @s 1;",
             },
         )

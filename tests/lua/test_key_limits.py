@@ -126,7 +126,7 @@ def test_settle_and_send_wake_who_waits_for_a_key(make_box):
     (first,) = box.take(10)
     box.prepare(10, waits=True)
     slot = box.state()["slot"]
-    assert slot["blocked"] == slot["waiting"] == str(box.clock.now_ms + 3000)
+    assert slot["blocked"] == slot["waiting"] == str(box.clock.now_ms + 300_000)
     heard = box.redis.pubsub()
     heard.subscribe(box.handle.channel)
     assert heard.get_message(timeout=1)["type"] == "subscribe"
@@ -149,7 +149,7 @@ def test_next_ready_notes_who_waits_in_both_ways(make_box):
 
     assert ask(box, waits=True) == 1_000_000
     slot = box.state()["slot"]
-    assert slot["blocked"] == slot["waiting"] == str(box.clock.now_ms + 3000)
+    assert slot["blocked"] == slot["waiting"] == str(box.clock.now_ms + 300_000)
 
 
 def test_sends_behind_many_held_messages_do_not_make_every_take_read_them(make_box):
@@ -162,7 +162,7 @@ def test_sends_behind_many_held_messages_do_not_make_every_take_read_them(make_b
 
     before = box.state()
     assert (box.prepare(10, waits=True).ids, ask(box, waits=True)) == ([], 50_000)
-    blocked = {("slot", "blocked"): str(box.clock.now_ms + 3000)}
+    blocked = {("slot", "blocked"): str(box.clock.now_ms + 300_000)}
     assert box.changed(before) == blocked, "sends do not wake it in vain"
     box.clock.advance(0.05)
     assert box.prepare(10).ids == [b]

@@ -212,7 +212,7 @@ def test_sleeper_on_a_token_is_not_noted_for_sends_and_on_an_empty_slot_it_is(ma
     box.prepare(1)
     assert box.order() == []
     box.prepare(1, waits=True)
-    assert box.state()["slot"]["waiting"] == str(box.clock.now_ms + 3000)
+    assert box.state()["slot"]["waiting"] == str(box.clock.now_ms + 300_000)
 
 
 def test_query_obeys_the_rate(make_box):
@@ -250,7 +250,7 @@ def test_what_settles_makes_room_and_wakes_who_waits_for_it(make_box, verb):
     box.send(4)
     first, _ = box.take(2)
     box.prepare(1, waits=True)
-    assert box.state()["slot"]["blocked"] == str(box.clock.now_ms + 3000)
+    assert box.state()["slot"]["blocked"] == str(box.clock.now_ms + 300_000)
     assert "waiting" not in box.state()["slot"], "sends do not wake it in vain"
     heard = box.redis.pubsub()
     heard.subscribe(box.handle.channel)
@@ -272,7 +272,7 @@ def test_next_ready_notes_who_waits_for_room(make_box):
     box.prepare(1)
 
     assert ask(box, waits=True) == 30_000_000
-    assert box.state()["slot"]["blocked"] == str(box.clock.now_ms + 3000)
+    assert box.state()["slot"]["blocked"] == str(box.clock.now_ms + 300_000)
 
 
 def test_share_of_a_consumer_that_died_comes_back_with_its_leases(make_box):

@@ -310,11 +310,11 @@ def test_merge_sent_again_in_its_session_gives_the_first_answer(box):
 
 
 def test_merge_wakes_who_waits_for_something_sooner(box):
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
     box.merge(range_ms=5000)
     assert box.counter("waiting") == 0
 
-    waits = box.clock.now_ms + 3000
+    waits = box.clock.now_ms + 300_000
     box.redis.hset(box.keys.slot, "waiting", waits)
     box.merge(range_ms=6000, key=b"later")
     assert box.counter("waiting") == waits

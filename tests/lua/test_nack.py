@@ -281,7 +281,7 @@ def test_without_dead_retention_nothing_is_ever_dropped(make_box):
 def test_nack_wakes_who_waits(box):
     box.one()
     lease = box.take_one()
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
     subscription = box.redis.pubsub(ignore_subscribe_messages=True)
     subscription.subscribe(box.handle.channel)
     subscription.get_message(timeout=1)

@@ -259,19 +259,19 @@ def test_wait_is_until_the_next_due_time_or_the_next_lapse(box):
     assert box.prepare().wait_us == 0
 
 
-def test_waiting_is_noted_only_when_asked_and_at_most_every_one_and_a_half_seconds(box):
+def test_waiting_is_noted_only_when_asked_and_at_most_every_100_seconds(box):
     box.run(command(box, box.session(), waits=False))
     assert box.counter("waiting") == 0
 
-    until = box.clock.now_ms + 3000
+    until = box.clock.now_ms + 300_000
     box.run(command(box, box.session(), waits=True))
     assert box.counter("waiting") == until
-    box.clock.advance(1.4)
+    box.clock.advance(100)
     box.run(command(box, box.session(), waits=True))
     assert box.counter("waiting") == until
-    box.clock.advance(0.2)
+    box.clock.advance(0.1)
     box.run(command(box, box.session(), waits=True))
-    assert box.counter("waiting") == box.clock.now_ms + 3000
+    assert box.counter("waiting") == box.clock.now_ms + 300_000
 
 
 def test_missing_record_is_named_and_nothing_moves(box):

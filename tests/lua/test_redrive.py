@@ -146,7 +146,7 @@ def test_answer_is_shorter_where_records_exceed_4_mib(make_box):
 
 def test_redrive_wakes_who_waits(box):
     (id,) = bury(box)
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
 
     redrive(box, id)
 

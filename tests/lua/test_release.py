@@ -214,7 +214,7 @@ def test_place_that_no_message_can_have_is_refused(box, place):
 def test_release_wakes_who_waits(box):
     box.one()
     lease = box.take_one()
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
 
     box.release(lease)
 

@@ -141,7 +141,7 @@ def test_time_outside_its_limits_is_refused(box, due):
 
 def test_reschedule_wakes_who_waits(box):
     id = box.one(due=5000)
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
 
     reschedule(box, id, 1000)
 

@@ -170,7 +170,7 @@ def test_earliest_deadlines_go_first(box):
 def test_rollback_wakes_who_waits_only_when_it_took_something_back(box):
     box.one()
     box.take_one(lease_ms=1000)
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
 
     box.rollback()
     assert box.counter("waiting") != 0

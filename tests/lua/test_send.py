@@ -389,7 +389,7 @@ def test_send_wakes_who_waits_and_only_then(box):
     box.one()
     assert subscription.get_message(timeout=0.05) is None
 
-    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 3000)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)
     box.one()
     assert subscription.get_message(timeout=5)["data"] == b"0"
     assert box.counter("waiting") == 0
@@ -401,7 +401,7 @@ def test_timed_send_wakes_only_for_something_sooner(box):
     subscription.subscribe(box.handle.channel)
     subscription.get_message(timeout=1)
     box.one(due=10_000)
-    awake_until = box.clock.now_ms + 3000
+    awake_until = box.clock.now_ms + 300_000
     box.redis.hset(box.keys.slot, "waiting", awake_until)
 
     box.one(due=20_000)

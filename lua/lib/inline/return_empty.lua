@@ -21,10 +21,10 @@ if #waits > 1 and field == 'waiting' and not hold and reply[1] ~= 0 then
     reply[2] = reply[2] + 8
   end
 end
-if waits ~= '0' and field and reply[1] ~= 0 and tonumber(redis.call('HGET', slot, field) or 0) < now + 1500 then
+if waits ~= '0' and field and reply[1] ~= 0 and is_to_note(redis.call('HGET', slot, field), now) then
   note_sleeper(slot, store, field, now)
 end
-if waits ~= '0' and gate and gate.sends_wake and tonumber(redis.call('HGET', slot, 'waiting') or 0) < now + 1500 then
+if waits ~= '0' and gate and gate.sends_wake and is_to_note(redis.call('HGET', slot, 'waiting'), now) then
   note_sleeper(slot, store, 'waiting', now)
 end
 if again then

@@ -192,7 +192,9 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     if not slots:  # the credit that was in doubt has come to its end meanwhile
         credits.in_doubt = False
         return take_payloads(state)
-    listeners, *found = yield scripts.withdraw(slots, channel, number)
+    command = scripts.withdraw(slots, channel, number)
+    command.fails_fast = state.fails_fast
+    listeners, *found = yield command
     for keys, unused in zip(slots, found, strict=True):
         credits.remove(state, keys.index, unused)
     batches: list[SlotBatch] = []

@@ -1,8 +1,9 @@
 """Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
 Each visit tells when its slot next has work; until then the consumer sleeps on the topic's wake
-channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks all
-slots once, in one command.
+channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks slots
+all the same: all of them, in one command, or LOOKS of them in turn, where it is subscribed and
+there are more.
 
 While it sleeps, it has left a credit in its slots: `hand_over` tells how messages come by that.
 
@@ -229,14 +230,16 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 
 
 def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
-    """Ask slots when they have work: all at once, and leave credits where none has.
+    """Ask slots when they have work, and leave credits where none has.
 
-    Of a consumer that hears of the others, only those are asked that gave messages.
+    Of a consumer that hears of the others, only those are asked that gave messages; then, where
+    there are many, those whose turn it is.
     """
     asked: Sequence[int] = range(len(state.ready_at))
     if waits and state.gave and state.hears():
         asked = sorted(state.gave)
     else:
+        asked = state.next_looks() if waits else asked
         state.asked_at = time.monotonic()
         state.noted = waits
     state.must_ask, state.checked_at = False, time.monotonic()
@@ -348,7 +351,7 @@ def _take(state: ReceiveState, keys: SlotKeys, limit: int, waits: bool) -> Flow[
     command = scripts.prepare(
         keys, session, limit, state.lease_ms, offer or waits, state.ordered, shared
     )
-    command.fails_fast = len(state.ready_at) > 1
+    command.fails_fast = state.fails_fast or len(state.ready_at) > 1
     take = Take(keys, session, command, time.monotonic(), offer)
     return (yield from _run_take(state, take))
 
@@ -432,13 +435,13 @@ def hand_back(state: ReceiveState) -> Flow[None]:
     try:
         take = state.unanswered
         if take is not None:
-            take.command.fails_fast = False
+            take.command.fails_fast = state.fails_fast
             yield from _run_take_again(state, take)
         if state.credits.standing:
             state.undelivered += yield from hand_over.withdraw(state)
         while state.unheard:
             state.unanswered = state.unheard.pop()
-            state.unanswered.command.fails_fast = False
+            state.unanswered.command.fails_fast = state.fails_fast
             try:
                 yield from _run_take_again(state, state.unanswered)
             except (OutcomeUnknown, Unavailable):

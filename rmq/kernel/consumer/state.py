@@ -11,17 +11,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError
 from rmq.kernel.consumer import scripts
-from rmq.kernel.consumer.hand_over import Credits, SlotBatch, Take
+from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, SlotBatch, Take
 from rmq.kernel.consumer.scripts import Batch
 from rmq.kernel.core.delivery import SharedLeases
 from rmq.kernel.core.telemetry import LatenessCounter
 from rmq.kernel.topic import context as topic_context, tidy
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import POLL_S, Flow, Sleep, Subscription, is_master_away
+from rmq.kernel.transport.steps import (
+    LOOKS,
+    POLL_S,
+    ROUND_S,
+    Flow,
+    Sleep,
+    Subscription,
+    is_master_away,
+    looks_of,
+)
 
 VISIT_S = 0.2  # between two visits of such a slot
 
@@ -144,6 +153,7 @@ class ReceiveState:
         "checked_at",
         "context",
         "credits",
+        "fails_fast",
         "first_slot",
         "gave",
         "handing_back",
@@ -155,9 +165,12 @@ class ReceiveState:
         "noted",
         "ordered",
         "ready_at",
+        "round_began",
+        "round_ended",
         "shared",
         "subscription",
         "tidy_at",
+        "turn",
         "unanswered",
         "undelivered",
         "unheard",
@@ -170,6 +183,7 @@ class ReceiveState:
         self.lease_ms = lease_ms
         self.ordered = ordered  # one slot's messages at a time, in order
         self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
+        self.fails_fast = False  # calls do not wait for a master that is away, as the caller cannot
         self.lock = ReceiveLock()
         self.interrupted = False  # take nothing more; set from another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
@@ -177,7 +191,10 @@ class ReceiveState:
         self.away = AwaySlots()
         self.until = 0.0  # when the call that runs now ends
         self.ready_at: list[float] = []  # of each slot
-        self.asked_at = 0.0  # when all slots were asked last
+        self.asked_at = 0.0  # when all slots were asked last, or those whose turn it was
+        self.turn = 0  # the slot that is asked next, where there are too many to ask all
+        self.round_began = 0.0  # when the first slot of this round was asked
+        self.round_ended = 0.0  # no slot was asked last before this time
         self.first_slot = 0  # of the next visit
         self.visited_at = 0.0  # when the last visit began; leases are no older
         self.tidy_at = time.monotonic() + tidy.TIDY_S
@@ -207,9 +224,26 @@ class ReceiveState:
 
         Where credits are left in slots, all of them are asked each time.
         """
-        subscription = self.subscription
-        is_heard = subscription.held is not None and not subscription.takes_hand_overs
-        return self.noted and is_heard and time.monotonic() < self.asked_at + POLL_S
+        subscription, slots = self.subscription, len(self.ready_at)
+        if not self.noted or not subscription.is_heard:
+            return False
+        if subscription.takes_hand_overs and slots <= SLOTS_MAX:
+            return False
+        if slots <= LOOKS:
+            return time.monotonic() < self.asked_at + POLL_S
+        return time.monotonic() < self.round_ended + 1.5 * ROUND_S
+
+    def next_looks(self) -> Sequence[int]:
+        """Return the slots whose turn it is to be asked: all, where there are few."""
+        now, slots = time.monotonic(), len(self.ready_at)
+        count = looks_of(slots) if self.hears() else slots
+        if self.turn == 0 or count == slots:
+            self.turn, self.round_began = 0, now
+        looks = range(self.turn, min(self.turn + count, slots))
+        self.turn = looks.stop % slots
+        if self.turn == 0:
+            self.round_ended = self.round_began
+        return looks
 
     def note_signals(self, slots: Iterable[int]) -> None:
         """Note that slots have work now: wake-up signals named them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from typing import Any, Generic, TypeVar
@@ -12,7 +13,17 @@ from rmq.kernel.transport.scripts import Script
 
 T = TypeVar("T")
 
-POLL_S = 1.0  # a consumer that awaits signals also asks once in so long: a signal can get lost
+POLL_S = 1.0  # a consumer that awaits signals also looks once in so long: a signal can get lost
+# A consumer that is subscribed looks at so many slots each time, in turn; else at all of them.
+LOOKS = 16
+# All slots are looked at once in so long, however many they are: well within the time for which
+# `next_ready` and `prepare` note that a consumer sleeps (lua/lib/wake.lua).
+ROUND_S = 120.0
+
+
+def looks_of(slots: int) -> int:
+    """Return how many slots of so many a sleeping consumer looks at each time."""
+    return min(slots, max(LOOKS, math.ceil(slots * POLL_S / ROUND_S)))
 
 
 class Command(Generic[T]):
@@ -195,6 +206,11 @@ class Subscription:
             self.heard = int(payload)
         else:
             self.payloads.append(payload)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether it has a connection, and Redis lets it hear the signals of its topic."""
+        return self.held is not None and getattr(self.held, "is_heard", True)
 
     @property
     def takes_hand_overs(self) -> bool:

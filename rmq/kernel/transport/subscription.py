@@ -57,6 +57,11 @@ class Listener:
         self.added: set[bytes] = set()  # channels that were added to this connection, confirmed
         self.has_missed = True  # signals may have been sent while nothing was subscribed
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether it has a connection, and Redis let it subscribe to all channels."""
+        return self._held is not None and not self._held.refused
+
     def wake(self) -> None:
         """End the wait of the other thread, or its next one as it begins."""
         held = self._held
@@ -180,6 +185,8 @@ PRECISION_S = 0.0015  # below this, a socket's millisecond timeouts are too coar
 class SubscribedConnection:
     """A connection that is subscribed to channels, and when it was last known to live."""
 
+    is_heard = True
+
     __slots__ = (
         "_heard_at", "_pinged_at", "connection", "epoch", "node", "others", "refused", "shards",
         "waiting",
@@ -253,6 +260,7 @@ class SubscriptionRefused:
     """
 
     RETRY_S = 60.0
+    is_heard = False
     logged = False  # one line in the log of a process is enough
     no_hand_over_logged = False
 
