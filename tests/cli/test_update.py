@@ -28,7 +28,7 @@ def test_commands_that_change_something_stand_in_the_audit_trail(run, topic, cli
         consumer.receive(1, wait=5)[0].reject("why")
     assert run("dlq", "purge", topic.name, "reason=rejected", "--yes").exit_code == 0
     assert run("topic", "set", topic.name, "--lease", "1m").exit_code == 0
-    assert run("topic", "ls").exit_code == 0
+    assert run("topic", "show", topic.name).exit_code == 0
     assert run("audit", topic.name).exit_code == 0
     assert run("topic", "delete", topic.name, "--yes", "--force").exit_code == 0
 
