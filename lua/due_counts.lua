@@ -6,8 +6,8 @@ KEYS[2]   StoreQueue     zset  member -> score
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] boundaries           ms from now, rising; 1 to 60
 Returns   for each boundary, how many timed messages are due then or before, and after the boundary before it; then how
-          many are due after the last one. A message that was handed back is due. Retries and priorities that may be
-          taken at once have no due time, and are not counted
+          many are due after the last one. A message that was handed back is due. Last, how many have no due time:
+          retries and priorities, which may be taken at once
 Cost      O(b log L), b = boundaries
 Atomic    Reads only: one moment of one slot.
 ]]
@@ -35,4 +35,5 @@ for i = 1, #boundaries do
   from = past
 end
 reply[#reply + 1] = redis.call('ZCOUNT', KEYS[2], from, '+inf')
+reply[#reply + 1] = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. PRIORITY_END)
 return reply

@@ -107,3 +107,15 @@ def test_sixty_boundaries_are_taken(box):
     box.one(due=30)
 
     assert due_counts(box, *range(60)) == [*[0] * 30, 1, *[0] * 30]
+
+
+def test_what_may_be_taken_now_has_no_due_time_or_one_that_has_come(box):
+    assert box.run(scripts.ready_count(box.keys)) == 0
+    box.send(3, priority=20)
+    box.send(2, due=1000)
+    box.send(4, due=60_000)
+    box.clock.advance(1)
+    before = box.state()
+
+    assert box.run(scripts.ready_count(box.keys)) == 5
+    assert box.state() == before

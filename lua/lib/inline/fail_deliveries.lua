@@ -23,8 +23,9 @@ Returns for the caller: no
 --- @include "lib/retry"
 --- @include "lib/in_order"
 --- @include "lib/wake"
-local letters, retried, retried_ids, max_retries = {}, {}, {}, tonumber(s[2])
-local dead_ids, dead_texts, mades, dead_count = {}, {}, {}, 0
+local letters, max_retries, dead_count = {}, tonumber(s[2]), 0
+local retried, retried_ids = nil, ids -- their positions; nil while all are retried
+local dead_ids, dead_texts, mades
 local in_order = s[7] and read_places(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
@@ -34,19 +35,28 @@ for i = 1, #ids do
   end
   if math.floor(tonumber(receipts[i]) % 1000) > 0 then
     letters[i] = 'r'
-    retried[#retried + 1], retried_ids[#retried + 1] = i, ids[i]
+    if retried then
+      retried[#retried + 1], retried_ids[#retried + 1] = i, ids[i]
+    end
   else
     letters[i] = 'd'
+    if not retried then
+      retried, retried_ids, dead_ids, dead_texts, mades = {}, {}, {}, {}, {}
+      for before = 1, i - 1 do
+        retried[before], retried_ids[before] = before, ids[before]
+      end
+    end
     dead_count = dead_count + 1
     dead_ids[dead_count], dead_texts[dead_count], mades[dead_count] = ids[i], details[i], max_retries + 1
   end
 end
-for first = 1, #retried, ENTRIES_AT_ONCE do
-  local last = math.min(first + ENTRIES_AT_ONCE - 1, #retried)
+for first = 1, #retried_ids, ENTRIES_AT_ONCE do
+  local last = math.min(first + ENTRIES_AT_ONCE - 1, #retried_ids)
   local entries, noted = redis.call('HMGET', failures, unpack(retried_ids, first, last)), {}
   local at_once, lefts = {}, {}
   for r = first, last do
-    local id, receipt, text = retried_ids[r], tonumber(receipts[retried[r]]), details[retried[r]]
+    local i = retried and retried[r] or r
+    local id, receipt, text = retried_ids[r], tonumber(receipts[i]), details[i]
     local left = math.floor(receipt % 1000)
     local made = max_retries - left + 1
     local pause = wait or retry_wait(s[3], tonumber(s[4]), made)

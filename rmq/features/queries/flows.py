@@ -133,8 +133,7 @@ def open(context: TopicContext) -> Flow[None]:
 def waiting(context: TopicContext) -> Flow[list[int]]:
     """Count the messages of each slot that may be taken now."""
     yield from opening.ensure_open(context, create=False)
-    stats = yield from pipeline([topic_scripts.stats(keys) for keys in context.slots])
-    return [slot["retries"] + slot["priority"] + slot["due"] for slot in stats]
+    return (yield from pipeline([topic_scripts.ready_count(keys) for keys in context.slots]))
 
 
 def _shares(context: TopicContext, most: int | None) -> Flow[dict[int, int]]:

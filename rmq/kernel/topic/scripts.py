@@ -81,7 +81,18 @@ def due_counts(keys: SlotKeys, steps_ms: Sequence[int]) -> Command[list[int]]:
         scripts.load("due_counts"),
         (keys.slot, keys.store),
         [topic_context.now_us, *steps_ms],
-        list,
+        lambda reply: reply[:-1],
+    )
+
+
+def ready_count(keys: SlotKeys) -> Command[int]:
+    """Count the messages of a slot that may be taken now, but for its limits and pauses."""
+
+    def parse(reply: list[int]) -> int:
+        return reply[0] + reply[2]
+
+    return Command(
+        scripts.load("due_counts"), (keys.slot, keys.store), [topic_context.now_us, 0], parse
     )
 
 
