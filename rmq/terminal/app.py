@@ -106,6 +106,7 @@ WATCHED = ("ls", "show", "groups")  # names of commands that take --watch
 # change something; jobs and tokens note themselves.
 ACTS = dict.fromkeys((
     "purge", "cancel", "reschedule", "priority", "dlq purge", "dlq restore", "dlq import",
+    "dlq export",
     "query release", "sink forget", "schedule delete", "schedule pause", "schedule resume",
     "schedule run", "topic apply", "topic create", "topic delete", "topic pause", "topic resize",
     "topic resume", "topic set",

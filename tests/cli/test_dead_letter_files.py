@@ -126,3 +126,27 @@ def test_an_unknown_topic_is_not_created(run, topic):
 
     assert run("dlq", "import", "nowhere", stdin=text).exit_code == 3
     assert run("dlq", "export", "nowhere").exit_code == 3
+
+
+def test_a_body_that_is_not_what_its_line_says_is_refused(run, topic):
+    topic.send({"order": 7})
+    bury(topic)
+    line = json.loads(run("dlq", "export", topic.name).stdout)
+    purge(run, topic)
+    broken = line | {"body_base64": base64.b64encode(b"no JSON").decode()}
+
+    done = run("dlq", "import", topic.name, "--json", stdin=json.dumps(broken))
+    kept = run(
+        "dlq", "import", topic.name, "--json", stdin=json.dumps(broken | {"unreadable": "x"})
+    )
+
+    assert json.loads(done.stdout)["bad"] == 1
+    assert "line 1: its body cannot be read: body of 7 bytes is not JSON" in done.stderr
+    assert json.loads(kept.stdout)["stored"] == 1  # it was exported as it is
+
+
+def test_an_export_stands_in_the_audit_trail(run, topic, client):
+    assert run("dlq", "export", topic.name).exit_code == 0
+
+    (line,) = [each for each in client.admin.audit_trail() if each.subject == topic.name]
+    assert line.what == "dlq_export"

@@ -103,6 +103,11 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
             raise BadLine(f"its bodies cannot be read: {error}") from None
     elif "body_base64" in fields:
         data = _bytes_of(fields["body_base64"])
+        if number in codecs.BY_NUMBER and not fields.get("unreadable"):  # export says so
+            try:
+                codecs.decode(number, data)
+            except DecodeError as error:
+                raise BadLine(f"its body cannot be read: {error}") from None
     else:
         raise BadLine("it has no body_base64")
     headers = fields.get("headers") or {}
