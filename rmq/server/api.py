@@ -89,7 +89,8 @@ from rmq.web.message import (
 from rmq.web.operation import At, Operation, Table
 from rmq.web.principal import ADDRESS, principal_of
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, Count, Done, etag_of, root_of
+from rmq.web.requests import Answer, Count, Done, etag_of
+from rmq.web.scope import root_of
 from rmq.web.service import ServiceStatus
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from rmq.kernel.transport import url as urls
 from rmq.server.authentication import Authentication, Refused
 from rmq.server.config import RATE, read_hosts
 from rmq.web.principal import Principal, can_be_name
-from rmq.web.requests import RootPath, root_of
+from rmq.web.scope import RootPath, root_of
 from rmq.web.service import ServiceStatus
 
 if TYPE_CHECKING:

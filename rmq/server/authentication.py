@@ -30,7 +30,7 @@ from rmq.kernel.core import access
 from rmq.kernel.core.access import AccessToken, Role
 from rmq.server import sessions
 from rmq.server.sessions import Sessions
-from rmq.web import forms
+from rmq.web import csrf as forms
 from rmq.web.principal import LOCAL, STATIC, Principal, can_be_name
 
 if TYPE_CHECKING:

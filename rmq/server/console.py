@@ -37,7 +37,7 @@ from rmq.web.principal import KEY
 from rmq.web.problems import ApiError
 from rmq.web.readings import Readings
 from rmq.web.render import Renderer
-from rmq.web.requests import path_of, root_of
+from rmq.web.scope import path_of, root_of
 
 log = logging.getLogger("rmq")
 

@@ -16,10 +16,10 @@ from rmq.server import sessions
 from rmq.server.authentication import Authentication, Headers, Refused
 from rmq.server.config import RATE
 from rmq.server.rates import Rates
-from rmq.web import forms, principal, problems
+from rmq.web import csrf as forms, principal, problems
 from rmq.web.principal import Principal
 from rmq.web.problems import ApiError
-from rmq.web.requests import path_of
+from rmq.web.scope import path_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmq.features.tokens import flows
 from rmq.server.rates import Rates
 from rmq.web.principal import ADDRESS, Principal, principal_of
-from rmq.web.requests import root_of
+from rmq.web.scope import root_of
 
 if TYPE_CHECKING:
     from rmq.client.client import AsyncClient

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -25,7 +24,6 @@ from rmq.web.problems import ApiError
 
 if TYPE_CHECKING:
     from starlette.requests import Request as requests_Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 LIMIT_MOST = 500
@@ -186,43 +184,3 @@ async def read(request: requests_Request, kind: str, most: int, wait_s: float) -
             "too-slow", "the body of the request did not come; nothing was done"
         ) from None
     return bytes(body)
-
-
-def root_of(scope: MutableMapping[str, Any]) -> str:
-    """Return the root path of a request, without a slash at its end; empty: the top."""
-    root: str = scope.get("root_path", "")
-    return root.rstrip("/")
-
-
-def path_of(scope: MutableMapping[str, Any]) -> str:
-    """Return the path of a request below the root path.
-
-    ASGI has the root path in `path`, too; some servers leave it out there.
-    """
-    path: str = scope["path"]
-    root = root_of(scope)
-    if root and (path == root or path.startswith(root + "/")):
-        return path[len(root) :]
-    return path
-
-
-class RootPath:
-    """Tells an application the path below which a reverse proxy serves it.
-
-    The proxy may take that path away or leave it, and probes of the machine need not know it.
-
-    Args:
-        app: the application.
-        root: the path, with a slash before each name and none at its end; empty: the top.
-    """
-
-    def __init__(self, app: ASGIApp, root: str) -> None:
-        self._app = app
-        self._root = root
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        if scope["type"] == "http" and self._root:
-            scope = {**scope, "root_path": self._root}
-            scope["path"] = self._root + path_of(scope)
-        await self._app(scope, receive, send)

@@ -78,3 +78,29 @@ def test_nothing_advises_to_install_what_is_in_no_index() -> None:
 
     assert advising == []
     assert packages.install("a", "b") == 'pip install ".[a,b]" in a checkout of RMQ'
+
+
+@pytest.mark.parametrize(
+    ("words", "missing", "extra"),
+    [
+        (
+            ["server", "--listen", "127.0.0.1:0"],
+            ["msgspec", "starlette", "uvicorn", "jinja2", "prometheus_client"],
+            "server",
+        ),
+        (["outbox", "status", "--database", "sqlite://"], ["sqlalchemy"], "sql"),
+        (["ledger", "create", "--database", "sqlite://"], ["sqlalchemy"], "sql"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_command_names_the_extra_that_it_lacks(
+    words: list[str], missing: list[str], extra: str
+) -> None:
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing}))"
+    code += f"; sys.argv = ['rmq', *{words}]; from rmq.cli import main; main()"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+
+    assert done.returncode in (1, 2)
+    assert f'pip install ".[{extra}]" in a checkout of RMQ' in done.stderr
+    assert "unexpected" not in done.stderr
