@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rmq.server import listener
+from rmq.server import protocol
 from tests.server.running import PATIENCE_S, ask, serving, until
 from tests.servers import Server as Redis
 
@@ -133,8 +133,8 @@ def slow_clients(url: str) -> Iterator[list[socket.socket]]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that wait an hour for the rest of a request."""
-    monkeypatch.setattr(listener, "HEAD_S", 3600.0)
-    monkeypatch.setattr(listener, "BODY_S", 3600.0)
+    monkeypatch.setattr(protocol, "HEAD_S", 3600.0)
+    monkeypatch.setattr(protocol, "BODY_S", 3600.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -152,8 +152,8 @@ def test_others_are_answered_while_slow_clients_hold_their_connections(
 def test_slow_clients_lose_their_connections(
     server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HEAD_S", 0.5)
-    monkeypatch.setattr(listener, "BODY_S", 0.5)
+    monkeypatch.setattr(protocol, "HEAD_S", 0.5)
+    monkeypatch.setattr(protocol, "BODY_S", 0.5)
     with serving(server.url, prefix) as running, slow_clients(running.url) as slow:
         for connection in slow:
             connection.settimeout(PATIENCE_S)
