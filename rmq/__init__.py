@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from rmq.kernel.core.codec import Compressed
     from rmq.kernel.core.delivery import Reject, Retry, Snooze
     from rmq.kernel.core.failure import Attempt, Failure
-    from rmq.kernel.core.function_library import FunctionLibrary
     from rmq.kernel.core.history import Sample
     from rmq.kernel.core.ids import MessageId
     from rmq.kernel.core.interceptor import Interceptor, Outcome
@@ -140,7 +139,6 @@ _MODULES = {
     "rmq.kernel.core.codec": "Compressed",
     "rmq.kernel.core.delivery": "Reject Retry Snooze",
     "rmq.kernel.core.failure": "Attempt Failure",
-    "rmq.kernel.core.function_library": "FunctionLibrary",
     "rmq.kernel.core.history": "Sample",
     "rmq.kernel.core.ids": "MessageId",
     "rmq.kernel.core.interceptor": "Interceptor Outcome",
@@ -220,7 +218,6 @@ __all__ = [
     "Finding",
     "FormatMismatch",
     "Fsync",
-    "FunctionLibrary",
     "HandlerRun",
     "HandlerStatus",
     "Health",

@@ -38,7 +38,6 @@ INSTALL = re.compile(r"(.*?)[:,]? *((?:apt-get|pip) install .*)")
 ELSEWHERE = {
     "slow cases: storms, mutants, products of parameters": "make slow",
     "Redis 6.2 and 7.0, Valkey 8.1": "make older engines",
-    "scripts as functions": "make functions",
     "Spark": "make spark",
 }
 

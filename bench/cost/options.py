@@ -47,10 +47,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--against", type=Path, metavar="DIR", help="print ratios to another checkout, by turns"
     )
-    group.add_argument(
-        "--functions", action="store_true", default=None,
-        help="call functions; print ratios to scripts, by turns (Redis 7, Valkey)",
-    )  # fmt: skip
 
 
 def selection(options: argparse.Namespace) -> Selection:
@@ -65,5 +61,5 @@ def selection(options: argparse.Namespace) -> Selection:
 
 def given(options: argparse.Namespace) -> list[str]:
     """Return which of these options were given."""
-    names = ("verb", "kind", "k", "depth", "compare", "against", "functions")
+    names = ("verb", "kind", "k", "depth", "compare", "against")
     return [f"--{name}" for name in names if getattr(options, name) is not None]

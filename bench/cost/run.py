@@ -10,7 +10,6 @@ from typing import Protocol
 
 import redis
 
-import rmq
 from bench.cost.checkout import Checkout
 from bench.cost.memory import memory
 from bench.cost.row import CostRow
@@ -18,7 +17,6 @@ from bench.cost.spending import Spent
 from bench.cost.trials import DEPTH, MEMORY, Selection, open_trials
 from bench.machine import placed, settle
 from bench.measurement import Measurement
-from rmq.kernel.transport.functions import CALLS
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +102,6 @@ def cost(
     quick: bool,
     selection: Selection | None = None,
     against: Path | None = None,
-    functions: bool = False,
 ) -> list[Measurement]:
     """Measure what each verb costs in Redis and in the client, and the memory of a message.
 
@@ -114,7 +111,6 @@ def cost(
         quick: a few calls in each round.
         selection: what to measure.
         against: another checkout, to be measured by turns with this one.
-        functions: call functions, and scripts by turns with them.
     """
     selection = selection or Selection(depth=10_000 if quick else DEPTH)
     with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):
@@ -124,13 +120,6 @@ def cost(
             for directory, prefix in ((ROOT, "this-"), (against, "other-")):
                 sides.append(Checkout(directory, server.url, selection, quick, prefix))
                 stack.callback(sides[-1].close)
-        elif functions:
-            with rmq.Client(server.url) as client:
-                client.admin.functions_load()
-            for calls in CALLS:
-                url = f"{server.url}?calls={calls}"
-                sides.insert(0, Here(url, raw, selection, quick, f"{calls}-"))
-                stack.callback(sides[0].close)
         else:
             sides.append(Here(server.url, raw, selection, quick))
             stack.callback(sides[0].close)

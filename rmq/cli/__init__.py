@@ -10,7 +10,6 @@ server          `rmq server`
 worker          `rmq worker`: runs handlers; worker_group: where no command of the group is named;
                 worker_summary: a worker's report
 ledger, outbox, outbox_repair: `rmq ledger`, `rmq outbox`; database: the database of both
-functions       `rmq functions`
 """
 
 from rmq.terminal.app import Place, cli
@@ -103,10 +102,6 @@ COMMANDS = {
         "Create, list and revoke tokens for the HTTP API and the console of rmq server.",
     ),
     "acl": Place("rmq.cli.acl:acl", "Print what a Redis user needs, and no more."),
-    "functions": Place(
-        "rmq.cli.functions:functions",
-        "Keep RMQ's scripts in Redis as functions, for users who may not load scripts.",
-    ),
     "doctor": Place(
         "rmq.features.doctor.cli:doctor", "Check Redis and all topics; nothing is changed."
     ),

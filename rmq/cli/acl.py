@@ -32,7 +32,6 @@ def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str 
         "rmq acl generate producer --topic orders --user shop | redis-cli",
         "rmq acl generate worker producer --topic 'mail.*'",
         "rmq acl generate viewer --format file >> users.acl",
-        "rmq acl generate worker --functions --topic orders | redis-cli",
     )
 )
 @click.argument("roles", metavar="ROLE...", nargs=-1, required=True, type=click.Choice(ROLES))
@@ -49,10 +48,6 @@ def _check_user(_: click.Context, __: click.Parameter, user: str | None) -> str 
     "with what 7.2 has besides.",
 )  # fmt: skip
 @click.option(
-    "--functions", is_flag=True,
-    help="For clients with calls=functions: no right to evaluate or load scripts.",
-)  # fmt: skip
-@click.option(
     "--format", "form", type=click.Choice(("command", "file")), default="command",
     show_default=True, help="ACL SETUSER for redis-cli, or a line of an aclfile.",
 )  # fmt: skip
@@ -61,19 +56,16 @@ def generate(
     user: str | None,
     topics: tuple[str, ...],
     server_version: ServerVersion | None,
-    functions: bool,
     form: str,
 ) -> None:
     """Print the ACL rules of a user who has ROLE.
 
-    ROLE: producer, consumer, worker, operator, viewer, server; loader, for rmq functions load.
+    ROLE: producer, consumer, worker, operator, viewer, server, admin.
     Nothing is changed, and Redis is not asked. Rules of several roles are added up. They contain no
     password: notes on stderr say how to give the user one.
     """
     common = common_options()
-    rules_for = partial(
-        rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix, functions=functions
-    )
+    rules_for = partial(rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix)
     rules = rules_for(server_version=server_version or "7.0")
     newer = [each for each in rules_for().commands if each not in rules.commands]
     newer = [] if server_version else newer
@@ -82,7 +74,7 @@ def generate(
         output.document(
             {
                 "user": name, "roles": rules.roles, "topics": topics or ("*",),
-                "server_version": rules.server_version, "functions": functions, "keys": rules.keys,
+                "server_version": rules.server_version, "keys": rules.keys,
                 "read_keys": rules.read_keys, "channels": rules.channels,
                 "commands": rules.commands, "rules": rules.words(),
             }

@@ -26,7 +26,6 @@ from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport import url as urls
-from rmq.kernel.transport.functions import Calls
 from rmq.kernel.transport.open import open_async_transport, open_transport
 from rmq.kernel.transport.url import Address
 
@@ -66,7 +65,6 @@ class _ClientBase:
         retry_for: Duration,
         timeout: Duration,
         max_connections: int | None,
-        calls: Calls | None,
         interceptors: Sequence[Interceptor],
     ) -> None:
         given_url = url or os.environ.get("RMQ_URL")
@@ -74,8 +72,6 @@ class _ClientBase:
         if max_connections is not None:
             most = urls.connections(max_connections)
             self._address = replace(self._address, max_connections=most)
-        if calls is not None:
-            self._address = replace(self._address, calls=urls.calls(calls))
         asked = prefix if prefix is not None else os.environ.get("RMQ_PREFIX") or DEFAULT_PREFIX
         self._prefix = check_name(asked, "prefix" if prefix is not None else "RMQ_PREFIX")
         self._retry_s = duration_ms(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
@@ -141,10 +137,6 @@ class Client(_ClientBase):
         max_connections: how many connections at most, 1 to 10000; default: what the URL's option
             of that name says, else 64. Calls beyond that wait in line for up to `timeout` and
             `retry_for` together. Each waiting consumer has one more, for its subscription.
-        calls: what its commands call. "scripts": it loads them where Redis lacks them. "functions":
-            those that an operator has loaded by `rmq functions load`, on Redis 7, Valkey or later;
-            its Redis user then needs no right to load or evaluate scripts. Default: what the URL's
-            option of that name says, else "scripts".
         interceptors: hooks around its sends, and around the handlers of its workers.
 
     Raises:
@@ -159,10 +151,9 @@ class Client(_ClientBase):
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
         max_connections: int | None = None,
-        calls: Calls | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__(url, prefix, retry_for, timeout, max_connections, calls, interceptors)
+        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
         self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
         self._transport = open_transport(self._address, self._retry_s, self._timeout_s)
         self.admin = Admin(self._transport, self._prefix, self._sessions)
@@ -232,10 +223,9 @@ class AsyncClient(_ClientBase):
         retry_for: Duration = 10.0,
         timeout: Duration = 10.0,
         max_connections: int | None = None,
-        calls: Calls | None = None,
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
-        super().__init__(url, prefix, retry_for, timeout, max_connections, calls, interceptors)
+        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
         self._transport = open_async_transport(self._address, self._retry_s, self._timeout_s)
         self.admin = AsyncAdmin(self._transport, self._prefix, self._sessions)
 

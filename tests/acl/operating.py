@@ -68,16 +68,6 @@ def looks_for_lost_messages(s: Scene) -> None:
     assert s.api.admin.audit(s.name, older_than=timedelta(0)).missing == 1
 
 
-@of("loader")
-def keeps_the_functions(s: Scene) -> None:
-    admin = s.api.admin
-    admin.functions_load()
-    (library,) = (each for each in admin.functions() if each.is_current)
-    assert library.functions > 50
-    assert admin.functions_delete(library.name) is True
-    assert admin.functions_load() is True
-
-
 @of("admin")
 def keeps_the_tokens(s: Scene) -> None:
     admin = s.api.admin

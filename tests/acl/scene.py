@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import pytest
-
 import rmq
 from rmq.kernel.topic import context
 from rmq.kernel.transport.acl import AclRules, Role, ServerVersion
@@ -38,7 +36,6 @@ class Scene:
         self.raw = server.raw()
         self.full = rmq.Client(server.url, retry_for=2)
         self.url = server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
-        self.calls = "scripts"
         self._made: list[Any] = []
 
     def rules(self, role: Role | Iterable[Role], **options: Any) -> AclRules:
@@ -47,17 +44,7 @@ class Scene:
             "topics": [self.name, f"{self.name}b"],
             "server_version": version_of(self.server),
         } | options
-        if self.calls == "functions" or roles == "loader":
-            if given["server_version"] == "6.2":
-                pytest.skip("Redis 6.2 has no functions")
-            given |= {"functions": True}
         return rmq.acl_rules(roles, **given)
-
-    def call_functions(self) -> None:
-        """From now on the user calls functions, and has the rules for it."""
-        self.calls, self.url = "functions", f"{self.url}?calls=functions"
-        if version_of(self.server) != "6.2":
-            self.full.admin.functions_load()
 
     def grant(self, role: Role | Iterable[Role], without: str = "", **options: Any) -> AclRules:
         """Give the user the rules of a role, one command left out."""

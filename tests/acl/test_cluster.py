@@ -45,7 +45,7 @@ ELSEWHERE = {
 ONE_STEP = {
     "producer": "stages_and_publishes", "consumer": "receives_many", "worker": "serves_schedules",
     "operator": "resizes_topics", "viewer": "looks_at_the_rest", "server": "sends_what_is_due",
-    "admin": "keeps_the_tokens", "loader": "keeps_the_functions",
+    "admin": "keeps_the_tokens",
 }  # fmt: skip
 ALL_STEPS = [
     pytest.param(role, step, marks=[] if step == ONE_STEP[role] else [pytest.mark.slow])

@@ -43,7 +43,7 @@ OTHERS = {
     ],
     "viewer": sorted(
         {name for role in STEPS for name in STEPS[role]}
-        - {*STEPS["viewer"], "sends_to_the_disk", "keeps_the_functions"}  # an old server cannot
+        - {*STEPS["viewer"], "sends_to_the_disk"}  # an old server cannot
         - {"sends_what_is_due"}  # the service logs what it is refused; serves_schedules raises
     ),
 }  # fmt: skip

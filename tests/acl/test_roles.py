@@ -104,17 +104,13 @@ def test_a_role_may_do_what_it_is_for(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["async", "functions"])
 @pytest.mark.parametrize(("role", "step"), ALL_STEPS)
-def test_a_role_may_do_it_with_other_clients(
-    server: Server, name: str, role: acl.Role, step: str, kind: str
+def test_a_role_may_do_it_with_an_async_client(
+    server: Server, name: str, role: acl.Role, step: str
 ) -> None:
     scene = Scene(server, name)
     try:
-        if kind == "functions":
-            scene.call_functions()
-        else:
-            scene.kind = kind
+        scene.kind = "async"
         scene.grant(role)
 
         STEPS[role][step](scene)
@@ -124,16 +120,12 @@ def test_a_role_may_do_it_with_other_clients(
 
 
 @pytest.mark.parametrize("role", ON_TOPICS)
-@pytest.mark.parametrize("kind", ["async", "functions"])
-def test_a_role_may_open_a_topic_with_other_clients(
-    server: Server, name: str, role: acl.Role, kind: str
+def test_a_role_may_open_a_topic_with_an_async_client(
+    server: Server, name: str, role: acl.Role
 ) -> None:
     scene = Scene(server, name)
     try:
-        if kind == "functions":
-            scene.call_functions()
-        else:
-            scene.kind = kind
+        scene.kind = "async"
         scene.grant(role)
 
         assert scene.topic().open(create=False) is not None

@@ -34,10 +34,6 @@ def test_the_commands_that_a_script_calls_are_taken_off_its_own_time() -> None:
     }  # fmt: skip
 
 
-def test_functions_are_scripts_too() -> None:
-    assert split({}, {"fcall": (1, 70), "zadd": (1, 20)}) == (70, 20, 1)
-
-
 def test_without_a_script_commands_are_all_there_is() -> None:
     each = Spent(10, *split({}, {"xadd": (10, 50)})).each()
 

@@ -31,7 +31,7 @@ def test_the_commands_are_these():
         "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive",
         "dlq restore", "dlq show",
         "doctor",
-        "functions delete", "functions load", "functions ls", "get",
+        "get",
         "job ls", "job pause", "job resume", "job show", "job stop",
         "ledger create", "ledger purge", "ledger show", "outbox create", "outbox ls",
         "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void", "peek",

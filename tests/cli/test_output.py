@@ -22,7 +22,6 @@ LISTINGS: dict[str, tuple[list[str], int | None]] = {
     "audit-trail": ([], None),
     "dlq groups": (["{topic}"], 2),
     "dlq ls": (["{topic}"], 2),
-    "functions ls": ([], None),
     "job ls": ([], None),
     "outbox ls": (["--database", "sqlite:///{home}/outbox.sqlite"], 0),
     "peek": (["{topic}"], 2),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import pytest
 import redis
 
 from rmq.kernel.consumer import scripts as consumer_scripts
@@ -22,21 +20,12 @@ from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.topic.context import ReplaySession, ReplaySessions, TopicContext
 from rmq.kernel.transport import scripts
-from rmq.kernel.transport.functions import function_name, library_text
 from rmq.kernel.transport.steps import Command
 from tests.lua import failures
 from tests.lua.reading import READ_KEYS, pairwise, sha1
 
 MEMBER = 13  # bytes; spelled apart from lua/lib/member.lua
 GONE = None  # what `changes` says of something that was there before
-
-# RMQ_TEST_CALLS=functions: run functions (FCALL) instead of scripts; Redis 6.2 has none.
-RUNS_FUNCTIONS = os.environ.get("RMQ_TEST_CALLS") == "functions"
-LIBRARY = library_text("of a test") if RUNS_FUNCTIONS else ""
-IN_LIBRARY = {scripts.load(name).sha for name in scripts.names()} if RUNS_FUNCTIONS else set[str]()
-as_scripts_alone = pytest.mark.skipif(
-    RUNS_FUNCTIONS, reason="at maxmemory Redis does not begin a function that may add"
-)
 
 State = dict[str, Any]
 
@@ -171,22 +160,10 @@ class Box:
     def raw(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
         """Run a script with these very keys and arguments."""
         made = scripts.load(script)
-        if made.sha in IN_LIBRARY:  # one that a test has broken is not
-            return self._function(script, keys, args)
         try:
             return self.redis.evalsha(made.sha, len(keys), *keys, *args)
         except redis.exceptions.NoScriptError:
             return self.redis.eval(made.text, len(keys), *keys, *args)
-
-    def _function(self, script: str, keys: Sequence[bytes], args: Sequence[Any]) -> Any:
-        name = function_name(script)
-        try:
-            return self.redis.fcall(name, len(keys), *keys, *args)
-        except redis.ResponseError as error:
-            if str(error) != "Function not found":
-                raise
-        self.redis.function_load(LIBRARY, replace=True)
-        return self.redis.fcall(name, len(keys), *keys, *args)
 
     def run(self, command: Command[Any]) -> Any:
         """Run a command and read its reply.

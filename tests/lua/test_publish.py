@@ -10,7 +10,7 @@ from rmq.features.queries import scripts
 from rmq.features.queries.scripts import PublishReply
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of, members_of
-from tests.lua.box import Box, as_scripts_alone, ordered, stored, timed
+from tests.lua.box import Box, ordered, stored, timed
 
 NAME = "q:7:a"
 PLACE = f"stage:{NAME}"
@@ -305,7 +305,6 @@ def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
     ]  # fmt: skip
 
 
-@as_scripts_alone
 def test_at_maxmemory_what_adds_nothing_is_taken_off_the_stage(tight):
     entry = [member_of(tight.one()), *tight.part()]
     for name in ("one", "two"):

@@ -39,7 +39,7 @@ PLAIN_ENGLISH = {
     "close", "create", "delete", "deleted", "forget", "get", "show", "ls", "tail", "run", "set",
     "send", "peek", "generate", "ping", "resend", "void", "cancel", "stats", "take", "read",
     "next", "tidy", "begin", "end", "push", "keep", "again", "finish",
-    "load", "unclaim", "inspect", "locate", "count", "counts",
+    "unclaim", "inspect", "locate", "count", "counts",
     # the doctor
     "doctor", "finding", "config",
     # definitions as a file

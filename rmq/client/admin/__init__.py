@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rmq.client.admin.functions import AsyncFunctionAdmin, FunctionAdmin
 from rmq.features.audit.admin import AsyncAuditAdmin, AuditAdmin
 from rmq.features.claims.admin import AsyncClaimAdmin, ClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmin
@@ -29,7 +28,6 @@ class Admin(
     ScheduleAdmin,
     WorkerAdmin,
     TokenAdmin,
-    FunctionAdmin,
     DoctorAdmin,
 ):
     """Operates the topics of a client. A verb on a topic names it, and it must exist."""
@@ -46,7 +44,6 @@ class AsyncAdmin(
     AsyncScheduleAdmin,
     AsyncWorkerAdmin,
     AsyncTokenAdmin,
-    AsyncFunctionAdmin,
     AsyncDoctorAdmin,
 ):
     """Operates the topics of an async client. The methods are those of `Admin`."""

@@ -9,7 +9,7 @@ from rmq.errors import AccessDenied, RMQError
 from rmq.features.doctor.look import Look, Sight, age, at, plural, some
 from rmq.kernel.core.keys import topics_key, wake_channel
 from rmq.kernel.core.packages import VERSION
-from rmq.kernel.transport import acl, functions, scripts
+from rmq.kernel.transport import acl, scripts
 from rmq.kernel.transport.steps import Flow, RawCommand
 
 CLOCK_NOTE_S, CLOCK_WARNING_S = 0.5, 5.0
@@ -47,16 +47,15 @@ def slow_scripts(look: Look) -> Flow[list[Sight]]:
     addresses, replies = yield from look.on_masters("SLOWLOG GET", "SLOWLOG", "GET", SLOW_READ)
     addresses = addresses or [""]
     names = {scripts.load(name).sha.encode(): name for name in scripts.names()}
-    names |= {functions.function_name(name).encode(): name for name in scripts.names()}
     now_ms = yield from look.now_ms()
     slow: dict[str, list[tuple[int, int]]] = {}
     where: dict[str, set[str]] = {}
     for address, entries in zip(addresses, replies, strict=True):
         for entry in entries:
             words = entry[3]
-            if words[0].upper() not in (b"EVALSHA", b"FCALL") or entry[2] < SLOW_US:
+            if words[0].upper() != b"EVALSHA" or entry[2] < SLOW_US:
                 continue
-            name = names.get(words[1].lower() if words[0].upper() == b"EVALSHA" else words[1])
+            name = names.get(words[1].lower())
             if name is not None:
                 slow.setdefault(name, []).append((entry[2], entry[1]))
                 where.setdefault(name, set()).add(address)
@@ -130,8 +129,6 @@ def rights(look: Look) -> Flow[list[Sight]]:
     lacking: dict[str, list[str]] = {}
     known: dict[str, bool] = {}
     for role in acl.ROLES:
-        if role == "loader":
-            continue
         rules = acl.acl_rules(role, topics=(topic,), prefix=look.prefix)
         for command in rules.commands:
             if command not in known:
@@ -159,7 +156,7 @@ def _may(look: Look, user: str, command: str, topic: str) -> Flow[bool]:
     """Whether a user may call a command on a slot of a topic."""
     prefix, key = look.prefix, f"{look.prefix}:{{{topic}_0}}:slot"
     words: list[Any]
-    if command in ("evalsha", "fcall"):
+    if command == "evalsha":
         words = [command, "0" * 40, "1", key]
     elif command in ("publish", "spublish", "subscribe", "ssubscribe"):
         words = [command, wake_channel(prefix, topic).decode()]

@@ -19,7 +19,7 @@ from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import keys as core_keys
 from rmq.kernel.transport.scripts import READS, commands_in
 
-Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "admin", "loader"]
+Role = Literal["producer", "consumer", "worker", "operator", "viewer", "server", "admin"]
 ServerVersion = Literal["6.2", "7.0", "7.2"]
 ROLES: tuple[Role, ...] = get_args(Role)
 SERVER_VERSIONS: tuple[ServerVersion, ...] = get_args(ServerVersion)
@@ -69,17 +69,16 @@ SCRIPTS: dict[Role, frozenset[str]] = {
         "sample", "expire",
     )),
     "admin": frozenset(),
-    "loader": frozenset(),
 }  # fmt: skip
 
 # Roles that reach no topic.
-OF_NO_TOPIC = frozenset(("admin", "loader"))
+OF_NO_TOPIC = frozenset(("admin",))
 
 # What every connection sends besides scripts. AUTH and HELLO need no right.
 # ROLE is asked of the master that sentinels name. Rules are the same for every kind of server.
 CLUSTER = frozenset(("cluster|slots", "asking"))
 _CONNECTION = ("ping", "select", "client|setinfo", "role", *CLUSTER)
-_OF_SCRIPTS, _OF_FUNCTIONS = ("evalsha", "script|load"), ("fcall",)
+_OF_SCRIPTS = ("evalsha", "script|load")
 _LARGE_BODIES = ("multi", "exec", "hset")
 # Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
 SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
@@ -116,8 +115,6 @@ COMMANDS: dict[Role, frozenset[str]] = {
         *_CONNECTION, "info", "smembers", "exists", "hmget", "scan", "get", "pttl", "time",
         "zrangebyscore", "mget", "zrange", "lrange",
     )),
-    # Only the library of functions: whoever may change it runs any Lua as each user that calls it.
-    "loader": frozenset((*_CONNECTION, "function|load", "function|list", "function|delete")),
 }  # fmt: skip
 
 # Keys beside those of topics: the key, and the roles that write or only read it.
@@ -146,8 +143,7 @@ _NOT_REACHED: dict[Role, frozenset[str]] = {
 
 # Commands that an earlier server does not know: naming one refuses all of the rules.
 _SINCE: dict[str, ServerVersion] = {
-    "waitaof": "7.2", "fcall": "7.0", "function|load": "7.0", "function|list": "7.0",
-    "function|delete": "7.0", **dict.fromkeys(SHARDED, "7.0"),
+    "waitaof": "7.2", **dict.fromkeys(SHARDED, "7.0"),
 }  # fmt: skip
 # 6.2 takes any word after a command; 7.0 checks it, and got this one in 7.2.
 _UNKNOWN_TO = {"client|setinfo": ("7.0",)}
@@ -198,30 +194,24 @@ def acl_rules(
     topics: Sequence[str] = ("*",),
     prefix: str = "rmq",
     server_version: ServerVersion = "7.2",
-    functions: bool = False,
 ) -> AclRules:
     """Return the rights that a Redis user needs for one or more roles.
 
     Args:
-        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "admin",
-            "loader".
+        roles: "producer", "consumer", "worker", "operator", "viewer", "server", "admin".
         topics: names, or patterns with `*` and `?`.
         prefix: the first part of every key, as the clients of this user have it.
         server_version: the oldest server that must take the rules: "6.2", "7.0", or "7.2" for Redis
             7.2 and later and Valkey.
-        functions: for clients with `calls="functions"`: the right to call functions, and none to
-            evaluate or load scripts.
 
     Raises:
-        InvalidValue, InvalidType: a role, pattern or version that is none, or functions on 6.2.
+        InvalidValue, InvalidType: a role, pattern or version that is none.
     """
     chosen = tuple(_known(role, ROLES, "role") for role in _listed(roles, "roles"))
     version = _known(server_version, SERVER_VERSIONS, "server_version")
     patterns = [_check_pattern(topic) for topic in _listed(topics, "topics")]
     stem = core_keys.check_name(prefix, "prefix")
-    if version == "6.2" and (functions or chosen == ("loader",)):
-        raise InvalidValue("server_version: 6.2 has no functions; they need 7.0 or later")
-    commands: set[str] = set().union(*(commands_of(role, functions) for role in chosen))
+    commands: set[str] = set().union(*(commands_of(role) for role in chosen))
     written = []
     if not OF_NO_TOPIC.issuperset(chosen):
         written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
@@ -249,15 +239,14 @@ def acl_rules(
 
 
 @functools.cache
-def commands_of(role: Role, functions: bool = False) -> frozenset[str]:
+def commands_of(role: Role) -> frozenset[str]:
     """Return the commands of a role: of its scripts, and those that its clients send."""
     if not SCRIPTS[role]:
         return COMMANDS[role]
-    calls = _OF_FUNCTIONS if functions else _OF_SCRIPTS
     inside: set[str] = set().union(*(commands_in(name) for name in SCRIPTS[role]))
     if role == "viewer":
         inside &= READS
-    return COMMANDS[role].union(calls) | inside - _NOT_REACHED.get(role, frozenset())
+    return COMMANDS[role].union(_OF_SCRIPTS) | inside - _NOT_REACHED.get(role, frozenset())
 
 
 def _keys_of_topic(prefix: str, pattern: str) -> list[str]:

@@ -174,7 +174,7 @@ class AsyncTransport:
 
     async def _command(self, command: Command[T]) -> T:
         try:
-            reply = reply_of(await self._exchange(*request_of(command, self.address.calls)))
+            reply = reply_of(await self._exchange(*request_of(command)))
             if isinstance(reply, BaseException):
                 raise reply
         except REDIS_ERRORS as error:

@@ -212,7 +212,7 @@ class Transport:
     def _command(self, command: Command[T]) -> T:
         # The first attempt goes without generators: it is the hot path of every call.
         try:
-            reply = reply_of(self._exchange(*request_of(command, self.address.calls)))
+            reply = reply_of(self._exchange(*request_of(command)))
             if isinstance(reply, BaseException):
                 raise reply
         except REDIS_ERRORS as error:

@@ -40,7 +40,6 @@ from rmq.kernel.transport.errors import (
     refusal_of_writes,
     translate,
 )
-from rmq.kernel.transport.functions import Calls
 from rmq.kernel.transport.pool import ConnectionsBusy, StaleConnection, reply_of, request_of
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import Command, Subscription
@@ -375,9 +374,8 @@ class ScriptCalls:
 
         def attempt() -> Operations[list[Any]]:
             # Loaded beforehand: a command repeated alone would come after its successors.
-            if self._address.calls == "scripts":
-                for script in {command.script for command in commands} - self.loaded:
-                    yield from self._load(script)
+            for script in {command.script for command in commands} - self.loaded:
+                yield from self._load(script)
             replies = yield from self._exchange(commands, durability)
             missing = [n for n in range(len(commands)) if _needs_loading(replies[n])]
             if missing:
@@ -419,7 +417,7 @@ class ScriptCalls:
     def _exchange(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> Operations[list[Any]]:
-        requests = [request_of(command, self._address.calls) for command in commands]
+        requests = [request_of(command) for command in commands]
         if durability is not None:
             requests.append((hiredis.pack_command(wait_words(durability)), 1))
         packed, counts = zip(*requests, strict=True)
@@ -431,7 +429,7 @@ class ScriptCalls:
         return replies
 
     def _call(self, command: Command[Any]) -> Operations[Any]:
-        reply = reply_of((yield Exchange(*request_of(command, self._address.calls))))
+        reply = reply_of((yield Exchange(*request_of(command))))
         if isinstance(reply, BaseException):
             raise reply
         return reply
@@ -444,8 +442,6 @@ class ScriptCalls:
         self, command: Command[Any], error: BaseException, deadline: RetryDeadline
     ) -> Operations[RMQError]:
         """Translate the error of a command; name the key if it holds a wrong type."""
-        if is_unknown(self._address.calls, error, deadline.may_be_done):
-            return deadline.failure(error, True)
         wrong_key = ""
         if code_of(error) == "WRONGTYPE":
             with contextlib.suppress(*REDIS_ERRORS):
@@ -460,15 +456,6 @@ class ScriptCalls:
 def _needs_loading(reply: Any) -> bool:
     """Whether a reply says that the server does not have the script."""
     return isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.RELOAD
-
-
-def is_unknown(calls: Calls, error: BaseException, may_be_done: bool) -> bool:
-    """Whether an error leaves unknown what an earlier attempt without a reply has done.
-
-    At maxmemory Redis does not begin a function that adds. A script begins, and recognizes there
-    what it has done before.
-    """
-    return may_be_done and calls == "functions" and code_of(error) == "OOM"
 
 
 def key_of_wrong_type(command: Command[Any], types: Sequence[Any]) -> str:

@@ -34,7 +34,6 @@ from rmq.kernel.transport.calls import (
     Pause,
     RetryDeadline,
     check_wait,
-    is_unknown,
     key_of_wrong_type,
     parsed,
     wait_words,
@@ -296,14 +295,13 @@ class ClusterCalls:
         loads = dict[Node, list[Script]]()
         for node, part in by_node.items():
             loaded = self.loaded.setdefault(node, set())
-            are_scripts = self._address.calls == "scripts"
-            loads[node] = missing_scripts(part, loaded, beforehand) if are_scripts else []
+            loads[node] = missing_scripts(part, loaded, beforehand)
         wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
         exchange = ExchangeAll(
             [
                 NodeExchange(
                     node,
-                    *packed_part(loads[node], part, wait, self._address.calls),
+                    *packed_part(loads[node], part, wait),
                     is_brief=all(task.fails_fast for task in part),
                 )
                 for node, part in by_node.items()
@@ -391,8 +389,6 @@ class ClusterCalls:
             return task.reply
         if not isinstance(task.reply, BaseException):
             return parsed(task.call, task.reply)
-        if is_unknown(self._address.calls, task.reply, task.losses > 0):
-            return self.deadline(task.call.script.name).failure(task.reply, True)
         wrong_key = ""
         if code_of(task.reply) == "WRONGTYPE":
             asks = [Task(task.slot, ("TYPE", key)) for key in task.call.keys]

@@ -12,7 +12,6 @@ from rmq.errors import StorageError
 from rmq.kernel.transport.cluster_replies import is_redirection
 from rmq.kernel.transport.cluster_slots import Node
 from rmq.kernel.transport.errors import Kind, code_of, kind_of
-from rmq.kernel.transport.functions import Calls
 from rmq.kernel.transport.pool import request_of
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import Command
@@ -58,10 +57,10 @@ class Task:
         """Whether it is not repeated while the master of its slot is away."""
         return isinstance(self.call, Command) and self.call.fails_fast
 
-    def pack(self, calls: Calls) -> bytes:
+    def pack(self) -> bytes:
         """Return what is sent."""
         if isinstance(self.call, Command):
-            packed, self.count = request_of(self.call, calls)
+            packed, self.count = request_of(self.call)
         else:
             packed, self.count = hiredis.pack_command(tuple(self.call)), 1
         if self.asked is not None:
@@ -82,13 +81,11 @@ class Task:
         self.reply, self.error = failure, None
 
 
-def packed_part(
-    loads: Sequence[Script], part: Sequence[Task], wait: bytes, calls: Calls
-) -> tuple[bytes, int]:
+def packed_part(loads: Sequence[Script], part: Sequence[Task], wait: bytes) -> tuple[bytes, int]:
     """Return what is sent to a node, and how many replies come back."""
     words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
     texts = map(hiredis.pack_command, words)
-    packed = b"".join([*texts, *(task.pack(calls) for task in part), wait])
+    packed = b"".join([*texts, *(task.pack() for task in part), wait])
     return packed, len(words) + sum(task.count for task in part) + bool(wait)
 
 

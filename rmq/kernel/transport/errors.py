@@ -32,12 +32,11 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.transport import functions, scripts
-from rmq.kernel.transport.functions import LOAD_COMMAND, library_name
+from rmq.kernel.transport import scripts
 
 _USER = re.compile(r"\bUser (\S+) has no permissions")
 _COMMAND = re.compile(r"run the '([^']+)' command")
-_LINE = re.compile(r"@user_(script|function):\s*(\d+)")
+_LINE = re.compile(r"@user_script:\s*(\d+)")
 _SLOT_KEY = re.compile(r"(.+:\{.+\}:).*", re.DOTALL)
 
 
@@ -81,9 +80,7 @@ def _commands(what: str, text: str) -> list[str]:
     line = _LINE.search(text)
     if not line or what not in scripts.names():
         return []
-    is_script = line[1] == "script"
-    text = scripts.load(what).text if is_script else functions.library_text("")
-    lines, number = text.splitlines(), int(line[2])
+    lines, number = scripts.load(what).text.splitlines(), int(line[1])
     return sorted(scripts.commands_of_text(lines[number - 1])) if number <= len(lines) else []
 
 
@@ -138,17 +135,11 @@ _SCRIPT_ACCESS = ("The user executing the script can't", "ACL failure in script"
 _DISCARDED = "Transaction discarded because of: "
 _TOO_MANY_CLIENTS = "max number of clients"
 _PASSWORD_MISSING = ("HELLO must be called", "Authentication required")
-_FUNCTION_MISSING = "Function not found"
 _UNKNOWN = re.compile(r"(?:ERR )?unknown command [`'](\w+)")
-_AS_FUNCTIONS = (
-    "RMQ loads and calls its scripts by it. Allow it, or let an operator load them as functions "
-    f"({LOAD_COMMAND}) and put calls=functions into the URL"
-)
-_NO_FUNCTIONS = "functions need Redis 7.0 or later, or Valkey. Leave calls=functions out of the URL"
+_OF_SCRIPTS = "RMQ loads and calls its scripts by EVALSHA and SCRIPT LOAD. Allow both"
 # What to do without a command that a server does not have, or that its operator has renamed.
 _WITHOUT = {
-    "EVALSHA": _AS_FUNCTIONS, "SCRIPT": _AS_FUNCTIONS,
-    "FCALL": _NO_FUNCTIONS, "FUNCTION": _NO_FUNCTIONS,
+    "EVALSHA": _OF_SCRIPTS, "SCRIPT": _OF_SCRIPTS,
     "HELLO": "it speaks RESP2 only. Leave protocol=3 out of the URL",
     "PUBLISH": "nothing is lost, but sleeping consumers notice new messages up to 1 s late",
 }  # fmt: skip
@@ -223,11 +214,6 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         )
     if code in _ACCESS:
         return _by_access(code, rest, text, script, keys)
-    if text.removeprefix("ERR ") == _FUNCTION_MISSING:
-        return ConfigurationError(
-            f"{script}: the server lacks {library_name()}, the functions of this version of RMQ. "
-            f"An operator loads them once: {LOAD_COMMAND}. Or leave calls=functions out of the URL"
-        )
     unknown = _UNKNOWN.match(text)
     missing = "HELLO" if code == "NOPROTO" else unknown and unknown[1].upper()
     if missing in _WITHOUT:

@@ -24,7 +24,6 @@ import redis
 
 from rmq.kernel.core import process
 from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
-from rmq.kernel.transport.functions import Calls, function_name
 from rmq.kernel.transport.steps import Command
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
@@ -463,19 +462,17 @@ class AsyncPool(_PoolState):
         raise self._busy()
 
 
-def words_of(command: Command[Any], calls: Calls = "scripts") -> tuple[Any, ...]:
-    """Return the words of a script call, or of the call of its function."""
+def words_of(command: Command[Any]) -> tuple[Any, ...]:
+    """Return the words of a script call."""
     keys = command.keys
-    if calls == "scripts":
-        return ("EVALSHA", command.script.sha, len(keys), *keys, *command.args)
-    return ("FCALL", function_name(command.script.name), len(keys), *keys, *command.args)
+    return ("EVALSHA", command.script.sha, len(keys), *keys, *command.args)
 
 
-def request_of(command: Command[Any], calls: Calls) -> tuple[bytes, int]:
+def request_of(command: Command[Any]) -> tuple[bytes, int]:
     """Return what is sent for a command, and how many replies come back."""
     if not command.write:
-        return hiredis.pack_command(words_of(command, calls)), 1
-    words = (("MULTI",), command.write, words_of(command, calls), ("EXEC",))
+        return hiredis.pack_command(words_of(command)), 1
+    words = (("MULTI",), command.write, words_of(command), ("EXEC",))
     return b"".join(map(hiredis.pack_command, words)), len(words)
 
 

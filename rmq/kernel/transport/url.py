@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from rmq.errors import ConfigurationError
-from rmq.kernel.transport.functions import CALLS, Calls
 
 SCHEMES = ("redis+cluster", "rediss+cluster")
 PORT = 6379
@@ -164,7 +163,6 @@ class Address:
     is_default: bool = False  # neither the caller nor RMQ_URL gave it
     sentinels: Sentinels | None = None  # which know where the server is
     nodes: tuple[HostPort, ...] = ()  # some nodes of a cluster
-    calls: Calls = "scripts"  # what a command calls: a script, or a function of Redis 7
 
     def __repr__(self) -> str:
         return f"Address({self.shown!r})"
@@ -222,16 +220,15 @@ def parse(url: object) -> Address:
     most = connections(
         options.get("max_connections", [MAX_CONNECTIONS])[-1], "url: max_connections"
     )
-    kind = calls(options.get("calls", ["scripts"])[-1], "url: calls")
     for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
         if name in options:
             raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
     if scheme in SENTINEL_URL_SCHEMES:
         sentinels = read(url, redact(url))
-        return Address(url, scheme, max_connections=most, sentinels=sentinels, calls=kind)
+        return Address(url, scheme, max_connections=most, sentinels=sentinels)
     if scheme in SCHEMES:
         nodes = nodes_of(url, redact(url))
-        return Address(url, scheme, max_connections=most, nodes=nodes, calls=kind)
+        return Address(url, scheme, max_connections=most, nodes=nodes)
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -245,7 +242,7 @@ def parse(url: object) -> Address:
             raise ConfigurationError(
                 "url: embedded:// names no directory; use embedded:///var/lib/rmq"
             )
-        return Address(url, scheme, directory, most, calls=kind)
+        return Address(url, scheme, directory, most)
     if scheme == "unix" and not parts.path:
         raise ConfigurationError("url: unix:// names no socket; use unix:///run/redis.sock?db=0")
     if scheme in ("redis", "rediss"):
@@ -258,7 +255,7 @@ def parse(url: object) -> Address:
         database = parts.path.strip("/")
         if database and not database.isdecimal():
             raise ConfigurationError(f"url: {redact(url)!r}: the path is a database number, as /0")
-    return Address(url, scheme, max_connections=most, calls=kind)
+    return Address(url, scheme, max_connections=most)
 
 
 def connections(value: object, field: str = "max_connections") -> int:
@@ -267,11 +264,3 @@ def connections(value: object, field: str = "max_connections") -> int:
     if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise ConfigurationError(f"{field}: {value!r}; give a whole number from 1 to 10000")
     return int(text)
-
-
-def calls(value: object, field: str = "calls") -> Calls:
-    """Check the option that says what a client calls, scripts or functions, and return it."""
-    for known in CALLS:
-        if value == known:
-            return known
-    raise ConfigurationError(f"{field}: {value!r}; use one of {', '.join(CALLS)}")

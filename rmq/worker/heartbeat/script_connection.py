@@ -103,8 +103,7 @@ class ScriptConnection:
 
     def _words(self, call: Call) -> list[Any]:
         name, keys, args = call
-        known, text = self.scripts[name]
-        return ["EVALSHA" if text else "FCALL", known, len(keys), *keys, *args]
+        return ["EVALSHA", self.scripts[name][0], len(keys), *keys, *args]
 
     def _send_all(self, commands: list[list[Any]], asking: bool) -> list[Any]:
         if not asking:

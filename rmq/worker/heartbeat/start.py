@@ -17,7 +17,7 @@ from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport import functions, scripts
+from rmq.kernel.transport import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.worker.heartbeat.cluster_connection import connect
 from rmq.worker.heartbeat.leases import WorkerMemory
@@ -42,17 +42,15 @@ def _task(memory: WorkerMemory, transport: Transport, contexts: list[TopicContex
     """Return what a heartbeat has to know, as JSON."""
     return {
         "redis": transport.connection_options(),
-        "scripts": {verb: _known_as(verb, transport) for verb in VERBS},
+        "scripts": {verb: _known_as(verb) for verb in VERBS},
         "topics": [_topic(context) for context in contexts],
         "sizes": memory.shared.sizes,
         "parent": os.getpid(),
     }
 
 
-def _known_as(verb: str, transport: Transport) -> list[str]:
-    """Return SHA-1 and text of a script, or the name of its function and no text."""
-    if transport.address.calls == "functions":
-        return [functions.function_name(verb), ""]
+def _known_as(verb: str) -> list[str]:
+    """Return SHA-1 and text of a script."""
     script = scripts.load(verb)
     return [script.sha, script.text]
 
