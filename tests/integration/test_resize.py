@@ -214,17 +214,6 @@ def test_dry_run_counts_and_changes_nothing(api: Any, server: Server, name: str)
     assert server.raw().hgetall(f"rmq:{{{name}}}:topic") == before
 
 
-def test_client_of_an_earlier_version_opens_it_no_more(
-    api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api.topic(name, slots=2).open()
-    api.admin.topic_resize(name, 4)
-    monkeypatch.setattr("rmq.kernel.core.settings.RESIZED_FORMAT", 4)
-
-    with rmq.Client(server.url) as earlier, pytest.raises(rmq.FormatMismatch):
-        earlier.topic(name).send("x")
-
-
 def test_pass_over_a_slot_begins_anew_on_a_server_that_was_restarted(
     own_server: Server, name: str
 ) -> None:

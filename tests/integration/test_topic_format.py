@@ -10,8 +10,7 @@ import redis
 
 import rmq
 from rmq.kernel.core.keys import topic_key
-from tests.integration.driven import both_clients
-from tests.old_topic import write_old_topic
+from rmq.kernel.core.settings import FORMAT
 from tests.servers import Server
 
 
@@ -29,6 +28,7 @@ def everything(raw: redis.Redis, name: str) -> dict[bytes, Any]:
     }
 
 
+@pytest.mark.parametrize("written", ["4", "6", "", None])
 @pytest.mark.parametrize(
     "use",
     [
@@ -44,70 +44,25 @@ def everything(raw: redis.Redis, name: str) -> dict[bytes, Any]:
         lambda api, name, id: api.admin.purge(name, "store"),
         lambda api, name, id: api.admin.settings(name),
         lambda api, name, id: api.admin.topic_set(name, lease=60),
+        lambda api, name, id: api.admin.topic_delete(name, force=True),
     ],
 )
-def test_a_topic_of_the_earlier_format_is_refused_and_not_written(
-    api: Any, name: str, raw: redis.Redis, use: Any
+def test_a_topic_of_another_format_is_refused_and_not_written(
+    api: Any, name: str, server: Server, raw: redis.Redis, use: Any, written: str | None
 ) -> None:
-    id = write_old_topic(raw, name)
+    with rmq.Client(server.url) as other:
+        id = other.topic(name, slots=2).send("x").id
+    if written is None:
+        raw.hdel(topic_key("rmq", name), "format")
+    else:
+        raw.hset(topic_key("rmq", name), "format", written)
     before = everything(raw, name)
 
     with pytest.raises(rmq.FormatMismatch) as caught:
         use(api, name, id)
 
     assert str(caught.value) == (
-        f"topic '{name}' has format 1, which development versions before RMQ 0.1.0 wrote, and this "
-        "one reads format 4; nothing was changed. Drain the topic with the version that wrote it, "
-        "then delete it (what it still holds goes with --force): rmq topic delete " + name
+        f"topic '{name}' has format {written or 'none'}, and this RMQ reads format {FORMAT}; "
+        "nothing was changed. Install the version that wrote it, or use another name or prefix"
     )
     assert everything(raw, name) == before
-
-
-def test_a_topic_of_a_later_format_is_refused_and_not_deleted(
-    api: Any, name: str, raw: redis.Redis
-) -> None:
-    api.topic(name).send("x")
-    raw.hset(topic_key("rmq", name), "format", "6")
-    before = everything(raw, name)
-
-    for refused in (
-        lambda: api.admin.stats(name),
-        lambda: api.admin.topic_delete(name, force=True),
-    ):
-        with pytest.raises(rmq.FormatMismatch, match="a later version of RMQ wrote"):
-            refused()
-
-    assert everything(raw, name) == before
-
-
-def test_a_topic_of_the_earlier_format_is_deleted_and_created_anew(
-    api: Any, name: str, raw: redis.Redis
-) -> None:
-    write_old_topic(raw, name)
-    before = everything(raw, name)
-
-    assert api.admin.topic_delete(name, dry_run=True).waiting == 1
-    with pytest.raises(rmq.TopicNotEmpty):
-        api.admin.topic_delete(name)
-    assert everything(raw, name) == before
-    assert api.admin.topic_delete(name, force=True).messages == 1
-
-    assert everything(raw, name) == {}
-    assert name not in api.admin.topics()
-    assert api.topic(name).send("y").status == "stored"
-    assert raw.hget(topic_key("rmq", name), "format") == b"4"
-
-
-@both_clients
-def test_a_client_that_had_the_topic_open_before_is_refused_too(
-    api: Any, name: str, raw: redis.Redis
-) -> None:
-    topic = api.topic(name)
-    topic.open()
-    api.admin.topic_delete(name)
-    write_old_topic(raw, name, slots=1)
-
-    with pytest.raises(rmq.TopicVanished):
-        topic.send("x")
-    with pytest.raises(rmq.FormatMismatch):
-        topic.send("x")

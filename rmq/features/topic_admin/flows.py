@@ -132,7 +132,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
     """Take note of a change of the topic's hash, and give it to the slots."""
     if changed.state < 0:
         raise TopicVanished(f"topic {context.name!r} was deleted meanwhile; nothing was changed")
-    kept = settings.from_redis(context.name, changed.kept, oldest=1)
+    kept = settings.from_redis(context.name, changed.kept)
     opening.adopt(context, changed, kept)
     try:
         yield from opening.give_slots(context)
@@ -161,15 +161,14 @@ def topic_delete(
     Raises:
         TopicNotFound: there is no such topic.
         TopicNotEmpty: it holds messages, and this is not forced; it stands as it was.
-        FormatMismatch: a later version of RMQ wrote it.
+        FormatMismatch: another version of RMQ wrote it, in another format.
     """
     opened = yield topic_scripts.topic(context, None)
     if opened.state < 0:
         raise TopicNotFound(
             f"topic {context.name!r} is not in this Redis under prefix {context.prefix!r}"
         )
-    # A topic of an earlier format has the same keys, so it can be deleted.
-    kept = settings.from_redis(context.name, opened.kept, oldest=1)
+    kept = settings.from_redis(context.name, opened.kept)
     opening.adopt(context, opened, kept)
     held = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rmq.errors import InvalidValue, RMQError, TopicVanished
 from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.consumer import scripts
-from rmq.kernel.core.layout import RESIZED_FORMAT, RESIZES_MAX, Layout, Resizing
+from rmq.kernel.core.layout import RESIZES_MAX, Layout, Resizing
 from rmq.kernel.core.limits import Limits
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts
@@ -191,7 +191,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
             known, resizes=known.resizes + 1, most=max(known.most, slots), resizing=resizing
         )
         replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
-        fields = {"format": str(RESIZED_FORMAT), "slots": str(slots)} | layout.to_redis()
+        fields = {"slots": str(slots)} | layout.to_redis()
         if (yield from _change(context, fields)):
             return
         if context.settings.slots != before:

@@ -13,7 +13,6 @@ from fractions import Fraction
 from math import ceil, gcd
 
 RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
-RESIZED_FORMAT = 5  # of a topic that was resized: earlier versions do not know of `Layout`
 
 
 @dataclass(frozen=True, slots=True)

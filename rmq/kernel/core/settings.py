@@ -14,7 +14,7 @@ from typing import Any, Literal, TypedDict
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 from rmq.kernel.core import layout as layouts, limits, pause, retry as policies
 from rmq.kernel.core.keys import SLOTS_MAX
-from rmq.kernel.core.layout import RESIZED_FORMAT, Layout
+from rmq.kernel.core.layout import Layout
 from rmq.kernel.core.limits import Limit, Limits, parse_limits
 from rmq.kernel.core.pause import Pause
 from rmq.kernel.core.retry import Exponential, Policy, RetryPolicy, parse_policy
@@ -30,7 +30,7 @@ from rmq.kernel.core.validation import (
 # The format of records, scores, members and keys; a client refuses a topic of another format.
 # 1: members were whole ids, of 16 bytes. 2: all bodies were in their records. 3: leases were not
 # shared; a consumer of that format would never give back those that expired.
-FORMAT = 4
+FORMAT = 5  # of topics in Redis; development versions wrote 1 to 4
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024
@@ -373,20 +373,20 @@ def check(requested: Mapping[str, object]) -> dict[str, Any]:
     return checked
 
 
-def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> Settings:
-    """Read the settings of a topic from its hash. `oldest`: the oldest format that is accepted.
+def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
+    """Read the settings of a topic from its hash.
 
     Raises:
         FormatMismatch: the topic was created by an RMQ that writes another format.
     """
-    text = stored.get("format", "")
-    found = int(text) if text.isdecimal() else 0
-    if not oldest <= found <= RESIZED_FORMAT:
-        raise FormatMismatch(_describe_format(topic, found))
+    if stored.get("format") != str(FORMAT):
+        raise FormatMismatch(
+            f"topic {topic!r} has format {stored.get('format') or 'none'}, and this RMQ reads "
+            f"format {FORMAT}; nothing was changed. Install the version that wrote it, or use "
+            "another name or prefix"
+        )
     values: dict[str, Any] = {}
     for name in NAMES:
-        if name in ("unhandled_ms", "limit", "timed_priority") and name not in stored:
-            continue  # a topic that was created before this setting has its default
         text = stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)
@@ -401,26 +401,6 @@ def from_redis(topic: str, stored: Mapping[str, str], oldest: int = FORMAT) -> S
         paused=pause.from_redis(stored, "receive"),
         sends_paused=pause.from_redis(stored, "send"),
         layout=layouts.from_redis(stored),
-    )
-
-
-def _describe_format(topic: str, found: int) -> str:
-    """Say which RMQ wrote a topic of another format, and what to do."""
-    if found > RESIZED_FORMAT:
-        return (
-            f"topic {topic!r} has format {found}, which a later version of RMQ wrote, and this one "
-            f"reads format {RESIZED_FORMAT}; nothing was changed. Install that version"
-        )
-    if not found:
-        return (
-            f"topic {topic!r} has no format that RMQ knows; nothing was changed. Use another name "
-            "or prefix"
-        )
-    return (
-        f"topic {topic!r} has format {found}, which development versions before RMQ 0.1.0 wrote, "
-        f"and this one reads format {FORMAT}; nothing was changed. Drain the topic with the "
-        f"version that wrote it, then delete it (what it still holds goes with --force): "
-        f"rmq topic delete {topic}"
     )
 
 

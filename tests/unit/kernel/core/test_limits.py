@@ -154,13 +154,6 @@ def test_topic_whose_slots_have_no_share_of_a_concurrency_is_refused() -> None:
         settings.Settings(slots=6, limit=parse_limits("concurrency:5"))
 
 
-def test_topic_that_was_created_before_there_were_limits_has_none() -> None:
-    stored = settings.Settings().to_redis()
-    assert stored.pop("limit") == "off"
-
-    assert settings.from_redis("mail", stored).limit == Limits()
-
-
 def test_limit_of_a_later_version_is_refused() -> None:
     for text in (
         "rate:1",
