@@ -115,6 +115,7 @@ def test_the_readme_installs_the_checkout_and_does_what_it_shows(
     instead = {
         "redis://localhost:6379/0": own_server.url,
         "embedded:///tmp/rmq-readme": f"embedded://{tmp_path}/data",
+        "embedded:///tmp/rmq-schedules": f"embedded://{tmp_path}/schedules",
         VENV: f"{VENV} --without-pip",  # a copy of its own takes seconds; PYTHONPATH has one
     }
     pip = checkout / ".venv" / "bin" / "pip"
@@ -139,7 +140,12 @@ def test_the_page_does_what_it_shows(
     home.mkdir()
     env |= {"RMQ_URL": own_server.url, "PATH": f"{installed}{os.pathsep}{env['PATH']}"}
 
-    skipped = run(ROOT / page, home, env, {"redis://localhost:6379/0": own_server.url})
+    instead = {
+        "redis://localhost:6379/0": own_server.url,
+        "embedded:///tmp/": f"embedded://{tmp_path}/",  # what an earlier run left is not used
+    }
+
+    skipped = run(ROOT / page, home, env, instead)
 
     assert skipped == PAGES[page], "blocks of this page that are not run"
 
