@@ -112,13 +112,3 @@ def test_staged_messages_keep_their_type(api: Any, name: str) -> None:
 
     with topic.consumer() as consumer:
         assert [(d.body, d.type) for d in consumer.receive(2)] == [(1, "a"), (2, None)]
-
-
-def test_a_topic_that_was_created_without_the_setting_unhandled_has_its_default(
-    api: Any, name: str, server: Any
-) -> None:
-    api.topic(name).open()
-    with server.raw() as raw:
-        assert raw.hdel(f"rmq:{{{name}}}:topic", "unhandled_ms") == 1
-
-    assert api.admin.settings(name).unhandled_ms == 3_600_000
