@@ -1,7 +1,4 @@
-"""The frame of `rmq top`: what was read, how it is sorted and filtered, and its lines.
-
-`rmq top`: topics and workers, on the whole screen, once a second.
-"""
+"""`rmq top`: topics and workers on the whole screen, once a second; what its frame shows."""
 
 from __future__ import annotations
 

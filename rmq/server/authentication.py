@@ -5,7 +5,7 @@ token   the header Authorization has a token, or a cookie has a session begun wi
 proxy   a proxy names the user in a header; a token is taken, too, for programs
 host    the application in which this one is mounted says who asks
 
-The tokens that a server takes: that of its settings, and those in Redis, read now and then.
+A server takes the token of its settings, and those in Redis, which it reads now and then.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Functions take a plain `Connection`; async code passes them to `AsyncConnection.run_sync`. Tables
 belong to `rmq.sql.ledger` and `rmq.sql.outbox`.
 
-Database URLs, and engines for the time of one command of the command line.
+Here too: database URLs, and engines for the time of one command of the command line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Errors of databases: what they mean, whatever driver raised them.
-
-Outages of a database: which errors mean one, and when a delivery comes back.
+"""Errors of databases: what they mean, whatever driver raised them; which mean an outage.
 
 A handler whose database is away is not run: its delivery goes back as a `Snooze`, which costs no
 retry, because the message is not at fault. The wait grows with the outage.

@@ -3,7 +3,7 @@
 A command returns its exit code (None is 0) or raises. This module alone turns an exception into
 one line on stderr and an exit code.
 
-Commands whose modules are imported when they are used: help and completion need none of them.
+Modules of commands are imported when they are used: help and completion need none of them.
 """
 
 from __future__ import annotations

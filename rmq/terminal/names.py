@@ -2,12 +2,10 @@
 
 Completion is silent: where Redis is away or slow, or denies it, there is nothing to choose from.
 
-Names of topics for the shell, read over a plain socket.
-
-A person presses Tab and waits. The client, and redis-py below it, take several times as long to
-import as the rest of a completion takes, so this asks a server at redis:// or unix:// by itself:
-one command that reads. Other addresses (TLS, Sentinel, a Cluster, options in the URL) need the
-client.
+Names of topics are read over a plain socket. A person presses Tab and waits. The client, and
+redis-py below it, take several times as long to import as the rest of a completion takes, so this
+asks a server at redis:// or unix:// by itself: one command that reads. Other addresses (TLS,
+Sentinel, a Cluster, options in the URL) need the client.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A command prints its records with `document`, `line` or `lines` where `common_options().json` is
 true, and its table otherwise. The common options --json, -o and --columns do the rest here.
 
-Records for programs: JSON, NDJSON and CSV, as --json or -o chose.
+Records for programs are JSON, NDJSON or CSV, as --json or -o chose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Readings that all viewers share: ten open windows cost Redis what one costs.
 
-Rates just now: what the counters of topics grew by while somebody looked.
+Rates are what the counters of topics grew by while somebody looked.
 """
 
 from __future__ import annotations

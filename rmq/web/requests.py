@@ -1,12 +1,7 @@
-"""The types of requests: the parts of paths, queries and bodies, with their bounds.
+"""What requests may have, with bounds: parts of paths, queries, bodies; the base of answers.
 
-Bounds that RMQ itself checks, as those of a topic's settings, are left to it.
-
-The base of all answers, and those of several matters.
-
-The body of a request, read within bounds of size and time.
-
-The root path: below which path an application is mounted, or a reverse proxy serves it.
+Bounds that RMQ itself checks, as those of a topic's settings, are left to it. A body is read within
+bounds of size and time.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from rmq.kernel.core.limits import TEXT_MAX
 from rmq.web.problems import ApiError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request as requests_Request
+    from starlette.requests import Request as StarletteRequest
 
 
 LIMIT_MOST = 500
@@ -152,7 +147,7 @@ class Done(Answer):
     done: bool
 
 
-async def read(request: requests_Request, kind: str, most: int, wait_s: float) -> bytes:
+async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -> bytes:
     """Return the body of a request.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.features.audit import audit as audit_audit
+from rmq.features.audit import audit as values
 from rmq.kernel.core.access import Role
 from rmq.web import requests
 from rmq.web.operation import At, Table
@@ -65,7 +65,7 @@ class Missing(Answer):
     last: int
 
 
-def audited_of(found: audit_audit.Audited) -> Audited:
+def audited_of(found: values.Audited) -> Audited:
     """Return an audit as it is shown."""
     lost = [Missing(**missing._asdict()) for missing in found.lost]
     return Audited(**found._asdict() | {"lost": lost})

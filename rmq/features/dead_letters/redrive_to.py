@@ -4,7 +4,7 @@ Two slots cannot change in one step. A letter is held in its slot, stored in the
 notes that under the token of the hold, and removed where it was. Whoever finds a letter held goes
 on under the same token; docs/decisions/0045-redrive-to-another-topic.md tells why that is enough.
 
-The record that a dead letter gets in the topic to which it is redriven.
+Here too: the record that a dead letter gets in that topic.
 """
 
 from __future__ import annotations

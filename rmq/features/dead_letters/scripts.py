@@ -1,7 +1,4 @@
-"""Commands that send dead letters back or restore them, and that delete messages.
-
-Commands that move dead letters to another topic, in three steps.
-"""
+"""Commands on dead letters: send them back, move them to another topic, restore and delete them."""
 
 from __future__ import annotations
 

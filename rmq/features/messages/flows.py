@@ -1,11 +1,9 @@
 """Show messages of a queue without taking them: the first ones, or page by page with a cursor.
 
-Find the messages that a topic accepts, without taking any, however many wait there.
-
-Messages stand in a queue by when they go, not by when they came. So each slot is swept, a part at a
-look: a sweep that began after a message was accepted finds it, unless it was settled or merged
-meanwhile. What came last in each priority is looked at every time, as that is where most new
-messages are.
+`tail` finds the messages that a topic accepts, however many wait there. They stand in a queue by
+when they go, not by when they came. So each slot is swept, a part at a look: a sweep that began
+after a message was accepted finds it, unless it was settled or merged meanwhile. What came last in
+each priority is looked at every time, as that is where most new messages are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`rmq query`: list the queries that hold messages of a topic; release what a query holds.
-
-`rmq sink`: list or forget which batches of a query are published to a topic.
-"""
+"""`rmq query` and `rmq sink`: queries that hold messages, and what one has published."""
 
 from __future__ import annotations
 

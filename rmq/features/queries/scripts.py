@@ -1,12 +1,11 @@
-"""Commands of queries: take messages into a query's log, hand them out, settle them, give up.
+"""Commands of queries, stages and sinks.
 
-A query hands out the same messages as often as it is asked, and settles them when their batch is
-done. `lua/lib/query.lua` says what a query is to the other scripts.
+Queries take messages into a query's log, hand them out, settle them, or give up. A query hands out
+the same messages as often as it is asked, and settles them when their batch is done.
+`lua/lib/query.lua` says what a query is to the other scripts.
 
-Commands of stages and sinks: put messages aside, publish them, note which batches are published.
-
-Nobody sees a staged message until it is published. A sink remembers which batches of a query have
-been published.
+Stages put messages aside and publish them: nobody sees a staged message until it is published. A
+sink remembers which batches of a query have been published.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The method of a topic that declares a schedule: a plain one, for asyncio too.
-
-Schedules: list, pause, resume, run and delete them.
-"""
+"""Schedules: list, pause, resume, run and delete them; the method of a topic that declares one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Schedules: declare, list, pause, resume, run and delete them.
+"""Schedules: declare, list, pause, resume, run and delete them; the messages that they send.
 
-The messages of schedules, whose bodies were encoded when the schedules were declared.
+Bodies are encoded when a schedule is declared.
 """
 
 from __future__ import annotations

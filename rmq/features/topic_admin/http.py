@@ -15,7 +15,7 @@ from rmq.kernel.core.access import Role
 from rmq.kernel.core.history import Sample
 from rmq.kernel.core.pause import PauseVerb
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.settings import Settings as core_Settings
+from rmq.kernel.core.settings import Settings as KeptSettings
 from rmq.web import operation, requests
 from rmq.web.operation import At, Table, check_confirm
 from rmq.web.problems import ApiError
@@ -356,7 +356,7 @@ def paused_of(paused: core_pause.Pause | None) -> Paused | None:
     return Paused(since=paused.since, by=paused.by, why=paused.why) if paused else None
 
 
-def topic_of(name: str, settings: core_Settings) -> Topic:
+def topic_of(name: str, settings: KeptSettings) -> Topic:
     """Return a topic as it is shown."""
     resizing = settings.layout.resizing if settings.layout else None
     return Topic(

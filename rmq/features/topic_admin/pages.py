@@ -1,7 +1,4 @@
-"""A topic: what it holds, its slots, settings and schedules, and what can be done to it.
-
-The first page: all topics at a glance.
-"""
+"""The overview of all topics; a topic: what it holds, its slots, settings and schedules."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Finish resizes of topics whose command has ended or died.
+"""What `rmq server` does for topics: finish resizes, drop what is over, keep samples.
 
-Drop dead letters past their topic's retention, the trash, and what a slot remembers for a time.
+A resize whose command has ended or died is finished. Dead letters go past their topic's retention,
+as do the trash and what a slot remembers for a time. A topic keeps its dead letters for ever unless
+its setting `dead_retention` says otherwise. What is dropped is counted (`dead_dropped`) and logged.
 
-A topic keeps its dead letters for ever unless its setting `dead_retention` says otherwise. What is
-dropped is counted (`dead_dropped`) and logged.
-
-Keep samples of the figures of all topics, for `Admin.history`, the console and `rmq top`.
+Samples of the figures of all topics are kept for `Admin.history`, the console and `rmq top`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settlings whose replies are missing: their consumer repeats them before its next call.
 
-Ack deliveries by their receipts, from any process; repeat calls whose reply is missing.
+Here too: acks by receipts, from any process.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Commands that lease messages, tell when there are some, and roll back expired leases.
+"""Commands of consumers: lease, settle and give back messages, roll back expired leases, claims.
 
-Commands that take, renew, finish and give up claims on business keys.
-
-Commands of shared leases: one lease for all deliveries that a worker process has of a slot.
+Shared leases: one lease for all deliveries that a worker process has of a slot.
 
 `prepare` opens them. `lua/lib/shared_leases.lua` says what they are to the other scripts. A
 worker's heartbeat process sends `lease_renew` and `lease_release` itself
 (`rmq/worker/heartbeat/renewer.py`): it has no more of RMQ than the texts of these scripts.
-
-Commands that settle deliveries, give them back, or extend their leases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Deliveries: the data of one, and the exceptions by which a handler settles it.
 
-The verbs that settle a delivery are in `rmq.kernel.consumer.consumer`.
-
-Shared leases as the flows and deliveries of a consumer see them; a worker has the rest.
+The verbs that settle a delivery are in `rmq.kernel.consumer.consumer`. A worker has shared
+leases; what flows and deliveries see of them is here.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Failures: errors as consumers send them, and failure entries as scripts store them.
+"""Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
 
 An entry has the last attempt, and earlier ones as far as they were kept; `lua/lib/attempts.lua`,
 whose twin this is, describes its bytes. The error that a consumer sends is msgpack of [type and
 message, traceback, worker].
 
-Fingerprints: what dead letters of one cause have in common.
-
-A fingerprint is made of the reason, the type of the exception, its message without what differs
-from message to message (numbers, ids, quoted text, paths), and the last place in the user's code.
-It is the same in every process and version; a change of the rules here is a change of RMQ's format.
+A fingerprint is what dead letters of one cause have in common. It is made of the reason, the type
+of the exception, its message without what differs from message to message (numbers, ids, quoted
+text, paths), and the last place in the user's code. It is the same in every process and version; a
+change of the rules here is a change of RMQ's format.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Interceptors: hooks that run before and after every send, and before, after or around every run.
+"""Interceptors, hooks around every send and every run; middleware, wrappers around one handler.
 
 An error of a `before_` or `after_` hook is logged and goes no further: an interceptor must not be
 able to lose a message. An `around_` hook takes the place of the handler, so its error is one of the
 handler.
 
-Middleware: wrappers around one handler that make the effect of a message happen once.
-
-A decorator attaches a middleware to a function and returns the function unchanged. Whoever runs the
-function for a delivery runs its middleware around it, the topmost decorator outermost.
+Middleware makes the effect of a message happen once. A decorator attaches a middleware to a
+function and returns the function unchanged. Whoever runs the function for a delivery runs its
+middleware around it, the topmost decorator outermost.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Checks of arguments: whole numbers, durations, times.
+"""Checks of arguments: whole numbers, ranges of them, durations, times, unseen characters.
 
 Each check raises an error that names the field, the value and what to give instead. Durations have
 their only home here: `duration_ms` checks a value, `parse_duration` and `format_duration` read and
 write the text of one.
 
-Ranges of whole numbers: sets as growing lists of (first, last) pairs that do not touch.
-
-Characters that a reader cannot see, or that change the direction of the text around them.
-
-Bodies, errors, headers and names come from others: the command line and the console write these
-characters as their codes. Control characters of ASCII are not among them: which of those may stay
-is for the terminal, or the page, to say.
+A set of ranges is a growing list of (first, last) pairs that do not touch. Unseen characters are
+those that a reader cannot see, or that change the direction of the text around them: bodies,
+errors, headers and names come from others: the command line and the console write these characters
+as their codes. Control characters of ASCII are not among them: which of those may stay is for the
+terminal, or the page, to say.
 """
 
 from __future__ import annotations

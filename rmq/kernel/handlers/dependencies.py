@@ -2,8 +2,6 @@
 
 `Depends(get_session)` marks a parameter. What it depends on is read when the handler is registered,
 as a tree of `Node`s; whoever runs the handler opens the nodes (`rmq.kernel.handlers.scopes`).
-
-Facts about functions, methods, partials, classes and objects that are called.
 """
 
 from __future__ import annotations

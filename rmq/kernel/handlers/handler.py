@@ -1,9 +1,7 @@
-"""Handlers: a function registered for a topic, with its options.
+"""Handlers: functions registered for a topic, and which of them a message goes to.
 
 A registration checks everything that can be known by then: the signature, the annotations, the
 options. The worker decides how the function is run (`rmq.worker`).
-
-The handlers of a topic, and which of them a message goes to.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""The state of a topic in one client: name, keys, and the settings once they are read.
+"""The state of a topic in one client: name, keys, settings, replay sessions, the choice of slots.
 
-Replay sessions: a command that is sent twice is done once.
+A replay session is a name under which one caller at a time sends numbered commands to a slot. The
+slot remembers the last number and its reply (`lua/lib/replay.lua`), so a command that is sent
+twice is done once.
 
-A session is a name under which one caller at a time sends numbered commands to a slot. The slot
-remembers the last number and its reply (`lua/lib/replay.lua`).
+A message's slot is the CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes of its `slot_basis`,
+modulo the number of slots. Any language with that CRC agrees;
+tests/unit/kernel/topic/test_context_slots.py has vectors from crcmod.
 
-Choose the slot of a message.
-
-slot = CRC-32 (ISO-HDLC, as `zlib.crc32`) of the UTF-8 bytes of `slot_basis`, modulo the number of
-slots. Any language with that CRC agrees; tests/unit/kernel/topic/test_context_slots.py has vectors
-from crcmod.
-
-The time that commands carry: none, so that scripts ask the server's clock, or a test's time.
+Commands carry no time, so that scripts ask the server's clock, or a test's.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Open a topic: create or find it, compare settings, give its slots what their scripts read.
 
-The settings of an open topic are read again every 30 s of use (`topic_context.FOLLOW_S`), so that
+The settings of an open topic are read again every 30 s of use (`FOLLOW_S` of `context`), so that
 running programs follow `Admin.topic_set`.
 
-Warn of a Redis that may evict keys, which takes messages away and tells nobody.
-
+Here too: the warning of a Redis that may evict keys, which takes messages away and tells nobody.
 `INFO` is enough, so that no right to `CONFIG` is needed. Where a user has no right to `INFO`
 either, nothing is said. The policy is asked for when a topic is created and when a worker starts.
 """

@@ -1,8 +1,7 @@
-"""Read messages and counters of a topic: get, a page of a queue, counts, stats, due counts.
+"""Read messages of a topic: get, a page of a queue, the large bodies that records refer to.
 
-Fetch the large bodies that records refer to, by plain commands: see `rmq.kernel.core.record`.
-
-Read a queue of a slot in calls that each take Redis a few milliseconds at most.
+A queue is read in calls that each take Redis a few milliseconds at most; large bodies by plain
+commands, see `rmq.kernel.core.record`.
 """
 
 from __future__ import annotations

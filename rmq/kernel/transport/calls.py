@@ -1,16 +1,9 @@
 """Script calls: load a script that the server lacks, repeat what may be repeated, explain errors.
 
-Each method is a generator of operations, for either transport to perform.
-
-Durability of a pipeline: the command that waits for replicas or disks, its limit, its reply.
-
-Low-level operations on connections, and the attempts at a command as a generator of them.
-
-Generators of operations hold the rules that both transports share: when to repeat, what to load,
-how to listen. `Transport` performs the operations with blocking calls, `AsyncTransport`
-awaits them; neither contains a rule.
-
-The retry deadline of a command: pauses that grow between attempts, and the error at its end.
+Generators of operations on connections hold the rules that both transports share: when to repeat,
+what to load, how to listen, when copies are waited for. `Transport` performs the operations with
+blocking calls, `AsyncTransport` awaits them; neither contains a rule. A retry deadline has pauses
+that grow between attempts, and the error at its end.
 """
 
 from __future__ import annotations

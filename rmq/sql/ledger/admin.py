@@ -1,7 +1,4 @@
-"""Purge of the ledger: delete rows that no message needs any more.
-
-Inspection of the ledger: the row of a business key.
-"""
+"""Inspect and purge the ledger: the row of a business key; rows that no message needs any more."""
 
 from __future__ import annotations
 

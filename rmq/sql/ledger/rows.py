@@ -3,7 +3,7 @@
 A row changes its owner by compare-and-set, so a run that has lost its row can neither mark it nor
 delete it. The database's clock decides what has expired.
 
-The table `rmq_ledger`: one row for each business key of a consumer and topic.
+The table `rmq_ledger` has one row for each business key of a consumer and topic.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Lost messages: decide which stubs have to be sent again.
 
 A stub is lost if it is unconfirmed, its resend time has come, no consumer works on it, Redis has
-its message in no queue, and consumers have got past it (docs/decisions/0011).
-
-Locate messages by id, for the outbox.
-
-A message in none of its slot's queues is settled, removed, or lost; only a program that noted its
-settling can tell which.
+its message in no queue, and consumers have got past it (docs/decisions/0011). Messages are located
+by id: a message in none of its slot's queues is settled, removed, or lost; only a program that
+noted its settling can tell which.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rmq.features.dead_letters import http
 from rmq.features.dead_letters.jobs import job as jobs_job
-from rmq.features.dead_letters.jobs.job import Job as jobs_Job, JobState
+from rmq.features.dead_letters.jobs.job import Job as StoredJob, JobState
 from rmq.kernel.core.access import Role
 from rmq.web import operation, requests
 from rmq.web.operation import At, Table, check_confirm
@@ -59,7 +59,7 @@ class JobList(Answer):
 async def list_jobs(at: At, query: JobsQuery) -> JobList:
     """List jobs, the newest first; a job is kept for 7 days."""
 
-    def place(job: jobs_Job) -> tuple[int, str]:
+    def place(job: StoredJob) -> tuple[int, str]:
         return -job.began_ms, job.id
 
     found = sorted(await at.admin.jobs(query.topic), key=place)

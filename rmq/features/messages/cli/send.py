@@ -1,11 +1,8 @@
-"""The stream of `rmq send TOPIC -`: lines of stdin, sent in batches.
+"""`rmq send`: send one message from an argument or a file, or a stream of messages from stdin.
 
-A whole batch is read and checked before any of it is sent, so a bad line stops the stream between
-two batches, and the error can say from which line to continue.
-
-`rmq send`: send one message from an argument or a file, or a stream of messages from stdin.
-
-Input of `rmq send`: from JSON, raw bytes or an envelope to a message.
+Input is JSON, raw bytes or an envelope. In a stream (`rmq send TOPIC -`) a whole batch of lines is
+read and checked before any of it is sent, so a bad line stops the stream between two batches, and
+the error can say from which line to continue.
 """
 
 from __future__ import annotations
