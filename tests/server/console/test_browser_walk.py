@@ -222,13 +222,13 @@ def test_a_console_that_is_killed_comes_back_with_its_history_and_jobs(
     browser: Any, server: Redis, prefix: str, client: rmq.Client, spawn: Callable[..., Any]
 ) -> None:
     topic = client.topic("orders", max_retries=0)
-    bury(topic, 1000)
+    bury(topic, 4000)  # at the rate below a job of 100 s, which no step here outlives
     words = ("server", "--url", server.url, "--prefix", prefix, "--listen")
     first = spawn(*words, "127.0.0.1:0")
     first.wait_for("serving ")
     url = re.search(r"http://127\.0\.0\.1:(\d+)", first.text())
     assert url is not None
-    job = client.admin.job_start("orders", rate=40, expected=1000)
+    job = client.admin.job_start("orders", rate=40, expected=4000)
     with Window(browser, url[0]) as window:
         page = window.page
         window.open(f"/jobs/{job.id}")
