@@ -1,0 +1,86 @@
+"""Figures of the structure of rmq/: they go down; a change that raises one says why here."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "rmq").rglob("*.py"))
+# Lines of code without blanks, comments and docstrings; files; uses of private names of other
+# objects, `x._name` where x is not self or cls.
+LIMITS = {"lines": 42_900, "files": 350, "private": 280}
+OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENCODING, tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def code_lines(text: str) -> int:
+    """How many lines of a module have code."""
+    docs: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            docs.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docs)
+
+
+def private_uses(text: str) -> int:
+    """How often a module uses a private name of another object."""
+    return sum(
+        isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in OF_TUPLES
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        for node in ast.walk(ast.parse(text))
+    )
+
+
+def figures(texts: Iterable[str]) -> dict[str, int]:
+    """The figures of some modules."""
+    given = list(texts)
+    return {
+        "lines": sum(map(code_lines, given)),
+        "files": len(given),
+        "private": sum(map(private_uses, given)),
+    }
+
+
+@pytest.mark.usefixtures("no_finalizers")
+def test_the_figures_of_the_structure_do_not_grow() -> None:
+    found = figures(path.read_text() for path in FILES)
+
+    assert {name: found[name] for name in LIMITS if found[name] > LIMITS[name]} == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "home"),
+    [("job", "features/dead_letters/jobs"), ("dead_letter", "features/dead_letters")],
+)
+def test_a_feature_has_one_folder(word: str, home: str) -> None:
+    named = [path for path in FILES if word in path.stem or word in path.parent.name]
+
+    assert len(named) > 5
+    assert [path for path in named if not path.is_relative_to(ROOT / "rmq" / home)] == []
+
+
+def test_what_is_counted_and_what_is_not() -> None:
+    text = '"""A docstring."""\n\n# a comment\nx = y._hidden + self._own\n'
+    text += "z = t._replace(\n    a=1\n)\n"
+
+    assert code_lines(text) == 4
+    assert private_uses(text) == 1
+    assert figures([text, text]) == {"lines": 8, "files": 2, "private": 2}
