@@ -184,7 +184,7 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Withdraw all credits; return what was handed over for them meanwhile.
 
-    What was handed over and cannot be heard any more is in `state.unheard` afterwards.
+    What was handed over and cannot be heard any more is in `state.unconfirmed_offers` afterwards.
     """
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel
@@ -215,6 +215,6 @@ def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
         subscription.awaited = 0
     batches += take_payloads(state)
     for keys in slots:
-        state.unheard += _again(state, keys)
+        state.unconfirmed_offers += _again(state, keys)
     credits.in_doubt = False
     return batches

@@ -88,8 +88,8 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
         if batches:
             return batches
         now = time.monotonic()
-        if state.away and (now >= until or until == NEVER):
-            state.away.raise_overdue()
+        if state.masterless and (now >= until or until == NEVER):
+            state.masterless.raise_overdue()
             if now >= until:  # whether there are messages is not known
                 yield Sleep(min(VISIT_S, max(0.0, min(state.ready_at) - now)))
                 yield from _ask_slots(state, limit, waits)
@@ -108,7 +108,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
             # Messages that came before the subscription sent it no signal: visit every slot again.
             state.ready_at = [0.0] * len(context.slots)
             continue
-        if state.must_ask:
+        if state.ask_before_sleep:
             yield from _ask_slots(state, limit, waits)
             continue
         pause = min(until, min(state.ready_at), state.asked_at + POLL_S) - now
@@ -118,7 +118,7 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
             if state.subscription.payloads:
                 batches = hand_over.take_payloads(state)
                 if batches:
-                    state.must_ask = len(state.ready_at) > 1
+                    state.ask_before_sleep = len(state.ready_at) > 1
                     return batches
             if signals:
                 continue
@@ -164,7 +164,7 @@ def receive_ready(state: ReceiveState, limit: int) -> Flow[list[SlotBatch]]:
     state.credits.in_doubt = False
     batches = yield from _visit_slots(state, limit, waits=True)
     if not batches:
-        state.away.raise_overdue()
+        state.masterless.raise_overdue()
     return batches
 
 
@@ -196,7 +196,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     context = state.context
     if not context.is_current():
         yield from opening.ensure_open(context)
-    has_more = state.unanswered is not None or state.undelivered or state.unheard
+    has_more = state.unanswered is not None or state.undelivered or state.unconfirmed_offers
     if state.handing_back or has_more or (state.credits.standing and not keeps_credits):
         yield from hand_back(state)
     if len(state.ready_at) != len(context.slots):
@@ -211,9 +211,9 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     now = time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
-    elif waits and state.hears():
+    elif waits and state.is_signalled():
         state.note_signals((yield AwaitSignal(state.subscription, 0)))
-        if state.gave and (now > state.checked_at + ASK_S or min(state.ready_at) > now):
+        if state.busy_slots and (now > state.checked_at + ASK_S or min(state.ready_at) > now):
             yield from _ask_slots(state, limit, waits)
     elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
         yield from _ask_slots(state, limit, waits)
@@ -236,13 +236,13 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     there are many, those whose turn it is.
     """
     asked: Sequence[int] = range(len(state.ready_at))
-    if waits and state.gave and state.hears():
-        asked = sorted(state.gave)
+    if waits and state.busy_slots and state.is_signalled():
+        asked = sorted(state.busy_slots)
     else:
         asked = state.next_looks() if waits else asked
         state.asked_at = time.monotonic()
-        state.noted = waits
-    state.must_ask, state.checked_at = False, time.monotonic()
+        state.all_know_we_sleep = waits
+    state.ask_before_sleep, state.checked_at = False, time.monotonic()
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
         return
@@ -271,8 +271,8 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     now = time.monotonic()
     for index, wait_us in zip(asked, waits_us, strict=True):
         state.ready_at[index] = _ready_at(now, wait_us)
-    state.gave.difference_update(asked)
-    state.away.delay(state.ready_at)
+    state.busy_slots.difference_update(asked)
+    state.masterless.delay(state.ready_at)
 
 
 def _ready_at(now: float, wait_us: int) -> float:
@@ -297,13 +297,13 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
             state.first_slot = index + 1
             try:
                 limit -= yield from _visit_slot(state, context.slots[index], limit, waits, batches)
-                state.away.end(index)
+                state.masterless.end(index)
             except StorageError as error:
-                if not state.away.note(index, error):
+                if not state.masterless.note(index, error):
                     raise
-                state.away.delay(ready_at)
+                state.masterless.delay(ready_at)
                 if state.unanswered is not None:  # the take of this slot
-                    state.away.takes[index], state.unanswered = state.unanswered, None
+                    state.masterless.takes[index], state.unanswered = state.unanswered, None
             if limit <= 0 or (batches and state.ordered):
                 break
     except Exception:
@@ -319,14 +319,16 @@ def _visit_slot(
     state: ReceiveState, keys: SlotKeys, limit: int, waits: bool, batches: list[SlotBatch]
 ) -> Flow[int]:
     """Take from one slot, and roll back its expired leases; return how many were taken."""
-    state.unanswered = state.away.takes.pop(keys.index, None)
+    state.unanswered = state.masterless.takes.pop(keys.index, None)
     if state.unanswered is not None:
         yield from _run_take_again(state, state.unanswered)
     batch = yield from _take(state, keys, limit, waits)
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
-        state.must_ask = len(state.ready_at) > 1  # a single slot is asked before every sleep
-        state.gave.add(keys.index)
+        state.ask_before_sleep = (
+            len(state.ready_at) > 1
+        )  # a single slot is asked before every sleep
+        state.busy_slots.add(keys.index)
     if batch.expired:
         if batch.expired & LONG_EXPIRED:
             yield from rollback.rollback_long(keys)
@@ -439,8 +441,8 @@ def hand_back(state: ReceiveState) -> Flow[None]:
             yield from _run_take_again(state, take)
         if state.credits.standing:
             state.undelivered += yield from hand_over.withdraw(state)
-        while state.unheard:
-            state.unanswered = state.unheard.pop()
+        while state.unconfirmed_offers:
+            state.unanswered = state.unconfirmed_offers.pop()
             state.unanswered.command.fails_fast = state.fails_fast
             try:
                 yield from _run_take_again(state, state.unanswered)
@@ -459,8 +461,8 @@ def hand_back(state: ReceiveState) -> Flow[None]:
 def hand_back_all(state: ReceiveState) -> Flow[None]:
     """As `hand_back`, with what was taken of slots whose master is away, and the last report."""
     yield from hand_back(state)
-    state.unheard += state.away.takes.values()
-    state.away.takes.clear()
+    state.unconfirmed_offers += state.masterless.takes.values()
+    state.masterless.takes.clear()
     yield from hand_back(state)
     if not state.lateness.is_empty:
         yield from consumer_state.report(state)

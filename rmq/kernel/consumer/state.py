@@ -148,21 +148,21 @@ class ReceiveState:
     """A consumer's knowledge of its slots: when each has work, by the monotonic clock."""
 
     __slots__ = (
+        "all_know_we_sleep",
+        "ask_before_sleep",
         "asked_at",
-        "away",
+        "busy_slots",
         "checked_at",
         "context",
         "credits",
         "fails_fast",
         "first_slot",
-        "gave",
         "handing_back",
         "interrupted",
         "lateness",
         "lease_ms",
         "lock",
-        "must_ask",
-        "noted",
+        "masterless",
         "ordered",
         "ready_at",
         "round_began",
@@ -172,8 +172,8 @@ class ReceiveState:
         "tidy_at",
         "turn",
         "unanswered",
+        "unconfirmed_offers",
         "undelivered",
-        "unheard",
         "until",
         "visited_at",
     )  # fmt: skip
@@ -188,7 +188,7 @@ class ReceiveState:
         self.interrupted = False  # take nothing more; set from another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
-        self.away = AwaySlots()
+        self.masterless = AwaySlots()
         self.until = 0.0  # when the call that runs now ends
         self.ready_at: list[float] = []  # of each slot
         self.asked_at = 0.0  # when all slots were asked last, or those whose turn it was
@@ -200,18 +200,27 @@ class ReceiveState:
         self.tidy_at = time.monotonic() + tidy.TIDY_S
         self.unanswered: Take | None = None
         self.undelivered: list[SlotBatch] = []  # leased, and never handed over
-        self.unheard: list[Take] = []  # for their credits something may have been handed over
+        self.unconfirmed_offers: list[
+            Take
+        ] = []  # for their credits something may have been handed over
         self.handing_back = False
         self.lateness = LatenessCounter()
         self.checked_at = 0.0  # when some slots were asked last
-        self.gave: set[int] = set()  # slots that gave messages since they were asked
-        self.noted = False  # when all slots were asked last, they noted that we may sleep
-        self.must_ask = False  # a slot that gave messages last does not know that we may sleep
+        self.busy_slots: set[int] = set()  # slots that gave messages since they were asked
+        self.all_know_we_sleep = (
+            False  # when all slots were asked last, they noted that we may sleep
+        )
+        self.ask_before_sleep = (
+            False  # a slot that gave messages last does not know that we may sleep
+        )
 
     def may_hold_messages(self) -> bool:
         """Whether messages are leased to this consumer, or may be, that were never handed over."""
         return bool(
-            self.unanswered is not None or self.undelivered or self.unheard or self.credits.standing
+            self.unanswered is not None
+            or self.undelivered
+            or self.unconfirmed_offers
+            or self.credits.standing
         )
 
     def count_lateness(self, batch: Batch, max_retries: int) -> None:
@@ -219,13 +228,13 @@ class ReceiveState:
         now_ms, by_test = topic_context.now_ms(), bool(topic_context.now_us)
         self.lateness.count(batch.ids, batch.records, batch.lefts, max_retries, now_ms, by_test)
 
-    def hears(self) -> bool:
-        """Whether slots without work send a signal when they get some, but those that `gave`.
+    def is_signalled(self) -> bool:
+        """Whether slots without work send a signal when they get some, but `busy_slots`.
 
         Where credits are left in slots, all of them are asked each time.
         """
         subscription, slots = self.subscription, len(self.ready_at)
-        if not self.noted or not subscription.is_heard:
+        if not self.all_know_we_sleep or not subscription.is_heard:
             return False
         if subscription.takes_hand_overs and slots <= SLOTS_MAX:
             return False
@@ -236,7 +245,7 @@ class ReceiveState:
     def next_looks(self) -> Sequence[int]:
         """Return the slots whose turn it is to be asked: all, where there are few."""
         now, slots = time.monotonic(), len(self.ready_at)
-        count = looks_of(slots) if self.hears() else slots
+        count = looks_of(slots) if self.is_signalled() else slots
         if self.turn == 0 or count == slots:
             self.turn, self.round_began = 0, now
         looks = range(self.turn, min(self.turn + count, slots))
