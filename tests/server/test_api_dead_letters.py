@@ -172,6 +172,35 @@ def test_all_dead_letters_are_exported_for_import(
     assert rest.splitlines() == lines[3:]
 
 
+def test_an_export_of_collected_bodies_reads_as_few_as_their_bytes_allow(
+    api: Ask, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "EXPORT_FIRST", 2)
+    monkeypatch.setattr(http, "EXPORT_BYTES", 60_000)
+    topic = client.topic("orders", slots=1)
+    for key in range(8):
+        for _ in range(2):
+            topic.send("x" * 10_000, merge_key=str(key), time_range=0.001, merge="collect")
+    with topic.consumer() as consumer:
+        for _ in range(8):
+            (delivery,) = consumer.receive(1, wait=5)
+            delivery.reject("why")
+    limits, dead_letters = [], rmq.AsyncAdmin.dead_letters
+
+    def noting(self: Any, topic: str, **options: Any) -> Any:
+        limits.append(options["limit"])
+        return dead_letters(self, topic, **options)
+
+    monkeypatch.setattr(rmq.AsyncAdmin, "dead_letters", noting)
+
+    lines = api(EXPORT).body.splitlines()
+
+    assert len(lines) == 8
+    assert {len(json.loads(line)["bodies_base64"]) for line in lines} <= {1, 2}
+    assert len(limits) >= 4
+    assert max(limits) <= 5, "a line has 13 or 26 KB"
+
+
 def test_exported_dead_letters_are_imported_by_the_command_line_and_the_api(
     api: Ask, client: rmq.Client
 ) -> None:

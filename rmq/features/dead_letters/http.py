@@ -231,7 +231,7 @@ async def export_dead_letters(
         cursor = page.cursor
         if cursor is None:
             return
-        bytes_each = sum(len(each.body_base64 or "") for each in found) // (len(found) or 1)
+        bytes_each = sum(map(_bytes_of, found)) // (len(found) or 1)
         size = max(1, min(requests.LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
 
 
@@ -483,6 +483,11 @@ def line_of(message: Message) -> DeadLetterLine:
             return line
     line.body_base64 = _base64(raw.body)
     return line
+
+
+def _bytes_of(line: DeadLetterLine) -> int:
+    """Return how long the bodies of a line are."""
+    return len(line.body_base64 or "") + sum(map(len, line.bodies_base64 or ()))
 
 
 def _base64(data: bytes) -> str:
