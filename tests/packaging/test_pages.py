@@ -197,11 +197,27 @@ def test_a_page_that_is_wrong_is_found(text: str, env: dict[str, str], tmp_path:
         run(page, home, env, {})
 
 
-def test_every_link_to_a_page_leads_to_one() -> None:
-    for page in [*PAGES, *ELSEWHERE]:
-        named = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text())
-        gone = [name for name in named if not ((ROOT / page).parent / name).exists()]
-        assert gone == [], page
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found, is_code = set(), False
+    for line in page.read_text().splitlines():
+        is_code ^= line.startswith("```")
+        if not is_code and (heading := re.match(r"#+ (.*)", line)):
+            text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).strip().lower()
+            found.add(re.sub(r"[^\w\- ]", "", text).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+    gone = []
+    for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            gone.append(link)
+
+    assert gone == []
 
 
 def broken_rows(text: str) -> list[str]:
