@@ -1,7 +1,7 @@
 """A model of RMQ in plain Python, with which the real one is compared.
 
-It knows no Redis. Orders are pairs that sort, not scores; time is an argument. Where DESIGN.md and
-the scripts' headers leave a choice (a merged list that is full, a due message that joins its
+It knows no Redis. Orders are pairs that sort, not scores; time is an argument. Where lua/README.md
+and the scripts' headers leave a choice (a merged list that is full, a due message that joins its
 priority when a take first sees it), the model makes the same one.
 """
 

@@ -1,6 +1,6 @@
 """A copy from topic to topic whose drivers are killed again and again, and a copied checkpoint.
 
-The whole copy of the issue: RMQ_TEST_SPARK_ROWS=100000 .venv/bin/python -m pytest -s
+The copy with more rows: RMQ_TEST_SPARK_ROWS=100000 .venv/bin/python -m pytest -s
 tests/spark/test_copy.py -k distinct
 """
 

@@ -77,7 +77,7 @@ def test_after_a_restore_of_the_database_the_runbook_lets_work_be_done_again(
     assert restored_and_worked() == 2
 
 
-# --- rung 3: is the work still to be done? -------------------------------------------------------
+# --- unconfirmed: is the work still to be done? ---------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ wait that is drawn at random. Ladder and jitter are stored with the slot, and `l
 draws the wait of a message that nack or rollback gives back. `draw_wait_ms` draws in the same way
 for a policy of a handler or a message, whose wait a worker sends with its nack.
 
-Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015); the default levels are
-those of RocketMQ, 10 s to 2 h.
+Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
+https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/; the default levels are
+those of RocketMQ (https://rocketmq.apache.org), 10 s to 2 h.
 """
 
 from __future__ import annotations

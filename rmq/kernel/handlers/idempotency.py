@@ -5,7 +5,8 @@ it is CONSUMED once the work is done, and then lasts for `ttl`. A copy that find
 acked and does nothing. A copy that finds it CONSUMING comes back later, which costs no retry, and
 is never acked: the owner may still fail. Only its owner removes the claim of a failed run.
 
-Source: DESIGN 6, rung 2, after the RocketMQ dedup listener; ours has an owner, and is renewed.
+Source: the Redis keys of https://github.com/Jaskey/RocketMQDedupListener. Here a claim has
+an owner, and is renewed.
 """
 
 from __future__ import annotations

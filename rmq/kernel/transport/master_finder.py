@@ -3,9 +3,9 @@
 A finder belongs to one pool: a fork, and another event loop, get a finder of their own. It keeps
 one connection, to the sentinel that answered last.
 
-Source: the Sentinel client specification of redis.io. Ours differs in asking with SENTINEL MASTER:
-its flags tell a master that the sentinel cannot reach, and a connection to that one would take a
-whole timeout. redis-py asks in the same way, but hides why a sentinel did not answer.
+Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/. Here the query is
+SENTINEL MASTER: its flags name a master that the sentinel cannot reach, and a connection to that
+one would take a whole timeout. redis-py does the same, but hides why a sentinel did not answer.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def exactly_once(
         InvalidType, InvalidValue: an argument cannot work, or the function takes no such parameter.
 
     Source:
-        DESIGN 6, rung 5; the fifth of the published designs, with the business key for the row's.
+        The transactional variant of https://github.com/Jaskey/RocketMQDedupListener,
+        with the business key as the key of the row.
     """
     settings = _Settings(source, key_reader(key), check_consumer(consumer), ttl)
 

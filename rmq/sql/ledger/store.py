@@ -63,8 +63,8 @@ class Ledger:
         it until it succeeds, or the `ttl` has passed since the work was done.
 
     Source:
-        DESIGN 6, rung 4, after the RocketMQ dedup listener; ours has an owner, is renewed, and does
-        not take an unknown error for success.
+        The MySQL table of https://github.com/Jaskey/RocketMQDedupListener.
+        Here a row has an owner and is renewed, and an unknown error does not count as success.
     """
 
     def __init__(

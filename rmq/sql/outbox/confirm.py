@@ -7,8 +7,8 @@
 If a consumer dies in between, its log row stays. It keeps the message from being sent again for
 `Outbox.log_for`, and no longer.
 
-Source: the stub and the log of notes on reliability from the business side. There the log row was
-permanent, so that a consumer that died hid a lost message.
+The log row of a consumer is often kept until its message is confirmed. Then a consumer that died
+hides a lost message; here the row counts for a time only.
 """
 
 from __future__ import annotations
