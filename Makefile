@@ -112,13 +112,15 @@ spark-types: $(VENV)/spark.stamp
 $(VENV)/spark.jsa: $(VENV)/spark.stamp tests/spark/archive.py
 	@$(BIN)/python -m tests.spark.archive $@ >$@.log 2>&1 || { cat $@.log; exit 1; }
 
-fmt: $(VENV)/dev.stamp ## format the code
+fmt: $(VENV)/dev.stamp ## format the code, and write the blocking classes anew
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/python -m tools.blocking
 
-lint: $(VENV)/dev.stamp ## ruff, as CI runs it
+lint: $(VENV)/dev.stamp ## ruff, as CI runs it; generated files are what their sources give
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/python -m tools.blocking --check
 
 types: $(VENV)/dev.stamp ## mypy --strict
 	@$(BIN)/mypy

@@ -12,7 +12,8 @@ from rmq.features.queries.admin import AsyncQueryAdmin, QueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin
 from rmq.features.tokens.admin import AsyncTokenAdmin, TokenAdmin
 from rmq.features.topic_admin.admin import AsyncTopicAdmin, TopicAdmin
-from rmq.features.workers.admin import AsyncWorkerAdmin, WorkerAdmin
+from rmq.features.workers.admin import AsyncWorkerAdmin
+from rmq.features.workers.admin_blocking import WorkerAdmin
 
 __all__ = ["Admin", "AsyncAdmin"]
 

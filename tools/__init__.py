@@ -1,0 +1,1 @@
+"""Tools for developers of RMQ; not part of the wheel."""

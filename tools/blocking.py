@@ -1,0 +1,151 @@
+"""Write the blocking classes of RMQ: of each class AsyncX of a module, a class X without `await`.
+
+python -m tools.blocking            write them anew, as `make fmt` does
+python -m tools.blocking --check    fail where one is stale, as `make lint` does
+
+`admin.py` is written by hand and has the async classes, and whatever else it needs; the classes of
+`admin_blocking.py` come from it, and import the rest of it. docs/decisions/0059-written-once.md
+says why.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAD = "# Generated from {source}: change that, then run `make fmt`."
+SOURCES = ("rmq.features.workers.admin",)
+# What blocking code imports instead; all other names only lose their "Async".
+NAMES = {
+    "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
+}  # fmt: skip
+MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
+_ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")
+# What comments and docstrings say of asyncio.
+_PROSE = ((re.compile(r"`async (with|for)\b"), r"`\1"), (_ASYNC_CLASS, ""))
+
+
+def path_of(module: str) -> Path:
+    """The file of a module, from the root of the repository."""
+    return Path(*module.split(".")).with_suffix(".py")
+
+
+def generate(module: str, text: str) -> str:
+    """Return the text of the module with the blocking classes.
+
+    Args:
+        module: the dotted name of its source.
+        text: the source.
+    """
+    body = ast.parse(text).body
+    lines = text.splitlines(keepends=True)
+    classes = [
+        without_asyncio("".join(lines[_first_line(node) - 1 : node.end_lineno]))
+        for node in body
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Async")
+    ]
+    parts = [
+        HEAD.format(source=path_of(module).as_posix()),
+        f'"""The blocking classes of `{module}`."""',
+        "from __future__ import annotations",
+        *_imports(module, body),
+        *classes,
+    ]
+    path = f"{path_of(module).with_suffix('')}_blocking.py"
+    text = _ruff("\n".join(parts), "check", "--fix", "--select=I,F401", "--quiet", path)
+    return _ruff(text, "format", "--quiet", path)
+
+
+def without_asyncio(text: str) -> str:
+    """Return code without `async` and `await`, and with the names of the blocking classes."""
+    lines = text.splitlines(keepends=True)
+    given: list[str] = []
+    row, column, is_dropped = 1, 0, False
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if not is_dropped:
+            given.append(_between(lines, (row, column), token.start))
+        is_dropped = token.string in ("async", "await")
+        if token.type in (tokenize.STRING, tokenize.COMMENT):
+            prose = token.string
+            for pattern, instead in _PROSE:
+                prose = pattern.sub(instead, prose)
+            given.append(prose)
+        elif not is_dropped:
+            given.append(blocking_name(token.string))
+        row, column = token.end
+    return "".join(given)
+
+
+def blocking_name(name: str) -> str:
+    """The name that blocking code has for a name of async code."""
+    return NAMES.get(name) or _ASYNC_CLASS.sub("", name)
+
+
+def _between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> str:
+    if start[0] == end[0]:
+        return lines[start[0] - 1][start[1] : end[1]] if start < end else ""
+    between = lines[start[0] - 1 : end[0]]
+    return between[0][start[1] :] + "".join(between[1:-1]) + between[-1][: end[1]]
+
+
+def _first_line(node: ast.ClassDef) -> int:
+    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
+
+
+def _imports(module: str, body: list[ast.stmt]) -> Iterator[str]:
+    """The imports of a source, and one of each of its own names; ruff drops those not needed."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
+            assert node.module is not None, "RMQ has no relative imports"
+            for each in node.names:
+                name = blocking_name(each.name)
+                home = MODULES.get(node.module, node.module)
+                if home in SOURCES and name != each.name:
+                    home += "_blocking"
+                yield f"from {home} import {name}" + (f" as {each.asname}" if each.asname else "")
+        else:
+            for name in _defined(node):
+                if name == blocking_name(name):
+                    yield f"from {module} import {name}"
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [each.id for each in targets if isinstance(each, ast.Name)]
+
+
+def _ruff(text: str, *words: str) -> str:
+    command = [sys.executable, "-m", "ruff", *words[:-1], "--stdin-filename", words[-1], "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout
+
+
+def main(words: list[str], root: Path = ROOT) -> int:
+    """Write the files, or say which of them are stale."""
+    stale = []
+    for module in SOURCES:
+        source = root / path_of(module)
+        target = source.with_name(f"{source.stem}_blocking.py")
+        text = generate(module, source.read_text())
+        if not target.exists() or target.read_text() != text:
+            stale.append(target.relative_to(root))
+            if words != ["--check"]:
+                target.write_text(text)
+    for path in stale:
+        print(f"{path}: stale; run `make fmt`" if words else f"{path}: written")
+    return 1 if words and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
