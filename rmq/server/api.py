@@ -20,81 +20,31 @@ from starlette.routing import Route
 from rmq.client.client import AsyncClient
 from rmq.errors import RMQError
 from rmq.features.audit import http as audit_http
-from rmq.features.audit.http import Audited, audited_of
 from rmq.features.audit_trail import http as audit_trail_http
-from rmq.features.audit_trail.http import AuditTrail, audit_line_of
 from rmq.features.claims import http as claims_http
-from rmq.features.claims.http import Claim
 from rmq.features.dead_letters import http as dead_letters_http
-from rmq.features.dead_letters.http import (
-    DeadLetterGroups,
-    DeadLetterLine,
-    Imported,
-    Purged,
-    Redriven,
-    Restored,
-    groups_of,
-    line_of,
-)
 from rmq.features.dead_letters.jobs import http as jobs_http
-from rmq.features.dead_letters.jobs.http import Job, JobList, JobOutcomes, job_of, outcome_of
 from rmq.features.doctor import http as doctor_http
-from rmq.features.doctor.http import Findings, findings_of
 from rmq.features.messages import http as messages_http
-from rmq.features.messages.http import Cancelled, Prioritized, Rescheduled
 from rmq.features.queries import http as queries_http
-from rmq.features.queries.http import QueryList, SinkList
 from rmq.features.schedules import http as schedules_http
-from rmq.features.schedules.http import Schedule, ScheduleList, schedule_of
 from rmq.features.topic_admin import http as topic_admin_http
-from rmq.features.topic_admin.http import (
-    Deleted,
-    DueCount,
-    DueCounts,
-    History,
-    Paused,
-    Resized,
-    Resumed,
-    SlotStats,
-    Stats,
-    Topic,
-    TopicList,
-    paused_of,
-    topic_of,
-)
 from rmq.features.workers import http as workers_http
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.packages import VERSION
 from rmq.kernel.topic.audit_trail import note_act
 from rmq.server import leases
 from rmq.server.disclosure import Disclosure
-from rmq.server.leases import Consumers, LeaseList, leases_of
 from rmq.server.rates import Places, Rates
 from rmq.web import openapi, operation as web_operation, problems, requests
-from rmq.web.message import (
-    DECODED_MAX,
-    HIDDEN,
-    SHOWN_MAX,
-    Attempt,
-    Body,
-    Failure,
-    MessageList,
-    Peeked,
-    Sent,
-    StoredMessage,
-    body_of,
-    message_of,
-    sent_of,
-)
 from rmq.web.operation import At, Operation, Table
 from rmq.web.principal import ADDRESS, principal_of
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, Count, Done, etag_of
+from rmq.web.requests import Answer
 from rmq.web.scope import root_of
 from rmq.web.service import ServiceStatus
 
 if TYPE_CHECKING:
-    from rmq.features.workers.http import WorkerList
     from rmq.web.principal import Principal
 
 
@@ -417,16 +367,3 @@ def _decoded(body: bytes, kind: Any) -> Any:
         return msgspec.json.decode(body, type=kind)
     except RecursionError:
         raise ApiError("invalid", "the body is nested too deeply") from None
-
-
-__all__ = [
-    "DECODED_MAX", "HIDDEN", "SHOWN_MAX", "About", "Attempt", "AuditTrail", "Audited", "Body",
-    "Cancelled", "Claim", "Consumers", "Count", "DeadLetterGroups", "DeadLetterLine", "Deleted",
-    "Done", "DueCount", "DueCounts", "Failure", "Findings", "History", "Imported", "Job",
-    "JobList", "JobOutcomes", "LeaseList", "MessageList", "Paused", "Peeked", "Prioritized",
-    "Purged", "QueryList", "Redriven", "Rescheduled", "Resized", "Restored", "Resumed",
-    "Schedule", "ScheduleList", "Sent", "ServiceList", "SinkList", "SlotStats", "Stats",
-    "StoredMessage", "Topic", "TopicList", "WorkerList", "audit_line_of", "audited_of",
-    "body_of", "etag_of", "findings_of", "groups_of", "job_of", "leases_of", "line_of",
-    "message_of", "outcome_of", "paused_of", "schedule_of", "sent_of", "topic_of",
-]  # fmt: skip
