@@ -15,7 +15,7 @@ from rmq.web import requests
 from rmq.web.message import page_of
 from rmq.web.operation import At, Table
 from rmq.web.page import Ask, Pages, View
-from rmq.web.requests import Answer
+from rmq.web.requests import Answer, show
 
 PAGES = Pages()
 
@@ -161,15 +161,9 @@ def _lease_of(
     worker = run[0] if run else of_lease.get((message.slot, number))
     holder = None
     if worker is not None:
-        holder = LeaseHolder(
-            id=worker.id, host=worker.host, pid=worker.pid,
-            handler=run[1].handler if run else "", seconds=run[1].seconds if run else None,
-        )  # fmt: skip
+        handler, seconds = (run[1].handler, run[1].seconds) if run else ("", None)
+        holder = show(worker, LeaseHolder, handler=handler, seconds=seconds)
     ends = message.deadline
-    return Lease(
-        id=str(message.id), slot=message.slot, type=message.type, deliveries=message.deliveries,
-        kind="query" if message.held_by_query else "shared" if number else "own",
-        number=number or None, deadline=ends,
-        left_s=None if ends is None else round(ends.timestamp() - now_ms / 1000, 3),
-        holder=holder,
-    )  # fmt: skip
+    left_s = None if ends is None else round(ends.timestamp() - now_ms / 1000, 3)
+    kind = "query" if message.held_by_query else "shared" if number else "own"
+    return show(message, Lease, kind=kind, number=number or None, left_s=left_s, holder=holder)

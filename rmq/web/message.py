@@ -14,14 +14,14 @@ from rmq.errors import DecodeError
 from rmq.kernel.core import codec, failure as failures, record
 from rmq.kernel.core.compression import CEILING
 from rmq.kernel.core.failure import fingerprint
-from rmq.kernel.core.message import Message, QueueName, SendResult, SendStatus
+from rmq.kernel.core.message import Message, QueueName, SendStatus
 from rmq.kernel.core.record import Record
 from rmq.kernel.topic.paging import Cursor, Span
 from rmq.web import operation, requests
 from rmq.web.operation import At
 from rmq.web.principal import sees_bodies
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer
+from rmq.web.requests import Answer, show
 
 WALKED_MAX = 5000  # messages that one request with a filter looks at; its cursor goes on
 BLOCK_S = 3.0  # how long a send waits for room, where the topic's overflow is "block"
@@ -272,29 +272,12 @@ def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
         body, unreadable = body_of_record(message.body, most)
     else:  # the record cannot be read
         body, unreadable = body_of(message.body, most), message.unreadable
-    return StoredMessage(
-        id=str(message.id), queue=message.queue, slot=message.slot, offset=message.offset,
-        body=body, type=message.type, priority=message.priority,
-        due=message.due, expires=message.expires, merge_key=message.merge_key,
-        headers=dict(message.headers), deliveries=message.deliveries, deadline=message.deadline,
-        held_by_query=message.held_by_query, died=message.died,
-        failure=failure_of(message.failure),
-        unreadable=unreadable,
-        attempts=[Attempt(**attempt._asdict()) for attempt in message.attempts],
-    )  # fmt: skip
+    failure = failure_of(message.failure)
+    return show(message, StoredMessage, body=body, unreadable=unreadable, failure=failure)
 
 
 def failure_of(failure: failures.Failure | None) -> Failure | None:
     """Return a failure as it is shown."""
     if failure is None:
         return None
-    return Failure(**failure._asdict(), fingerprint=fingerprint(failure))
-
-
-def sent_of(result: SendResult) -> Sent:
-    """Return the result of a send as it is shown."""
-    into = str(result.into) if result.into else None
-    return Sent(
-        id=str(result.id), status=result.status, slot=result.slot, offset=result.offset, into=into,
-        durable=result.durable,
-    )  # fmt: skip
+    return show(failure, Failure, fingerprint=fingerprint(failure))

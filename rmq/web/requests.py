@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from datetime import timedelta
+from functools import cache
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import ClientDisconnect
 
+from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.limits import TEXT_MAX
 from rmq.web.problems import ApiError
 
@@ -128,6 +140,48 @@ _CONDITIONS = DeadLetterConditions.__struct_fields__
 
 class Answer(msgspec.Struct, kw_only=True):
     """The body of an answer."""
+
+
+A = TypeVar("A", bound=Answer)
+_hints = cache(get_type_hints)
+
+
+def show(value: object, kind: type[A], /, **given: Any) -> A:
+    """Return a value of the library as an answer has it: each field is the attribute of its name.
+
+    An id becomes text, a timedelta seconds, a mapping a dict of its own; what has the type of an
+    answer, or of a list of them, is shown in the same way.
+
+    Args:
+        value: a NamedTuple, a dataclass, or another object with attributes.
+        kind: the answer.
+        given: fields that are not attributes of the value, or differ from them.
+
+    Raises:
+        TypeError: a field is neither given nor an attribute of the value.
+    """
+    for name, hint in _hints(kind).items():
+        if name not in given:
+            try:
+                given[name] = _shown(getattr(value, name), hint)
+            except AttributeError as error:
+                raise TypeError(f"{kind.__name__}.{name}: {error}") from error
+    return kind(**given)
+
+
+def _shown(value: Any, hint: Any) -> Any:
+    if isinstance(value, MessageId):
+        return str(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if get_origin(hint) is dict:
+        return dict(value)
+    if get_origin(hint) is list:
+        return [_shown(each, *get_args(hint)) for each in value]
+    for part in get_args(hint) or (hint,):  # of X | None
+        if isinstance(part, type) and issubclass(part, Answer) and value is not None:
+            return show(value, part)
+    return value
 
 
 def etag_of(answer: bytes) -> str:

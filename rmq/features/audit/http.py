@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rmq.features.audit import audit as values
 from rmq.kernel.core.access import Role
 from rmq.web import requests
 from rmq.web.operation import At, Table
-from rmq.web.requests import Answer, Request, Seconds
+from rmq.web.requests import Answer, Request, Seconds, show
 
 TABLE = Table("audits")
 
@@ -40,7 +39,7 @@ class Audited(Answer):
 @TABLE.get("/topics/{topic}/audit", "topic-not-found", "conflict")
 async def audit(at: At, path: requests.TopicPath, query: AuditQuery) -> Audited:
     """Report which messages of producers with `rmq.Audit` were lost."""
-    return audited_of(await at.admin.audit(path.topic, older_than=query.older_than))
+    return show(await at.admin.audit(path.topic, older_than=query.older_than), Audited)
 
 
 class ForgetMissing(Request):
@@ -53,7 +52,7 @@ class ForgetMissing(Request):
 async def forget_missing(at: At, path: requests.TopicPath, body: ForgetMissing) -> Audited:
     """Account for missing messages, so that they are not reported again; return the last report."""
     found = await at.admin.audit(path.topic, older_than=body.older_than, forget=True)
-    return audited_of(found)
+    return show(found, Audited)
 
 
 class Missing(Answer):
@@ -63,9 +62,3 @@ class Missing(Answer):
     slot: int
     first: int
     last: int
-
-
-def audited_of(found: values.Audited) -> Audited:
-    """Return an audit as it is shown."""
-    lost = [Missing(**missing._asdict()) for missing in found.lost]
-    return Audited(**found._asdict() | {"lost": lost})

@@ -8,10 +8,9 @@ from typing import Annotated
 import msgspec
 
 from rmq.kernel.core.score import TIMED_MIN, moment
-from rmq.kernel.topic import audit_trail
 from rmq.web import operation
 from rmq.web.operation import At, Table
-from rmq.web.requests import Answer, CursorText, Limit, Request
+from rmq.web.requests import Answer, CursorText, Limit, Request, show
 
 TABLE = Table("audits")
 
@@ -52,7 +51,8 @@ async def list_audit_trail(at: At, query: AuditTrailQuery) -> AuditTrail:
         last_ms = page[-1].at_ms
         before = seen if place and place.at_ms == last_ms else 0
         cursor = operation.write(Place(last_ms, before + [r.at_ms for r in page].count(last_ms)))
-    return AuditTrail(lines=[audit_line_of(line) for line in page], cursor=cursor)
+    lines = [show(line, AuditLine, at=moment(line.at_ms)) for line in page]
+    return AuditTrail(lines=lines, cursor=cursor)
 
 
 class AuditLine(Answer):
@@ -63,10 +63,3 @@ class AuditLine(Answer):
     what: str
     subject: str
     text: str
-
-
-def audit_line_of(line: audit_trail.AuditLine) -> AuditLine:
-    """Return a line of the audit trail as it is shown."""
-    return AuditLine(
-        at=moment(line.at_ms), by=line.by, what=line.what, subject=line.subject, text=line.text
-    )

@@ -9,7 +9,7 @@ from rmq.kernel.core.access import Role
 from rmq.web import requests
 from rmq.web.operation import At, Table
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, Request, Text
+from rmq.web.requests import Answer, Request, Text, show
 
 TABLE = Table("queries")
 NONE = "topic-not-found"
@@ -38,7 +38,7 @@ async def get_claim(at: At, path: requests.TopicPath, query: ClaimQuery) -> Clai
     found = await at.admin.claim(path.topic, query.key, consumer=query.consumer)
     if found is None:
         raise ApiError("not-found", "there is no claim on this key", "key")
-    return Claim(**found._asdict() | {"message_id": str(found.message_id)})
+    return show(found, Claim)
 
 
 @TABLE.delete("/topics/{topic}/claims", NONE, "conflict", role=Role.ADMIN)

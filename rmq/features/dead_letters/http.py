@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from rmq.errors import DecodeError, EncodeError
-from rmq.features.dead_letters import filter as dead_letters_filter, reading as dead_letters_reading
+from rmq.features.dead_letters import filter as dead_letters_filter
 from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.job import JobVerb
 from rmq.features.dead_letters.reading import cursor_of
@@ -42,6 +42,7 @@ from rmq.web.requests import (
     Name,
     Request,
     Seconds,
+    show,
 )
 
 
@@ -186,7 +187,9 @@ async def list_dead_letter_groups(
     All dead letters are looked at. A fingerprint can be used in a filter.
     """
     found = await at.admin.dead_letter_groups(path.topic, filter=query.filter)
-    return groups_of(found, query.limit)
+    groups = [show(each, DeadLetterGroup) for each in found.groups[: query.limit]]
+    other = found.total - sum(each.count for each in groups)
+    return DeadLetterGroups(groups=groups, other=other, total=found.total)
 
 
 class DeadLetterLine(Answer, omit_defaults=True):
@@ -295,8 +298,7 @@ async def redrive(at: At, path: requests.TopicPath, body: Redrive) -> Redriven:
         path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate
     )
     shown = await sample(at, path.topic, body) if body.dry_run and done.matched else []
-    fields = done._asdict() | {"refused": dict(done.refused)}
-    return Redriven(**fields, sample=shown)
+    return show(done, Redriven, sample=shown)
 
 
 class Purged(Answer):
@@ -467,10 +469,9 @@ class DeadLetterGroup(Answer):
 
 def line_of(message: Message) -> DeadLetterLine:
     """Return a dead letter whose body is its record as a line."""
-    line = DeadLetterLine(
-        id=str(message.id), cursor=cursor_of(message), slot=message.slot, died=message.died,
-        deliveries=message.deliveries, headers=dict(message.headers), type=message.type,
-        priority=message.priority, failure=failure_of(message.failure),
+    line = show(
+        message, DeadLetterLine, cursor=cursor_of(message), failure=failure_of(message.failure),
+        codec=None, body_base64=None, bodies_base64=None,
     )  # fmt: skip
     raw = message.body
     if not isinstance(raw, Record):
@@ -492,16 +493,3 @@ def _bytes_of(line: DeadLetterLine) -> int:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
-
-
-def groups_of(found: dead_letters_reading.DeadLetterGroups, limit: int) -> DeadLetterGroups:
-    """Return the largest groups as they are shown."""
-    groups = [
-        DeadLetterGroup(
-            fingerprint=each.fingerprint, count=each.count, first=each.first, last=each.last,
-            example=str(each.example), reason=each.reason, error=each.error,
-        )
-        for each in found.groups[:limit]
-    ]  # fmt: skip
-    other = found.total - sum(each.count for each in groups)
-    return DeadLetterGroups(groups=groups, other=other, total=found.total)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from rmq.features.doctor import finding
 from rmq.features.doctor.finding import Severity
 from rmq.web.operation import At, Table
-from rmq.web.requests import Answer, Request
+from rmq.web.requests import Answer, Request, show
 
 TABLE = Table("audits")
 
@@ -34,7 +34,9 @@ async def examine(at: At, query: DoctorQuery) -> Findings:
     A check that the server's Redis user may not make is skipped, and says why.
     """
     only = query.only.split(",") if query.only else None
-    return findings_of(await at.admin.doctor(only))
+    found = await at.admin.doctor(only)
+    worst = max((each.severity for each in found), key=finding.SEVERITIES.index)
+    return Findings(worst=worst, findings=[show(each, Finding) for each in found])
 
 
 class Finding(Answer):
@@ -44,9 +46,3 @@ class Finding(Answer):
     severity: Severity
     evidence: str
     mend: str
-
-
-def findings_of(found: list[finding.Finding]) -> Findings:
-    """Return findings as they are shown."""
-    worst = max((each.severity for each in found), key=finding.SEVERITIES.index)
-    return Findings(worst=worst, findings=[Finding(**each._asdict()) for each in found])

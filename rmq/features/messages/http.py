@@ -16,7 +16,7 @@ from rmq.web import message as web_message, requests
 from rmq.web.message import BLOCK_S, shown, walk
 from rmq.web.operation import At, Table
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, MessageIdText, Request, Seconds, TopicPath
+from rmq.web.requests import Answer, MessageIdText, Request, Seconds, TopicPath, show
 
 
 class MessagePath(TopicPath):
@@ -130,15 +130,13 @@ async def send_message(at: At, path: requests.TopicPath, body: Send) -> web_mess
         codec, value = "bytes", _decoded(body.body_base64)  # type: ignore[assignment]
     topic = at.client.topic(path.topic, codec=codec)
     await topic.open(create=False)
-    return web_message.sent_of(
-        await topic.send(
-            value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
-            time_range=body.time_range, merge=body.merge, extend=body.extend,
-            max_wait=body.max_wait, slot_basis=body.slot_basis, headers=body.headers,
-            expires=body.expires, id=body.id, dedup_key=body.dedup_key,
-            max_runtime=body.max_runtime, type=body.type, timeout=BLOCK_S,
-        )
+    result = await topic.send(
+        value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
+        time_range=body.time_range, merge=body.merge, extend=body.extend, max_wait=body.max_wait,
+        slot_basis=body.slot_basis, headers=body.headers, expires=body.expires, id=body.id,
+        dedup_key=body.dedup_key, max_runtime=body.max_runtime, type=body.type, timeout=BLOCK_S,
     )  # fmt: skip
+    return show(result, web_message.Sent)
 
 
 @TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")

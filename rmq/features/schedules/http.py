@@ -9,7 +9,7 @@ from rmq.kernel.core.access import Role
 from rmq.web import message, requests
 from rmq.web.message import Body, body_of
 from rmq.web.operation import At, Table
-from rmq.web.requests import Answer, Name, TopicPath
+from rmq.web.requests import Answer, Name, TopicPath, show
 
 
 class SchedulePath(TopicPath):
@@ -86,18 +86,9 @@ async def resume_schedule(at: At, path: SchedulePath, body: requests.Nothing) ->
 @TABLE.post(PATH + "/run", *NONE, "queue-full", role=Role.OPERATOR, status=201)
 async def run_schedule(at: At, path: SchedulePath, body: requests.Nothing) -> message.Sent:
     """Send the message of a schedule now, paused or not; its times stay as they are."""
-    return message.sent_of(await at.admin.schedule_run(path.topic, path.name))
+    return show(await at.admin.schedule_run(path.topic, path.name), message.Sent)
 
 
 def schedule_of(state: ScheduleState) -> Schedule:
     """Return a schedule as it is shown."""
-    return Schedule(
-        topic=state.topic, name=state.name,
-        every=state.every.total_seconds() if state.every else None, cron=state.cron, tz=state.tz,
-        jitter=state.jitter.total_seconds(), catch_up=state.catch_up,
-        catch_up_limit=state.catch_up_limit, body=body_of(state.body), priority=state.priority,
-        headers=dict(state.headers),
-        expires=state.expires.total_seconds() if state.expires else None, type=state.type,
-        paused=state.paused, next=state.next, next_due=state.next_due, last=state.last,
-        sent=state.sent,
-    )  # fmt: skip
+    return show(state, Schedule, body=body_of(state.body))

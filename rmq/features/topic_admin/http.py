@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from rmq.errors import SettingsMismatch
-from rmq.kernel.core import pause as core_pause
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.history import Sample
 from rmq.kernel.core.pause import PauseVerb
@@ -19,7 +18,7 @@ from rmq.kernel.core.settings import Settings as KeptSettings
 from rmq.web import operation, requests
 from rmq.web.operation import At, Table, check_confirm
 from rmq.web.problems import ApiError
-from rmq.web.requests import BY, Answer, CursorText, Limit, Line, Name, Request
+from rmq.web.requests import BY, Answer, CursorText, Limit, Line, Name, Request, show
 
 # --- queries -------------------------------------------------------------------------------------
 
@@ -179,7 +178,7 @@ async def delete_topic(at: At, path: requests.TopicPath, query: DeleteTopicQuery
     """
     check_confirm(query.confirm, path.topic)
     deleted = await at.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
-    return Deleted(**deleted._asdict(), dry_run=query.dry_run)
+    return show(deleted, Deleted, dry_run=query.dry_run)
 
 
 @TABLE.patch("/topics/{topic}/settings", NONE, "conflict", "changed", role=Role.ADMIN)
@@ -230,7 +229,7 @@ async def resize_topic(at: At, path: requests.TopicPath, body: Resize) -> Resize
     `pending` is 0. The server goes on by itself, and the topic's `resizing` says how far it is.
     """
     done = await at.admin.topic_resize(path.topic, body.slots, dry_run=body.dry_run, wait=False)
-    return Resized(**done._asdict(), dry_run=body.dry_run)
+    return show(done, Resized, dry_run=body.dry_run)
 
 
 class Paused(Answer):
@@ -248,9 +247,7 @@ async def pause_topic(at: At, path: requests.TopicPath, body: PauseTopic) -> Pau
     What is paused keeps its pause. The answer for both is the pause of receive.
     """
     pause = await at.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
-    found = paused_of(pause)
-    assert found is not None
-    return found
+    return show(pause, Paused)
 
 
 class Resumed(Answer):
@@ -263,7 +260,7 @@ class Resumed(Answer):
 async def resume_topic(at: At, path: requests.TopicPath, body: ResumeTopic) -> Resumed:
     """End pauses of a topic, and wake its consumers."""
     pause = await at.admin.topic_resume(path.topic, verb=body.verb)
-    return Resumed(was=paused_of(pause))
+    return Resumed(was=pause and show(pause, Paused))
 
 
 class Stats(Answer):
@@ -303,7 +300,7 @@ class DueCounts(Answer):
 async def get_due_counts(at: At, path: requests.TopicPath) -> DueCounts:
     """Count the messages of a topic that wait for a time, by when they are due."""
     counts = await at.admin.due_counts(path.topic)
-    return DueCounts(topic=path.topic, counts=[DueCount(**count._asdict()) for count in counts])
+    return DueCounts(topic=path.topic, counts=[show(count, DueCount) for count in counts])
 
 
 class History(Answer):
@@ -351,23 +348,10 @@ class DueCount(Answer):
     messages: int
 
 
-def paused_of(paused: core_pause.Pause | None) -> Paused | None:
-    """Return a pause as it is shown."""
-    return Paused(since=paused.since, by=paused.by, why=paused.why) if paused else None
-
-
 def topic_of(name: str, settings: KeptSettings) -> Topic:
     """Return a topic as it is shown."""
     resizing = settings.layout.resizing if settings.layout else None
-    return Topic(
-        name=name, settings=settings.shown(), paused=paused_of(settings.paused),
-        sends_paused=paused_of(settings.sends_paused),
-        resizing=(
-            Resizing(
-                since=moment(resizing.since_ms), before=resizing.before,
-                pending=len(resizing.pending),
-            )
-            if resizing
-            else None
-        ),
-    )  # fmt: skip
+    shown = resizing and show(
+        resizing, Resizing, since=moment(resizing.since_ms), pending=len(resizing.pending)
+    )
+    return show(settings, Topic, name=name, settings=settings.shown(), resizing=shown)

@@ -6,12 +6,11 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rmq.features.dead_letters import http
-from rmq.features.dead_letters.jobs import job as jobs_job
 from rmq.features.dead_letters.jobs.job import Job as StoredJob, JobState
 from rmq.kernel.core.access import Role
 from rmq.web import operation, requests
 from rmq.web.operation import At, Table, check_confirm
-from rmq.web.requests import BY, Answer, CursorText, JobText, Limit, Line, Name, Request
+from rmq.web.requests import BY, Answer, CursorText, JobText, Limit, Line, Name, Request, show
 
 
 class JobPath(Request):
@@ -131,7 +130,7 @@ async def list_job_outcomes(at: At, path: JobPath, query: OutcomesQuery) -> JobO
     """List what became of the last messages of a job, the newest first."""
     await at.admin.job(path.job)
     found = await at.admin.job_outcomes(path.job, query.limit)
-    return JobOutcomes(outcomes=[outcome_of(each) for each in found])
+    return JobOutcomes(outcomes=[show(each, JobOutcome) for each in found])
 
 
 @TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)
@@ -166,17 +165,6 @@ class JobOutcome(Answer):
     ]  # fmt: skip
 
 
-def job_of(found: jobs_job.Job) -> Job:
+def job_of(found: StoredJob) -> Job:
     """Return a job as it is shown."""
-    return Job(
-        id=found.id, topic=found.topic, verb=found.verb, conditions=found.conditions,
-        rate=found.rate, keep=found.keep_ms / 1000, by=found.by, state=found.state,
-        began=found.began, ended=found.ended, expected=found.expected, examined=found.examined,
-        done=found.done, gone=found.gone, unreadable=found.unreadable, runner=found.runner,
-        to=found.to, refused=dict(found.refused),
-    )  # fmt: skip
-
-
-def outcome_of(found: jobs_job.JobOutcome) -> JobOutcome:
-    """Return the outcome of a job for a message as it is shown."""
-    return JobOutcome(id=str(found.id), outcome=found.outcome)  # type: ignore[arg-type]
+    return show(found, Job, keep=found.keep_ms / 1000)
