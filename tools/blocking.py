@@ -21,7 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "# Generated from {source}: change that, then run `make fmt`."
-SOURCES = ("rmq.features.workers.admin",)
+SOURCES = (
+    "rmq.features.doctor.admin",
+    "rmq.features.workers.admin",
+)
 # What blocking code imports instead; all other names only lose their "Async".
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",

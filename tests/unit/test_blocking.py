@@ -14,11 +14,11 @@ from tools import blocking
 BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncAuditAdmin", "AsyncClaimAdmin", "AsyncClient",
     "AsyncClusterTransport", "AsyncConsumer", "AsyncDeadLetterAdmin", "AsyncDelivery",
-    "AsyncDoctorAdmin", "AsyncJobAdmin", "AsyncMasterConnection", "AsyncMasterFinder",
-    "AsyncMasterSSLConnection", "AsyncMessageAdmin", "AsyncNodePools", "AsyncPool", "AsyncQuery",
-    "AsyncQueryAdmin", "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin", "AsyncSchedules",
-    "AsyncSentinelPool", "AsyncStage", "AsyncTokenAdmin", "AsyncTopic", "AsyncTopicAdmin",
-    "AsyncTransport", "AsyncVerbs",
+    "AsyncJobAdmin", "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection",
+    "AsyncMessageAdmin", "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncQueryAdmin",
+    "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool",
+    "AsyncStage", "AsyncTokenAdmin", "AsyncTopic", "AsyncTopicAdmin", "AsyncTransport",
+    "AsyncVerbs",
 }  # fmt: skip
 
 

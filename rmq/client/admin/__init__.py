@@ -6,7 +6,8 @@ from rmq.features.audit.admin import AsyncAuditAdmin, AuditAdmin
 from rmq.features.claims.admin import AsyncClaimAdmin, ClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin, JobAdmin
-from rmq.features.doctor.admin import AsyncDoctorAdmin, DoctorAdmin
+from rmq.features.doctor.admin import AsyncDoctorAdmin
+from rmq.features.doctor.admin_blocking import DoctorAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin, MessageAdmin
 from rmq.features.queries.admin import AsyncQueryAdmin, QueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin

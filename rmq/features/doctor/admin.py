@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from rmq.features.doctor import flows
 from rmq.features.doctor.finding import Finding
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
-class DoctorAdmin(AdminPart):
+class AsyncDoctorAdmin(AsyncAdminPart):
     """Verbs on all of RMQ in a Redis."""
 
-    def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
+    async def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
         """Check Redis and all topics, and change nothing; return the findings, check by check.
 
         A check that this Redis user may not make gives a finding "skipped" with the reason.
@@ -23,12 +23,4 @@ class DoctorAdmin(AdminPart):
         Raises:
             InvalidValue: there is no such check.
         """
-        return self._run(flows.examine(self._prefix, only))
-
-
-class AsyncDoctorAdmin(AsyncAdminPart):
-    """As `DoctorAdmin`, for asyncio."""
-
-    async def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """As `Admin.doctor`."""
         return await self._run(flows.examine(self._prefix, only))

@@ -1,0 +1,27 @@
+# Generated from rmq/features/doctor/admin.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.doctor.admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rmq.features.doctor import flows
+from rmq.features.doctor.finding import Finding
+from rmq.kernel.topic.verbs import AdminPart
+
+
+class DoctorAdmin(AdminPart):
+    """Verbs on all of RMQ in a Redis."""
+
+    def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
+        """Check Redis and all topics, and change nothing; return the findings, check by check.
+
+        A check that this Redis user may not make gives a finding "skipped" with the reason.
+
+        Args:
+            only: names of checks, as `rmq doctor --list` shows them; None: all.
+
+        Raises:
+            InvalidValue: there is no such check.
+        """
+        return self._run(flows.examine(self._prefix, only))
