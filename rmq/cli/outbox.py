@@ -176,7 +176,7 @@ def status(database: str | None) -> None:
     with opened(database) as engine:
         summary = inspect.counts(engine)
     if common_options().json:
-        output.document(summary._asdict() | {"next_resend": text.iso(summary.next_resend)})
+        output.document(text.fields(summary))
         return
     oldest = "" if summary.oldest_unsent_ms is None else text.span(summary.oldest_unsent_ms)
     output.details(
@@ -235,17 +235,9 @@ def list_stubs(
 def _fields(entry: Entry) -> dict[str, Any]:
     basis = None if entry.slot_basis is None else entry.slot_basis.decode(errors="backslashreplace")
     return {
-        "id": entry.id,
-        "topic": entry.topic,
-        "slot_basis": basis,
-        "status": entry.status,
-        "sends": entry.sends,
-        "slot": entry.slot,
-        "offset": entry.offset,
+        "id": entry.id, "topic": entry.topic, "slot_basis": basis,
+        **text.fields(entry, "status", "sends", "slot", "offset"),
         **text.body_fields(entry.body),
-        "due": text.iso(entry.due),
-        "created": text.iso(entry.created),
-        "sent": text.iso(entry.sent_at),
-        "resend_at": text.iso(entry.resend_at),
-        "error": entry.error or None,
-    }
+        **text.fields(entry, "due", "created"), "sent": text.iso(entry.sent_at),
+        "resend_at": text.iso(entry.resend_at), "error": entry.error or None,
+    }  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.validation import UNSEEN
 
 if TYPE_CHECKING:
@@ -109,6 +110,30 @@ def iso(value: datetime | None) -> str | None:
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def fields(value: Any, *names: str) -> dict[str, Any]:
+    """Return attributes of a value for JSON: times as `iso` has them, ids as text.
+
+    As `show` of the HTTP API, without its structs: the command line does without msgspec.
+
+    Args:
+        value: a NamedTuple, a dataclass or another object.
+        names: of the attributes; by default all fields of a NamedTuple or dataclass.
+    """
+    return {name: _field(getattr(value, name)) for name in names or value.__match_args__}
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, MessageId):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): item for name, item in value.items()}
+    if hasattr(value, "__match_args__"):
+        return fields(value)
+    return [_field(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def body_fields(body: Any) -> dict[str, Any]:
     """Return a body for JSON: `body`; for bytes `body_text` if they are UTF-8, else `body_hex`."""
     if not isinstance(body, bytes):
@@ -125,31 +150,20 @@ def body_fields(body: Any) -> dict[str, Any]:
 
 def message_fields(message: rmq.Message) -> dict[str, Any]:
     """Return a message for JSON."""
-    failure = message.failure
     return {
-        "id": str(message.id),
-        "queue": message.queue,
-        "slot": message.slot,
-        "offset": message.offset,
+        **fields(message, "id", "queue", "slot", "offset"),
         **body_fields(message.body),
-        "priority": message.priority,
-        "due": iso(message.due),
-        "expires": iso(message.expires),
-        "merge_key": message.merge_key,
-        "type": message.type,
-        "headers": dict(message.headers),
-        "deliveries": message.deliveries,
-        "deadline": iso(message.deadline),
-        "died": iso(message.died),
-        "failure": failure._asdict() if failure else None,
-        "score": message.score,
+        **fields(
+            message, "priority", "due", "expires", "merge_key", "type", "headers", "deliveries",
+            "deadline", "died", "failure", "score",
+        ),
         "unreadable": message.unreadable or None,
-    }
+    }  # fmt: skip
 
 
 def attempt_fields(message: rmq.Message) -> list[dict[str, Any]]:
     """Return the attempts of a message for JSON, the newest first."""
-    return [attempt._asdict() | {"at": iso(attempt.at)} for attempt in message.attempts]
+    return [fields(attempt) for attempt in message.attempts]
 
 
 # --- for tables ----------------------------------------------------------------------------------

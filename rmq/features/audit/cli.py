@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 import rmq
@@ -69,7 +67,7 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
                     raise
                 errors_by_topic[topic_name] = str(error)  # the other topics are still audited
     if common.json:
-        documents = [_fields(report) for report in reports]
+        documents = [terminal_text.fields(report) for report in reports]
         documents += [
             {"topic": topic_name, "error": text} for topic_name, text in errors_by_topic.items()
         ]
@@ -84,10 +82,6 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
         problems.insert(0, f"{terminal_text.plural(missing, 'message')} of {where} missing{done}")
     if problems:
         raise Failed("; ".join(problems), kind="Missing" if missing else "Failed")
-
-
-def _fields(report: rmq.Audited) -> dict[str, Any]:
-    return report._asdict() | {"lost": [missing_range._asdict() for missing_range in report.lost]}
 
 
 def _print(reports: list[rmq.Audited], all_topics: bool) -> None:

@@ -36,16 +36,7 @@ def list_queries(topic: str) -> None:
     with common.client() as client:
         queries = client.admin.queries(topic)
     if common.json:
-        output.document(
-            [
-                {
-                    "run": held.run, "owner": held.owner, "owner_left_s": held.owner_left_s,
-                    "messages": held.messages, "lease_left_s": held.lease_left_s,
-                    "slots": {str(slot): count for slot, count in held.slots.items()},
-                }
-                for held in queries
-            ]
-        )  # fmt: skip
+        output.document([text.fields(held) for held in queries])
         return
     if not queries:
         common.note(f"{topic}: no query holds messages")
@@ -147,16 +138,7 @@ def list_sinks(topic: str) -> None:
     with common.client() as client:
         sinks = client.admin.sinks(topic)
     if common.json:
-        output.document(
-            [
-                {
-                    "query": record.query,
-                    "published": record.published,
-                    "begun": record.begun,
-                }
-                for record in sinks
-            ]
-        )
+        output.document([text.fields(record) for record in sinks])
         return
     if not sinks:
         common.note(f"{topic}: no query has published to it")
@@ -197,12 +179,7 @@ def forget(topic: str, query: str, yes: bool) -> None:
         confirm(topic, action, yes, means=_meaning(records[0]), look=f"see rmq sink ls {topic}")
         client.admin.forget_sink(topic, query)
     if common.json:
-        output.document(
-            {
-                "topic": topic, "query": query, "published": records[0].published,
-                "begun": records[0].begun, "forgotten": True,
-            }
-        )  # fmt: skip
+        output.document({"topic": topic} | text.fields(records[0]) | {"forgotten": True})
     else:
         click.echo(f"{topic}: query {query} forgotten")
 

@@ -33,6 +33,7 @@ def _seconds(value: timedelta | None) -> float | None:
 
 
 def _fields(state: rmq.ScheduleState) -> dict[str, Any]:
+    """Return a schedule for JSON; its durations have their unit in the name, as `every_s`."""
     return {
         "topic": state.topic, "name": state.name, "every_s": _seconds(state.every),
         "cron": state.cron, "tz": None if state.cron is None else state.tz,

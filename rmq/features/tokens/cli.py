@@ -23,11 +23,8 @@ def token() -> None:
 
 
 def _fields(token: rmq.AccessToken) -> dict[str, Any]:
-    return {
-        "name": token.name, "role": str(token.role), "bodies": _bodies(token), "id": token.id,
-        "created": text.iso(token.created), "expires": text.iso(token.expires),
-        "used": text.iso(token.used),
-    }  # fmt: skip
+    times = text.fields(token, "id", "created", "expires", "used")
+    return text.fields(token, "name", "role") | {"bodies": _bodies(token)} | times
 
 
 def _bodies(token: rmq.AccessToken) -> bool:

@@ -15,26 +15,12 @@ from rmq.terminal.tables import Column
 
 def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
     """Return a process for JSON."""
-    return {
-        "id": status.id, "host": status.host, "pid": status.pid, "process": status.process,
-        "version": status.version, "started": text.iso(status.started),
-        "heartbeat_age_s": status.heartbeat_age_s, "expires_in_s": status.expires_in_s,
-        "handlers": [
-            {
-                "topic": handler.topic, "handler": handler.name,
-                "concurrency": handler.concurrency, "running": handler.running,
-                "held": handler.held, "counts": dict(handler.counts),
-            }
-            for handler in status.handlers
-        ],
-        "running": [
-            {
-                "id": run.id, "topic": run.topic, "handler": run.handler,
-                "since": text.iso(run.since), "seconds": run.seconds,
-            }
-            for run in status.running
-        ],
-    }  # fmt: skip
+    handlers = [
+        {"topic": handler.topic, "handler": handler.name}  # as a run names it
+        | text.fields(handler, "concurrency", "running", "held", "counts")
+        for handler in status.handlers
+    ]
+    return text.fields(status) | {"handlers": handlers}
 
 
 def _running(status: rmq.WorkerStatus) -> int:

@@ -100,15 +100,7 @@ def _print_two_lines(message: rmq.Message) -> None:
 
 def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
     for group in found.groups:
-        yield {
-            "fingerprint": group.fingerprint,
-            "count": group.count,
-            "first": terminal_text.iso(group.first),
-            "last": terminal_text.iso(group.last),
-            "example": str(group.example),
-            "reason": group.reason,
-            "error": group.error,
-        }
+        yield terminal_text.fields(group)
     if found.other:
         yield {"fingerprint": None, "count": found.other}
 

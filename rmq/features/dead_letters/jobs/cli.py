@@ -37,14 +37,11 @@ def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
 
 
 def _fields(job: rmq.Job) -> dict[str, Any]:
-    return {
-        "id": job.id, "topic": job.topic, "verb": job.verb, "conditions": job.conditions,
-        "rate": job.rate, "by": job.by, "state": job.state,
-        "began": text.iso(job.began), "ended": text.iso(job.ended), "expected": job.expected,
-        "examined": job.examined, "done": job.done, "gone": job.gone,
-        "unreadable": job.unreadable, "runner": job.runner or None, "to": job.to,
-        "refused": dict(job.refused),
-    }  # fmt: skip
+    fields = text.fields(
+        job, "id", "topic", "verb", "conditions", "rate", "by", "state", "began", "ended",
+        "expected", "examined", "done", "gone", "unreadable", "runner", "to", "refused",
+    )  # fmt: skip
+    return fields | {"runner": job.runner or None}
 
 
 def _state(job: rmq.Job) -> str:
@@ -101,7 +98,7 @@ def show(id: str, outcomes: int) -> None:
         found = client.admin.job(id)
         last = client.admin.job_outcomes(id, outcomes) if outcomes else []
     if common.json:
-        listed = [{"id": str(each.id), "outcome": each.outcome} for each in last]
+        listed = [text.fields(each) for each in last]
         output.document(_fields(found) | ({"outcomes": listed} if outcomes else {}))
         return
     conditions = ", ".join(

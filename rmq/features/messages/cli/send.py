@@ -38,14 +38,7 @@ from rmq.terminal.param_types import (
 
 def result_fields(result: rmq.SendResult) -> dict[str, Any]:
     """Return a result for JSON."""
-    return {
-        "id": str(result.id),
-        "status": result.status,
-        "into": str(result.into) if result.into else None,
-        "slot": result.slot,
-        "offset": result.offset,
-        "durable": result.durable,
-    }
+    return terminal_text.fields(result, "id", "status", "into", "slot", "offset", "durable")
 
 
 def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:

@@ -130,17 +130,11 @@ def _consume(client: rmq.Client, topic: str, limit: int | None) -> None:
 
 def _delivery_fields(delivery: rmq.Delivery) -> dict[str, Any]:
     return {
-        "id": str(delivery.id),
-        "slot": delivery.slot,
-        "offset": delivery.offset,
+        **text.fields(delivery, "id", "slot", "offset"),
         **text.body_fields(delivery.body),
-        "priority": delivery.priority,
-        "due": text.iso(delivery.due),
-        "merge_key": delivery.merge_key,
-        "type": delivery.type,
-        "headers": dict(delivery.headers),
-        "attempt": delivery.attempt,
-        "retries_left": delivery.retries_left,
+        **text.fields(
+            delivery, "priority", "due", "merge_key", "type", "headers", "attempt", "retries_left"
+        ),
     }
 
 

@@ -319,7 +319,7 @@ _VERB_TEXTS = {"receive": "", "send": "sends ", "both": "receive and send "}
 
 
 def _pause_fields(pause: rmq.Pause) -> dict[str, Any]:
-    return {"since": text.iso(pause.since), "by": pause.by, "why": pause.why}
+    return text.fields(pause, "since", "by", "why")
 
 
 def _pause_text(pause: rmq.Pause) -> str:
