@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rmq.features.audit.admin import AsyncAuditAdmin, AuditAdmin
-from rmq.features.claims.admin import AsyncClaimAdmin, ClaimAdmin
+from rmq.features.claims.admin import AsyncClaimAdmin
+from rmq.features.claims.admin_blocking import ClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin, JobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rmq.features.claims import flows
 from rmq.kernel.core.claim import Claimed
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
-class ClaimAdmin(AdminPart):
+class AsyncClaimAdmin(AsyncAdminPart):
     """Verbs on claims."""
 
-    def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
+    async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
         """Return the claim on a business key (`rmq.Claims`); None if there is none.
 
         Args:
@@ -19,26 +19,12 @@ class ClaimAdmin(AdminPart):
             consumer: as the handler's `rmq.Claims` names it.
         """
         context = self._context(topic)
-        return self._run(flows.claim(context, key, consumer))
+        return await self._run(flows.claim(context, key, consumer))
 
-    def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
+    async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """Delete the claim on a business key, whatever its state; return whether there was one.
 
         The next message of this key is worked on, even if the work was done before.
         """
-        context = self._context(topic)
-        return self._run(flows.unclaim(context, key, consumer))
-
-
-class AsyncClaimAdmin(AsyncAdminPart):
-    """As `ClaimAdmin`, for asyncio."""
-
-    async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
-        """As `Admin.claim`."""
-        context = self._context(topic)
-        return await self._run(flows.claim(context, key, consumer))
-
-    async def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
-        """As `Admin.unclaim`."""
         context = self._context(topic)
         return await self._run(flows.unclaim(context, key, consumer))

@@ -1,0 +1,31 @@
+# Generated from rmq/features/claims/admin.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.claims.admin`."""
+
+from __future__ import annotations
+
+from rmq.features.claims import flows
+from rmq.kernel.core.claim import Claimed
+from rmq.kernel.topic.verbs import AdminPart
+
+
+class ClaimAdmin(AdminPart):
+    """Verbs on claims."""
+
+    def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
+        """Return the claim on a business key (`rmq.Claims`); None if there is none.
+
+        Args:
+            topic: its name.
+            key: as the handler's `key` gives it, as text.
+            consumer: as the handler's `rmq.Claims` names it.
+        """
+        context = self._context(topic)
+        return self._run(flows.claim(context, key, consumer))
+
+    def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
+        """Delete the claim on a business key, whatever its state; return whether there was one.
+
+        The next message of this key is worked on, even if the work was done before.
+        """
+        context = self._context(topic)
+        return self._run(flows.unclaim(context, key, consumer))
