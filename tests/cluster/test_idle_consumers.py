@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
 
 import rmq
 from rmq.kernel.consumer import scripts
+from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport.steps import LOOKS, POLL_S
+from rmq.kernel.transport.subscription import Listener
 from tests.clusters import Cluster
 from tests.conftest import Server
 
 IDLE_S = 4.0
 SLOTS = 64
+LEASE_S = 2.0
 
 
 class Looks(list[int]):
@@ -113,19 +117,116 @@ def lost_signals(monkeypatch: pytest.MonkeyPatch) -> None:
         "rmq.kernel.transport.subscription.SubscribedConnection.note_reply",
         lambda self, reply, signals, subscription: self.note_life(),
     )
+    wait = Listener.wait
+    monkeypatch.setattr(Listener, "wait", lambda self, seconds: wait(self, seconds)[:0])
 
 
-def test_a_message_whose_signal_is_lost_is_found_in_the_turn_of_its_slot(
-    cluster: Cluster, name: str, lost_signals: None
-) -> None:
-    with rmq.Client(cluster.url) as client:
+BOUND_S = 2 * SLOTS / LOOKS * POLL_S + 2  # the turn of each slot comes twice in this time
+
+
+Scene = Callable[[Any, Any], None]  # gets a topic and receive(wait), which gives bodies and acks
+
+
+def play_blocking(url: str, name: str, scene: Scene) -> None:
+    with rmq.Client(url) as client:
         topic = client.topic(name, slots=SLOTS)
         with topic.consumer() as consumer:
-            assert consumer.receive(wait=1.5) == []
-            topic.send("found")
-            began = time.monotonic()
-            (delivery,) = consumer.receive(wait=60)
-            delivery.ack()
 
-    assert delivery.body == "found"
-    assert time.monotonic() - began < 2 * SLOTS / LOOKS * POLL_S + 2
+            def receive(wait: float) -> list[Any]:
+                batch = consumer.receive(wait=wait)
+                consumer.ack(batch)
+                return [delivery.body for delivery in batch]
+
+            scene(topic, receive)
+
+
+def play_async(url: str, name: str, scene: Scene) -> None:
+    with rmq.Client(url) as client, asyncio.Runner() as runner:
+        async_client = rmq.AsyncClient(url)
+        consumer = async_client.topic(name, slots=SLOTS).consumer()
+
+        async def receive(wait: float) -> list[Any]:
+            batch = await consumer.receive(wait=wait)
+            await consumer.ack(batch)
+            return [delivery.body for delivery in batch]
+
+        try:
+            topic = client.topic(name, slots=SLOTS)
+            scene(topic, lambda wait: runner.run(receive(wait)))
+        finally:
+            runner.run(consumer.close())
+            runner.run(async_client.close())
+
+
+def play_worker(url: str, name: str, scene: Scene) -> None:
+    bodies: SimpleQueue[Any] = SimpleQueue()
+
+    def receive(wait: float) -> list[Any]:
+        try:
+            return [bodies.get(timeout=wait)]
+        except Empty:
+            return []
+
+    with rmq.Client(url) as client:
+        topic = client.topic(name, slots=SLOTS)
+        topic.handler()(bodies.put)
+        with rmq.Worker(client):
+            scene(topic, receive)
+
+
+PLAYS = [play_blocking, play_async, play_worker]
+
+
+def wait_for(receive: Callable[[float], list[Any]], body: object, wait_s: float) -> float:
+    """Receive until this body comes; return after how many seconds."""
+    began = time.monotonic()
+    while body not in receive(max(0.01, began + wait_s - time.monotonic())):
+        assert time.monotonic() < began + wait_s, f"{body!r} was not found in {wait_s:g} s"
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_a_message_whose_signal_is_lost_is_found_in_the_turn_of_its_slot(
+    cluster: Cluster, name: str, lost_signals: None, play: Callable[..., None]
+) -> None:
+    def scene(topic: Any, receive: Callable[[float], list[Any]]) -> None:
+        assert receive(1.5) == []
+        topic.send("found")
+        assert wait_for(receive, "found", 60) < BOUND_S
+
+    play(cluster.url, name, scene)
+
+
+@pytest.mark.parametrize("play", PLAYS)
+def test_it_is_found_also_beside_a_slot_that_always_has_messages(
+    cluster: Cluster, name: str, lost_signals: None, play: Callable[..., None]
+) -> None:
+    def scene(topic: Any, receive: Callable[[float], list[Any]]) -> None:
+        assert receive(1.5) == []
+        for _ in range(50):
+            topic.send("busy", slot_basis="a slot")
+        wait_for(receive, "busy", 60)
+        topic.send("found", slot_basis="another slot")
+        until = time.monotonic() + BOUND_S
+        while "found" not in receive(1):
+            topic.send("busy", slot_basis="a slot")
+            assert time.monotonic() < until, "only the slot that has messages is looked at"
+
+    assert slot_of(b"a slot", SLOTS) != slot_of(b"another slot", SLOTS)
+    play(cluster.url, name, scene)
+
+
+@pytest.mark.parametrize("play", [play_blocking, play_async])
+def test_a_lease_that_another_consumer_took_and_lost_is_found_in_the_turn_of_its_slot(
+    cluster: Cluster, name: str, lost_signals: None, play: Callable[..., None]
+) -> None:
+    def scene(topic: Any, receive: Callable[[float], list[Any]]) -> None:
+        assert receive(1.5) == []
+        topic.send("lost")
+        (taken,) = other.receive(wait=0)  # and it dies
+        assert taken.body == "lost"
+        assert wait_for(receive, "lost", 60) < LEASE_S + BOUND_S
+
+    with rmq.Client(cluster.url) as client:
+        other = client.topic(name, slots=SLOTS).consumer(lease=LEASE_S)
+        play(cluster.url, name, scene)

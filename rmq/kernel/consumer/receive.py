@@ -213,7 +213,10 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
     elif waits and state.is_signalled():
         state.note_signals((yield AwaitSignal(state.subscription, 0)))
-        if state.busy_slots and (now > state.checked_at + ASK_S or min(state.ready_at) > now):
+        is_overdue = state.busy_slots and (
+            now > state.checked_at + ASK_S or min(state.ready_at) > now
+        )
+        if is_overdue or now >= state.asked_at + POLL_S:
             yield from _ask_slots(state, limit, waits)
     elif now > state.asked_at + ASK_S or min(state.ready_at) > now:
         yield from _ask_slots(state, limit, waits)
@@ -232,17 +235,18 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Ask slots when they have work, and leave credits where none has.
 
-    Of a consumer that hears of the others, only those are asked that gave messages; then, where
-    there are many, those whose turn it is.
+    Of a consumer that hears of the others, only those are asked that gave messages, and once in
+    POLL_S, however busy it is, those whose turn it is: a signal can get lost.
     """
-    asked: Sequence[int] = range(len(state.ready_at))
-    if waits and state.busy_slots and state.is_signalled():
+    now, asked = time.monotonic(), list(range(len(state.ready_at)))
+    is_turn = not state.busy_slots or not state.is_signalled() or now >= state.asked_at + POLL_S
+    if waits and not is_turn:
         asked = sorted(state.busy_slots)
     else:
-        asked = state.next_looks() if waits else asked
-        state.asked_at = time.monotonic()
-        state.all_know_we_sleep = waits
-    state.ask_before_sleep, state.checked_at = False, time.monotonic()
+        if waits:
+            asked = sorted(state.busy_slots.union(state.next_looks()))
+        state.asked_at, state.all_know_we_sleep = now, waits
+    state.ask_before_sleep, state.checked_at = False, now
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
         return
