@@ -46,7 +46,7 @@ local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
 end
 
 -- How long a consumer that sleeps is noted, and what must be left of that for it to be noted anew: a consumer of many slots looks
--- at each of them once in a minute. The note of one that is gone costs the slot's next send a PUBLISH that nobody hears.
+-- at each of them once in two minutes. The note of one that is gone costs the slot's next send a PUBLISH that nobody hears.
 local ASLEEP_MS, ASLEEP_LEFT_MS = 300000, 200000
 
 -- Whether a consumer that goes to sleep is to be noted, where the field says `noted`.

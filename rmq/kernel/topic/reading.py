@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rmq.errors import DecodeError
 from rmq.kernel.core import failure, record
-from rmq.kernel.core.codec import SharedLimit
+from rmq.kernel.core.codec import SharedLimit, decode, decode_all
 from rmq.kernel.core.ids import Id, MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
@@ -102,9 +102,12 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
 
 def body_of(entry: Record, shared: SharedLimit | None = None) -> Any:
     """Return the decoded body; of a collecting message, the list of its bodies."""
-    read = (shared or SharedLimit()).decode
-    bodies = [read(entry.codec, body) for body in record.bodies_of(entry)]
-    return bodies if entry.flags & record.COLLECTS else bodies[0]
+    if not entry.flags & record.COLLECTS:
+        record.check_body(entry.flags)
+        return (shared.decode if shared else decode)(entry.codec, entry.body)
+    if shared is None:
+        return decode_all(entry.codec, record.bodies_of(entry))
+    return [shared.decode(entry.codec, body) for body in record.bodies_of(entry)]
 
 
 def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None]:
