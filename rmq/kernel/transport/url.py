@@ -13,17 +13,17 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from rmq.errors import ConfigurationError
 
-SCHEMES = ("redis+cluster", "rediss+cluster")
-PORT = 6379
+CLUSTER_SCHEMES = ("redis+cluster", "rediss+cluster")
+CLUSTER_PORT = 6379
 
 HostPort = tuple[str, int]
 
 
-def nodes_of(url: str, shown: str) -> tuple[HostPort, ...]:
+def cluster_nodes(url: str, shown: str) -> tuple[HostPort, ...]:
     """Return host and port of each node that a URL names.
 
     Args:
-        url: with one of SCHEMES.
+        url: with one of CLUSTER_SCHEMES.
         shown: the URL without its passwords, for errors.
 
     Raises:
@@ -44,7 +44,7 @@ def nodes_of(url: str, shown: str) -> tuple[HostPort, ...]:
                 f"url: {shown!r}: {text!r} is no node; name one or more nodes of the cluster, as "
                 "redis+cluster://h1:6379,h2:6379"
             )
-        found.append((host, port or PORT))
+        found.append((host, port or CLUSTER_PORT))
     return tuple(found)
 
 
@@ -64,9 +64,9 @@ def _parts(url: str) -> tuple[str, str, str, str]:
     return user + at, hosts, path, mark + query
 
 
-SENTINEL_URL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
-SENTINEL_URL_PORT = 26379
-EXAMPLE = "redis+sentinel://h1:26379,h2,h3/service/0"
+SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+SENTINEL_PORT = 26379
+SENTINEL_EXAMPLE = "redis+sentinel://h1:26379,h2,h3/service/0"
 # Options that say whom to ask, and as whom. All others are of the connections to Redis.
 _OF_SENTINELS = ("sentinel_username", "sentinel_password")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]+)(?::(\d*))?")
@@ -83,33 +83,29 @@ class Sentinels:
     password: str | None = field(default=None, repr=False)
 
 
-def read(url: str, shown: str) -> Sentinels:
-    """Read a URL.
+def read_sentinels(url: str, shown: str) -> Sentinels:
+    """Read a URL that names sentinels.
 
     Args:
-        url: with one of SCHEMES.
+        url: with one of SENTINEL_SCHEMES.
         shown: the URL without its passwords, for errors.
 
     Raises:
         ConfigurationError: a part is missing or malformed.
     """
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.lower()
-    place, _, query = rest.partition("?")
-    authority, _, path = place.partition("/")
-    user_info, at, hosts = authority.rpartition("@")
+    user, hosts, path, query = _parts(url)
     service, _, database = (unquote(part) for part in path.strip("/").partition("/"))
     if not service:
         raise ConfigurationError(
             f"url: {shown!r} names no service; give the name that the sentinels monitor, as "
-            f"{EXAMPLE}"
+            f"{SENTINEL_EXAMPLE}"
         )
     if database and not database.isdecimal():
         raise ConfigurationError(
-            f"url: {shown!r}: after the service comes a database number, as {EXAMPLE}; "
+            f"url: {shown!r}: after the service comes a database number, as {SENTINEL_EXAMPLE}; "
             f"found {database!r}"
         )
-    options = parse_qsl(query, keep_blank_values=True)
+    options = parse_qsl(query[1:], keep_blank_values=True)
     given = dict(options)
     passed_on = urlencode([option for option in options if option[0] not in _OF_SENTINELS])
     password = given.get("sentinel_password")
@@ -122,7 +118,7 @@ def read(url: str, shown: str) -> Sentinels:
         hosts=tuple(_host(text, shown) for text in hosts.split(",")),
         service=service,
         # The sentinels name the host; this one is never connected to.
-        data_url=f"{scheme.partition('+')[0]}://{user_info}{at}master.invalid/{database or 0}"
+        data_url=f"{url.partition('+')[0].lower()}://{user}master.invalid/{database or 0}"
         f"?{passed_on}",
         username=given.get("sentinel_username"),
         password=password,
@@ -133,20 +129,20 @@ def _host(text: str, shown: str) -> HostPort:
     match = _HOST.fullmatch(text)
     if match is None:
         raise ConfigurationError(
-            f"url: {shown!r}: the sentinels are hosts with commas between them, as {EXAMPLE}; "
-            f"found {text!r}. An IPv6 address stands in brackets: [::1]:26379"
+            f"url: {shown!r}: the sentinels are hosts with commas between them, as "
+            f"{SENTINEL_EXAMPLE}; found {text!r}. An IPv6 address stands in brackets: [::1]:26379"
         )
     host, port = match[1].strip("[]"), match[2]
-    number = SENTINEL_URL_PORT if port is None else int(port or 0)
+    number = SENTINEL_PORT if port is None else int(port or 0)
     if not 1 <= number <= 65535:
         raise ConfigurationError(
             f"url: {shown!r}: sentinel {host} has no valid port; give 1 to 65535, or none for "
-            f"{SENTINEL_URL_PORT}"
+            f"{SENTINEL_PORT}"
         )
     return unquote(host), number
 
 
-URL_SCHEMES = ("redis", "rediss", "unix", "embedded", *SENTINEL_URL_SCHEMES, *SCHEMES)
+SCHEMES = ("redis", "rediss", "unix", "embedded", *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
 # Enough to keep one Redis busy from one process; a client that gathers thousands of calls at once
 # keeps few descriptors. Subscriptions are not counted.
 MAX_CONNECTIONS = 64
@@ -214,8 +210,8 @@ def parse(url: object) -> Address:
             f"url: {shown!r}; give redis://host:6379/0, rediss://, unix:///path or embedded:///dir"
         )
     scheme = url.split("://", 1)[0].lower()
-    if scheme not in URL_SCHEMES:
-        raise ConfigurationError(f"url: scheme {scheme!r} is unknown; use {', '.join(URL_SCHEMES)}")
+    if scheme not in SCHEMES:
+        raise ConfigurationError(f"url: scheme {scheme!r} is unknown; use {', '.join(SCHEMES)}")
     options = parse_qs(url.partition("?")[2], keep_blank_values=True)
     most = connections(
         options.get("max_connections", [MAX_CONNECTIONS])[-1], "url: max_connections"
@@ -223,11 +219,11 @@ def parse(url: object) -> Address:
     for name in ("decode_responses", "retry_on_timeout", "retry", "retry_on_error"):
         if name in options:
             raise ConfigurationError(f"url: option {name} is RMQ's to set; leave it out")
-    if scheme in SENTINEL_URL_SCHEMES:
-        sentinels = read(url, redact(url))
+    if scheme in SENTINEL_SCHEMES:
+        sentinels = read_sentinels(url, redact(url))
         return Address(url, scheme, max_connections=most, sentinels=sentinels)
-    if scheme in SCHEMES:
-        nodes = nodes_of(url, redact(url))
+    if scheme in CLUSTER_SCHEMES:
+        nodes = cluster_nodes(url, redact(url))
         return Address(url, scheme, max_connections=most, nodes=nodes)
     try:
         parts = urlsplit(url)
