@@ -47,9 +47,8 @@ class OpenTelemetry(Interceptor):
         self._propagate = packages.load("opentelemetry.propagate", "otel", "OpenTelemetry")
         self._tracer = self._trace.get_tracer("rmq", tracer_provider=tracer_provider)
         self._parent = parent
-        self._sending: dict[
-            int, tuple[Outgoing, Any]
-        ] = {}  # keeping the message keeps its id() from being reused
+        # By id() of a message, which keeping the message keeps from being reused.
+        self._sending: dict[int, tuple[Outgoing, Any]] = {}
         self._runs: Runs[Any] = Runs("rmq_otel")
 
     # --- sending ---------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ from `next_ready`, which asks the slots of all topics at once. It asks before it
 Redis knows that signals are awaited, and once in POLL_S, because a signal can get lost: all slots,
 or LOOKS of them in turn, where it is subscribed and there are more.
 
-Topics take turns (`rmq.worker.fetcher`).
-
-The order in which topics are visited: the one that is due for longest is next.
+Topics take turns: the one that has been due for longest is visited next.
 """
 
 from __future__ import annotations

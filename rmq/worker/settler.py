@@ -1,12 +1,8 @@
 """Settlers: they settle the deliveries whose runs have ended.
 
-Each handler has a settler; a few threads (`rmq.worker.settler`) do the work of all of them.
-All reports that are queued are settled with one call for each handler and verb. While a call is
-under way the next reports collect, so calls grow with the load.
-
-Reports of ended runs, and the error that stops a topic at present.
-
-The threads of the settlers.
+Each handler has a settler; a few threads do the work of all of them. All reports that are queued
+are settled with one call for each handler and verb. While a call is under way the next reports
+collect, so calls grow with the load.
 
 A thread knows nothing of deliveries. A settler queues a function when it gets its first report, and
 again when a batch was not all; pauses between tries are taken here, so that a stop can end them.

@@ -200,19 +200,14 @@ class ReceiveState:
         self.tidy_at = time.monotonic() + tidy.TIDY_S
         self.unanswered: Take | None = None
         self.undelivered: list[SlotBatch] = []  # leased, and never handed over
-        self.unconfirmed_offers: list[
-            Take
-        ] = []  # for their credits something may have been handed over
+        self.unconfirmed_offers: list[Take] = []  # something may have been handed over for them
         self.handing_back = False
         self.lateness = LatenessCounter()
         self.checked_at = 0.0  # when some slots were asked last
         self.busy_slots: set[int] = set()  # slots that gave messages since they were asked
-        self.all_know_we_sleep = (
-            False  # when all slots were asked last, they noted that we may sleep
-        )
-        self.ask_before_sleep = (
-            False  # a slot that gave messages last does not know that we may sleep
-        )
+        # All slots, or those whose turn it was, noted that we may sleep when they were asked last.
+        self.all_know_we_sleep = False
+        self.ask_before_sleep = False  # a slot that gave messages does not know that we may sleep
 
     def may_hold_messages(self) -> bool:
         """Whether messages are leased to this consumer, or may be, that were never handed over."""

@@ -1,6 +1,6 @@
 """Records: messages as they are stored in Redis, an envelope and a body.
 
-    byte 1      codec * 32 + flags; 8 without 4: the body is large (`rmq.kernel.core.record`)
+    byte 1      codec * 32 + flags; 8 without 4: the body is large (lua/README.md)
     bytes 2-4   priority; 0 for a timed message without one
     bytes 5-8   low 32 bits of the slot's acceptance number, written by the script
     then, only if flagged and in this order:

@@ -35,9 +35,7 @@ LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024
 COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
-CALL_BYTES = (
-    4 * 1024 * 1024
-)  # of bodies in one call, if it has more than one: Redis stands still for it
+CALL_BYTES = 4 * 1024 * 1024  # of bodies in one call of several: Redis stands still for it
 
 
 @dataclass(frozen=True, slots=True)

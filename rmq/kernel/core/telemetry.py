@@ -4,8 +4,8 @@ The interceptors in `rmq.interceptors` emit them. Labels have few values; a mess
 
 Lateness, how long after its due time a message was taken, is counted in buckets. Each consumer
 counts its own deliveries, and adds the counts to those of the topic every few seconds. Only first
-attempts count, because a message does not store when its retry was due; see
-`rmq.kernel.core.telemetry.lateness_s`, of which this differs in the end: the take, not the handler.
+attempts count, because a message does not store when its retry was due. `lateness_s` differs in the
+end: it is when the handler began, not the take.
 """
 
 from __future__ import annotations

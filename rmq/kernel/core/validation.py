@@ -92,9 +92,7 @@ Duration = float | timedelta
 Moment = datetime | int
 
 YEAR_MS = 366 * 86_400_000
-TEN_YEARS_MS = (
-    3_652 * 86_400_000 + 86_400_000
-)  # with one leap day more, so that "ten years" never fails
+TEN_YEARS_MS = 3_653 * 86_400_000  # with one leap day more, so that "ten years" never fails
 
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -257,13 +257,14 @@ def _insert(is_delayed: bool) -> sa.Insert:
     due = now_ms() + wait if is_delayed else wait
     # The resend time counts from the due time, because the message cannot be confirmed before.
     begins = due if is_delayed else sa.case((wait > now_ms(), wait), else_=now_ms())
+    # The other columns are those of the values that it is executed with.
     return sa.insert(stubs).values(
         due_ms=due,
         created=now_ms(),
         resend_at=begins + first,
         status=UNCONFIRMED,
         sends=0,
-    )  # the values have the other columns
+    )
 
 
 _INSERT = {is_delayed: _insert(is_delayed).inline() for is_delayed in (False, True)}

@@ -208,5 +208,5 @@ _MARK = (
             (stubs.c.status == UNCONFIRMED, sa.bindparam("after", type_=sa.String)),
             else_=stubs.c.status,
         ),
-    )  # the other columns are those of the values
+    )
 )

@@ -73,9 +73,7 @@ def due(connection: sa.Connection, most: int, log_for_ms: int) -> list[DueStub]:
             stubs.c.resend_at <= now_ms_once(),
             ~logged,
         )
-        .order_by(
-            stubs.c.resend_at, stubs.c.seq
-        )  # in the order of their sends: see docs/decisions/0011
+        .order_by(stubs.c.resend_at, stubs.c.seq)  # as they were sent: docs/decisions/0011
         .limit(most)
     )
     return [DueStub(*row) for row in connection.execute(query)]

@@ -3,7 +3,7 @@
 Times are epoch ms. Text is compared byte by byte, whatever the collation of the database is.
 
     rmq_stub   seq         order in which stubs were written
-               id          the stub id: a message id without its slot (`rmq.sql.outbox.tables`)
+               id          the stub id: a message id without its slot
                topic       its topic
                slot_basis  bytes, or null
                body        encoded; codec: the number of its codec

@@ -131,9 +131,8 @@ class _Search:
             offset += len(page)  # all of one time, and looked at
 
     def _read_ids(self, keys: SlotKeys) -> Flow[list[QueueMember]]:
-        left = [
-            id for id in self._ids.get(keys.index, ()) if member_of(id) > self._cursor.member
-        ]  # in the order of their bytes, which is that of their members: the slot is the same
+        # In the order of their bytes, which is that of their members: the slot is the same.
+        left = [id for id in self._ids.get(keys.index, ()) if member_of(id) > self._cursor.member]
         for at in range(0, len(left), PAGE):
             found: list[QueueMember | None] = yield from pipeline(
                 [scripts.get(keys, id) for id in left[at : at + PAGE]]
