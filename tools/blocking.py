@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "# Generated from {source}: change that, then run `make fmt`."
 SOURCES = (
+    "rmq.features.audit.admin",
     "rmq.features.claims.admin",
     "rmq.features.doctor.admin",
     "rmq.features.workers.admin",

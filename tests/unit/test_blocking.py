@@ -12,13 +12,12 @@ from tools import blocking
 
 # Async classes whose blocking twin is written by hand, or that have none; see decision 59.
 BY_HAND = {
-    "AsyncAdmin", "AsyncAdminPart", "AsyncAuditAdmin", "AsyncClient", "AsyncClusterTransport",
-    "AsyncConsumer", "AsyncDeadLetterAdmin", "AsyncDelivery", "AsyncJobAdmin",
-    "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection",
-    "AsyncMessageAdmin", "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncQueryAdmin",
-    "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool",
-    "AsyncStage", "AsyncTokenAdmin", "AsyncTopic", "AsyncTopicAdmin", "AsyncTransport",
-    "AsyncVerbs",
+    "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
+    "AsyncDeadLetterAdmin", "AsyncDelivery", "AsyncJobAdmin", "AsyncMasterConnection",
+    "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncMessageAdmin", "AsyncNodePools",
+    "AsyncPool", "AsyncQuery", "AsyncQueryAdmin", "AsyncRunner", "AsyncSchedule",
+    "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool", "AsyncStage",
+    "AsyncTokenAdmin", "AsyncTopic", "AsyncTopicAdmin", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

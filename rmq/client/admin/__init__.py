@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.features.audit.admin import AsyncAuditAdmin, AuditAdmin
+from rmq.features.audit.admin import AsyncAuditAdmin
+from rmq.features.audit.admin_blocking import AuditAdmin
 from rmq.features.claims.admin import AsyncClaimAdmin
 from rmq.features.claims.admin_blocking import ClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmin

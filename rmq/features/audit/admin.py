@@ -7,14 +7,14 @@ from datetime import timedelta
 from rmq.features.audit import flows as audit_flow
 from rmq.features.audit.audit import Audited
 from rmq.kernel.core.validation import duration_ms
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
 
 
-class AuditAdmin(AdminPart):
+class AsyncAuditAdmin(AsyncAdminPart):
     """Verbs on audits."""
 
-    def audit(
+    async def audit(
         self,
         topic: str,
         *,
@@ -34,25 +34,6 @@ class AuditAdmin(AdminPart):
             A reported message is in no queue, and RMQ neither settled nor removed it. Producers,
             consumers and operators may go on meanwhile.
         """
-        older_ms = duration_ms(older_than, "older_than", zero=True)
-        context = self._context(topic)
-        report = self._run(audit_flow.audit(context, older_ms, forget, progress=progress))
-        assert report is not None
-        return report
-
-
-class AsyncAuditAdmin(AsyncAdminPart):
-    """As `AuditAdmin`, for asyncio."""
-
-    async def audit(
-        self,
-        topic: str,
-        *,
-        older_than: float | timedelta = 60.0,
-        forget: bool = False,
-        progress: Progress | None = None,
-    ) -> Audited:
-        """As `Admin.audit`."""
         older_ms = duration_ms(older_than, "older_than", zero=True)
         context = self._context(topic)
         report = await self._run(audit_flow.audit(context, older_ms, forget, progress=progress))
