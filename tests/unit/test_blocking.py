@@ -16,8 +16,8 @@ BY_HAND = {
     "AsyncDeadLetterAdmin", "AsyncDelivery", "AsyncJobAdmin", "AsyncMasterConnection",
     "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncMessageAdmin", "AsyncNodePools",
     "AsyncPool", "AsyncQuery", "AsyncQueryAdmin", "AsyncRunner", "AsyncSchedule",
-    "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool", "AsyncStage",
-    "AsyncTokenAdmin", "AsyncTopic", "AsyncTopicAdmin", "AsyncTransport", "AsyncVerbs",
+    "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool", "AsyncStage", "AsyncTopic",
+    "AsyncTopicAdmin", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

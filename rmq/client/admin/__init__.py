@@ -13,7 +13,8 @@ from rmq.features.doctor.admin_blocking import DoctorAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin, MessageAdmin
 from rmq.features.queries.admin import AsyncQueryAdmin, QueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin
-from rmq.features.tokens.admin import AsyncTokenAdmin, TokenAdmin
+from rmq.features.tokens.admin import AsyncTokenAdmin
+from rmq.features.tokens.admin_blocking import TokenAdmin
 from rmq.features.topic_admin.admin import AsyncTopicAdmin, TopicAdmin
 from rmq.features.workers.admin import AsyncWorkerAdmin
 from rmq.features.workers.admin_blocking import WorkerAdmin

@@ -6,13 +6,13 @@ from datetime import timedelta
 
 from rmq.features.tokens import flows
 from rmq.kernel.core.access import AccessToken
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
-class TokenAdmin(AdminPart):
+class AsyncTokenAdmin(AsyncAdminPart):
     """Verbs on tokens."""
 
-    def token_create(
+    async def token_create(
         self,
         name: str,
         role: str = "viewer",
@@ -31,39 +31,16 @@ class TokenAdmin(AdminPart):
         Raises:
             InvalidValue: the name is taken, the role is none, or there are 1000 tokens.
         """
-        return self._run(flows.token_create(self._prefix, name, role, sees_bodies, expires))
+        return await self._run(flows.token_create(self._prefix, name, role, sees_bodies, expires))
 
-    def tokens(self) -> list[AccessToken]:
+    async def tokens(self) -> list[AccessToken]:
         """Return all tokens by name, also those that have expired, without their text."""
-        return self._run(flows.tokens(self._prefix))
+        return await self._run(flows.tokens(self._prefix))
 
-    def token_revoke(self, name: str) -> bool:
+    async def token_revoke(self, name: str) -> bool:
         """Delete a token; return whether there was one.
 
         Guarantee:
             Within 5 s no server takes it any more, and sessions and streams that it began end.
         """
-        return self._run(flows.token_revoke(self._prefix, name))
-
-
-class AsyncTokenAdmin(AsyncAdminPart):
-    """As `TokenAdmin`, for asyncio."""
-
-    async def token_create(
-        self,
-        name: str,
-        role: str = "viewer",
-        *,
-        sees_bodies: bool = False,
-        expires: float | timedelta | None = None,
-    ) -> AccessToken:
-        """As `Admin.token_create`."""
-        return await self._run(flows.token_create(self._prefix, name, role, sees_bodies, expires))
-
-    async def tokens(self) -> list[AccessToken]:
-        """As `Admin.tokens`."""
-        return await self._run(flows.tokens(self._prefix))
-
-    async def token_revoke(self, name: str) -> bool:
-        """As `Admin.token_revoke`."""
         return await self._run(flows.token_revoke(self._prefix, name))
