@@ -15,9 +15,9 @@ BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
     "AsyncDeadLetterAdmin", "AsyncDelivery", "AsyncJobAdmin", "AsyncMasterConnection",
     "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncMessageAdmin", "AsyncNodePools",
-    "AsyncPool", "AsyncQuery", "AsyncQueryAdmin", "AsyncRunner", "AsyncSchedule",
-    "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool", "AsyncStage", "AsyncTopic",
-    "AsyncTopicAdmin", "AsyncTransport", "AsyncVerbs",
+    "AsyncPool", "AsyncQuery", "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin",
+    "AsyncSchedules", "AsyncSentinelPool", "AsyncStage", "AsyncTopic", "AsyncTopicAdmin",
+    "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

@@ -6,21 +6,21 @@ from rmq.features.queries import held
 from rmq.features.queries.held import HeldQuery, Sink
 from rmq.features.queries.stage import check_text
 from rmq.kernel.consumer.scripts import check_run
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
-class QueryAdmin(AdminPart):
+class AsyncQueryAdmin(AsyncAdminPart):
     """Verbs on queries and sinks."""
 
-    def queries(self, topic: str) -> list[HeldQuery]:
+    async def queries(self, topic: str) -> list[HeldQuery]:
         """Return the queries that have a lease on a topic (`Topic.query`, Spark).
 
         The lease that ends first is first. At most 1000 of each slot are listed.
         """
         context = self._context(topic)
-        return self._run(held.queries(context))
+        return await self._run(held.queries(context))
 
-    def release_query(
+    async def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
     ) -> int:
         """Give back at once all messages of a query; return how many. It costs each a retry.
@@ -42,9 +42,9 @@ class QueryAdmin(AdminPart):
             QueryOwned: a driver runs it; nothing was done.
         """
         context = self._context(topic)
-        return self._run(held.release_query(context, check_run(run), force, dry_run))
+        return await self._run(held.release_query(context, check_run(run), force, dry_run))
 
-    def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
+    async def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
         """Return the last batch that each query has published to a topic (`Topic.publish`, Spark).
 
         There is no index of these records: SCAN walks all keys of the database, 1000 in a call. It
@@ -58,44 +58,15 @@ class QueryAdmin(AdminPart):
         if query is not None:
             check_text(query, "query")
         context = self._context(topic)
-        return self._run(held.sinks(context, query))
+        return await self._run(held.sinks(context, query))
 
-    def forget_sink(self, topic: str, query: str) -> bool:
+    async def forget_sink(self, topic: str, query: str) -> bool:
         """Forget which batches of a query are published; return whether anything was known.
 
         For a query whose checkpoint is gone. While a checkpoint is still used, its last batch would
         be published a second time if it is replayed, and messages of a begun batch that are not yet
         published would be published only if the query runs that batch again.
         """
-        check_text(query, "query")
-        context = self._context(topic)
-        return self._run(held.forget_sink(context, query))
-
-
-class AsyncQueryAdmin(AsyncAdminPart):
-    """As `QueryAdmin`, for asyncio."""
-
-    async def queries(self, topic: str) -> list[HeldQuery]:
-        """As `Admin.queries`."""
-        context = self._context(topic)
-        return await self._run(held.queries(context))
-
-    async def release_query(
-        self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
-    ) -> int:
-        """As `Admin.release_query`."""
-        context = self._context(topic)
-        return await self._run(held.release_query(context, check_run(run), force, dry_run))
-
-    async def sinks(self, topic: str, query: str | None = None) -> list[Sink]:
-        """As `Admin.sinks`."""
-        if query is not None:
-            check_text(query, "query")
-        context = self._context(topic)
-        return await self._run(held.sinks(context, query))
-
-    async def forget_sink(self, topic: str, query: str) -> bool:
-        """As `Admin.forget_sink`."""
         check_text(query, "query")
         context = self._context(topic)
         return await self._run(held.forget_sink(context, query))
