@@ -14,10 +14,10 @@ from tools import blocking
 BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
     "AsyncDeadLetterAdmin", "AsyncDelivery", "AsyncJobAdmin", "AsyncMasterConnection",
-    "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncMessageAdmin", "AsyncNodePools",
-    "AsyncPool", "AsyncQuery", "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin",
-    "AsyncSchedules", "AsyncSentinelPool", "AsyncStage", "AsyncTopic", "AsyncTopicAdmin",
-    "AsyncTransport", "AsyncVerbs",
+    "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncNodePools", "AsyncPool",
+    "AsyncQuery", "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin", "AsyncSchedules",
+    "AsyncSentinelPool", "AsyncStage", "AsyncTopic", "AsyncTopicAdmin", "AsyncTransport",
+    "AsyncVerbs",
 }  # fmt: skip
 
 

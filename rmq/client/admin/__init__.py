@@ -10,7 +10,8 @@ from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmi
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin, JobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin
 from rmq.features.doctor.admin_blocking import DoctorAdmin
-from rmq.features.messages.admin import AsyncMessageAdmin, MessageAdmin
+from rmq.features.messages.admin import AsyncMessageAdmin
+from rmq.features.messages.admin_blocking import MessageAdmin
 from rmq.features.queries.admin import AsyncQueryAdmin
 from rmq.features.queries.admin_blocking import QueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin

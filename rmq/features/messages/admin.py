@@ -9,13 +9,13 @@ from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import Message, QueueWord
 from rmq.kernel.topic import paging, reading
 from rmq.kernel.topic.paging import Cursor, Page, Span
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
-class MessageAdmin(AdminPart):
+class AsyncMessageAdmin(AsyncAdminPart):
     """Verbs on the messages of a topic, wherever they are."""
 
-    def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
+    async def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
         """Return one message, wherever it is; None if it is settled or never was.
 
         Args:
@@ -24,9 +24,9 @@ class MessageAdmin(AdminPart):
             raw: the body as `rmq.kernel.core.record.Record`: with its codec, and not decoded.
         """
         context = self._context(topic)
-        return self._run(reading.get(context, id, raw))
+        return await self._run(reading.get(context, id, raw))
 
-    def peek(
+    async def peek(
         self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
     ) -> list[Message]:
         """Return messages without taking them.
@@ -39,9 +39,9 @@ class MessageAdmin(AdminPart):
             slot: only this one.
         """
         context = self._context(topic)
-        return self._run(flows.peek(context, limit, queue, slot))
+        return await self._run(flows.peek(context, limit, queue, slot))
 
-    def peek_page(
+    async def peek_page(
         self,
         topic: str,
         queue: QueueWord = "store",
@@ -74,9 +74,9 @@ class MessageAdmin(AdminPart):
             InvalidValue: `cursor` is none of this queue.
         """
         context = self._context(topic)
-        return self._run(flows.page(context, queue, slot, cursor, limit, type, scan, raw))
+        return await self._run(flows.page(context, queue, slot, cursor, limit, type, scan, raw))
 
-    def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
+    async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.
 
         Args:
@@ -86,9 +86,9 @@ class MessageAdmin(AdminPart):
             pieces: into how many parts, 1 to 10 000; a small queue has fewer.
         """
         context = self._context(topic)
-        return self._run(paging.spans(context, queue, slot, pieces))
+        return await self._run(paging.spans(context, queue, slot, pieces))
 
-    def page(
+    async def page(
         self,
         topic: str,
         queue: QueueWord,
@@ -113,65 +113,9 @@ class MessageAdmin(AdminPart):
             twice or not at all.
         """
         context = self._context(topic)
-        return self._run(paging.page(context, queue, span, cursor, raw, limit))
-
-    def rollback(self, topic: str) -> int:
-        """Roll back every expired lease; return how many. Consumers do it as they receive."""
-        context = self._context(topic)
-        return self._run(rollback.rollback_topic(context))
-
-
-class AsyncMessageAdmin(AsyncAdminPart):
-    """As `MessageAdmin`, for asyncio."""
-
-    async def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
-        """As `Admin.get`."""
-        context = self._context(topic)
-        return await self._run(reading.get(context, id, raw))
-
-    async def peek(
-        self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
-    ) -> list[Message]:
-        """As `Admin.peek`."""
-        context = self._context(topic)
-        return await self._run(flows.peek(context, limit, queue, slot))
-
-    async def peek_page(
-        self,
-        topic: str,
-        queue: QueueWord = "store",
-        *,
-        slot: int | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-        type: str | None = None,
-        scan: int = flows.SCAN,
-        raw: bool = False,
-    ) -> PeekPage:
-        """As `Admin.peek_page`."""
-        context = self._context(topic)
-        return await self._run(flows.page(context, queue, slot, cursor, limit, type, scan, raw))
-
-    async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
-        """As `Admin.spans`."""
-        context = self._context(topic)
-        return await self._run(paging.spans(context, queue, slot, pieces))
-
-    async def page(
-        self,
-        topic: str,
-        queue: QueueWord,
-        span: Span,
-        cursor: Cursor | None = None,
-        *,
-        raw: bool = False,
-        limit: int = paging.PAGE,
-    ) -> Page:
-        """As `Admin.page`."""
-        context = self._context(topic)
         return await self._run(paging.page(context, queue, span, cursor, raw, limit))
 
     async def rollback(self, topic: str) -> int:
-        """As `Admin.rollback`."""
+        """Roll back every expired lease; return how many. Consumers do it as they receive."""
         context = self._context(topic)
         return await self._run(rollback.rollback_topic(context))

@@ -1,0 +1,122 @@
+# Generated from rmq/features/messages/admin.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.messages.admin`."""
+
+from __future__ import annotations
+
+from rmq.features.messages import flows
+from rmq.features.messages.flows import PeekPage
+from rmq.kernel.consumer import rollback
+from rmq.kernel.core.ids import Id
+from rmq.kernel.core.message import Message, QueueWord
+from rmq.kernel.topic import paging, reading
+from rmq.kernel.topic.paging import Cursor, Page, Span
+from rmq.kernel.topic.verbs import AdminPart
+
+
+class MessageAdmin(AdminPart):
+    """Verbs on the messages of a topic, wherever they are."""
+
+    def get(self, topic: str, id: Id, *, raw: bool = False) -> Message | None:
+        """Return one message, wherever it is; None if it is settled or never was.
+
+        Args:
+            topic: its name.
+            id: its id.
+            raw: the body as `rmq.kernel.core.record.Record`: with its codec, and not decoded.
+        """
+        context = self._context(topic)
+        return self._run(reading.get(context, id, raw))
+
+    def peek(
+        self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
+    ) -> list[Message]:
+        """Return messages without taking them.
+
+        Args:
+            topic: its name.
+            limit: how many at most.
+            queue: "store" (in the order in which they would go), "prepare" or "dead" (oldest
+                first).
+            slot: only this one.
+        """
+        context = self._context(topic)
+        return self._run(flows.peek(context, limit, queue, slot))
+
+    def peek_page(
+        self,
+        topic: str,
+        queue: QueueWord = "store",
+        *,
+        slot: int | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        type: str | None = None,
+        scan: int = flows.SCAN,
+        raw: bool = False,
+    ) -> PeekPage:
+        """Return a page of what `peek` shows, however long the queue is. Takes nothing.
+
+        Args:
+            topic: its name.
+            queue: "store" or "waiting", "prepare" or "in_flight", "dead".
+            slot: only this one. Else all slots give messages in turn.
+            cursor: of the page before; None: from the beginning.
+            limit: so many messages at most, 1 to 1000.
+            type: only messages of this type.
+            scan: how many messages are looked at, 1 to 1 000 000; with a type a page may be short.
+            raw: as in `get`.
+
+        Guarantee:
+            A message that stays where it is, is on one page; whether it is due counts as of the
+            first page. One that moves meanwhile may be seen twice or not at all.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue: `cursor` is none of this queue.
+        """
+        context = self._context(topic)
+        return self._run(flows.page(context, queue, slot, cursor, limit, type, scan, raw))
+
+    def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
+        """Divide a queue of a slot into parts of about the same size, for `page`.
+
+        Args:
+            topic: its name.
+            queue: "store" or "waiting", "prepare" or "in_flight", "dead".
+            slot: its index.
+            pieces: into how many parts, 1 to 10 000; a small queue has fewer.
+        """
+        context = self._context(topic)
+        return self._run(paging.spans(context, queue, slot, pieces))
+
+    def page(
+        self,
+        topic: str,
+        queue: QueueWord,
+        span: Span,
+        cursor: Cursor | None = None,
+        *,
+        raw: bool = False,
+        limit: int = paging.PAGE,
+    ) -> Page:
+        """Return the next messages of a part of a queue, up to 1000 and 4 MiB. Takes nothing.
+
+        Args:
+            topic: its name.
+            queue: "store" or "waiting", "prepare" or "in_flight", "dead".
+            span: one of those that `spans` gave.
+            cursor: of the page before; None: from the beginning.
+            raw: as in `get`.
+            limit: so many messages at most, 1 to 1000.
+
+        Guarantee:
+            A message that stays where it is, is on one page. One that moves meanwhile may be seen
+            twice or not at all.
+        """
+        context = self._context(topic)
+        return self._run(paging.page(context, queue, span, cursor, raw, limit))
+
+    def rollback(self, topic: str) -> int:
+        """Roll back every expired lease; return how many. Consumers do it as they receive."""
+        context = self._context(topic)
+        return self._run(rollback.rollback_topic(context))
