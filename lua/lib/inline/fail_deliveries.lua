@@ -14,7 +14,7 @@ Reads:     KEYS: 1 to 6 and 8 as nack has them
 Writes:    nothing
 Declares:  letters: for each delivery r retry or d dead
            dead_count: how many went to the DeadQueue
-           retried, retried_ids, dead_ids, dead_texts, mades, max_retries, in_order
+           dead_ids, dead_texts, mades, max_retries, in_order
 Returns for the caller: no
 ]]
 --- @include "lib/attempts"
@@ -24,54 +24,46 @@ Returns for the caller: no
 --- @include "lib/in_order"
 --- @include "lib/wake"
 local letters, max_retries, dead_count = {}, tonumber(s[2]), 0
-local retried, retried_ids = nil, ids -- their positions; nil while all are retried
-local dead_ids, dead_texts, mades
+local dead_ids, dead_texts, mades -- of those that went to the DeadQueue
 local in_order = s[7] and read_places(slot, s[7])
 math.randomseed(now_us % 2147483647)
 redis.call('ZREM', prepare, unpack(ids))
-for i = 1, #ids do
-  if details[i] and #details[i] > 65536 then
-    details[i] = string.sub(details[i], 1, 65536)
-  end
-  if math.floor(tonumber(receipts[i]) % 1000) > 0 then
-    letters[i] = 'r'
-    if retried then
-      retried[#retried + 1], retried_ids[#retried + 1] = i, ids[i]
-    end
-  else
-    letters[i] = 'd'
-    if not retried then
-      retried, retried_ids, dead_ids, dead_texts, mades = {}, {}, {}, {}, {}
-      for before = 1, i - 1 do
-        retried[before], retried_ids[before] = before, ids[before]
-      end
-    end
-    dead_count = dead_count + 1
-    dead_ids[dead_count], dead_texts[dead_count], mades[dead_count] = ids[i], details[i], max_retries + 1
-  end
-end
-for first = 1, #retried_ids, ENTRIES_AT_ONCE do
-  local last = math.min(first + ENTRIES_AT_ONCE - 1, #retried_ids)
-  local entries, noted = redis.call('HMGET', failures, unpack(retried_ids, first, last)), {}
+for first = 1, #ids, ENTRIES_AT_ONCE do
+  local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
+  local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
   local at_once, lefts = {}, {}
-  for r = first, last do
-    local i = retried and retried[r] or r
-    local id, receipt, text = retried_ids[r], tonumber(receipts[i]), details[i]
+  for i = first, last do
+    local receipt, text = tonumber(receipts[i]), details[i]
     local left = math.floor(receipt % 1000)
     local made = max_retries - left + 1
-    local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
-    local score = in_order and retry_score(in_order, KEYS[4], id, receipt, pause > 0 and now + pause or 0)
-    if score or pause > 0 then
-      add_waiting_retry(store, id, now, pause, score)
-    else
-      at_once[#at_once + 1], lefts[#lefts + 1] = id, left
+    if text and #text > 65536 then
+      text = string.sub(text, 1, 65536)
     end
-    noted[#noted + 1], noted[#noted + 2] = id, failure_entry(entries[r - first + 1], left, made, reason, text, now)
+    if left == 0 then
+      letters[i] = 'd'
+      if dead_count == 0 then
+        dead_ids, dead_texts, mades = {}, {}, {}
+      end
+      dead_count = dead_count + 1
+      dead_ids[dead_count], dead_texts[dead_count], mades[dead_count] = ids[i], text, made
+    else
+      letters[i] = 'r'
+      local pause = wait or retry_wait(s[3], tonumber(s[4]), made)
+      local score = in_order and retry_score(in_order, KEYS[4], ids[i], receipt, pause > 0 and now + pause or 0)
+      if score or pause > 0 then
+        add_waiting_retry(store, ids[i], now, pause, score)
+      else
+        at_once[#at_once + 1], lefts[#lefts + 1] = ids[i], left
+      end
+      noted[#noted + 1], noted[#noted + 2] = ids[i], failure_entry(entries[i - first + 1], left, made, reason, text, now)
+    end
   end
   if #at_once > 0 then
     add_retries(slot, store, at_once, lefts)
   end
-  redis.call('HSET', failures, unpack(noted))
+  if #noted > 0 then
+    redis.call('HSET', failures, unpack(noted))
+  end
 end
 if dead_count > 0 then
   add_dead(slot, KEYS[5], KEYS[4], KEYS[8], failures, audit, dead_ids, now, mades, reason, dead_texts, tonumber(s[6]))
