@@ -28,6 +28,7 @@ SOURCES = (
     "rmq.features.messages.admin",
     "rmq.features.queries.admin",
     "rmq.features.tokens.admin",
+    "rmq.features.topic_admin.admin",
     "rmq.features.workers.admin",
 )
 # What blocking code imports instead; all other names only lose their "Async".

@@ -16,8 +16,7 @@ BY_HAND = {
     "AsyncDeadLetterAdmin", "AsyncDelivery", "AsyncJobAdmin", "AsyncMasterConnection",
     "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncNodePools", "AsyncPool",
     "AsyncQuery", "AsyncRunner", "AsyncSchedule", "AsyncScheduleAdmin", "AsyncSchedules",
-    "AsyncSentinelPool", "AsyncStage", "AsyncTopic", "AsyncTopicAdmin", "AsyncTransport",
-    "AsyncVerbs",
+    "AsyncSentinelPool", "AsyncStage", "AsyncTopic", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from rmq.features.queries.admin_blocking import QueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin
 from rmq.features.tokens.admin import AsyncTokenAdmin
 from rmq.features.tokens.admin_blocking import TokenAdmin
-from rmq.features.topic_admin.admin import AsyncTopicAdmin, TopicAdmin
+from rmq.features.topic_admin.admin import AsyncTopicAdmin
+from rmq.features.topic_admin.admin_blocking import TopicAdmin
 from rmq.features.workers.admin import AsyncWorkerAdmin
 from rmq.features.workers.admin_blocking import WorkerAdmin
 

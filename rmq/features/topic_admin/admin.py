@@ -15,22 +15,22 @@ from rmq.kernel.core.settings import Settings, TopicSettings, check_changes
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic import overview, stats
 from rmq.kernel.topic.stats import STEPS, DueCount
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
 
 
-class TopicAdmin(AdminPart):
+class AsyncTopicAdmin(AsyncAdminPart):
     """Verbs on a topic as a whole."""
 
-    def topics(self) -> list[str]:
+    async def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        return self._run(overview.topics(self._prefix))
+        return await self._run(overview.topics(self._prefix))
 
-    def settings(self, topic: str) -> Settings:
+    async def settings(self, topic: str) -> Settings:
         """Return the settings of a topic. Raises TopicNotFound."""
-        return self._run(flows.topic_settings(self._context(topic)))
+        return await self._run(flows.topic_settings(self._context(topic)))
 
-    def topic_set(
+    async def topic_set(
         self,
         topic: str,
         *,
@@ -62,9 +62,9 @@ class TopicAdmin(AdminPart):
             TopicNotFound: there is no such topic.
         """
         asked = check_changes(settings)
-        return self._run(flows.topic_set(self._context(topic), asked, unless_changed))
+        return await self._run(flows.topic_set(self._context(topic), asked, unless_changed))
 
-    def topic_pause(
+    async def topic_pause(
         self, topic: str, *, verb: PauseVerb = "receive", by: str | None = None, why: str = ""
     ) -> Pause:
         """Stop every delivery of a topic, or every send to it, until `topic_resume`.
@@ -94,9 +94,9 @@ class TopicAdmin(AdminPart):
         """
         verbs = verbs_of(verb)
         by, why = who(by), check_text(why, "why")
-        return self._run(flows.topic_pause(self._context(topic), by, why, verbs))
+        return await self._run(flows.topic_pause(self._context(topic), by, why, verbs))
 
-    def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
+    async def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
         """End pauses of a topic, and wake its consumers; return the pause, None if there was none.
 
         Args:
@@ -106,9 +106,9 @@ class TopicAdmin(AdminPart):
         Raises:
             TopicNotFound: there is no such topic.
         """
-        return self._run(flows.topic_resume(self._context(topic), verbs_of(verb)))
+        return await self._run(flows.topic_resume(self._context(topic), verbs_of(verb)))
 
-    def topic_resize(
+    async def topic_resize(
         self,
         topic: str,
         slots: int,
@@ -143,9 +143,9 @@ class TopicAdmin(AdminPart):
             TopicNotFound: there is no such topic.
         """
         context = self._context(topic)
-        return self._run(resize.topic_resize(context, slots, dry_run, wait, progress))
+        return await self._run(resize.topic_resize(context, slots, dry_run, wait, progress))
 
-    def topic_delete(
+    async def topic_delete(
         self,
         topic: str,
         *,
@@ -175,19 +175,19 @@ class TopicAdmin(AdminPart):
             TopicNotFound: there is no such topic.
         """
         context = self._context(topic)
-        return self._run(flows.topic_delete(context, force, dry_run, progress))
+        return await self._run(flows.topic_delete(context, force, dry_run, progress))
 
-    def stats(self, topic: str) -> dict[str, int]:
+    async def stats(self, topic: str) -> dict[str, int]:
         """Return the counts of a topic over all slots; `lua/stats.lua` lists their names."""
         context = self._context(topic)
-        return self._run(stats.stats(context))
+        return await self._run(stats.stats(context))
 
-    def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
+    async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """Return the counts of each slot, as `stats` over all."""
         context = self._context(topic)
-        return self._run(stats.stats_by_slot(context))
+        return await self._run(stats.stats_by_slot(context))
 
-    def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
+    async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
         """Return how many messages of a topic are due now, and how many will be due by when.
 
         Messages that wait for a time are counted: delayed ones, open merge windows, retries that
@@ -212,9 +212,9 @@ class TopicAdmin(AdminPart):
             TopicNotFound: there is no such topic.
             InvalidValue, InvalidType: the steps are none.
         """
-        return self._run(stats.due_counts(self._context(topic), steps))
+        return await self._run(stats.due_counts(self._context(topic), steps))
 
-    def history(
+    async def history(
         self,
         topic: str,
         *,
@@ -240,88 +240,4 @@ class TopicAdmin(AdminPart):
             TopicNotFound: there is no such topic.
             InvalidValue: more than 10 000 samples, or a step that is no multiple of 10 s.
         """
-        return self._run(history.read(self._context(topic), since, step))
-
-
-class AsyncTopicAdmin(AsyncAdminPart):
-    """As `TopicAdmin`, for asyncio."""
-
-    async def topics(self) -> list[str]:
-        """As `Admin.topics`."""
-        return await self._run(overview.topics(self._prefix))
-
-    async def settings(self, topic: str) -> Settings:
-        """As `Admin.settings`."""
-        return await self._run(flows.topic_settings(self._context(topic)))
-
-    async def topic_set(
-        self,
-        topic: str,
-        *,
-        unless_changed: Settings | None = None,
-        **settings: Unpack[TopicSettings],
-    ) -> Settings:
-        """As `Admin.topic_set`."""
-        asked = check_changes(settings)
-        return await self._run(flows.topic_set(self._context(topic), asked, unless_changed))
-
-    async def topic_pause(
-        self, topic: str, *, verb: PauseVerb = "receive", by: str | None = None, why: str = ""
-    ) -> Pause:
-        """As `Admin.topic_pause`."""
-        verbs = verbs_of(verb)
-        by, why = who(by), check_text(why, "why")
-        return await self._run(flows.topic_pause(self._context(topic), by, why, verbs))
-
-    async def topic_resume(self, topic: str, *, verb: PauseVerb = "both") -> Pause | None:
-        """As `Admin.topic_resume`."""
-        return await self._run(flows.topic_resume(self._context(topic), verbs_of(verb)))
-
-    async def topic_resize(
-        self,
-        topic: str,
-        slots: int,
-        *,
-        dry_run: bool = False,
-        wait: bool = True,
-        progress: Progress | None = None,
-    ) -> Resized:
-        """As `Admin.topic_resize`."""
-        context = self._context(topic)
-        return await self._run(resize.topic_resize(context, slots, dry_run, wait, progress))
-
-    async def topic_delete(
-        self,
-        topic: str,
-        *,
-        force: bool = False,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> Deleted:
-        """As `Admin.topic_delete`."""
-        context = self._context(topic)
-        return await self._run(flows.topic_delete(context, force, dry_run, progress))
-
-    async def stats(self, topic: str) -> dict[str, int]:
-        """As `Admin.stats`."""
-        context = self._context(topic)
-        return await self._run(stats.stats(context))
-
-    async def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
-        """As `Admin.stats_by_slot`."""
-        context = self._context(topic)
-        return await self._run(stats.stats_by_slot(context))
-
-    async def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
-        """As `Admin.due_counts`."""
-        return await self._run(stats.due_counts(self._context(topic), steps))
-
-    async def history(
-        self,
-        topic: str,
-        *,
-        since: Duration | datetime = history.SINCE,
-        step: Duration | None = None,
-    ) -> list[Sample]:
-        """As `Admin.history`."""
         return await self._run(history.read(self._context(topic), since, step))
