@@ -222,7 +222,7 @@ def test_an_idle_consumer_notices_a_flushall(ours: Server, name: str) -> None:
         began = time.monotonic()
         thread.join(2 * PATIENCE_S)
 
-    print(f"\nFIG FLUSHALL: an idle consumer is told after {time.monotonic() - began:.2f} s")
+    print(f"\nFIG FLUSHALL: an idle consumer raises after {time.monotonic() - began:.2f} s")
     assert [type(error) for error in told] == [rmq.TopicVanished]
 
 
