@@ -24,6 +24,7 @@ HEAD = "# Generated from {source}: change that, then run `make fmt`."
 SOURCES = (
     "rmq.features.audit.admin",
     "rmq.features.claims.admin",
+    "rmq.features.dead_letters.admin",
     "rmq.features.doctor.admin",
     "rmq.features.messages.admin",
     "rmq.features.queries.admin",

@@ -6,7 +6,8 @@ from rmq.features.audit.admin import AsyncAuditAdmin
 from rmq.features.audit.admin_blocking import AuditAdmin
 from rmq.features.claims.admin import AsyncClaimAdmin
 from rmq.features.claims.admin_blocking import ClaimAdmin
-from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin, DeadLetterAdmin
+from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
+from rmq.features.dead_letters.admin_blocking import DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin, JobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin
 from rmq.features.doctor.admin_blocking import DoctorAdmin

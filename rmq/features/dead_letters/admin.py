@@ -12,14 +12,14 @@ from rmq.features.dead_letters.jobs import flows as jobs_flows
 from rmq.features.dead_letters.reading import DeadLetterGroups, DeadLetterPage
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.message import QueueWord
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
 
 
-class DeadLetterAdmin(AdminPart):
+class AsyncDeadLetterAdmin(AsyncAdminPart):
     """Verbs on dead letters."""
 
-    def redrive(
+    async def redrive(
         self,
         topic: str,
         *,
@@ -60,9 +60,9 @@ class DeadLetterAdmin(AdminPart):
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
-        return self._run(flows.redrive(context, wanted, dry_run, rate, progress, to))
+        return await self._run(flows.redrive(context, wanted, dry_run, rate, progress, to))
 
-    def purge(
+    async def purge(
         self,
         topic: str,
         queue: QueueWord,
@@ -98,9 +98,9 @@ class DeadLetterAdmin(AdminPart):
         """
         wanted = Filter(ids, reason, error, older_than, type, filter)
         context = self._context(topic)
-        return self._run(flows.purge(context, queue, wanted, dry_run, progress, keep))
+        return await self._run(flows.purge(context, queue, wanted, dry_run, progress, keep))
 
-    def restore(
+    async def restore(
         self,
         topic: str,
         *,
@@ -123,12 +123,12 @@ class DeadLetterAdmin(AdminPart):
         Guarantee:
             A letter is in the trash or in the DeadQueue. Stopped half-way, run it again.
         """
-        by = None if job is None else self._run(jobs_flows.job(self._prefix, job))
+        by = None if job is None else await self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)
         context = self._context(topic)
-        return self._run(flows.restore(context, wanted, dry_run, progress))
+        return await self._run(flows.restore(context, wanted, dry_run, progress))
 
-    def dead_letters(
+    async def dead_letters(
         self,
         topic: str,
         *,
@@ -151,9 +151,9 @@ class DeadLetterAdmin(AdminPart):
         """
         context = self._context(topic)
         wanted = dead_letters_filter.given(filter)
-        return self._run(reading.page(context, wanted, cursor, limit, scan, raw))
+        return await self._run(reading.page(context, wanted, cursor, limit, scan, raw))
 
-    def dead_letter_groups(
+    async def dead_letter_groups(
         self,
         topic: str,
         *,
@@ -165,96 +165,6 @@ class DeadLetterAdmin(AdminPart):
         All dead letters are read, in pages; memory holds 1000 groups, and the dead letters of
         further ones are counted in `other`.
         """
-        context = self._context(topic)
-        wanted = dead_letters_filter.given(filter)
-        return self._run(reading.groups(context, wanted, progress))
-
-
-class AsyncDeadLetterAdmin(AsyncAdminPart):
-    """As `DeadLetterAdmin`, for asyncio."""
-
-    async def redrive(
-        self,
-        topic: str,
-        *,
-        ids: Sequence[Id] | None = None,
-        reason: str | None = None,
-        error: str | None = None,
-        older_than: float | timedelta | None = None,
-        type: str | None = None,
-        filter: DeadLetterFilter | str | None = None,
-        to: str | None = None,
-        dry_run: bool = False,
-        rate: float | None = None,
-        progress: Progress | None = None,
-    ) -> Redriven:
-        """As `Admin.redrive`."""
-        wanted = Filter(ids, reason, error, older_than, type, filter)
-        context = self._context(topic)
-        return await self._run(flows.redrive(context, wanted, dry_run, rate, progress, to))
-
-    async def purge(
-        self,
-        topic: str,
-        queue: QueueWord,
-        *,
-        ids: Sequence[Id] | None = None,
-        reason: str | None = None,
-        error: str | None = None,
-        older_than: float | timedelta | None = None,
-        type: str | None = None,
-        filter: DeadLetterFilter | str | None = None,
-        keep: float | timedelta | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> int:
-        """As `Admin.purge`."""
-        wanted = Filter(ids, reason, error, older_than, type, filter)
-        context = self._context(topic)
-        return await self._run(flows.purge(context, queue, wanted, dry_run, progress, keep))
-
-    async def restore(
-        self,
-        topic: str,
-        *,
-        ids: Sequence[Id] | None = None,
-        reason: str | None = None,
-        error: str | None = None,
-        type: str | None = None,
-        filter: DeadLetterFilter | str | None = None,
-        job: str | None = None,
-        dry_run: bool = False,
-        progress: Progress | None = None,
-    ) -> int:
-        """As `Admin.restore`."""
-        by = None if job is None else await self._run(jobs_flows.job(self._prefix, job))
-        wanted = Filter(ids, reason, error, None, type, filter, by)
-        context = self._context(topic)
-        return await self._run(flows.restore(context, wanted, dry_run, progress))
-
-    async def dead_letters(
-        self,
-        topic: str,
-        *,
-        filter: DeadLetterFilter | str | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-        scan: int = reading.SCAN,
-        raw: bool = False,
-    ) -> DeadLetterPage:
-        """As `Admin.dead_letters`."""
-        context = self._context(topic)
-        wanted = dead_letters_filter.given(filter)
-        return await self._run(reading.page(context, wanted, cursor, limit, scan, raw))
-
-    async def dead_letter_groups(
-        self,
-        topic: str,
-        *,
-        filter: DeadLetterFilter | str | None = None,
-        progress: Progress | None = None,
-    ) -> DeadLetterGroups:
-        """As `Admin.dead_letter_groups`."""
         context = self._context(topic)
         wanted = dead_letters_filter.given(filter)
         return await self._run(reading.groups(context, wanted, progress))
