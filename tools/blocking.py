@@ -25,6 +25,7 @@ SOURCES = (
     "rmq.features.audit.admin",
     "rmq.features.claims.admin",
     "rmq.features.dead_letters.admin",
+    "rmq.features.dead_letters.jobs.admin",
     "rmq.features.doctor.admin",
     "rmq.features.messages.admin",
     "rmq.features.queries.admin",

@@ -13,10 +13,10 @@ from tools import blocking
 # Async classes whose blocking twin is written by hand, or that have none; see decision 59.
 BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
-    "AsyncDelivery", "AsyncJobAdmin", "AsyncMasterConnection", "AsyncMasterFinder",
-    "AsyncMasterSSLConnection", "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncRunner",
-    "AsyncSchedule", "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool", "AsyncStage",
-    "AsyncTopic", "AsyncTransport", "AsyncVerbs",
+    "AsyncDelivery", "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection",
+    "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncRunner", "AsyncSchedule",
+    "AsyncScheduleAdmin", "AsyncSchedules", "AsyncSentinelPool", "AsyncStage", "AsyncTopic",
+    "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from rmq.features.claims.admin import AsyncClaimAdmin
 from rmq.features.claims.admin_blocking import ClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
 from rmq.features.dead_letters.admin_blocking import DeadLetterAdmin
-from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin, JobAdmin
+from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin
+from rmq.features.dead_letters.jobs.admin_blocking import JobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin
 from rmq.features.doctor.admin_blocking import DoctorAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin

@@ -17,7 +17,7 @@ from rmq.kernel.core.message import TRASH_KEEP_S
 from rmq.kernel.core.validation import Moment, duration_ms
 from rmq.kernel.topic import audit_trail
 from rmq.kernel.topic.audit_trail import AuditLine
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
 
 
@@ -25,10 +25,10 @@ def _runner_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
-class JobAdmin(AdminPart):
+class AsyncJobAdmin(AsyncAdminPart):
     """Verbs on jobs."""
 
-    def job_start(
+    async def job_start(
         self,
         topic: str,
         verb: str = "redrive",
@@ -67,30 +67,30 @@ class JobAdmin(AdminPart):
         """
         keep_ms = duration_ms(keep, "keep", zero=True)
         context = self._context(topic)
-        return self._run(
+        return await self._run(
             flows.job_start(
                 context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key
             )
         )
 
-    def jobs(self, topic: str | None = None) -> list[Job]:
+    async def jobs(self, topic: str | None = None) -> list[Job]:
         """Return the jobs of a topic, or of all, the newest first; a job is kept for 7 days."""
-        return self._run(flows.jobs(self._prefix, topic))
+        return await self._run(flows.jobs(self._prefix, topic))
 
-    def job(self, id: str) -> Job:
+    async def job(self, id: str) -> Job:
         """Return a job.
 
         Raises:
             JobNotFound: there is none of this id, or it ended more than 7 days ago.
         """
-        return self._run(flows.job(self._prefix, id))
+        return await self._run(flows.job(self._prefix, id))
 
-    def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
+    async def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
         """Return what became of the last messages of a job, the newest first; at most 10 000."""
         context = self._context(jobs_core.topic_of(id))
-        return self._run(flows.outcomes(self._prefix, id, context, limit))
+        return await self._run(flows.outcomes(self._prefix, id, context, limit))
 
-    def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
+    async def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
         """Run a job, or watch the one who does, until it ends or is paused; return it then.
 
         Args:
@@ -102,79 +102,6 @@ class JobAdmin(AdminPart):
         """
         context, name = self._context(jobs_core.topic_of(id)), _runner_name()
         try:
-            return self._run(run.run(context, id, name, progress))
-        except BaseException:
-            with suppress(RMQError):
-                self._run(run.release(context, id, name))
-            raise
-
-    def job_pause(self, id: str, *, by: str | None = None) -> bool:
-        """Let a job do nothing until it is resumed; return whether it ran."""
-        return self._run(flows.job_pause(self._prefix, id, by))
-
-    def job_resume(self, id: str, *, by: str | None = None) -> bool:
-        """Let a paused job go on; return whether it was paused."""
-        return self._run(flows.job_resume(self._prefix, id, by))
-
-    def job_stop(self, id: str, *, by: str | None = None) -> bool:
-        """End a job after the batch on its way; return whether it had not ended.
-
-        What it has done stays done, what it has not reached stays dead.
-        """
-        return self._run(flows.job_stop(self._prefix, id, by))
-
-    def audit_trail(self, limit: int = 100, *, until: Moment | None = None) -> list[AuditLine]:
-        """Return who did what, the newest first; the newest 10 000 lines are kept.
-
-        Args:
-            limit: so many lines at most.
-            until: none that are later: an aware datetime, or epoch ms.
-        """
-        return self._run(audit_trail.audit_trail(self._prefix, limit, until))
-
-
-class AsyncJobAdmin(AsyncAdminPart):
-    """As `JobAdmin`, for asyncio."""
-
-    async def job_start(
-        self,
-        topic: str,
-        verb: str = "redrive",
-        *,
-        conditions: Mapping[str, Any] | None = None,
-        rate: float | None = None,
-        keep: float | timedelta = TRASH_KEEP_S,
-        by: str | None = None,
-        expected: int | None = None,
-        to: str | None = None,
-        dedup_key: str | None = None,
-    ) -> Job:
-        """As `Admin.job_start`."""
-        keep_ms = duration_ms(keep, "keep", zero=True)
-        context = self._context(topic)
-        return await self._run(
-            flows.job_start(
-                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key
-            )
-        )
-
-    async def jobs(self, topic: str | None = None) -> list[Job]:
-        """As `Admin.jobs`."""
-        return await self._run(flows.jobs(self._prefix, topic))
-
-    async def job(self, id: str) -> Job:
-        """As `Admin.job`."""
-        return await self._run(flows.job(self._prefix, id))
-
-    async def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
-        """As `Admin.job_outcomes`."""
-        context = self._context(jobs_core.topic_of(id))
-        return await self._run(flows.outcomes(self._prefix, id, context, limit))
-
-    async def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
-        """As `Admin.job_run`."""
-        context, name = self._context(jobs_core.topic_of(id)), _runner_name()
-        try:
             return await self._run(run.run(context, id, name, progress))
         except BaseException:
             with suppress(RMQError):
@@ -182,19 +109,27 @@ class AsyncJobAdmin(AsyncAdminPart):
             raise
 
     async def job_pause(self, id: str, *, by: str | None = None) -> bool:
-        """As `Admin.job_pause`."""
+        """Let a job do nothing until it is resumed; return whether it ran."""
         return await self._run(flows.job_pause(self._prefix, id, by))
 
     async def job_resume(self, id: str, *, by: str | None = None) -> bool:
-        """As `Admin.job_resume`."""
+        """Let a paused job go on; return whether it was paused."""
         return await self._run(flows.job_resume(self._prefix, id, by))
 
     async def job_stop(self, id: str, *, by: str | None = None) -> bool:
-        """As `Admin.job_stop`."""
+        """End a job after the batch on its way; return whether it had not ended.
+
+        What it has done stays done, what it has not reached stays dead.
+        """
         return await self._run(flows.job_stop(self._prefix, id, by))
 
     async def audit_trail(
         self, limit: int = 100, *, until: Moment | None = None
     ) -> list[AuditLine]:
-        """As `Admin.audit_trail`."""
+        """Return who did what, the newest first; the newest 10 000 lines are kept.
+
+        Args:
+            limit: so many lines at most.
+            until: none that are later: an aware datetime, or epoch ms.
+        """
         return await self._run(audit_trail.audit_trail(self._prefix, limit, until))

@@ -1,0 +1,128 @@
+# Generated from rmq/features/dead_letters/jobs/admin.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.dead_letters.jobs.admin`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from rmq.errors import RMQError
+from rmq.features.dead_letters.jobs import flows, job as jobs_core, run
+from rmq.features.dead_letters.jobs.admin import _runner_name
+from rmq.features.dead_letters.jobs.job import Job, JobOutcome
+from rmq.kernel.core.message import TRASH_KEEP_S
+from rmq.kernel.core.validation import Moment, duration_ms
+from rmq.kernel.topic import audit_trail
+from rmq.kernel.topic.audit_trail import AuditLine
+from rmq.kernel.topic.verbs import AdminPart
+from rmq.kernel.transport.steps import Progress
+
+
+class JobAdmin(AdminPart):
+    """Verbs on jobs."""
+
+    def job_start(
+        self,
+        topic: str,
+        verb: str = "redrive",
+        *,
+        conditions: Mapping[str, Any] | None = None,
+        rate: float | None = None,
+        keep: float | timedelta = TRASH_KEEP_S,
+        by: str | None = None,
+        expected: int | None = None,
+        to: str | None = None,
+        dedup_key: str | None = None,
+    ) -> Job:
+        """Start a job on the dead letters of a topic, which `rmq server` or `job_run` then runs.
+
+        Args:
+            topic: its name.
+            verb: "redrive": send them back, as `redrive` does; "purge": put them into the trash.
+            conditions: that they must fit, by the names that `redrive` has: ids, reason, error,
+                older_than, type; None: all.
+            rate: at most so many a second; None: as fast as it goes.
+            keep: of a purge: how long they can be restored, seconds or timedelta; 0: not at all.
+            by: who starts it, for people to read; the default is user@host.
+            expected: how many there are, if the caller has counted; for progress bars.
+            to: of a redrive: another topic to which they go, as `redrive` does.
+            dedup_key: the caller's name for this call. While the job is kept, another call with it
+                starts none and returns the first one.
+
+        Guarantee:
+            Each dead letter that fits and died before the job began is sent back once, whoever
+            runs the job and however often a runner dies. Paused or stopped, the job leaves the
+            others in the DeadQueue.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            InvalidValue, InvalidType: a value that cannot work.
+        """
+        keep_ms = duration_ms(keep, "keep", zero=True)
+        context = self._context(topic)
+        return self._run(
+            flows.job_start(
+                context, verb, conditions or {}, rate, keep_ms, by, expected, to, dedup_key
+            )
+        )
+
+    def jobs(self, topic: str | None = None) -> list[Job]:
+        """Return the jobs of a topic, or of all, the newest first; a job is kept for 7 days."""
+        return self._run(flows.jobs(self._prefix, topic))
+
+    def job(self, id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            JobNotFound: there is none of this id, or it ended more than 7 days ago.
+        """
+        return self._run(flows.job(self._prefix, id))
+
+    def job_outcomes(self, id: str, limit: int = 100) -> list[JobOutcome]:
+        """Return what became of the last messages of a job, the newest first; at most 10 000."""
+        context = self._context(jobs_core.topic_of(id))
+        return self._run(flows.outcomes(self._prefix, id, context, limit))
+
+    def job_run(self, id: str, *, progress: Progress | None = None) -> Job:
+        """Run a job, or watch the one who does, until it ends or is paused; return it then.
+
+        Args:
+            id: of the job.
+            progress: called with (done, expected) as it goes.
+
+        Guarantee:
+            Interrupted or killed, it loses nothing: another runner goes on, at once or after 10 s.
+        """
+        context, name = self._context(jobs_core.topic_of(id)), _runner_name()
+        try:
+            return self._run(run.run(context, id, name, progress))
+        except BaseException:
+            with suppress(RMQError):
+                self._run(run.release(context, id, name))
+            raise
+
+    def job_pause(self, id: str, *, by: str | None = None) -> bool:
+        """Let a job do nothing until it is resumed; return whether it ran."""
+        return self._run(flows.job_pause(self._prefix, id, by))
+
+    def job_resume(self, id: str, *, by: str | None = None) -> bool:
+        """Let a paused job go on; return whether it was paused."""
+        return self._run(flows.job_resume(self._prefix, id, by))
+
+    def job_stop(self, id: str, *, by: str | None = None) -> bool:
+        """End a job after the batch on its way; return whether it had not ended.
+
+        What it has done stays done, what it has not reached stays dead.
+        """
+        return self._run(flows.job_stop(self._prefix, id, by))
+
+    def audit_trail(self, limit: int = 100, *, until: Moment | None = None) -> list[AuditLine]:
+        """Return who did what, the newest first; the newest 10 000 lines are kept.
+
+        Args:
+            limit: so many lines at most.
+            until: none that are later: an aware datetime, or epoch ms.
+        """
+        return self._run(audit_trail.audit_trail(self._prefix, limit, until))
