@@ -59,26 +59,24 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
     """
     fields = core_record.read(data)
     core_record.check_body(fields.flags)
-    codec = data[0] >> 5
-    flags = fields.flags & (core_record.MERGES | core_record.COLLECTS) | core_record.HEADERS
-    envelope = b""
-    if not fields.priority:
-        flags |= core_record.TIMED
-        envelope = bytes(6)  # without a delay
-    if fields.flags & core_record.EXPIRES and fields.expires_ms > now_ms:
-        flags |= core_record.EXPIRES
-        envelope += (fields.expires_ms - now_ms).to_bytes(6, "big")
-    if fields.flags & core_record.MERGES:
-        at = core_record.BARE + 6 * bool(fields.flags & core_record.TIMED)
-        at += 6 * bool(fields.flags & core_record.EXPIRES)
-        envelope += data[at : at + 2 + int.from_bytes(data[at : at + 2])]
     headers = {name: text for name, text in fields.headers.items() if name != AUDIT_MARK}
     headers |= {FROM_MARK: topic, ID_MARK: id}
     packed: bytes = msgpack.packb(headers)
     if len(packed) > 0xFFFF:
         raise DecodeError(f"its headers have {len(packed)} bytes")
-    rest = envelope + core_record.length_prefixed(packed) + fields.body
-    return MovedRecord(core_record.head(codec, flags, fields.priority), rest, len(fields.body))
+    head, envelope = core_record.envelope(
+        fields.codec,
+        fields.priority,
+        due_ms=None if fields.priority else 0,
+        expires_ms=max(0, fields.expires_ms - now_ms),
+        merge_key=fields.merge_key
+        and core_record.merge_key_of_type(
+            fields.merge_key, fields.headers.get(core_record.TYPE_MARK)
+        ),
+        collects=bool(fields.flags & core_record.COLLECTS),
+    )
+    head, envelope = core_record.with_headers(head, envelope, packed)
+    return MovedRecord(head, envelope + fields.body, len(fields.body))
 
 
 PAGE = 200  # letters of one call: each takes some 10 us of Redis

@@ -23,7 +23,7 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
 from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.draft import body_too_large
+from rmq.kernel.producer.encode import body_too_large
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 from rmq.kernel.transport.steps import Command, Flow, Sleep, durable_pipeline, pipeline
@@ -160,12 +160,12 @@ class _StageCalls:
 
 def _entry(context: TopicContext, group: Group) -> list[bytes]:
     """Return the entry that publish moves in one step."""
-    draft = group.merging
-    if draft is None:
+    merging = group.merging
+    if merging is None:
         return [*ids.members_of(group.ids), *group.parts]
     return [
-        b"m", group.ids[0].member, draft.head, draft.envelope, draft.body, draft.merge_key.encode(),
-        draft.mode.encode(), b"%d" % draft.max_wait_ms,
+        b"m", group.ids[0].member, merging.head, merging.envelope, merging.body,
+        merging.merge_key.encode(), merging.mode.encode(), b"%d" % merging.max_wait_ms,
         b"%d" % min(context.settings.max_body, COLLECT_MAX),
     ]  # fmt: skip
 

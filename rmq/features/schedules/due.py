@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rmq.errors import QueueFull, RMQError, TopicVanished
 from rmq.features.schedules import scripts
-from rmq.features.schedules.flows import SLOT, draft, encoded, outgoing
+from rmq.features.schedules.flows import SLOT, encode, encoded, outgoing
 from rmq.features.schedules.schedule import Definition, Step
 from rmq.features.schedules.scripts import PAUSED, STALE, DueReply, DueSchedule
 from rmq.kernel.core import ids
@@ -129,7 +129,7 @@ def _command(
     if step.time_ms is not None:
         id = ids.derive_scheduled(definition.name, step.time_ms, SLOT, context.check)
         out = outgoing(definition, id, step.time_ms)
-        group = draft(encoded(context, definition.codec), out)
+        group = encode(encoded(context, definition.codec), out)
         message = id, group.parts[0], group.parts[1]
     return scripts.schedule_send(
         context, context.slots[SLOT], (definition.name, revision, expected), following,

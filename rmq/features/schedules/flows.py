@@ -95,7 +95,7 @@ def declare(context: TopicContext, definition: Definition) -> Flow[DeclareStatus
         PayloadTooLarge, InvalidType: its messages could not be sent.
     """
     yield from opening.ensure_open(context)
-    draft(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))
+    encode(encoded(context, definition.codec), outgoing(definition, None, TIME_MS))
     keys, packed = context.slots[SLOT], definition.pack()
     while True:
         reply = yield scripts.schedules(keys, definition.name)
@@ -266,7 +266,7 @@ def outgoing(definition: Definition, id: ids.MessageId | None, time_ms: int) -> 
     )
 
 
-def draft(context: TopicContext, out: Outgoing) -> Group:
+def encode(context: TopicContext, out: Outgoing) -> Group:
     """Check and encode a message."""
     groups: list[Group] = []
     group_messages(context, [out], groups, staged=True)

@@ -102,6 +102,42 @@ def length_prefixed(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data
 
 
+def envelope(
+    codec: int,
+    priority: int,
+    *,
+    due_ms: int | None = None,
+    expires_ms: int = 0,
+    merge_key: str = "",
+    collects: bool = False,
+) -> tuple[bytes, bytes]:
+    """Return the head of a record, and what stands between its acceptance number and its body.
+
+    Args:
+        codec: the number of the body's codec.
+        priority: 0 only with a due time.
+        due_ms: epoch ms, or below 1e12 a delay; None: at once, by its priority.
+        expires_ms: ms after it is due; 0: never.
+        merge_key: as it is stored; empty: it does not merge.
+        collects: what merges into it is appended.
+    """
+    flags, fields = 0, b""
+    if due_ms is not None:
+        flags, fields = TIMED, due_ms.to_bytes(6, "big")
+    if expires_ms:
+        flags |= EXPIRES
+        fields += expires_ms.to_bytes(6, "big")
+    if merge_key:
+        flags |= MERGES | (COLLECTS if collects else 0)
+        fields += length_prefixed(merge_key.encode())
+    return head(codec, flags, priority), fields
+
+
+def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, bytes]:
+    """Return the head and the envelope of a record without headers, with these, a msgpack map."""
+    return bytes((head[0] | HEADERS,)) + head[1:], envelope + length_prefixed(headers)
+
+
 class Record(NamedTuple):
     """The fields of a record.
 

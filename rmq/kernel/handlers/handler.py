@@ -22,7 +22,7 @@ from rmq.kernel.handlers import body_types
 from rmq.kernel.handlers.dependencies import is_async_function
 from rmq.kernel.handlers.idempotency import Idempotent
 from rmq.kernel.handlers.signature import Signature
-from rmq.kernel.producer.draft import RETRY_MARK, RUNTIME_MARK
+from rmq.kernel.producer.encode import RETRY_MARK, RUNTIME_MARK
 from rmq.kernel.topic.context import TopicContext
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
 from rmq.kernel.core.validation import check_priority
-from rmq.kernel.producer.draft import Draft, encode_plain, make_draft, worth_apart
+from rmq.kernel.producer.encode import Encoded, encode, encode_plain, worth_apart
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
 ALIKE_MIN = 16  # fewer messages are grouped faster one by one
@@ -36,7 +36,7 @@ class Group:
         "slot",
     )  # fmt: skip
 
-    def __init__(self, slot: int, merging: Draft | None) -> None:
+    def __init__(self, slot: int, merging: Encoded | None) -> None:
         self.slot = slot
         self.merging = merging  # such a message has a call to itself
         self.ids: Sequence[MessageId] = []
@@ -159,11 +159,10 @@ def _group_each(
             slot, envelope, headers = -1, b"", b""
             head, body = encode_plain(codec, settings, out)
         else:
-            draft = make_draft(context, settings, out, allow_past)
-            head, envelope, headers, body = draft.head, draft.envelope, draft.headers, draft.body
-            given_id = draft.id
-            merging = draft if draft.merge_key else None
-            slot = draft.slot
+            made = encode(context, settings, out, allow_past)
+            head, envelope, headers, body = made.head, made.envelope, made.headers, made.body
+            given_id, slot = made.id, made.slot
+            merging = made if made.merge_key else None
         if slot < 0:  # any slot will do
             if not run_left:
                 run_slot, run_left = context.spread.next(), RUN_LENGTH
@@ -173,8 +172,7 @@ def _group_each(
             number = slot_sequence.take()
             headers = sequence.headers(slot_sequence.producer, number, headers)
         if headers:
-            head = bytes((head[0] | record.HEADERS,)) + head[1:]
-            envelope += record.length_prefixed(headers)
+            head, envelope = record.with_headers(head, envelope, headers)
             if merging is not None:
                 merging.head, merging.envelope = head, envelope
         rest = envelope + body if envelope else body

@@ -25,7 +25,7 @@ from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.draft import encode_plain, worth_apart
+from rmq.kernel.producer.encode import encode_plain, worth_apart
 from rmq.kernel.producer.scripts import MergeReply, SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
@@ -315,8 +315,8 @@ def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -
 
 def _command(context: TopicContext, group: Group, session: ReplaySession) -> Command[Any]:
     keys = context.slots[group.slot]
-    draft = group.merging
-    if draft is None:
+    merging = group.merging
+    if merging is None:
         if group.is_uniform():
             parts = group.parts
             return scripts.send_uniform(
@@ -328,12 +328,12 @@ def _command(context: TopicContext, group: Group, session: ReplaySession) -> Com
         keys,
         session,
         id=group.ids[0],
-        head=draft.head,
-        envelope=draft.envelope,
-        body=draft.body,
-        merge_key=draft.merge_key,
-        mode=draft.mode,
-        max_wait_ms=draft.max_wait_ms,
+        head=merging.head,
+        envelope=merging.envelope,
+        body=merging.body,
+        merge_key=merging.merge_key,
+        mode=merging.mode,
+        max_wait_ms=merging.max_wait_ms,
         most_bytes=min(context.settings.max_body, COLLECT_MAX),
     )
 

@@ -20,7 +20,7 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.retry import Exponential, RetryPolicy, parse_policy
 from rmq.kernel.core.settings import BODY_CEILING, Settings
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
-from rmq.kernel.producer.draft import make_draft
+from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic.context import ReplaySessions, TopicContext, slot_of
 from rmq.sql.database import now_ms
 from rmq.sql.errors import require_table
@@ -191,10 +191,10 @@ class Outbox(Confirming, Repair):
         chosen = codecs.by_name(codec) if isinstance(codec, str) else codecs.register(codec)
         # The checks of a direct send. They do not depend on the prefix, which the relay chooses.
         context = TopicContext("rmq", topic, chosen, _SESSIONS, {})
-        draft = make_draft(context, _NO_LIMITS, message)
-        if len(draft.body) > self.max_body:
+        encoded = encode(context, _NO_LIMITS, message)
+        if len(encoded.body) > self.max_body:
             raise PayloadTooLarge(
-                f"body: {len(draft.body)} bytes as {chosen.name}; this outbox's max_body is "
+                f"body: {len(encoded.body)} bytes as {chosen.name}; this outbox's max_body is "
                 f"{self.max_body}. Send a reference to the data, or allow more in rmq.outbox.Outbox"
             )
         if not isinstance(confirm, bool):
@@ -207,8 +207,8 @@ class Outbox(Confirming, Repair):
             {
                 "id": str(id),
                 "topic": topic,
-                "slot_basis": _basis_bytes(draft.basis),
-                "body": draft.body,
+                "slot_basis": _basis_bytes(encoded.basis),
+                "body": encoded.body,
                 "codec": chosen.number,
                 "options": _options_json(message),
                 "confirm": confirm,

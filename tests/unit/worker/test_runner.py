@@ -19,7 +19,7 @@ from rmq.kernel.core.delivery import BatchOrigin, DeliveryData
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.score import receipt_score
 from rmq.kernel.handlers.handler import Handler
-from rmq.kernel.producer.draft import RETRY_MARK, RUNTIME_MARK
+from rmq.kernel.producer.encode import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.disposition import Disposition, RuntimeExceeded, disposition_for, runtime_exceeded
 from rmq.worker.runner import Runner
 

@@ -1,4 +1,4 @@
-"""Check a message and encode it, before it has an id. No Redis here."""
+"""Check a message and encode it, before it has an id: for every way in. No Redis here."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MERGE_KEY_BYTES = 1024
 RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
 
 
-class Draft:
-    """A message that is checked and encoded. The defaults are those of a plain message."""
+class Encoded:
+    """A message that is checked and encoded; its record lacks the headers."""
 
     head: bytes
     body: bytes
@@ -45,9 +45,9 @@ class Draft:
     max_wait_ms = 0
 
 
-def make_draft(
+def encode(
     context: TopicContext, settings: Settings, out: Outgoing, allow_past: bool = False
-) -> Draft:
+) -> Encoded:
     """Check and encode a message. `allow_past`: its time may have passed years ago.
 
     Raises:
@@ -57,58 +57,53 @@ def make_draft(
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     if out.type is not None:
         check_message_type(out.type)
-    draft = Draft()
-    due = _check_merge(out, draft) or _check_due(out, allow_past)
-    priority = settings.default_priority
+    message = Encoded()
+    due = _check_merge(out, message) or _check_due(out, allow_past)
+    priority = 0 if due else settings.default_priority
     if out.priority is not None:
         priority = check_priority(out.priority)
-    elif due:
-        priority = 0
-    flags, envelope = 0, b""
-    if due:
-        flags, envelope = record.TIMED, due.to_bytes(6, "big")
     expires = settings.expires_ms
     if out.expires is not None:
         expires = duration_ms(out.expires, "expires")
-    if expires:
-        flags |= record.EXPIRES
-        envelope += expires.to_bytes(6, "big")
-    if draft.merge_key:
-        flags |= record.MERGES | (record.COLLECTS if draft.mode == "collect" else 0)
-        envelope += record.length_prefixed(draft.merge_key.encode())
     if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
-        draft.headers = _encode_headers(out)
+        message.headers = _encode_headers(out)
     elif out.type is not None:
-        draft.headers = _encode_type(out.type)
-    draft.body = context.codec.encode(out.body)
-    if len(draft.body) > settings.max_body:
-        raise body_too_large(context.codec, len(draft.body), settings.max_body)
-    draft.head = record.head(context.codec.number, flags, priority)
-    draft.envelope = envelope
+        message.headers = _encode_type(out.type)
+    message.body = context.codec.encode(out.body)
+    if len(message.body) > settings.max_body:
+        raise body_too_large(context.codec, len(message.body), settings.max_body)
+    message.head, message.envelope = record.envelope(
+        context.codec.number,
+        priority,
+        due_ms=due or None,
+        expires_ms=expires,
+        merge_key=message.merge_key,
+        collects=message.mode == "collect",
+    )
     if out.slot_basis is not None:
-        draft.basis = out.slot_basis
-        draft.slot = slot_of(draft.basis, settings.slots)
-    elif draft.merge_key:
+        message.basis = out.slot_basis
+        message.slot = slot_of(message.basis, settings.slots)
+    elif message.merge_key:
         assert out.merge_key is not None  # checked above
-        draft.basis = out.merge_key
-        draft.slot = slot_of(out.merge_key, settings.first_slots)
+        message.basis = out.merge_key
+        message.slot = slot_of(out.merge_key, settings.first_slots)
     if out.dedup_key is not None:
-        if out.id is not None or draft.merge_key:
+        if out.id is not None or message.merge_key:
             raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
         key = ids.key_bytes(out.dedup_key)
-        basis = key if draft.basis is None else draft.basis
-        draft.id = ids.derive(key, slot_of(basis, settings.first_slots), context.check)
-        draft.slot = draft.id.slot
+        basis = key if message.basis is None else message.basis
+        message.id = ids.derive(key, slot_of(basis, settings.first_slots), context.check)
+        message.slot = message.id.slot
     elif out.id is not None:
-        draft.id = context.check_id(out.id)
+        message.id = context.check_id(out.id)
         is_resized = settings.layout is not None  # the id may be from before a resize
-        if draft.slot not in (-1, draft.id.slot) and not is_resized:
+        if message.slot not in (-1, message.id.slot) and not is_resized:
             raise InvalidValue(
-                f"id: {draft.id} is of slot {draft.id.slot}, slot_basis {draft.basis!r} of slot "
-                f"{draft.slot}; a resend has the basis of the first send"
+                f"id: {message.id} is of slot {message.id.slot}, slot_basis {message.basis!r} of "
+                f"slot {message.slot}; a resend has the basis of the first send"
             )
-        draft.slot = draft.id.slot
-    return draft
+        message.slot = message.id.slot
+    return message
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
@@ -187,7 +182,7 @@ def _due_ms(at: Any) -> int:
     return check_due_ms(at, "at", topic_context.now_ms())
 
 
-def _check_merge(out: Outgoing, draft: Draft) -> int:
+def _check_merge(out: Outgoing, message: Encoded) -> int:
     """Check the merge options; return the time range in ms, 0 for a message that does not merge."""
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":
@@ -214,8 +209,8 @@ def _check_merge(out: Outgoing, draft: Draft) -> int:
     if out.extend:
         if out.max_wait is None:
             raise InvalidValue("extend: give max_wait too, or a busy key would never be delivered")
-        draft.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
+        message.max_wait_ms = duration_ms(out.max_wait, "max_wait", low_ms=time_range)
     elif out.max_wait is not None:
         raise InvalidValue("max_wait: it bounds extend; give extend=True too")
-    draft.merge_key, draft.mode = record.merge_key_of_type(out.merge_key, out.type), out.merge
+    message.merge_key, message.mode = record.merge_key_of_type(out.merge_key, out.type), out.merge
     return time_range

@@ -9,52 +9,54 @@ from rmq.kernel.core import record
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.producer.draft import Draft, make_draft
+from rmq.kernel.producer.encode import Encoded, encode
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 
 
-def draft(out: rmq.Outgoing, **settings: object) -> Draft:
+def encoded(out: rmq.Outgoing, **settings: object) -> Encoded:
     context = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
     context.mark_open(Settings(slots=4), b"1")
-    return make_draft(context, Settings(slots=4, **settings), out)  # type: ignore[arg-type]
+    return encode(context, Settings(slots=4, **settings), out)  # type: ignore[arg-type]
 
 
 def test_a_timed_message_has_no_priority_unless_one_is_given() -> None:
-    assert draft(rmq.Outgoing(1, delay=5)).head == record.head(JSON.number, record.TIMED, 0)
-    assert draft(rmq.Outgoing(1, delay=5, priority=30)).head == record.head(
+    assert encoded(rmq.Outgoing(1, delay=5)).head == record.head(JSON.number, record.TIMED, 0)
+    assert encoded(rmq.Outgoing(1, delay=5, priority=30)).head == record.head(
         JSON.number, record.TIMED, 30
     )
 
 
 def test_a_delay_of_zero_is_due_at_once() -> None:
-    made = draft(rmq.Outgoing(1, delay=0))
+    made = encoded(rmq.Outgoing(1, delay=0))
 
     assert (made.head, made.envelope) == (record.head(JSON.number, 0, 100), b"")
 
 
 def test_a_message_expires_as_its_topic_says_unless_it_says_otherwise() -> None:
-    assert draft(rmq.Outgoing(1), expires_ms=7000).envelope == (7000).to_bytes(6, "big")
-    assert draft(rmq.Outgoing(1, expires=2), expires_ms=7000).envelope == (2000).to_bytes(6, "big")
+    assert encoded(rmq.Outgoing(1), expires_ms=7000).envelope == (7000).to_bytes(6, "big")
+    assert encoded(rmq.Outgoing(1, expires=2), expires_ms=7000).envelope == (2000).to_bytes(
+        6, "big"
+    )
 
 
 def test_a_merging_message_goes_to_the_slot_of_its_key() -> None:
-    made = draft(rmq.Outgoing(1, merge_key="user:42", time_range=0.5))
+    made = encoded(rmq.Outgoing(1, merge_key="user:42", time_range=0.5))
 
     assert (made.basis, made.merge_key, made.mode) == ("user:42", "user:42", "first")
-    assert draft(rmq.Outgoing(1, merge_key="k", time_range=1, slot_basis="b")).basis == "b"
+    assert encoded(rmq.Outgoing(1, merge_key="k", time_range=1, slot_basis="b")).basis == "b"
 
 
 def test_the_id_of_a_dedup_key_is_the_same_each_time_and_of_the_slot_of_its_basis() -> None:
-    first, again = (draft(rmq.Outgoing(1, dedup_key="order-7")).id for _ in range(2))
-    other = draft(rmq.Outgoing(1, dedup_key="order-8")).id
+    first, again = (encoded(rmq.Outgoing(1, dedup_key="order-7")).id for _ in range(2))
+    other = encoded(rmq.Outgoing(1, dedup_key="order-8")).id
 
     assert first == again != other
 
 
 def test_a_body_may_be_as_large_as_max_body_and_no_larger() -> None:
-    assert draft(rmq.Outgoing("x" * 98), max_body=100).body == b'"' + b"x" * 98 + b'"'
+    assert encoded(rmq.Outgoing("x" * 98), max_body=100).body == b'"' + b"x" * 98 + b'"'
     with pytest.raises(rmq.PayloadTooLarge, match="101 bytes as json; the topic's max_body is 100"):
-        draft(rmq.Outgoing("x" * 99), max_body=100)
+        encoded(rmq.Outgoing("x" * 99), max_body=100)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +80,4 @@ def test_a_message_that_cannot_work_is_refused_and_its_field_named(
     out: rmq.Outgoing, error: str
 ) -> None:
     with pytest.raises(rmq.InvalidValue, match=error):
-        draft(out)
+        encoded(out)
