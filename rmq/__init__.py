@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from rmq.features.queries.query import AsyncQuery, Query
     from rmq.features.queries.stage import AsyncStage, Stage
     from rmq.features.queries.stage_flows import Published, Staged
-    from rmq.features.schedules.declaration import AsyncSchedule, Schedule
+    from rmq.features.schedules.declaration import AsyncSchedule
+    from rmq.features.schedules.declaration_blocking import Schedule
     from rmq.features.schedules.flows import ScheduleState
     from rmq.features.topic_admin.flows import Deleted
     from rmq.features.topic_admin.resize import Resized
@@ -128,7 +129,8 @@ _MODULES = {
     "rmq.features.queries.held": "HeldQuery Sink",
     "rmq.features.queries.query": "AsyncQuery Query",
     "rmq.features.queries.stage": "AsyncStage Stage",
-    "rmq.features.schedules.declaration": "AsyncSchedule Schedule",
+    "rmq.features.schedules.declaration": "AsyncSchedule",
+    "rmq.features.schedules.declaration_blocking": "Schedule",
     "rmq.features.schedules.flows": "ScheduleState",
     "rmq.features.topic_admin.flows": "Deleted",
     "rmq.features.topic_admin.resize": "Resized",

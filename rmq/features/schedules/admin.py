@@ -7,7 +7,8 @@ from datetime import tzinfo
 from typing import Any, Generic, TypeVar
 
 from rmq.features.schedules import flows
-from rmq.features.schedules.declaration import AsyncSchedule, Declaration, Schedule, define
+from rmq.features.schedules.declaration import AsyncSchedule, Declaration, define
+from rmq.features.schedules.declaration_blocking import Schedule
 from rmq.features.schedules.flows import ScheduleState
 from rmq.features.schedules.schedule import CatchUp, Definition
 from rmq.kernel.core.message import SendResult

@@ -1,4 +1,4 @@
-"""Declarations of schedules, as a program makes them: `Topic.every`. Sync and async."""
+"""Declarations of schedules, as a program makes them: `AsyncTopic.every`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from rmq.kernel.core.validation import (
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 
 
 class Declaration:
@@ -40,25 +39,8 @@ class Declaration:
         return f"{type(self).__name__}({self.context.name!r}, {self.name!r})"
 
 
-class Schedule(Declaration):
-    """A schedule that `Topic.every` has declared."""
-
-    def __init__(self, transport: Transport, context: TopicContext, definition: Definition) -> None:
-        super().__init__(context, definition)
-        self._run = transport.run
-
-    def declare(self) -> DeclareStatus:
-        """Write it to Redis now; a worker or a scheduler of this client does it when it starts.
-
-        Returns:
-            "created"; "updated", where there was one of this name with another definition;
-            "unchanged", where it is there already.
-        """
-        return self._run(recurring_flow.declare(self.context, self.definition))
-
-
 class AsyncSchedule(Declaration):
-    """As `Schedule`, for asyncio."""
+    """A schedule that `AsyncTopic.every` has declared."""
 
     def __init__(
         self, transport: AsyncTransport, context: TopicContext, definition: Definition
@@ -67,7 +49,12 @@ class AsyncSchedule(Declaration):
         self._run = transport.run
 
     async def declare(self) -> DeclareStatus:
-        """As `Schedule.declare`."""
+        """Write it to Redis now; a worker or a scheduler of this client does it when it starts.
+
+        Returns:
+            "created"; "updated", where there was one of this name with another definition;
+            "unchanged", where it is there already.
+        """
         return await self._run(recurring_flow.declare(self.context, self.definition))
 
 

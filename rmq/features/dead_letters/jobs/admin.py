@@ -21,7 +21,8 @@ from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
 
 
-def _runner_name() -> str:
+def runner_name() -> str:
+    """The name by which a lease on a job shows who runs it."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
@@ -100,7 +101,7 @@ class AsyncJobAdmin(AsyncAdminPart):
         Guarantee:
             Interrupted or killed, it loses nothing: another runner goes on, at once or after 10 s.
         """
-        context, name = self._context(jobs_core.topic_of(id)), _runner_name()
+        context, name = self._context(jobs_core.topic_of(id)), runner_name()
         try:
             return await self._run(run.run(context, id, name, progress))
         except BaseException:

@@ -1,0 +1,28 @@
+# Generated from rmq/features/schedules/declaration.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.schedules.declaration`."""
+
+from __future__ import annotations
+
+from rmq.features.schedules import flows as recurring_flow
+from rmq.features.schedules.declaration import Declaration
+from rmq.features.schedules.flows import DeclareStatus
+from rmq.features.schedules.schedule import Definition
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
+
+
+class Schedule(Declaration):
+    """A schedule that `Topic.every` has declared."""
+
+    def __init__(self, transport: Transport, context: TopicContext, definition: Definition) -> None:
+        super().__init__(context, definition)
+        self._run = transport.run
+
+    def declare(self) -> DeclareStatus:
+        """Write it to Redis now; a worker or a scheduler of this client does it when it starts.
+
+        Returns:
+            "created"; "updated", where there was one of this name with another definition;
+            "unchanged", where it is there already.
+        """
+        return self._run(recurring_flow.declare(self.context, self.definition))
