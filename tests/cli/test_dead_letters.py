@@ -46,6 +46,26 @@ def test_a_filter_narrows_ls_redrive_and_purge(run, topic, client):
     assert client.admin.stats(topic.name)["dead"] == 2
 
 
+def test_restore_takes_a_filter_and_options_but_no_age(run, topic, client):
+    ids = bury(topic, 4, tenant="7")
+    client.admin.purge(topic.name, "dead", keep=3600)
+
+    dry = run("dlq", "restore", topic.name, "body.order>1", "--dry-run")
+    restored = run("dlq", "restore", topic.name, "body.order>1", "--id", ids[3])
+    none = run("dlq", "restore", topic.name, "--filter", "header.tenant=8")
+    refused = run("dlq", "restore", topic.name, "--older-than", "1s")
+    rest = run("dlq", "restore", topic.name, "header.tenant=7", "--json")
+
+    assert dry.stdout == (
+        f"{topic.name}: would restore 2 dead letters (filter body.order>1); nothing was changed\n"
+    )
+    assert restored.stdout == f"{topic.name}: 1 dead letter restored\n"
+    assert (none.exit_code, refused.exit_code) == (3, 2)
+    assert "--older-than" in refused.stderr
+    assert json.loads(rest.stdout) == {"topic": topic.name, "matched": 3, "restored": 3}
+    assert client.admin.stats(topic.name)["dead"] == 4
+
+
 def test_a_mistake_in_a_filter_has_a_caret_under_it(run, topic):
     bury(topic, 1)
 

@@ -23,6 +23,7 @@ from rmq.features.dead_letters.cli.options import (
     read_filter,
     report_skipped,
     require_matches,
+    trash_options,
     yes_option,
 )
 from rmq.features.dead_letters.filter import DeadLetterFilter
@@ -340,23 +341,35 @@ def purge_dead(
 
 
 @dlq.command(
-    examples=("rmq dlq restore orders --reason failed", "rmq dlq restore orders --job ID --dry-run")
+    examples=(
+        "rmq dlq restore orders 'error~\"timeout\" and body.order>100'",
+        "rmq dlq restore orders --reason failed",
+        "rmq dlq restore orders --job ID --dry-run",
+    )
 )
 @click.argument("topic")
-@filter_options
+@filter_argument
+@trash_options
 @click.option("--job", metavar="ID", help="Only those that this purge put there.")
 @dry_run_option
-def restore(topic: str, dry_run: bool, job: str | None, **filters: Any) -> int | None:
+def restore(
+    topic: str,
+    filter_text: str | None,
+    filter_option: str | None,
+    dry_run: bool,
+    job: str | None,
+    **filters: Any,
+) -> int | None:
     """Put dead letters of TOPIC back from the trash, with the time at which they died.
 
-    All of them, or those that match every filter. In a topic with --dead-retention they stay for
-    another 24 hours at least, or for that time if it is shorter.
+    All of them, or those that match FILTER and every option; the trash knows no `age` or `died`. In
+    a topic with --dead-retention they stay for another 24 hours at least, or for that time if it is
+    shorter.
     """
     common = common_options()
-    given_filters = conditions_given(filters) | ({} if job is None else {"job": job})
+    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
+    given_filters |= {} if job is None else {"job": job}
     with common.client() as client:
-        if "older_than" in given_filters:
-            raise click.UsageError("--older-than: the trash has no such filter; use the others")
         matched = client.admin.restore(topic, dry_run=True, **given_filters)
         if not matched:
             raise NotFound(f"the trash of topic {topic!r} has no such letters; nothing was done")

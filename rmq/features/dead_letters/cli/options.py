@@ -17,24 +17,31 @@ from rmq.terminal.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+OLDER_THAN = click.option(
+    "--older-than", type=DURATION, help="Only those dead for at least so long."
+)
+CONDITIONS = (
+    click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
+    click.option(
+        "--reason", type=click.Choice([*REASONS.values()]), help="Only those with this reason."
+    ),
+    click.option("--error", metavar="REGEX", help="Only those whose error matches."),
+    OLDER_THAN,
+    click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
+)
+
+
 def filter_options(command: F) -> F:
     """Add an option for each condition."""
-    for option in reversed(
-        (
-            click.option("--id", "ids", type=MESSAGE_ID, multiple=True, help="Only these."),
-            click.option(
-                "--reason",
-                type=click.Choice([*REASONS.values()]),
-                help="Only those with this reason.",
-            ),
-            click.option("--error", metavar="REGEX", help="Only those whose error matches."),
-            click.option(
-                "--older-than", type=DURATION, help="Only those dead for at least so long."
-            ),
-            click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
-        )
-    ):
+    for option in reversed(CONDITIONS):
         command = option(command)
+    return command
+
+
+def trash_options(command: F) -> F:
+    """Add an option for each condition on letters of the trash, which tells no time of death."""
+    for option in reversed(CONDITIONS):
+        command = command if option is OLDER_THAN else option(command)
     return command
 
 
