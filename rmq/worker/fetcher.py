@@ -24,7 +24,7 @@ from rmq.kernel.consumer.scripts import NEXT_READY_MAX
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import POLL_S, Flow, is_master_away, looks_of, pipeline
+from rmq.kernel.transport.steps import POLL_S, Flow, is_master_away, next_looks, pipeline
 from rmq.kernel.transport.subscription import Listener
 from rmq.worker.feed import NEVER, TopicFeed
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
@@ -225,16 +225,16 @@ class Fetcher:
         """Ask slots without work when they have some: all, or those whose turn it is."""
         feeds = [feed for feed in self._feeds if feed.ready_at]
         slots = sum(len(feed.ready_at) for feed in feeds)
-        count = looks_of(slots) if self._hears_all else slots
-        if count == slots:
+        looks = next_looks(self._turn_of_looks, slots) if self._hears_all else range(slots)
+        self._turn_of_looks = looks.stop
+        if len(looks) == slots:
             self._ask(feeds)
             self._hears_all = self._listener.is_heard
             return
-        first, self._turn_of_looks = self._turn_of_looks % slots, self._turn_of_looks + count
         every = [(feed, index) for feed in feeds for index in range(len(feed.ready_at))]
         now = time.monotonic()
-        looks = (every[place % slots] for place in range(first, first + count))
-        places = [(feed, index) for feed, index in looks if feed.ready_at[index] > now]
+        due = every[looks.start : looks.stop]
+        places = [(feed, index) for feed, index in due if feed.ready_at[index] > now]
         if places:
             self._ask_slots(places)
         for feed in dict.fromkeys(feed for feed, _ in places):

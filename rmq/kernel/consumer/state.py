@@ -29,7 +29,7 @@ from rmq.kernel.transport.steps import (
     Sleep,
     Subscription,
     is_master_away,
-    looks_of,
+    next_looks,
 )
 
 VISIT_S = 0.2  # between two visits of such a slot
@@ -240,10 +240,9 @@ class ReceiveState:
     def next_looks(self) -> Sequence[int]:
         """Return the slots whose turn it is to be asked: all, where there are few."""
         now, slots = time.monotonic(), len(self.ready_at)
-        count = looks_of(slots) if self.is_signalled() else slots
-        if self.turn == 0 or count == slots:
-            self.turn, self.round_began = 0, now
-        looks = range(self.turn, min(self.turn + count, slots))
+        looks = next_looks(self.turn, slots) if self.is_signalled() else range(slots)
+        if looks.start == 0:
+            self.round_began = now
         self.turn = looks.stop % slots
         if self.turn == 0:
             self.round_ended = self.round_began

@@ -21,9 +21,16 @@ LOOKS = 16
 ROUND_S = 120.0
 
 
-def looks_of(slots: int) -> int:
-    """Return how many slots of so many a sleeping consumer looks at each time."""
-    return min(slots, max(LOOKS, math.ceil(slots * POLL_S / ROUND_S)))
+def next_looks(turn: int, slots: int) -> range:
+    """Return the slots that a sleeping consumer looks at next.
+
+    Args:
+        turn: where the range before ended; 0, or no slot: a round begins.
+        slots: how many there are.
+    """
+    first = turn if turn < slots else 0
+    count = max(LOOKS, math.ceil(slots * POLL_S / ROUND_S))
+    return range(first, min(first + count, slots))
 
 
 class Command(Generic[T]):
