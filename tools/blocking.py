@@ -29,6 +29,7 @@ SOURCES = (
     "rmq.features.doctor.admin",
     "rmq.features.messages.admin",
     "rmq.features.queries.admin",
+    "rmq.features.schedules.admin",
     "rmq.features.schedules.declaration",
     "rmq.features.tokens.admin",
     "rmq.features.topic_admin.admin",

@@ -11,7 +11,8 @@ from rmq.features.messages.change import CancelStatus, PriorityStatus, Reschedul
 from rmq.features.queries.query import AsyncQuery, Query
 from rmq.features.queries.stage import AsyncStage, Stage, discard_flow, publish_flow
 from rmq.features.queries.stage_flows import Published, Staged
-from rmq.features.schedules.admin import AsyncSchedules, Schedules
+from rmq.features.schedules.admin import AsyncSchedules
+from rmq.features.schedules.admin_blocking import Schedules
 from rmq.kernel.consumer.consumer import AsyncConsumer, Consumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId

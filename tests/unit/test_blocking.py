@@ -14,9 +14,8 @@ from tools import blocking
 BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
     "AsyncDelivery", "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection",
-    "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncRunner", "AsyncScheduleAdmin",
-    "AsyncSchedules", "AsyncSentinelPool", "AsyncStage", "AsyncTopic", "AsyncTransport",
-    "AsyncVerbs",
+    "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncRunner", "AsyncSentinelPool",
+    "AsyncStage", "AsyncTopic", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from rmq.features.messages.admin import AsyncMessageAdmin
 from rmq.features.messages.admin_blocking import MessageAdmin
 from rmq.features.queries.admin import AsyncQueryAdmin
 from rmq.features.queries.admin_blocking import QueryAdmin
-from rmq.features.schedules.admin import AsyncScheduleAdmin, ScheduleAdmin
+from rmq.features.schedules.admin import AsyncScheduleAdmin
+from rmq.features.schedules.admin_blocking import ScheduleAdmin
 from rmq.features.tokens.admin import AsyncTokenAdmin
 from rmq.features.tokens.admin_blocking import TokenAdmin
 from rmq.features.topic_admin.admin import AsyncTopicAdmin

@@ -8,92 +8,56 @@ from typing import Any, Generic, TypeVar
 
 from rmq.features.schedules import flows
 from rmq.features.schedules.declaration import AsyncSchedule, Declaration, define
-from rmq.features.schedules.declaration_blocking import Schedule
 from rmq.features.schedules.flows import ScheduleState
 from rmq.features.schedules.schedule import CatchUp, Definition
 from rmq.kernel.core.message import SendResult
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.topic.verbs import AdminPart, AsyncAdminPart
+from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 
 
-class ScheduleAdmin(AdminPart):
+class AsyncScheduleAdmin(AsyncAdminPart):
     """Verbs on schedules."""
 
-    def schedules(self, topic: str) -> list[ScheduleState]:
+    async def schedules(self, topic: str) -> list[ScheduleState]:
         """Return the schedules of a topic (`Topic.every`); those that are due first come first."""
         context = self._context(topic)
-        return self._run(flows.schedules(context))
+        return await self._run(flows.schedules(context))
 
-    def schedule(self, topic: str, name: str) -> ScheduleState:
+    async def schedule(self, topic: str, name: str) -> ScheduleState:
         """Return one schedule.
 
         Raises:
             ScheduleNotFound: there is none of this name.
         """
         context = self._context(topic)
-        return self._run(flows.schedule(context, name))
+        return await self._run(flows.schedule(context, name))
 
-    def schedule_pause(self, topic: str, name: str) -> bool:
+    async def schedule_pause(self, topic: str, name: str) -> bool:
         """Let a schedule send nothing until it is resumed; return whether it was not paused."""
         context = self._context(topic)
-        return self._run(flows.pause(context, name))
+        return await self._run(flows.pause(context, name))
 
-    def schedule_resume(self, topic: str, name: str) -> bool:
+    async def schedule_resume(self, topic: str, name: str) -> bool:
         """Let a paused schedule go on with its next time; return whether it was paused.
 
         Times that passed meanwhile are not made up for.
         """
         context = self._context(topic)
-        return self._run(flows.resume(context, name))
-
-    def schedule_run(self, topic: str, name: str) -> SendResult:
-        """Send the message of a schedule now, paused or not; its times stay as they are."""
-        context = self._context(topic)
-        return self._run(flows.run(context, name))
-
-    def schedule_delete(self, topic: str, name: str) -> bool:
-        """Delete a schedule; return whether there was one. Messages that it has sent stay.
-
-        It stays deleted until a program declares it again.
-        """
-        context = self._context(topic)
-        return self._run(flows.delete(context, name))
-
-
-class AsyncScheduleAdmin(AsyncAdminPart):
-    """As `ScheduleAdmin`, for asyncio."""
-
-    async def schedules(self, topic: str) -> list[ScheduleState]:
-        """As `Admin.schedules`."""
-        context = self._context(topic)
-        return await self._run(flows.schedules(context))
-
-    async def schedule(self, topic: str, name: str) -> ScheduleState:
-        """As `Admin.schedule`."""
-        context = self._context(topic)
-        return await self._run(flows.schedule(context, name))
-
-    async def schedule_pause(self, topic: str, name: str) -> bool:
-        """As `Admin.schedule_pause`."""
-        context = self._context(topic)
-        return await self._run(flows.pause(context, name))
-
-    async def schedule_resume(self, topic: str, name: str) -> bool:
-        """As `Admin.schedule_resume`."""
-        context = self._context(topic)
         return await self._run(flows.resume(context, name))
 
     async def schedule_run(self, topic: str, name: str) -> SendResult:
-        """As `Admin.schedule_run`."""
+        """Send the message of a schedule now, paused or not; its times stay as they are."""
         context = self._context(topic)
         return await self._run(flows.run(context, name))
 
     async def schedule_delete(self, topic: str, name: str) -> bool:
-        """As `Admin.schedule_delete`."""
+        """Delete a schedule; return whether there was one. Messages that it has sent stay.
+
+        It stays deleted until a program declares it again.
+        """
         context = self._context(topic)
         return await self._run(flows.delete(context, name))
 
@@ -101,7 +65,9 @@ class AsyncScheduleAdmin(AsyncAdminPart):
 ScheduleT = TypeVar("ScheduleT", bound=Declaration)
 
 
-class _Declaring(Generic[ScheduleT]):
+class Declaring(Generic[ScheduleT]):
+    """The method of a topic that declares a schedule, whichever class the declaration has."""
+
     _context: TopicContext
     _handlers: Handlers
 
@@ -166,17 +132,8 @@ class _Declaring(Generic[ScheduleT]):
         return schedule
 
 
-class Schedules(_Declaring[Schedule]):
+class AsyncSchedules(Declaring[AsyncSchedule]):
     """Declares schedules of a topic."""
-
-    _transport: Transport
-
-    def _declaration(self, definition: Definition) -> Schedule:
-        return Schedule(self._transport, self._context, definition)
-
-
-class AsyncSchedules(_Declaring[AsyncSchedule]):
-    """Declares schedules of a topic, for asyncio."""
 
     _transport: AsyncTransport
 
