@@ -76,13 +76,8 @@ def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
             f"the ledger has no key {key!r} of topic {topic!r} and consumer {consumer!r}"
         )
     if common_options().json:
-        output.document(
-            {
-                "topic": topic, "key": key, "consumer": consumer, "state": row.state,
-                "message_id": row.message_id, "delivery": row.delivery,
-                "since": row.since.isoformat(), "left_s": row.left_s,
-            }
-        )  # fmt: skip
+        of_key = {"topic": topic, "key": key, "consumer": consumer}
+        output.document(of_key | text.fields(row))
         return
     end = "it is purged" if row.state == "consumed" else "a person decides"
     left = f"until {end}" if row.left_s is None else text.span(row.left_s * 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_consumed_key_is_shown_with_its_message(run: Any, topic: Any, done: An
     assert (told["state"], told["message_id"], told["key"]) == ("consumed", str(done), KEY)
     assert 86_000 < told["left_s"] <= 86_400
     assert told["deleted"] is False
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}Z", told["since"])
 
 
 def test_a_consuming_key_is_shown_while_its_owner_works(

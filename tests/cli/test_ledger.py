@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_show_tells_state_message_and_time(ledger: Any, database: Database) -> N
     found = json.loads(told.stdout)
     assert (found["state"], found["message_id"], found["delivery"]) == ("consuming", "m1", 7)
     assert 30 < found["left_s"] <= 60
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}\.\d{3}Z", found["since"])
 
 
 def test_show_of_nothing_is_exit_code_3(ledger: Any) -> None:

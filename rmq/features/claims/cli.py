@@ -42,13 +42,8 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
             confirm(topic, action, yes, look="leave out --delete to look")
             client.admin.unclaim(topic, key, consumer=consumer)
     if common.json:
-        output.document(
-            {
-                "key": key, "consumer": consumer, "state": held.state,
-                "message_id": str(held.message_id), "delivery": held.delivery,
-                "since": held.since.isoformat(), "left_s": held.left_s, "deleted": delete,
-            }
-        )  # fmt: skip
+        of_key = {"key": key, "consumer": consumer}
+        output.document(of_key | text.fields(held) | {"deleted": delete})
         return
     left = "for ever" if held.left_s is None else text.span(held.left_s * 1000)
     output.details(
