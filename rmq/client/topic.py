@@ -18,27 +18,16 @@ from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
 from rmq.kernel.core.retry import RetryPolicy
-from rmq.kernel.core.settings import Durability, Settings, parse_durability
-from rmq.kernel.core.validation import Duration, Moment, duration_ms
+from rmq.kernel.core.settings import Durability, Settings
+from rmq.kernel.core.validation import Duration, Moment
 from rmq.kernel.handlers.handler import Handler, Handlers, RetryOption, Rule, caller_locals
 from rmq.kernel.producer import send as send_flow
-from rmq.kernel.producer.send import DurabilityOverride
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.blocking import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
-BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
-
-
-def _wait(timeout: Duration | None) -> float:
-    return BLOCK_S if timeout is None else duration_ms(timeout, "timeout", zero=True) / 1000
-
-
-def _asked(value: object) -> DurabilityOverride | None:
-    """Return the durability that this send asks for; None: the topic's setting."""
-    return None if value is None else DurabilityOverride(parse_durability(value))
 
 
 class _TopicBase:
@@ -214,12 +203,13 @@ class Topic(_TopicBase, Schedules):
             NotDurable: stored, but not as durably as asked.
             Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
         """
-        refuse_unknown(unknown)
+        if unknown:
+            refuse_unknown(unknown)
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
         )  # fmt: skip
-        return self._run(send_flow.send(self._context, out, _asked(durability), _wait(timeout)))
+        return self._run(send_flow.send(self._context, out, durability, timeout))
 
     def send_many(
         self,
@@ -237,9 +227,7 @@ class Topic(_TopicBase, Schedules):
             What `send` raises. `results` of QueueFull and TopicPaused tell which messages were
             stored.
         """
-        return self._run(
-            send_flow.send_many(self._context, messages, _asked(durability), _wait(timeout))
-        )
+        return self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
     def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
         """Return an id for a send that may have to be repeated: pass it to every attempt."""
@@ -357,7 +345,7 @@ class Topic(_TopicBase, Schedules):
             QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
             NotDurable: not as durable as the topic asks; publish again.
         """
-        return self._run(publish_flow(self._context, staged, query, batch, _wait(timeout)))
+        return self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
         """Drop stages unpublished, except those of a batch of `query` that has begun."""
@@ -403,14 +391,13 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
         **unknown: Never,
     ) -> SendResult:
         """As `Topic.send`."""
-        refuse_unknown(unknown)
+        if unknown:
+            refuse_unknown(unknown)
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
         )  # fmt: skip
-        return await self._run(
-            send_flow.send(self._context, out, _asked(durability), _wait(timeout))
-        )
+        return await self._run(send_flow.send(self._context, out, durability, timeout))
 
     async def send_many(
         self,
@@ -420,9 +407,7 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
         timeout: Duration | None = None,
     ) -> Sequence[SendResult]:
         """As `Topic.send_many`."""
-        return await self._run(
-            send_flow.send_many(self._context, messages, _asked(durability), _wait(timeout))
-        )
+        return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
     async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
         """As `Topic.new_id`."""
@@ -483,7 +468,7 @@ class AsyncTopic(_TopicBase, AsyncSchedules):
         timeout: Duration | None = None,
     ) -> Published:
         """As `Topic.publish`."""
-        return await self._run(publish_flow(self._context, staged, query, batch, _wait(timeout)))
+        return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     async def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
         """As `Topic.discard`."""

@@ -17,6 +17,7 @@ from rmq.features.queries import stage_flows
 from rmq.features.queries.stage_flows import Published, Staged
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
+from rmq.kernel.producer.send import block_s
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.blocking import Transport
@@ -54,9 +55,10 @@ def publish_flow(
     staged: Iterable[Staged],
     query: str | None,
     batch: int | None,
-    wait_s: float,
+    timeout: Duration | None,
 ) -> Flow[Published]:
     """The flow of `Topic.publish`, its arguments checked."""
+    wait_s = block_s(timeout)
     if query is None and batch is None:
         return stage_flows.publish(context, list(staged), wait_s)
     name, number = check_text(query, "query"), check_int(batch, "batch", 0, 2**53)

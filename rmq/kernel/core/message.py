@@ -114,8 +114,6 @@ _OF_OTHERS = {"countdown": "delay", "eta": "at", "ttl": "expires", "key": "slot_
 
 def refuse_unknown(options: Mapping[str, object]) -> None:
     """Refuse a send with options that it does not have; the error names the one that fits."""
-    if not options:
-        return
     name = next(iter(options))
     names = [*[each.name for each in fields(Outgoing)][1:-1], "durability", "timeout"]
     near = f"; it is {_OF_OTHERS[name]} here" if name in _OF_OTHERS else nearest(name, names)

@@ -13,7 +13,7 @@ from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
 from rmq.kernel.core.validation import check_priority
-from rmq.kernel.producer.encode import Encoded, encode, encode_plain, worth_apart
+from rmq.kernel.producer.encode import Encoded, encode, encode_plain
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
 ALIKE_MIN = 16  # fewer messages are grouped faster one by one
@@ -86,12 +86,11 @@ def group_messages(
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
     if outs is None or not _group_alike(context, outs, groups, group_max):
         _group_each(context, messages, groups, group_max, allow_past)
-    worth = worth_apart(context.settings)
     for group in groups:
         group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
         if staged:
             group.large.clear()
-        group.set_apart(worth)
+        group.set_apart(context.apart_bytes)
         if group.given_ids:
             group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
 

@@ -115,12 +115,6 @@ def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes
     return record.head(codec.number, 0, priority), body
 
 
-def worth_apart(settings: Settings) -> int:
-    """Return from how many bytes on, in one call, large bodies stand beside their records."""
-    # A take with limits for each key reads many records.
-    return record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
-
-
 def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
     """Return the error for a body that is larger than its topic allows."""
     return PayloadTooLarge(

@@ -21,11 +21,11 @@ from rmq.kernel.core import ids as core_ids
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
 from rmq.kernel.core.message import Outgoing, SendResult, SendStatus, is_plain
-from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync
-from rmq.kernel.core.validation import format_duration
+from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync, parse_durability
+from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.encode import encode_plain, worth_apart
+from rmq.kernel.producer.encode import encode_plain
 from rmq.kernel.producer.scripts import MergeReply, SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
@@ -76,21 +76,39 @@ class StoredResults(Sequence[SendResult]):
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
+BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
+
+
 class DurabilityOverride(NamedTuple):
     """The durability of one send, whatever its topic says; a level of None is "memory"."""
 
     level: Durability
 
 
+def block_s(timeout: Duration | None) -> float:
+    """Return how many seconds a send waits for room."""
+    return BLOCK_S if timeout is None else duration_ms(timeout, "timeout", zero=True) / 1000
+
+
 def send(
-    context: TopicContext, out: Outgoing, durability: DurabilityOverride | None, timeout: float
+    context: TopicContext,
+    out: Outgoing,
+    durability: Durability | str | None = None,
+    timeout: Duration | None = None,
 ) -> Flow[SendResult]:
-    """Send one message.
+    """Send one message; `durability` and `timeout` as of `Topic.send`.
 
     A plain one needs nothing of what a batch does. Where its call is refused (the topic is full,
     paused, resized or was created anew), nothing was stored, and it is sent as a batch of one.
     """
-    if durability is None and not context.hooks.chain and type(out) is Outgoing and is_plain(out):
+    chain = context.hooks.chain
+    if (
+        durability is None
+        and timeout is None
+        and not chain
+        and type(out) is Outgoing
+        and is_plain(out)
+    ):
         if not context.is_current():
             yield from opening.ensure_open(context)
         settings = context.settings
@@ -99,9 +117,8 @@ def send(
             id = core_ids.make_one(slot, context.check)
             head, body = encode_plain(context.codec, settings, out)
             session = context.sessions.take()
-            command = scripts.send_one(
-                context, context.slots[slot], session, head, id, body, worth_apart(settings)
-            )
+            keys, apart_bytes = context.slots[slot], context.apart_bytes
+            command = scripts.send_one(context, keys, session, head, id, body, apart_bytes)
             try:
                 reply = yield command
             except OutcomeUnknown:
@@ -121,18 +138,21 @@ def send(
 def send_many(
     context: TopicContext,
     messages: Iterable[Outgoing],
-    durability: DurabilityOverride | None,
-    timeout: float,
+    durability: Durability | str | None = None,
+    timeout: Duration | None = None,
 ) -> Flow[Sequence[SendResult]]:
     """Send messages; return one result for each, in order. Interceptors are called around it.
+
+    `durability` and `timeout` as of `Topic.send`.
 
     Everything is checked and encoded before the first call. Messages of one slot that do not merge
     go in one call, which is all or nothing; calls share a round trip.
     """
-    hooks = context.hooks
+    hooks, wait_s = context.hooks, block_s(timeout)
+    override = None if durability is None else DurabilityOverride(parse_durability(durability))
     if hooks.before_send or hooks.after_send:
-        return _send_intercepted(context, messages, durability, timeout)
-    return _send(context, messages, durability, timeout)
+        return _send_intercepted(context, messages, override, wait_s)
+    return _send(context, messages, override, wait_s)
 
 
 def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
@@ -145,8 +165,8 @@ def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
 def _send_intercepted(
     context: TopicContext,
     messages: Iterable[Outgoing],
-    durability: DurabilityOverride | None,
-    timeout: float,
+    override: DurabilityOverride | None,
+    wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
     """Send copies of messages, which interceptors may change."""
     hooks = context.hooks
@@ -159,7 +179,7 @@ def _send_intercepted(
         for awaitable in start_hooks(hooks.before_send, context.name, out):
             yield Await(awaitable)
     try:
-        results = yield from _send(context, copies, durability, timeout)
+        results = yield from _send(context, copies, override, wait_s)
     except BaseException as error:
         partial = error.results if isinstance(error, QueueFull | NotDurable | TopicPaused) else []
         for index, out in enumerate(copies):
@@ -176,8 +196,8 @@ def _send_intercepted(
 def _send(
     context: TopicContext,
     messages: Iterable[Outgoing],
-    durability: DurabilityOverride | None,
-    timeout: float,
+    override: DurabilityOverride | None,
+    wait_s: float,
 ) -> Flow[Sequence[SendResult]]:
     """Send messages; send those again that were refused because the topic was resized meanwhile."""
     given: Sequence[Outgoing]
@@ -186,7 +206,7 @@ def _send(
     else:
         given = read = list[Outgoing]()
         messages = _remember(messages, read)
-    results = yield from _send_once(context, messages, durability, timeout)
+    results = yield from _send_once(context, messages, override, wait_s)
     for _ in range(opening.RESIZES_IN_CALL):
         if results.refusal is None:
             return results.complete()
@@ -194,7 +214,7 @@ def _send(
         refused = [given[index] for index in left]
         results.refusal = None
         try:
-            again = yield from _send_once(context, refused, durability, timeout)
+            again = yield from _send_once(context, refused, override, wait_s)
         except (QueueFull, NotDurable, TopicPaused) as error:
             error.results = results.with_those_of(left, error.results)
             raise
@@ -213,8 +233,8 @@ def _remember(messages: Iterable[Outgoing], given: list[Outgoing]) -> Iterator[O
 def _send_once(
     context: TopicContext,
     messages: Iterable[Outgoing],
-    durability: DurabilityOverride | None,
-    timeout: float,
+    override: DurabilityOverride | None,
+    wait_s: float,
 ) -> Flow[Results]:
     """Send messages by the slots that this client knows."""
     if not context.is_current():
@@ -224,7 +244,7 @@ def _send_once(
     producer_sequence = context.hooks.producer_sequence
     try:
         # A send that may raise NotDurable names ids that its caller may send again.
-        level = context.settings.durability if durability is None else durability.level
+        level = context.settings.durability if override is None else override.level
         group_messages(context, messages, groups, kept=level is not None)
         if not groups:
             return results
@@ -236,7 +256,7 @@ def _send_once(
         calls = list(map(_command, repeat(context), groups, sessions))
         results.rows = [None] * sum(len(group.indexes) for group in groups)
         try:
-            yield from _call(context, calls, groups, results, durability, timeout)
+            yield from _call(context, calls, groups, results, override, wait_s)
         except OutcomeUnknown:
             raise  # a copy may still be on its way, so nothing else may go under these numbers
         except Exception as error:
@@ -344,10 +364,10 @@ def _call(
     groups: list[Group],
     results: Results,
     override: DurabilityOverride | None,
-    timeout: float,
+    wait_s: float,
 ) -> Flow[None]:
-    """Make the calls; where a topic blocks when full, repeat the refused ones until `timeout`."""
-    until = time.monotonic() + timeout
+    """Make the calls; where a topic blocks when full, repeat the refused ones for `wait_s`."""
+    until = time.monotonic() + wait_s
     pause = 0.01
     wanted = context.settings.durability if override is None else override.level
     while True:

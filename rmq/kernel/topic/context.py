@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
-from rmq.kernel.core import ids, process, settings as core_settings
+from rmq.kernel.core import ids, process, record, settings as core_settings
 from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks
@@ -162,8 +162,10 @@ class TopicContext:
         self.is_ready = False
         self.had_large = False  # whether this client has received a large body of it
         self._settings: Settings | None = None
-        self._slots: list[SlotKeys] = []
-        self._spread: SlotRotation | None = None
+        # Of an open topic only:
+        self.slots: list[SlotKeys] = []  # that may hold messages, by index
+        self.spread: SlotRotation  # the rotation of slots for messages without a basis
+        self.apart_bytes = record.MIN_BYTES_OF_CALL  # in one call: larger bodies stand apart
 
     @property
     def is_open(self) -> bool:
@@ -180,17 +182,6 @@ class TopicContext:
             )
         return self._settings
 
-    @property
-    def slots(self) -> list[SlotKeys]:
-        """The keys of each slot that may hold messages, by index; only of an open topic."""
-        return self._slots
-
-    @property
-    def spread(self) -> SlotRotation:
-        """The rotation of slots for messages without a basis; only of an open topic."""
-        assert self._spread is not None, "open the topic first"
-        return self._spread
-
     def mark_open(
         self, settings: Settings, created: bytes, ready: bool = True, revision: int = 0
     ) -> None:
@@ -199,10 +190,10 @@ class TopicContext:
         `ready`: every slot has its fields.
         """
         stamp = settings.slot_stamp(created)
-        self._slots = [
-            SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)
-        ]
-        self._spread = SlotRotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
+        self.slots = [SlotKeys(self.prefix, self.name, i, stamp) for i in range(settings.all_slots)]
+        # A take with limits for each key reads many records.
+        self.apart_bytes = record.MIN_BYTES if settings.limit.key else record.MIN_BYTES_OF_CALL
+        self.spread = SlotRotation(settings.slots, int.from_bytes(os.urandom(2), "big"))
         self.created, self.identity = stamp, created
         self.revision = revision
         self.read_at = time.monotonic()
@@ -231,10 +222,10 @@ class TopicContext:
         message_id = MessageId.parse(value, field)
         if message_id.check != self.check:
             raise InvalidValue(f"{field}: {message_id} is of another topic than {self.name!r}")
-        if message_id.slot >= len(self._slots):
+        if message_id.slot >= len(self.slots):
             raise InvalidValue(
                 f"{field}: {message_id} is of slot {message_id.slot}; "
-                f"topic {self.name!r} has {len(self._slots)}"
+                f"topic {self.name!r} has {len(self.slots)}"
             )
         return message_id
 

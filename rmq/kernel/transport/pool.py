@@ -114,10 +114,6 @@ class _PoolState:
         """Whether this process has forked since: the connections are its parent's."""
         return self._generation != process.generation
 
-    def _needs_check(self, pooled: PooledConnection) -> bool:
-        """Whether it was idle for so long that it must answer a PING before it is used."""
-        return time.monotonic() > pooled.used_at + CHECK_IDLE_S
-
     def _remove_idle(self, failed: PooledConnection) -> list[PooledConnection]:
         """Begin a new epoch; return the idle connections, to be closed.
 
@@ -196,7 +192,7 @@ class Pool(_PoolState):
         if pooled is _NONE_FREE:
             pooled = self._wait()
         if pooled is not None:
-            if not self._needs_check(pooled) or self._answers(pooled):
+            if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or self._answers(pooled):
                 return pooled
             self._close([*self._remove_idle(pooled), pooled])
         connection = None
@@ -348,7 +344,7 @@ class AsyncPool(_PoolState):
         """
         pooled = self._free.pop() if self._free and not self._waiting else await self._wait()
         if pooled is not None:
-            if not self._needs_check(pooled) or await self._answers(pooled):
+            if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or await self._answers(pooled):
                 return pooled
             await self._close([*self._remove_idle(pooled), pooled])
         connection = None

@@ -13,13 +13,13 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import CALL_BYTES, Settings
 from rmq.kernel.producer import batches
 from rmq.kernel.producer.batches import ALIKE_MIN, Group, group_messages
-from rmq.kernel.topic.context import ReplaySessions, TopicContext
+from rmq.kernel.topic.context import ReplaySessions, SlotRotation, TopicContext
 
 
 def context(**settings: Any) -> TopicContext:
     made = TopicContext("rmq", "orders", BYTES, ReplaySessions(), {})
     made.mark_open(Settings(**settings), b"1")
-    made.spread._turn = iter(range(10**6))  # begin at slot 0
+    made.spread = SlotRotation(made.settings.slots)  # begins at slot 0
     return made
 
 
