@@ -71,7 +71,8 @@ if TYPE_CHECKING:
     from rmq.features.messages.flows import PeekPage
     from rmq.features.queries.held import HeldQuery, Sink
     from rmq.features.queries.query import AsyncQuery, Query
-    from rmq.features.queries.stage import AsyncStage, Stage
+    from rmq.features.queries.stage import AsyncStage
+    from rmq.features.queries.stage_blocking import Stage
     from rmq.features.queries.stage_flows import Published, Staged
     from rmq.features.schedules.declaration import AsyncSchedule
     from rmq.features.schedules.declaration_blocking import Schedule
@@ -128,7 +129,8 @@ _MODULES = {
     "rmq.features.messages.flows": "PeekPage",
     "rmq.features.queries.held": "HeldQuery Sink",
     "rmq.features.queries.query": "AsyncQuery Query",
-    "rmq.features.queries.stage": "AsyncStage Stage",
+    "rmq.features.queries.stage": "AsyncStage",
+    "rmq.features.queries.stage_blocking": "Stage",
     "rmq.features.schedules.declaration": "AsyncSchedule",
     "rmq.features.schedules.declaration_blocking": "Schedule",
     "rmq.features.schedules.flows": "ScheduleState",

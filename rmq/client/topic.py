@@ -9,7 +9,8 @@ from rmq.errors import InvalidType
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.queries.query import AsyncQuery, Query
-from rmq.features.queries.stage import AsyncStage, Stage, discard_flow, publish_flow
+from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
+from rmq.features.queries.stage_blocking import Stage
 from rmq.features.queries.stage_flows import Published, Staged
 from rmq.features.schedules.admin import AsyncSchedules
 from rmq.features.schedules.admin_blocking import Schedules

@@ -15,7 +15,7 @@ BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
     "AsyncDelivery", "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection",
     "AsyncNodePools", "AsyncPool", "AsyncQuery", "AsyncRunner", "AsyncSentinelPool",
-    "AsyncStage", "AsyncTopic", "AsyncTransport", "AsyncVerbs",
+    "AsyncTopic", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

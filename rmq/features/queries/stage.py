@@ -20,13 +20,11 @@ from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.producer.send import block_s
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
 
 __all__ = [
     "AsyncStage",
     "Published",
-    "Stage",
     "Staged",
     "check_text",
     "discard_flow",
@@ -71,7 +69,7 @@ def discard_flow(context: TopicContext, staged: Iterable[Staged], query: str | N
     return stage_flows.drop(context, list(staged), name)
 
 
-class _StageBase:
+class StageBase:
     """The name of a stage, and the record of its entries."""
 
     def __init__(self, context: TopicContext, name: str | None, keep: Duration, late: bool) -> None:
@@ -104,48 +102,11 @@ class _StageBase:
         return f"{type(self).__name__}({self._staged.name!r}, {self._staged.messages} messages)"
 
 
-class Stage(_StageBase):
-    """A place for messages that are not sent yet. Made by `Topic.stage`; one writer uses it."""
+class AsyncStage(StageBase):
+    """A place for messages that are not sent yet.
 
-    def __init__(
-        self,
-        transport: Transport,
-        context: TopicContext,
-        name: str | None,
-        keep: Duration,
-        late: bool,
-    ) -> None:
-        super().__init__(context, name, keep, late)
-        self._run = transport.run
-
-    def push(self, messages: Iterable[Outgoing]) -> int:
-        """Check, encode and store messages here; return how many the stage has.
-
-        Give many at a time: those of one slot become one entry, up to 1000. After an error the
-        stage is of no use; discard it, and write another one.
-
-        Raises:
-            The errors of `Topic.send_many` for messages that cannot be sent. QueueFull: Redis is at
-            maxmemory. StageLost: it has expired, or another writer uses its name.
-        """
-        push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
-        return self._run(self._noting(push))
-
-    def push_bodies(self, bodies: Iterable[Any]) -> int:
-        """As `push` of messages that have a body and nothing else, in a fraction of the time.
-
-        Give some thousands at a time: they go to the slots in turn, an equal share to each.
-        """
-        push = stage_flows.push_bodies(self._context, self.staged, bodies, self._keep_ms)
-        return self._run(self._noting(push))
-
-    def discard(self) -> None:
-        """Drop all messages of this stage, whether or not the last push succeeded."""
-        self._run(stage_flows.drop_everywhere(self._context, self._staged.name))
-
-
-class AsyncStage(_StageBase):
-    """A place for messages that are not sent yet, for asyncio. The methods are those of `Stage`."""
+    Made by `AsyncTopic.stage`; one writer uses it.
+    """
 
     def __init__(
         self,
@@ -159,15 +120,26 @@ class AsyncStage(_StageBase):
         self._run = transport.run
 
     async def push(self, messages: Iterable[Outgoing]) -> int:
-        """As `Stage.push`."""
+        """Check, encode and store messages here; return how many the stage has.
+
+        Give many at a time: those of one slot become one entry, up to 1000. After an error the
+        stage is of no use; discard it, and write another one.
+
+        Raises:
+            The errors of `AsyncTopic.send_many` for messages that cannot be sent. QueueFull: Redis
+            is at maxmemory. StageLost: it has expired, or another writer uses its name.
+        """
         push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
         return await self._run(self._noting(push))
 
     async def push_bodies(self, bodies: Iterable[Any]) -> int:
-        """As `Stage.push_bodies`."""
+        """As `push` of messages that have a body and nothing else, in a fraction of the time.
+
+        Give some thousands at a time: they go to the slots in turn, an equal share to each.
+        """
         push = stage_flows.push_bodies(self._context, self.staged, bodies, self._keep_ms)
         return await self._run(self._noting(push))
 
     async def discard(self) -> None:
-        """As `Stage.discard`."""
+        """Drop all messages of this stage, whether or not the last push succeeded."""
         await self._run(stage_flows.drop_everywhere(self._context, self._staged.name))
