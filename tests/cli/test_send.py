@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import rmq
+from rmq.kernel.producer.encode import RUNTIME_MARK
 from tests.cli.conftest import ndjson
 
 
@@ -293,6 +294,17 @@ class TestStream:
 
         quiet = shell("send", topic.name, "-", stdin="1\n2\n")
         assert quiet.stderr == ""
+
+
+def test_a_bound_on_the_run_of_a_handler_is_an_option_and_a_field_of_an_envelope(run, topic):
+    run("send", topic.name, "1", "--max-runtime", "1m")
+    lines = '{"body": 2, "max_runtime": "5s"}\n{"body": 3, "max_runtime": 0.5}\n'
+    run("send", topic.name, "-", "--envelope", stdin=lines)
+
+    with topic.consumer() as consumer:
+        found = {d.body: d.marks[RUNTIME_MARK] for d in consumer.receive(3)}
+    assert found == {1: "60000", 2: "5000", 3: "500"}
+    assert run("send", topic.name, "1", "--max-runtime", "0").exit_code == 2
 
 
 def test_a_type_is_an_option_and_a_field_of_an_envelope(run, topic):

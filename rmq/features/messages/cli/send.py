@@ -92,6 +92,7 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
     "--id", type=MESSAGE_ID, help="The id of an earlier attempt: a repeated send adds nothing."
 )
 @click.option("--dedup-key", metavar="KEY", help="A repeated send with the same key adds nothing.")
+@click.option("--max-runtime", type=DURATION, help="How long one run of its handler may take.")
 @click.option("--type", type=MESSAGE_TYPE, help="By which workers choose the handler.")
 @click.option("--durability", type=DURABILITY, help="memory, replicated[:N[:T]] or fsync[:N[:T]].")
 @click.option("--timeout", type=DURATION, help="How long to wait for room, with overflow block.")
@@ -203,7 +204,7 @@ def _send_stream(
         click.echo(f"{terminal_text.plural(stream.sent, 'message')} sent: {text}")
 
 
-DURATIONS = ("delay", "time_range", "max_wait", "expires")
+DURATIONS = ("delay", "time_range", "max_wait", "expires", "max_runtime")
 FIELDS = tuple(field.name for field in fields(rmq.Outgoing))
 
 
