@@ -69,7 +69,7 @@ def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], 
     "--auth",
     type=click.Choice(("none", "token", "proxy")),
     metavar="HOW",
-    help="Who may ask: none (whoever reaches it), token or proxy.",
+    help="How requests are authenticated: none, token or proxy.",
 )
 @click.option("--token-file", metavar="FILE", help="A token of an admin; or RMQ_SERVER_TOKEN.")
 @click.option("--embedded", metavar="DIR", help="Run a Redis as well, on the files of DIR.")

@@ -11,7 +11,7 @@ service      what a service is, and the thread that runs one
 survey       the counts of all slots, read once for all services
 services/    one file each: rollback, retention, schedules, jobs
 console_app  ConsoleApp: the console and the API, for other applications to mount
-http/        the ASGI application: probes, metrics, who may ask; http/api: the verbs of Admin
+http/        the ASGI application: probes, metrics, access control; http/api: the verbs of Admin
 """
 
 from rmq.kernel.core.access import Role

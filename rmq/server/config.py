@@ -71,11 +71,11 @@ class ServerConfig:
         listen: where HTTP is served.
         root_path: the path below which a reverse proxy serves this server; empty: at the top.
         hosts: names of this server in URLs, beside that of `listen` and of this machine.
-        auth: who may ask: "none" (whoever reaches the server), "token" or "proxy"; None: "none"
+        auth: how requests are authenticated: "none", "token" or "proxy"; None: "none"
             at an address of this machine without a token, else "token".
         token: a token of an admin, beside those of `rmq token`.
         token_file: where the token is read from, instead.
-        proxy_addresses: addresses, or networks, of a proxy that is believed.
+        proxy_addresses: addresses, or networks, of a trusted proxy.
         proxy_user_header: the header in which it names the user.
         proxy_role_header: the header in which it names roles of the user; None: all are viewers.
         redact: headers and fields of bodies whose values admins alone are shown.
@@ -167,7 +167,7 @@ class ServerConfig:
         return token
 
     def choose_auth(self, token: str | None) -> Auth:
-        """Return who may ask; `token`: as `read_token` returns it.
+        """Return how requests are authenticated; `token`: as `read_token` returns it.
 
         Raises:
             ConfigurationError: others could do everything, or the settings contradict each other.

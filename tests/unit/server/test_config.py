@@ -115,7 +115,7 @@ def test_addresses_are_parsed_and_shown(text: str, host: str, shown: str) -> Non
     assert str(Address.parse(text)) == shown
 
 
-# --- who may ask ---------------------------------------------------------------------------------
+# --- authentication ------------------------------------------------------------------------------
 
 TOKEN = "0123456789abcdef" * 2
 
