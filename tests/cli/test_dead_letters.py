@@ -66,6 +66,15 @@ def test_restore_takes_a_filter_and_options_but_no_age(run, topic, client):
     assert client.admin.stats(topic.name)["dead"] == 4
 
 
+def test_a_job_that_purges_shows_how_long_its_letters_are_kept(run, topic, client):
+    purge = client.admin.job_start(topic.name, "purge", keep=7200)
+    redrive = client.admin.job_start(topic.name)
+
+    assert re.search(r"^kept for +2h$", run("job", "show", purge.id).stdout, re.MULTILINE)
+    assert json.loads(run("job", "show", purge.id, "--json").stdout)["keep"] == 7200
+    assert "kept for" not in run("job", "show", redrive.id).stdout
+
+
 def test_a_mistake_in_a_filter_has_a_caret_under_it(run, topic):
     bury(topic, 1)
 

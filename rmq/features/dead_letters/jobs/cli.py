@@ -37,11 +37,16 @@ def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
 
 
 def _fields(job: rmq.Job) -> dict[str, Any]:
-    fields = text.fields(
-        job, "id", "topic", "verb", "conditions", "rate", "by", "state", "began", "ended",
-        "expected", "examined", "done", "gone", "unreadable", "runner", "to", "refused",
-    )  # fmt: skip
-    return fields | {"runner": job.runner or None}
+    return {
+        **text.fields(job, "id", "topic", "verb", "conditions", "rate"),
+        "keep": job.keep_ms / 1000,
+        **text.fields(
+            job, "by", "state", "began", "ended", "expected", "examined", "done", "gone",
+            "unreadable",
+        ),
+        "runner": job.runner or None,
+        **text.fields(job, "to", "refused"),
+    }  # fmt: skip
 
 
 def _state(job: rmq.Job) -> str:
@@ -111,6 +116,7 @@ def show(id: str, outcomes: int) -> None:
             f" to {found.to}" if found.to else "")),
         ("conditions", conditions or "none: all of them"),
         ("rate", "as fast as it goes" if found.rate is None else f"{found.rate:g} a second"),
+        *([("kept for", text.span(found.keep_ms))] if found.verb == "purge" else []),
         ("state", _state(found)), ("by", found.by), ("began", text.fine_clock(found.began)),
         ("ended", text.fine_clock(found.ended)), ("done", _progress_text(found)),
         ("gone", text.number(found.gone)), ("unreadable", text.number(found.unreadable)),
