@@ -70,7 +70,8 @@ if TYPE_CHECKING:
     from rmq.features.doctor.finding import Finding
     from rmq.features.messages.flows import PeekPage
     from rmq.features.queries.held import HeldQuery, Sink
-    from rmq.features.queries.query import AsyncQuery, Query
+    from rmq.features.queries.query import AsyncQuery
+    from rmq.features.queries.query_blocking import Query
     from rmq.features.queries.stage import AsyncStage
     from rmq.features.queries.stage_blocking import Stage
     from rmq.features.queries.stage_flows import Published, Staged
@@ -128,7 +129,8 @@ _MODULES = {
     "rmq.features.doctor.finding": "Finding",
     "rmq.features.messages.flows": "PeekPage",
     "rmq.features.queries.held": "HeldQuery Sink",
-    "rmq.features.queries.query": "AsyncQuery Query",
+    "rmq.features.queries.query": "AsyncQuery",
+    "rmq.features.queries.query_blocking": "Query",
     "rmq.features.queries.stage": "AsyncStage",
     "rmq.features.queries.stage_blocking": "Stage",
     "rmq.features.schedules.declaration": "AsyncSchedule",

@@ -29,6 +29,7 @@ SOURCES = (
     "rmq.features.doctor.admin",
     "rmq.features.messages.admin",
     "rmq.features.queries.admin",
+    "rmq.features.queries.query",
     "rmq.features.queries.stage",
     "rmq.features.schedules.admin",
     "rmq.features.schedules.declaration",

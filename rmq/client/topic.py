@@ -8,7 +8,8 @@ from typing import Any, Never, NoReturn, TypeVar, overload
 from rmq.errors import InvalidType
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.features.queries.query import AsyncQuery, Query
+from rmq.features.queries.query import AsyncQuery
+from rmq.features.queries.query_blocking import Query
 from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
 from rmq.features.queries.stage_blocking import Stage
 from rmq.features.queries.stage_flows import Published, Staged

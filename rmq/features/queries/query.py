@@ -8,7 +8,7 @@ the slot go back to the queue, which costs them a retry.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
 
 from rmq.errors import InvalidType, InvalidValue
@@ -19,10 +19,9 @@ from rmq.kernel.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Subscription
 
-__all__ = ["AsyncQuery", "Block", "Held", "Query", "Settlement"]
+__all__ = ["AsyncQuery", "Block", "Held", "Settlement"]
 
 Offsets = Mapping[int, int]
 
@@ -74,11 +73,11 @@ class Block(NamedTuple):
     records: list[bytes]
 
 
-def _wait_s(seconds: Duration) -> float:
+def wait_s(seconds: Duration) -> float:
     return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
-class _QueryBase:
+class QueryBase:
     """The name and the leases of a query, checked."""
 
     def __init__(
@@ -119,128 +118,8 @@ class _QueryBase:
         return Block(slot, page.numbers, page.ids, attempts or [1] * len(page.ids), page.records)
 
 
-class Query(_QueryBase):
-    """Messages of a topic for one run of a query. Made by `Topic.query`."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        context: TopicContext,
-        run: str,
-        owner: str,
-        lease: Duration,
-        owner_lease: Duration,
-        exact: bool = False,
-    ) -> None:
-        super().__init__(context, run, owner, lease, owner_lease, exact)
-        self._transport = transport
-        self._run = transport.run
-
-    def slots(self) -> int:
-        """Return the number of slots of the topic. Raises TopicNotFound."""
-        self._run(flows.open(self._context))
-        return len(self._context.slots)
-
-    def waiting(self) -> list[int]:
-        """Return how many messages of each slot may be taken now."""
-        return self._run(flows.waiting(self._context))
-
-    def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
-        """Take up to `most` messages beyond `after`; return the newest number of each slot.
-
-        If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
-        same question has the same answer. Messages that were lost to another consumer since then
-        leave their numbers unused, so a batch may be empty.
-
-        Args:
-            after: by slot, the number up to which the caller knows its messages; absent: 0.
-            most: over all slots; None: all that may be taken now.
-
-        Raises:
-            QueryOwned: another owner runs it.
-        """
-        return self._run(flows.take(self._context, self._holder, after, most))
-
-    def wait(self, seconds: Duration) -> None:
-        """Sleep until there may be something to take, at most for this long."""
-        self._run(flows.wait(self._context, self._subscription, _wait_s(seconds)))
-
-    def close(self) -> None:
-        """Close the connection of its subscription. The messages it holds stay held."""
-        self._transport.unsubscribe(self._subscription)
-
-    def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """Hold everything for another lease; return how much of a batch is held, by slot.
-
-        Raises:
-            QueryOwned: another owner runs it.
-        """
-        logs = self._run(flows.renew(self._context, self._holder, after, upto))
-        return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
-
-    def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
-        """Iterate over the held messages of a slot between two numbers, in blocks.
-
-        Reading changes nothing: the query goes on holding them.
-        """
-        self._run(flows.open(self._context))
-        while after < upto:
-            page = self._run(flows.read(self._context.slots[slot], self.run, after, upto))
-            if not page.ids:
-                return
-            after = page.numbers[-1]
-            yield self._block(slot, page)
-
-    def begun(self, batch: str, by: str) -> int:
-        """Note that a run has begun a batch; return how many runs have begun it, this one too.
-
-        For an engine that gives a batch up after some attempts.
-
-        Args:
-            batch: the name of the batch; it takes the place of the one before.
-            by: the name of the run; given twice in a row, it counts once.
-        """
-        return self._run(flows.count_run(self._context, self.run, batch, by))
-
-    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """Settle everything up to these numbers for good.
-
-        Args:
-            upto: by slot, the number with which a batch ends that is done.
-            batch: by slot, how many messages it has. For an `exact` query, messages whose lease
-                expired are settled too, as long as no other consumer has taken them. None: only
-                messages that are held are settled, and none counts as missing.
-
-        Raises:
-            QueryOwned: another owner runs it.
-        """
-        return Settlement(*self._run(flows.settle(self._context, self._holder, upto, batch)))
-
-    def again(self, upto: Offsets) -> None:
-        """Give a batch that ends with these numbers new ones, so that `take` returns it again.
-
-        For an engine that has ended a batch without reading any of it.
-
-        Raises:
-            QueryOwned: another owner runs it.
-        """
-        self._run(flows.again(self._context, self._holder, upto))
-
-    def reject(self, upto: Offsets, reason: str) -> int:
-        """Send everything up to these numbers to the DeadQueue; return how many messages.
-
-        Raises:
-            QueryOwned: another owner runs it.
-        """
-        return self._run(flows.reject(self._context, self._holder, upto, reason))
-
-    def release(self) -> int:
-        """Give back all that it holds, now; return how many messages. It costs each a retry."""
-        return self._run(flows.release(self._context, self.run))
-
-
-class AsyncQuery(_QueryBase):
-    """Messages of a topic for one run of a query, for asyncio. The methods are those of `Query`."""
+class AsyncQuery(QueryBase):
+    """Messages of a topic for one run of a query. Made by `AsyncTopic.query`."""
 
     def __init__(
         self,
@@ -257,33 +136,52 @@ class AsyncQuery(_QueryBase):
         self._run = transport.run
 
     async def slots(self) -> int:
-        """As `Query.slots`."""
+        """Return the number of slots of the topic. Raises TopicNotFound."""
         await self._run(flows.open(self._context))
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
-        """As `Query.waiting`."""
+        """Return how many messages of each slot may be taken now."""
         return await self._run(flows.waiting(self._context))
 
     async def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
-        """As `Query.take`."""
+        """Take up to `most` messages beyond `after`; return the newest number of each slot.
+
+        If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
+        same question has the same answer. Messages that were lost to another consumer since then
+        leave their numbers unused, so a batch may be empty.
+
+        Args:
+            after: by slot, the number up to which the caller knows its messages; absent: 0.
+            most: over all slots; None: all that may be taken now.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
         return await self._run(flows.take(self._context, self._holder, after, most))
 
     async def wait(self, seconds: Duration) -> None:
-        """As `Query.wait`."""
-        await self._run(flows.wait(self._context, self._subscription, _wait_s(seconds)))
+        """Sleep until there may be something to take, at most for this long."""
+        await self._run(flows.wait(self._context, self._subscription, wait_s(seconds)))
 
     async def close(self) -> None:
-        """As `Query.close`."""
+        """Close the connection of its subscription. The messages it holds stay held."""
         await self._transport.unsubscribe(self._subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
-        """As `Query.renew`."""
+        """Hold everything for another lease; return how much of a batch is held, by slot.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
         logs = await self._run(flows.renew(self._context, self._holder, after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
-        """As `Query.read`, for `async for`."""
+        """Iterate over the held messages of a slot between two numbers, in blocks.
+
+        Reading changes nothing: the query goes on holding them.
+        """
         await self._run(flows.open(self._context))
         while after < upto:
             page = await self._run(flows.read(self._context.slots[slot], self.run, after, upto))
@@ -293,21 +191,48 @@ class AsyncQuery(_QueryBase):
             yield self._block(slot, page)
 
     async def begun(self, batch: str, by: str) -> int:
-        """As `Query.begun`."""
+        """Note that a run has begun a batch; return how many runs have begun it, this one too.
+
+        For an engine that gives a batch up after some attempts.
+
+        Args:
+            batch: the name of the batch; it takes the place of the one before.
+            by: the name of the run; given twice in a row, it counts once.
+        """
         return await self._run(flows.count_run(self._context, self.run, batch, by))
 
     async def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
-        """As `Query.settle`."""
+        """Settle everything up to these numbers for good.
+
+        Args:
+            upto: by slot, the number with which a batch ends that is done.
+            batch: by slot, how many messages it has. For an `exact` query, messages whose lease
+                expired are settled too, as long as no other consumer has taken them. None: only
+                messages that are held are settled, and none counts as missing.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
         return Settlement(*await self._run(flows.settle(self._context, self._holder, upto, batch)))
 
     async def again(self, upto: Offsets) -> None:
-        """As `Query.again`."""
+        """Give a batch that ends with these numbers new ones, so that `take` returns it again.
+
+        For an engine that has ended a batch without reading any of it.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
         await self._run(flows.again(self._context, self._holder, upto))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """As `Query.reject`."""
+        """Send everything up to these numbers to the DeadQueue; return how many messages.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
         return await self._run(flows.reject(self._context, self._holder, upto, reason))
 
     async def release(self) -> int:
-        """As `Query.release`."""
+        """Give back all that it holds, now; return how many messages. It costs each a retry."""
         return await self._run(flows.release(self._context, self.run))

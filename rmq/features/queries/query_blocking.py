@@ -1,0 +1,132 @@
+# Generated from rmq/features/queries/query.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.features.queries.query`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rmq.features.queries import flows
+from rmq.features.queries.query import Block, Held, Offsets, QueryBase, Settlement, wait_s
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
+
+
+class Query(QueryBase):
+    """Messages of a topic for one run of a query. Made by `Topic.query`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        context: TopicContext,
+        run: str,
+        owner: str,
+        lease: Duration,
+        owner_lease: Duration,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(context, run, owner, lease, owner_lease, exact)
+        self._transport = transport
+        self._run = transport.run
+
+    def slots(self) -> int:
+        """Return the number of slots of the topic. Raises TopicNotFound."""
+        self._run(flows.open(self._context))
+        return len(self._context.slots)
+
+    def waiting(self) -> list[int]:
+        """Return how many messages of each slot may be taken now."""
+        return self._run(flows.waiting(self._context))
+
+    def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
+        """Take up to `most` messages beyond `after`; return the newest number of each slot.
+
+        If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
+        same question has the same answer. Messages that were lost to another consumer since then
+        leave their numbers unused, so a batch may be empty.
+
+        Args:
+            after: by slot, the number up to which the caller knows its messages; absent: 0.
+            most: over all slots; None: all that may be taken now.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        return self._run(flows.take(self._context, self._holder, after, most))
+
+    def wait(self, seconds: Duration) -> None:
+        """Sleep until there may be something to take, at most for this long."""
+        self._run(flows.wait(self._context, self._subscription, wait_s(seconds)))
+
+    def close(self) -> None:
+        """Close the connection of its subscription. The messages it holds stay held."""
+        self._transport.unsubscribe(self._subscription)
+
+    def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
+        """Hold everything for another lease; return how much of a batch is held, by slot.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        logs = self._run(flows.renew(self._context, self._holder, after, upto))
+        return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
+
+    def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
+        """Iterate over the held messages of a slot between two numbers, in blocks.
+
+        Reading changes nothing: the query goes on holding them.
+        """
+        self._run(flows.open(self._context))
+        while after < upto:
+            page = self._run(flows.read(self._context.slots[slot], self.run, after, upto))
+            if not page.ids:
+                return
+            after = page.numbers[-1]
+            yield self._block(slot, page)
+
+    def begun(self, batch: str, by: str) -> int:
+        """Note that a run has begun a batch; return how many runs have begun it, this one too.
+
+        For an engine that gives a batch up after some attempts.
+
+        Args:
+            batch: the name of the batch; it takes the place of the one before.
+            by: the name of the run; given twice in a row, it counts once.
+        """
+        return self._run(flows.count_run(self._context, self.run, batch, by))
+
+    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
+        """Settle everything up to these numbers for good.
+
+        Args:
+            upto: by slot, the number with which a batch ends that is done.
+            batch: by slot, how many messages it has. For an `exact` query, messages whose lease
+                expired are settled too, as long as no other consumer has taken them. None: only
+                messages that are held are settled, and none counts as missing.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        return Settlement(*self._run(flows.settle(self._context, self._holder, upto, batch)))
+
+    def again(self, upto: Offsets) -> None:
+        """Give a batch that ends with these numbers new ones, so that `take` returns it again.
+
+        For an engine that has ended a batch without reading any of it.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        self._run(flows.again(self._context, self._holder, upto))
+
+    def reject(self, upto: Offsets, reason: str) -> int:
+        """Send everything up to these numbers to the DeadQueue; return how many messages.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        return self._run(flows.reject(self._context, self._holder, upto, reason))
+
+    def release(self) -> int:
+        """Give back all that it holds, now; return how many messages. It costs each a retry."""
+        return self._run(flows.release(self._context, self.run))
