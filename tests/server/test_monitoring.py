@@ -127,7 +127,7 @@ def test_each_alert_has_a_severity_a_summary_and_a_section_of_the_runbook() -> N
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert rule["annotations"]["summary"].endswith(".")
         assert rule["annotations"]["runbook"] == f"docs/runbook.md#{name.lower()}"
-        for part in ("**Means.**", "**Look.**", "**Mend.**"):
+        for part in ("**Means.**", "**Look.**", "**Fix.**"):
             assert by_title[name].count(part) == 1, (name, part)
 
 
