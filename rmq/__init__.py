@@ -24,7 +24,8 @@ from rmq.kernel.core.packages import VERSION
 if TYPE_CHECKING:
     from rmq.client.admin import Admin, AsyncAdmin
     from rmq.client.client import AsyncClient, Client
-    from rmq.client.topic import AsyncTopic, Topic
+    from rmq.client.topic import AsyncTopic
+    from rmq.client.topic_blocking import Topic
     from rmq.errors import (
         AccessDenied,
         AlreadySettled,
@@ -112,7 +113,8 @@ __version__ = VERSION
 _MODULES = {
     "rmq.client.admin": "Admin AsyncAdmin",
     "rmq.client.client": "AsyncClient Client",
-    "rmq.client.topic": "AsyncTopic Topic",
+    "rmq.client.topic": "AsyncTopic",
+    "rmq.client.topic_blocking": "Topic",
     "rmq.errors": (
         "AccessDenied AlreadySettled ClaimLost ConfigurationError DecodeError DeliveryError "
         "EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey InvalidReceipt "

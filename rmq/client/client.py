@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, Unpack
 
 from rmq.client.admin import Admin, AsyncAdmin
-from rmq.client.topic import AsyncTopic, Topic
+from rmq.client.topic import AsyncTopic
+from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError
 from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.codec import Codec

@@ -1,4 +1,4 @@
-"""A topic: send to it, look up, cancel, reschedule, consume. Sync and async side by side."""
+"""A topic: send to it, look up, cancel, reschedule, consume. Its blocking twin is generated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from rmq.errors import InvalidType
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.queries.query import AsyncQuery
-from rmq.features.queries.query_blocking import Query
 from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
-from rmq.features.queries.stage_blocking import Stage
 from rmq.features.queries.stage_flows import Published, Staged
 from rmq.features.schedules.admin import AsyncSchedules
-from rmq.features.schedules.admin_blocking import Schedules
-from rmq.kernel.consumer.consumer import AsyncConsumer, Consumer
+from rmq.kernel.consumer.consumer import AsyncConsumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.message import Merge, Message, Outgoing, SendResult, refuse_unknown
@@ -27,12 +24,11 @@ from rmq.kernel.producer import send as send_flow
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _TopicBase:
+class TopicBase:
     """The name, the settings and the handlers of a topic."""
 
     def __init__(self, context: TopicContext, handlers: Handlers) -> None:
@@ -135,15 +131,17 @@ class _TopicBase:
         return f"{type(self).__name__}({self.name!r})"
 
 
-class Topic(_TopicBase, Schedules):
-    """A topic. Made by `Client.topic`; it reads Redis at its first call, or at `open`."""
+class AsyncTopic(TopicBase, AsyncSchedules):
+    """A topic. Made by `AsyncClient.topic`; it reads Redis at its first call, or at `open`."""
 
-    def __init__(self, transport: Transport, context: TopicContext, handlers: Handlers) -> None:
+    def __init__(
+        self, transport: AsyncTransport, context: TopicContext, handlers: Handlers
+    ) -> None:
         super().__init__(context, handlers)
         self._transport = transport
         self._run = transport.run
 
-    def open(self, create: bool = True) -> bool:
+    async def open(self, create: bool = True) -> bool:
         """Create the topic, or compare the settings of the existing one; a first call does it, too.
 
         Args:
@@ -157,9 +155,9 @@ class Topic(_TopicBase, Schedules):
             FormatMismatch: another version of RMQ wrote it, in a format of its own.
             TopicNotFound: it is missing and `create` is False.
         """
-        return self._run(opening.open(self._context, create))
+        return await self._run(opening.open(self._context, create))
 
-    def send(
+    async def send(
         self,
         body: Any,
         *,
@@ -211,9 +209,9 @@ class Topic(_TopicBase, Schedules):
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
         )  # fmt: skip
-        return self._run(send_flow.send(self._context, out, durability, timeout))
+        return await self._run(send_flow.send(self._context, out, durability, timeout))
 
-    def send_many(
+    async def send_many(
         self,
         messages: Iterable[Outgoing],
         *,
@@ -229,33 +227,33 @@ class Topic(_TopicBase, Schedules):
             What `send` raises. `results` of QueueFull and TopicPaused tell which messages were
             stored.
         """
-        return self._run(send_flow.send_many(self._context, messages, durability, timeout))
+        return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
-    def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
+    async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
         """Return an id for a send that may have to be repeated: pass it to every attempt."""
-        return self._run(send_flow.new_id(self._context, slot_basis))
+        return await self._run(send_flow.new_id(self._context, slot_basis))
 
-    def get(self, id: Id) -> Message | None:
+    async def get(self, id: Id) -> Message | None:
         """Return one message, wherever it is; None if it is settled or never was."""
-        return self._run(reading.get(self._context, id))
+        return await self._run(reading.get(self._context, id))
 
-    def cancel(self, id: Id) -> CancelStatus:
+    async def cancel(self, id: Id) -> CancelStatus:
         """Cancel a waiting message: "cancelled", or "in_flight", "dead", "gone" (untouched)."""
-        return self._run(change.cancel(self._context, id))
+        return await self._run(change.cancel(self._context, id))
 
-    def reschedule(
+    async def reschedule(
         self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
     ) -> RescheduleStatus:
         """Reschedule a waiting message: "rescheduled", or "in_flight", "dead", "gone"."""
-        return self._run(change.reschedule(self._context, id, at, delay))
+        return await self._run(change.reschedule(self._context, id, at, delay))
 
-    def set_priority(self, id: Id, priority: int) -> PriorityStatus:
+    async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
         """Give a waiting message another priority; it joins that priority as the newest.
 
         Returns:
             "changed", "unchanged" (it had that priority), or "in_flight", "dead", "gone".
         """
-        return self._run(change.set_priority(self._context, id, priority))
+        return await self._run(change.set_priority(self._context, id, priority))
 
     def consumer(
         self,
@@ -263,8 +261,8 @@ class Topic(_TopicBase, Schedules):
         lease: Duration | None = None,
         mode: Mode = "at_least_once",
         ordered: bool = False,
-    ) -> Consumer:
-        """Return a consumer of this topic, for `with`.
+    ) -> AsyncConsumer:
+        """Return a consumer of this topic, for `async with`.
 
         Args:
             lease: how long a delivery may be worked on before it is rolled back, 1 s to 12 h; None:
@@ -282,7 +280,7 @@ class Topic(_TopicBase, Schedules):
             or in the same batch before it. A consumer that dies holds its slot until its lease
             expires.
         """
-        return Consumer(self._transport, self._context, lease, mode, ordered)
+        return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
 
     def query(
         self,
@@ -292,8 +290,8 @@ class Topic(_TopicBase, Schedules):
         lease: Duration = 600.0,
         owner_lease: Duration = 15.0,
         exact: bool = False,
-    ) -> Query:
-        """Return a reader for engines that replay batches, as Spark does; see `rmq.Query`.
+    ) -> AsyncQuery:
+        """Return a reader for engines that replay batches, as Spark does; see `rmq.AsyncQuery`.
 
         Args:
             run: 32 hex digits: the name of the query for the life of its checkpoint.
@@ -302,23 +300,23 @@ class Topic(_TopicBase, Schedules):
                 12 h.
             owner_lease: how long other owners are refused after its last call.
             exact: a batch is settled only when all its messages were handed out. Then messages
-                whose lease ran out before can still be settled, see `Query.settle`.
+                whose lease ran out before can still be settled, see `AsyncQuery.settle`.
         """
-        return Query(self._transport, self._context, run, owner, lease, owner_lease, exact)
+        return AsyncQuery(self._transport, self._context, run, owner, lease, owner_lease, exact)
 
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
-    ) -> Stage:
-        """Return a place for messages that are published later, all together; see `rmq.Stage`.
+    ) -> AsyncStage:
+        """Return a place for messages that are published later, all together; see `rmq.AsyncStage`.
 
         Args:
             name: 1 to 200 of A-Z a-z 0-9 . _ : -, used once; None: a random one.
             keep: how long unpublished messages stay after the last push, 1 s to 30 days.
             late: take messages whose time passed more than a year ago, too.
         """
-        return Stage(self._transport, self._context, name, keep, late)
+        return AsyncStage(self._transport, self._context, name, keep, late)
 
-    def publish(
+    async def publish(
         self,
         staged: Iterable[Staged],
         *,
@@ -329,7 +327,7 @@ class Topic(_TopicBase, Schedules):
         """Send staged messages, and drop their stages.
 
         Args:
-            staged: of each stage, `Stage.staged`.
+            staged: of each stage, `AsyncStage.staged`.
             query: the query that publishes its batches in turn; give `batch` too.
             batch: its number. A batch is published once: when a call was interrupted, the next one
                 ends it with the stages of the first and drops its own; when it is published, or one
@@ -347,131 +345,8 @@ class Topic(_TopicBase, Schedules):
             QueueFull: the topic is at max_length, or Redis at maxmemory; publish again later.
             NotDurable: not as durable as the topic asks; publish again.
         """
-        return self._run(publish_flow(self._context, staged, query, batch, timeout))
-
-    def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
-        """Drop stages unpublished, except those of a batch of `query` that has begun."""
-        self._run(discard_flow(self._context, staged, query))
-
-
-class AsyncTopic(_TopicBase, AsyncSchedules):
-    """A topic, for asyncio. The methods are those of `Topic`."""
-
-    def __init__(
-        self, transport: AsyncTransport, context: TopicContext, handlers: Handlers
-    ) -> None:
-        super().__init__(context, handlers)
-        self._transport = transport
-        self._run = transport.run
-
-    async def open(self, create: bool = True) -> bool:
-        """As `Topic.open`."""
-        return await self._run(opening.open(self._context, create))
-
-    async def send(
-        self,
-        body: Any,
-        *,
-        priority: int | None = None,
-        delay: Duration | None = None,
-        at: Moment | None = None,
-        merge_key: str | None = None,
-        time_range: Duration | None = None,
-        merge: Merge = "first",
-        extend: bool = False,
-        max_wait: Duration | None = None,
-        slot_basis: str | bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        expires: Duration | None = None,
-        id: Id | None = None,
-        dedup_key: str | bytes | None = None,
-        retry: RetryPolicy | None = None,
-        max_runtime: Duration | None = None,
-        type: str | None = None,
-        durability: Durability | str | None = None,
-        timeout: Duration | None = None,
-        **unknown: Never,
-    ) -> SendResult:
-        """As `Topic.send`."""
-        if unknown:
-            refuse_unknown(unknown)
-        out = Outgoing(
-            body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
-            headers, expires, id, dedup_key, retry, max_runtime, type,
-        )  # fmt: skip
-        return await self._run(send_flow.send(self._context, out, durability, timeout))
-
-    async def send_many(
-        self,
-        messages: Iterable[Outgoing],
-        *,
-        durability: Durability | str | None = None,
-        timeout: Duration | None = None,
-    ) -> Sequence[SendResult]:
-        """As `Topic.send_many`."""
-        return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
-
-    async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
-        """As `Topic.new_id`."""
-        return await self._run(send_flow.new_id(self._context, slot_basis))
-
-    async def get(self, id: Id) -> Message | None:
-        """As `Topic.get`."""
-        return await self._run(reading.get(self._context, id))
-
-    async def cancel(self, id: Id) -> CancelStatus:
-        """As `Topic.cancel`."""
-        return await self._run(change.cancel(self._context, id))
-
-    async def reschedule(
-        self, id: Id, *, at: Moment | None = None, delay: Duration | None = None
-    ) -> RescheduleStatus:
-        """As `Topic.reschedule`."""
-        return await self._run(change.reschedule(self._context, id, at, delay))
-
-    async def set_priority(self, id: Id, priority: int) -> PriorityStatus:
-        """As `Topic.set_priority`."""
-        return await self._run(change.set_priority(self._context, id, priority))
-
-    def consumer(
-        self,
-        *,
-        lease: Duration | None = None,
-        mode: Mode = "at_least_once",
-        ordered: bool = False,
-    ) -> AsyncConsumer:
-        """As `Topic.consumer`, for `async with`."""
-        return AsyncConsumer(self._transport, self._context, lease, mode, ordered)
-
-    def query(
-        self,
-        run: str,
-        owner: str,
-        *,
-        lease: Duration = 600.0,
-        owner_lease: Duration = 15.0,
-        exact: bool = False,
-    ) -> AsyncQuery:
-        """As `Topic.query`."""
-        return AsyncQuery(self._transport, self._context, run, owner, lease, owner_lease, exact)
-
-    def stage(
-        self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False
-    ) -> AsyncStage:
-        """As `Topic.stage`."""
-        return AsyncStage(self._transport, self._context, name, keep, late)
-
-    async def publish(
-        self,
-        staged: Iterable[Staged],
-        *,
-        query: str | None = None,
-        batch: int | None = None,
-        timeout: Duration | None = None,
-    ) -> Published:
-        """As `Topic.publish`."""
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
     async def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
-        """As `Topic.discard`."""
+        """Drop stages unpublished, except those of a batch of `query` that has begun."""
         await self._run(discard_flow(self._context, staged, query))

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from rmq.client.admin import Admin
 from rmq.client.client import AsyncClient, Client
-from rmq.client.topic import AsyncTopic, Topic
+from rmq.client.topic import AsyncTopic
+from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
 from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.core.message import Message, QueueName

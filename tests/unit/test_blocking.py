@@ -14,8 +14,8 @@ from tools import blocking
 BY_HAND = {
     "AsyncAdmin", "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer",
     "AsyncDelivery", "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection",
-    "AsyncNodePools", "AsyncPool", "AsyncRunner", "AsyncSentinelPool", "AsyncTopic",
-    "AsyncTransport", "AsyncVerbs",
+    "AsyncNodePools", "AsyncPool", "AsyncRunner", "AsyncSentinelPool", "AsyncTransport",
+    "AsyncVerbs",
 }  # fmt: skip
 
 

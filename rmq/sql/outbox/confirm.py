@@ -20,7 +20,8 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from rmq.client.topic import AsyncTopic, Topic
+from rmq.client.topic import AsyncTopic
+from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.kernel.core import generators
 from rmq.kernel.core.delivery import DeliveryData, Reject
