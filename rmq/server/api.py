@@ -37,7 +37,7 @@ from rmq.server import leases
 from rmq.server.disclosure import Disclosure
 from rmq.server.rates import Places, Rates
 from rmq.web import openapi, operation as web_operation, problems, requests
-from rmq.web.operation import At, Operation, Table
+from rmq.web.operation import Operation, RequestContext, Table
 from rmq.web.principal import ADDRESS, principal_of
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer
@@ -70,7 +70,7 @@ class Act:
 
 @asynccontextmanager
 async def recorded(
-    at: At, operation: str, topic: str, arguments: Mapping[str, Any]
+    context: RequestContext, operation: str, topic: str, arguments: Mapping[str, Any]
 ) -> AsyncIterator[Act]:
     """Add a line to the audit trail at the end of the block, whatever comes of it.
 
@@ -84,7 +84,7 @@ async def recorded(
     """
     act = Act()
     if operation == "set_topic":
-        arguments = await _with_former(at, topic, arguments)
+        arguments = await _with_former(context, topic, arguments)
     try:
         yield act
     except BaseException as error:  # also one that took too long, and may have been done
@@ -93,7 +93,7 @@ async def recorded(
     finally:
         detail = detail_of(arguments)
         text = f"{detail}: {act.result}" if detail else act.result
-        await record(at.client, at.principal, at.address, operation, topic, text)
+        await record(context.client, context.principal, context.address, operation, topic, text)
 
 
 async def record(
@@ -113,10 +113,12 @@ async def record(
         log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, what, subject, text, error)
 
 
-async def _with_former(at: At, topic: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+async def _with_former(
+    context: RequestContext, topic: str, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
     """Return the settings that change, each with its former value."""
     try:
-        former = (await at.admin.settings(topic)).shown()
+        former = (await context.admin.settings(topic)).shown()
     except RMQError:
         return arguments  # the act meets the same error, or says more
     return {
@@ -153,11 +155,13 @@ class About(Answer):
 
 
 @TABLE.get("/info")
-async def get_info(at: At) -> About:
+async def get_info(context: RequestContext) -> About:
     """Return what answers."""
-    facts = await at.client.server_info()
+    facts = await context.client.server_info()
     version = facts.get("valkey_version") or facts.get("redis_version", "")
-    return About(version=VERSION, server=at.server, leads=at.leads(), redis_version=version)
+    return About(
+        version=VERSION, server=context.server, leads=context.leads(), redis_version=version
+    )
 
 
 class ServiceList(Answer):
@@ -167,9 +171,9 @@ class ServiceList(Answer):
 
 
 @TABLE.get("/services")
-async def list_services(at: At) -> ServiceList:
+async def list_services(context: RequestContext) -> ServiceList:
     """List the services of the server that answers."""
-    return ServiceList(services=list(at.services()))
+    return ServiceList(services=list(context.services()))
 
 
 BASE = "/api/v1"
@@ -250,32 +254,36 @@ class Api:
         assert self._client is not None
         return self._client
 
-    def at(self, scope: MutableMapping[str, Any]) -> At:
+    def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
         """Return what answers a request; `scope` is the one that the guard has seen."""
-        return At(
+        return RequestContext(
             self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing,
             Headers(scope=scope),
         )  # fmt: skip
 
-    def place(self, at: At) -> AbstractAsyncContextManager[None]:
+    def place(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
         """Return a block in which a request of somebody is answered, or a page is made."""
-        return self._places.of(f"{at.principal.name} {at.address}")
+        return self._places.of(f"{context.principal.name} {context.address}")
 
-    async def require(self, at: At, role: Role, operation: str, topic: str) -> None:
+    async def require(
+        self, context: RequestContext, role: Role, operation: str, topic: str
+    ) -> None:
         """Refuse a principal that lacks the role of an operation, and note that.
 
         Raises:
             ApiError: it does.
         """
         try:
-            at.require(role)
+            context.require(role)
         except ApiError as error:
-            if not self._refusals.take(f"{at.principal.name} {at.address}"):
-                await record(at.client, at.principal, at.address, operation, topic, error.kind)
+            if not self._refusals.take(f"{context.principal.name} {context.address}"):
+                await record(
+                    context.client, context.principal, context.address, operation, topic, error.kind
+                )
             raise
 
     def _recorded(
-        self, operation: Operation, at: At, given: dict[str, Any]
+        self, operation: Operation, context: RequestContext, given: dict[str, Any]
     ) -> AbstractAsyncContextManager[Any]:
         """Return a block for what an operation does: what changes something, and exports."""
         if operation.name in NOT_RECORDED or (operation.is_read and not operation.has_lines):
@@ -286,14 +294,14 @@ class Api:
         arguments = {name: each for name, each in arguments.items() if each is not msgspec.UNSET}
         if isinstance(settings := arguments.get("settings"), topic_admin_http.Settings):
             arguments |= {"topic": arguments.pop("name", ""), "settings": settings.given() or None}
-        if "by" in arguments and at.principal.kind != "local":
+        if "by" in arguments and context.principal.kind != "local":
             # Whoever asks may add a name, and not put on another's.
-            given["body"].by = at.principal.name + (
+            given["body"].by = context.principal.name + (
                 f" ({given['body'].by})" if given["body"].by != requests.BY else ""
             )
             del arguments["by"]
         topic = str(arguments.get("topic", ""))
-        return recorded(at, operation.name, topic, arguments)
+        return recorded(context, operation.name, topic, arguments)
 
     async def _answer_document(self, request: Request) -> Response:
         root = root_of(request.scope)
@@ -309,7 +317,7 @@ class Api:
             request_id = secrets.token_hex(8)
             given: dict[str, Any] = {}
             try:
-                async with asyncio.timeout(ANSWER_S), self.place(self.at(request.scope)):
+                async with asyncio.timeout(ANSWER_S), self.place(self.context(request.scope)):
                     return await self._answer(operation, request, request_id, given)
             except Exception as error:
                 told = problems.of_exception(error, request_id, operation.reads_only(given))
@@ -320,9 +328,9 @@ class Api:
     async def _answer(
         self, operation: Operation, request: Request, request_id: str, given: dict[str, Any]
     ) -> Response:
-        at = self.at(request.scope)
+        context = self.context(request.scope)
         topic = request.path_params.get("topic", "")
-        await self.require(at, operation.role, operation.name, topic)
+        await self.require(context, operation.role, operation.name, topic)
         for name, kind in operation.types.items():
             if name == "path":
                 given[name] = msgspec.convert(request.path_params, kind)
@@ -336,15 +344,15 @@ class Api:
             raise ApiError("invalid", "this path takes no query")
         for part in given.values():
             if getattr(part, "filter", None) is not None:
-                self.disclosure.check_filter(at.principal, part.filter)
+                self.disclosure.check_filter(context.principal, part.filter)
         headers = {"X-Request-Id": request_id, "Cache-Control": "no-store"}
-        shown = functools.partial(self.disclosure.shown, at.principal)
-        async with self._recorded(operation, at, given):
+        shown = functools.partial(self.disclosure.shown, context.principal)
+        async with self._recorded(operation, context, given):
             if operation.has_lines:
                 return await web_operation.answer(
-                    operation.handler(at, **given), shown, request, headers
+                    operation.handler(context, **given), shown, request, headers
                 )
-            answered = await operation.handler(at, **given)
+            answered = await operation.handler(context, **given)
         answer = _ENCODER.encode(shown(answered))
         if operation.has_etag:
             etag = requests.etag_of(answer)

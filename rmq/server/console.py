@@ -32,7 +32,7 @@ from starlette.routing import Route
 from rmq.server.api import Api, recorded
 from rmq.server.pages import PAGES
 from rmq.web import forms, problems
-from rmq.web.page import BASE, Ask, Page, Redirect, View
+from rmq.web.page import BASE, Page, PageRequest, Redirect, View
 from rmq.web.principal import KEY
 from rmq.web.problems import ApiError
 from rmq.web.readings import Readings
@@ -114,32 +114,36 @@ class Console:
         return Response(asset.content, 200, headers, asset.kind)
 
     async def _answer_nothing(self, request: Request) -> Response:
-        ask = self._ask(request, {})
-        if ask.principal is None and not self._signs_in:
-            return self._to_sign_in(request, ask)
-        return self._shown(request, ask, self._of_error(ask, ApiError("not-found", "no such page")))
+        page_request = self._page_request(request, {})
+        if page_request.principal is None and not self._signs_in:
+            return self._to_sign_in(request, page_request)
+        return self._shown(
+            request,
+            page_request,
+            self._of_error(page_request, ApiError("not-found", "no such page")),
+        )
 
     def _endpoint(self, by_method: dict[str, Page]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             page = by_method["GET" if request.method == "HEAD" else request.method]
-            ask = self._ask(request, {})
-            if page.role is not None and ask.principal is None:
-                return self._to_sign_in(request, ask)
+            page_request = self._page_request(request, {})
+            if page.role is not None and page_request.principal is None:
+                return self._to_sign_in(request, page_request)
             if page.method == "POST":
-                return await self._act(page, request, ask)
+                return await self._act(page, request, page_request)
             # A stream holds its connection, so it is for those who are let in, and has a body.
             is_live = page.role is not None and request.method == "GET"
             if is_live and "text/event-stream" in request.headers.get("Accept", ""):
                 if not self._streams:
                     return Response("live pages are fetched here", 406, {"Vary": "Accept"})
-                return self._stream(page, request, ask)
-            return self._shown(request, ask, await self._view(page, ask))
+                return self._stream(page, request, page_request)
+            return self._shown(request, page_request, await self._view(page, page_request))
 
         return endpoint
 
-    def _ask(self, request: Request, form: dict[str, str]) -> Ask:
-        return Ask(
-            found_at=self._api.at(request.scope) if KEY in request.scope else None,
+    def _page_request(self, request: Request, form: dict[str, str]) -> PageRequest:
+        return PageRequest(
+            known_context=self._api.context(request.scope) if KEY in request.scope else None,
             readings=self._readings,
             disclosure=self._api.disclosure,
             path=request.path_params,
@@ -151,18 +155,18 @@ class Console:
 
     # --- GET ---
 
-    async def _view(self, page: Page, ask: Ask) -> View | Redirect:
+    async def _view(self, page: Page, page_request: PageRequest) -> View | Redirect:
         try:
             async with asyncio.timeout(ANSWER_S):
                 if page.role is None:
-                    return await page.handler(ask)
-                ask.at.require(page.role)
-                async with self._api.place(ask.at):
-                    return await page.handler(ask)
+                    return await page.handler(page_request)
+                page_request.context.require(page.role)
+                async with self._api.place(page_request.context):
+                    return await page.handler(page_request)
         except Exception as error:
-            return self._of_error(ask, error, is_read=True)
+            return self._of_error(page_request, error, is_read=True)
 
-    def _of_error(self, ask: Ask, error: Exception, is_read: bool = False) -> View:
+    def _of_error(self, page_request: PageRequest, error: Exception, is_read: bool = False) -> View:
         request_id = secrets.token_hex(8)
         told = problems.of_exception(error, request_id, is_read)
         kind = problems.KINDS[told.kind]
@@ -171,23 +175,25 @@ class Console:
         }  # fmt: skip
         return View(ERROR, values, kind.title, kind.status)
 
-    def _shown(self, request: Request, ask: Ask, view: View | Redirect) -> Response:
+    def _shown(
+        self, request: Request, page_request: PageRequest, view: View | Redirect
+    ) -> Response:
         """Return a page, or 304 if the browser has it as it is."""
         if isinstance(view, Redirect):
-            return self._redirected(ask, view)
+            return self._redirected(page_request, view)
         notice = unquote(request.cookies.get(NOTICE, ""))[:NOTICE_MAX]
-        content = self._renderer.page(ask, view, notice).encode("utf-8", "replace")
+        content = self._renderer.page(page_request, view, notice).encode("utf-8", "replace")
         etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
         headers = {"Cache-Control": "no-cache, private", "Vary": "Accept, Cookie", "ETag": etag}
         if notice:
-            headers["Set-Cookie"] = _notice(ask.root, "", 0)
+            headers["Set-Cookie"] = _notice(page_request.root, "", 0)
         if view.status == 200 and etag in request.headers.get("If-None-Match", ""):
             return Response(None, 304, headers)
         return forms.packed(request, content, view.status, headers)
 
     # --- a live page ---
 
-    def _stream(self, page: Page, request: Request, ask: Ask) -> Response:
+    def _stream(self, page: Page, request: Request, page_request: PageRequest) -> Response:
         from sse_starlette import EventSourceResponse, ServerSentEvent
 
         async def events() -> AsyncIterator[ServerSentEvent]:
@@ -196,9 +202,13 @@ class Console:
                 sent = b""
                 until = time.monotonic() + STREAM_S
                 while time.monotonic() < until:
-                    view = await self._view(page, ask)
+                    view = await self._view(page, page_request)
                     began = time.monotonic()
-                    text = self._renderer.page(ask, view, "") if isinstance(view, View) else ""
+                    text = (
+                        self._renderer.page(page_request, view, "")
+                        if isinstance(view, View)
+                        else ""
+                    )
                     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
                     if isinstance(view, View) and view.template == ERROR:
                         yield ServerSentEvent(data=view.title, event="failure")
@@ -219,49 +229,54 @@ class Console:
 
     # --- POST ---
 
-    async def _act(self, page: Page, request: Request, ask: Ask) -> Response:
+    async def _act(self, page: Page, request: Request, page_request: PageRequest) -> Response:
         try:
             form = await forms.read(request)
-            ask = self._ask(request, form)
+            page_request = self._page_request(request, form)
             forms.check_origin(request, form)
             if page.role is not None:
-                topic = ask.path.get("topic", "")
-                await self._api.require(ask.at, page.role, page.handler.__name__, topic)
+                topic = page_request.path.get("topic", "")
+                await self._api.require(
+                    page_request.context, page.role, page.handler.__name__, topic
+                )
             async with asyncio.timeout(ANSWER_S):
-                answer = await self._done(page, ask)
+                answer = await self._done(page, page_request)
         except Exception as error:
-            answer = self._of_error(ask, error)
-        return self._shown(request, ask, answer)
+            answer = self._of_error(page_request, error)
+        return self._shown(request, page_request, answer)
 
-    async def _done(self, page: Page, ask: Ask) -> View | Redirect:
+    async def _done(self, page: Page, page_request: PageRequest) -> View | Redirect:
         """Return what an act answers; note it in the audit trail."""
-        if ask.found_at is None:
-            return await page.handler(ask)
-        topic, arguments = ask.path.get("topic", ""), {**ask.path, **ask.form}
-        async with recorded(ask.at, page.handler.__name__, topic, arguments) as act:
-            answer = await page.handler(ask)
+        if page_request.known_context is None:
+            return await page.handler(page_request)
+        topic, arguments = (
+            page_request.path.get("topic", ""),
+            {**page_request.path, **page_request.form},
+        )
+        async with recorded(page_request.context, page.handler.__name__, topic, arguments) as act:
+            answer = await page.handler(page_request)
             if isinstance(answer, View) and answer.status >= 400:  # a form that shows a mistake
                 act.result = "invalid"
             return answer
 
-    def _redirected(self, ask: Ask, to: Redirect) -> Response:
+    def _redirected(self, page_request: PageRequest, to: Redirect) -> Response:
         response = RedirectResponse(to.url, 303)
         if to.cookie:
             response.headers.append("Set-Cookie", to.cookie)
         if to.notice:
-            response.headers.append("Set-Cookie", _notice(ask.root, to.notice, 30))
+            response.headers.append("Set-Cookie", _notice(page_request.root, to.notice, 30))
         return response
 
-    def _to_sign_in(self, request: Request, ask: Ask) -> Response:
+    def _to_sign_in(self, request: Request, page_request: PageRequest) -> Response:
         query = request.scope.get("query_string", b"").decode("latin-1")
         path = quote(path_of(request.scope)) + (f"?{query}" if query else "")
         if self._signs_in:
-            return RedirectResponse(ask.url("signin", then=path), 303)
+            return RedirectResponse(page_request.url("signin", then=path), 303)
         if self._sign_in_url is not None:
-            url = self._sign_in_url.replace("{path}", quote(ask.root + path, safe=""))
+            url = self._sign_in_url.replace("{path}", quote(page_request.root + path, safe=""))
             return RedirectResponse(url, 303)
         refused = ApiError("forbidden", "the host application lets nobody in by this request")
-        return self._shown(request, ask, self._of_error(ask, refused))
+        return self._shown(request, page_request, self._of_error(page_request, refused))
 
 
 def _notice(root: str, text: str, seconds: int) -> str:

@@ -13,8 +13,8 @@ from rmq.kernel.core.message import Message
 from rmq.kernel.core.score import shared_lease
 from rmq.web import requests
 from rmq.web.message import page_of
-from rmq.web.operation import At, Table
-from rmq.web.page import Ask, Pages, View
+from rmq.web.operation import RequestContext, Table
+from rmq.web.page import PageRequest, Pages, View
 from rmq.web.requests import Answer, show
 
 PAGES = Pages()
@@ -23,21 +23,21 @@ ROWS = 100
 
 
 @PAGES.get("/topics/{topic}/leases")
-async def leases(ask: Ask) -> View:
+async def leases(request: PageRequest) -> View:
     """List leases, and who takes messages of the topic."""
-    path = requests.TopicPath(topic=ask.topic)
-    query = requests.LeasesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
+    path = requests.TopicPath(topic=request.topic)
+    query = requests.LeasesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
     found, consumers = await asyncio.gather(
-        list_leases(ask.at, path, query), list_consumers(ask.at, path)
+        list_leases(request.context, path, query), list_consumers(request.context, path)
     )
     return View(
         "leases.html",
         {
-            "topic": ask.topic, "found": ask.shown(found.leases), "cursor": found.cursor,
+            "topic": request.topic, "found": request.shown(found.leases), "cursor": found.cursor,
             "is_first": not query.cursor, "workers": consumers.workers[:ROWS],
             "held": consumers.queries[:ROWS], "in_flight": consumers.in_flight,
         },
-        f"{ask.topic}: leases",
+        f"{request.topic}: leases",
     )  # fmt: skip
 
 
@@ -57,16 +57,18 @@ class LeaseList(Answer):
 
 
 @TABLE.get("/topics/{topic}/leases", NONE, "conflict")
-async def list_leases(at: At, path: requests.TopicPath, query: requests.LeasesQuery) -> LeaseList:
+async def list_leases(
+    context: RequestContext, path: requests.TopicPath, query: requests.LeasesQuery
+) -> LeaseList:
     """List the messages in flight, with the time that is left, and who has them.
 
     The holder is known of what a worker process runs: it reports its 20 oldest runs every 10 s.
     """
-    found, cursor = await page_of(at, path.topic, query, "prepare")
-    now_ms = (await at.admin.stats(path.topic))["now_ms"]
+    found, cursor = await page_of(context, path.topic, query, "prepare")
+    now_ms = (await context.admin.stats(path.topic))["now_ms"]
     runs = {
         run.id: (worker, run)
-        for worker in await at.admin.workers()
+        for worker in await context.admin.workers()
         for run in worker.running
         if run.topic == path.topic
     }
@@ -83,14 +85,14 @@ class Consumers(Answer):
 
 
 @TABLE.get("/topics/{topic}/consumers", NONE, "conflict")
-async def list_consumers(at: At, path: requests.TopicPath) -> Consumers:
+async def list_consumers(context: RequestContext, path: requests.TopicPath) -> Consumers:
     """List the worker processes that handle a topic, and the queries that hold messages of it.
 
     Consumers that a program uses itself report nothing; what they have is in flight.
     """
-    queries = await at.admin.queries(path.topic)
-    workers = [each for each in await at.admin.workers() if path.topic in each.topics]
-    in_flight = (await at.admin.stats(path.topic))["in_flight"]
+    queries = await context.admin.queries(path.topic)
+    workers = [each for each in await context.admin.workers() if path.topic in each.topics]
+    in_flight = (await context.admin.stats(path.topic))["in_flight"]
     return Consumers(topic=path.topic, in_flight=in_flight, workers=workers, queries=queries)
 
 

@@ -14,7 +14,7 @@ from rmq.features.topic_admin import pages as topic_pages
 from rmq.features.workers import pages as workers_pages
 from rmq.kernel.core.access import Role
 from rmq.server import api as api_about, leases, sessions
-from rmq.web.page import BASE, Ask, Page, Pages, Redirect, View
+from rmq.web.page import BASE, Page, PageRequest, Pages, Redirect, View
 from rmq.web.problems import ApiError
 from rmq.web.readings import LongReading
 
@@ -27,14 +27,14 @@ DOCTOR_S = 60.0  # it looks again after so long, at most
 
 
 @HEALTH_PAGES.get("/health")
-async def health(ask: Ask) -> View:
+async def health(request: PageRequest) -> View:
     """Show the findings of the doctor, the gravest first, and the services of the server."""
 
     async def examine(reading: LongReading) -> list[Finding]:
-        return await ask.at.admin.doctor()
+        return await request.context.admin.doctor()
 
-    about = await ask.readings.get("info", lambda: api_about.get_info(ask.at), 5.0)
-    reading = ask.readings.start("doctor", examine, DOCTOR_S)
+    about = await request.readings.get("info", lambda: api_about.get_info(request.context), 5.0)
+    reading = request.readings.start("doctor", examine, DOCTOR_S)
     found: list[Finding] = sorted(
         reading.found or (), key=lambda finding: -SEVERITIES.index(finding.severity)
     )
@@ -44,7 +44,7 @@ async def health(ask: Ask) -> View:
             "reading": reading,
             "findings": [each for each in found if each.severity not in ("ok", "skipped")],
             "fine": [each for each in found if each.severity in ("ok", "skipped")],
-            "services": ask.at.services(), "about": about,
+            "services": request.context.services(), "about": about,
         },
         "Health",
     )  # fmt: skip
@@ -54,46 +54,46 @@ THEN_MAX = 1000
 
 
 @SIGNING_IN_PAGES.get("/signin", None)
-async def ask_sign_in(ask: Ask) -> View | Redirect:
+async def ask_sign_in(request: PageRequest) -> View | Redirect:
     """Ask for a token; who is let in already goes on."""
-    if ask.principal is not None:
-        return Redirect(_then(ask, ask.query.get("then", "")))
-    return _view(ask, ask.query.get("then", ""))
+    if request.principal is not None:
+        return Redirect(_then(request, request.query.get("then", "")))
+    return _view(request, request.query.get("then", ""))
 
 
 @SIGNING_IN_PAGES.post("/signin", None)
-async def sign_in(ask: Ask) -> View | Redirect:
+async def sign_in(request: PageRequest) -> View | Redirect:
     """Begin a session with the token that was typed."""
-    then = ask.form.get("then", "")
+    then = request.form.get("then", "")
     try:
-        cookie = await sessions.sign_in(ask.scope, ask.form.get("token", ""))
+        cookie = await sessions.sign_in(request.scope, request.form.get("token", ""))
     except ApiError as error:
         if error.kind not in ("unauthorized", "too-many"):
             raise
-        return _view(ask, then, error)
-    return Redirect(_then(ask, then), cookie=cookie)
+        return _view(request, then, error)
+    return Redirect(_then(request, then), cookie=cookie)
 
 
 @SIGNING_IN_PAGES.post("/signout", Role.VIEWER)
-async def sign_out(ask: Ask) -> Redirect:
+async def sign_out(request: PageRequest) -> Redirect:
     """End the session."""
-    return Redirect(ask.url("signin"), cookie=await sessions.sign_out(ask.scope))
+    return Redirect(request.url("signin"), cookie=await sessions.sign_out(request.scope))
 
 
-def _view(ask: Ask, then: str, error: ApiError | None = None) -> View:
+def _view(request: PageRequest, then: str, error: ApiError | None = None) -> View:
     status = {None: 200, "unauthorized": 401, "too-many": 429}[error.kind if error else None]
     return View(
         "signin.html", {"then": then[:THEN_MAX], "mistake": str(error or "")}, "Sign in", status
     )
 
 
-def _then(ask: Ask, path: str) -> str:
+def _then(request: PageRequest, path: str) -> str:
     """Return the page to go on with: one of this console, and no other site's."""
     is_ours = path == BASE or path.startswith((BASE + "/", BASE + "?"))
     is_odd = not path.isprintable() or "\\" in path or "/.." in path or len(path) > THEN_MAX
     if not is_ours or is_odd:
-        return ask.url()
-    return ask.root + path
+        return request.url()
+    return request.root + path
 
 
 # Below: all pages are registered now.

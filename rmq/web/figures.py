@@ -10,7 +10,7 @@ from datetime import datetime
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.core.history import Sample
 from rmq.web.charts import Drawn, Line, line_chart
-from rmq.web.page import Ask
+from rmq.web.page import PageRequest
 from rmq.web.render import span
 
 AT_ONCE = 12  # topics read side by side; the client has 16 connections
@@ -38,23 +38,23 @@ class TopicFigures:
         return self.counts.get(name, 0) if self.counts else 0
 
 
-async def topic_figures(ask: Ask, topic: str) -> TopicFigures:
+async def topic_figures(request: PageRequest, topic: str) -> TopicFigures:
     """Return the counts of a topic; those of one that cannot be read say why."""
 
     async def read() -> TopicFigures:
         try:
-            counts = await ask.at.admin.stats(topic)
-            ask.readings.meter.note(topic, counts)
+            counts = await request.context.admin.stats(topic)
+            request.readings.meter.note(topic, counts)
             return TopicFigures(topic, counts)
         except (Unavailable, OutcomeUnknown):
             raise
         except RMQError as error:
             return TopicFigures(topic, None, str(error))
 
-    return await ask.readings.get(f"counts {topic}", read, COUNTS_S)
+    return await request.readings.get(f"counts {topic}", read, COUNTS_S)
 
 
-async def all_figures(ask: Ask) -> list[TopicFigures]:
+async def all_figures(request: PageRequest) -> list[TopicFigures]:
     """Return the counts of all topics, by name."""
 
     async def read() -> list[TopicFigures]:
@@ -62,34 +62,38 @@ async def all_figures(ask: Ask) -> list[TopicFigures]:
 
         async def figures(name: str) -> TopicFigures:
             async with places:
-                return await topic_figures(ask, name)
+                return await topic_figures(request, name)
 
-        return list(await asyncio.gather(*(figures(name) for name in await ask.at.admin.topics())))
+        return list(
+            await asyncio.gather(*(figures(name) for name in await request.context.admin.topics()))
+        )
 
-    return await ask.readings.get("counts of all topics", read, COUNTS_S)
+    return await request.readings.get("counts of all topics", read, COUNTS_S)
 
 
-async def history(ask: Ask, topic: str, period: str) -> list[Sample]:
+async def history(request: PageRequest, topic: str, period: str) -> list[Sample]:
     """Return the samples of a topic in a period; none where it has none, or is gone."""
 
     async def read() -> list[Sample]:
         try:
-            return await ask.at.admin.history(topic, since=PERIODS[period])
+            return await request.context.admin.history(topic, since=PERIODS[period])
         except (Unavailable, OutcomeUnknown):
             raise
         except RMQError:
             return []
 
-    return await ask.readings.get(f"history {period} {topic}", read, HISTORY_S)
+    return await request.readings.get(f"history {period} {topic}", read, HISTORY_S)
 
 
-async def histories(ask: Ask, topics: Sequence[str], period: str) -> dict[str, list[Sample]]:
+async def histories(
+    request: PageRequest, topics: Sequence[str], period: str
+) -> dict[str, list[Sample]]:
     """Return the samples of several topics."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def samples(name: str) -> list[Sample]:
         async with places:
-            return await history(ask, name, period)
+            return await history(request, name, period)
 
     return dict(zip(topics, await asyncio.gather(*map(samples, topics)), strict=True))
 
@@ -120,9 +124,11 @@ def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str,
     return {name: sum(each.get(name, 0) for each in found) for each in found[:1] for name in each}
 
 
-def rate_now(ask: Ask, topic: str, samples: Sequence[Sample], name: str) -> float | None:
+def rate_now(
+    request: PageRequest, topic: str, samples: Sequence[Sample], name: str
+) -> float | None:
     """Return the rate of an event just now, else the newest sample's; None: neither is known."""
-    found = ask.readings.meter.rate(topic, name)
+    found = request.readings.meter.rate(topic, name)
     if found is None:
         known = [sample.rates[name] for sample in samples[-3:] if name in sample.rates]
         found = known[-1] if known else None
@@ -174,16 +180,16 @@ def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
     return _chart(samples, "s", [("50 %", "blue", halves), ("99 %", "orange", most)])
 
 
-async def due_counts(ask: Ask, topic: str) -> list[tuple[str, float]]:
+async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:
     """Return how many messages are due within which time; none where none waits for a time."""
 
     async def read() -> list[tuple[str, float]]:
-        found = await ask.at.admin.due_counts(topic)
+        found = await request.context.admin.due_counts(topic)
         if not any(count.messages for count in found):
             return []
         return [(_within(count.within_s), count.messages) for count in found]
 
-    return await ask.readings.get(f"due {topic}", read, DUE_S)
+    return await request.readings.get(f"due {topic}", read, DUE_S)
 
 
 def _within(seconds: float | None) -> str:

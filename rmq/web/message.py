@@ -18,7 +18,7 @@ from rmq.kernel.core.message import Message, QueueName, SendStatus
 from rmq.kernel.core.record import Record
 from rmq.kernel.topic.paging import Cursor, Span
 from rmq.web import operation, requests
-from rmq.web.operation import At
+from rmq.web.operation import RequestContext
 from rmq.web.principal import sees_bodies
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer, show
@@ -36,34 +36,34 @@ class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
 
 async def walk(
-    at: At,
+    context: RequestContext,
     topic: str,
     query: requests.MessagesQuery | requests.DeadQuery,
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> MessageList:
     """Return the messages of a queue from the query's cursor on, as they are shown."""
-    found, cursor = await page_of(at, topic, query, queue, fits)
-    return MessageList(messages=[shown(at, each) for each in found], cursor=cursor)
+    found, cursor = await page_of(context, topic, query, queue, fits)
+    return MessageList(messages=[shown(context, each) for each in found], cursor=cursor)
 
 
 SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated` says so
 
 
-def shown(at: At, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
+def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
     """Return a message as it is shown; of a body that is hidden nothing is decoded."""
-    return message_of(message, most if sees_bodies(at.principal) else 0)
+    return message_of(message, most if sees_bodies(context.principal) else 0)
 
 
 async def page_of(
-    at: At,
+    context: RequestContext,
     topic: str,
     query: requests.MessagesQuery | requests.DeadQuery | requests.LeasesQuery,
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> tuple[list[Message], str | None]:
     """Return messages from the query's cursor on, by slot and score, and where they go on."""
-    settings = await at.admin.settings(topic)
+    settings = await context.admin.settings(topic)
     slots = settings.layout.most if settings.layout else settings.slots
     first = query.slot or 0
     if first >= slots:
@@ -77,7 +77,9 @@ async def page_of(
     while True:
         cursor = None if position.score is None else Cursor(position.score, position.seen)
         size = requests.LIMIT_MOST if fits else query.limit - len(found)
-        page = await at.admin.page(topic, queue, Span(position.slot), cursor, raw=True, limit=size)
+        page = await context.admin.page(
+            topic, queue, Span(position.slot), cursor, raw=True, limit=size
+        )
         for message in page.messages:
             seen = position.seen + 1 if message.score == position.score else 1
             position = Position(position.slot, message.score, seen)

@@ -115,7 +115,7 @@ OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json", "outcome-unknown
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class RequestContext:
     """The things that answer a request: the client, and the state of this server.
 
     Attributes:
@@ -123,8 +123,8 @@ class At:
         server: the id of this server.
         leads: whether it leads.
         services: returns how its services do.
-        principal: who asks.
-        address: from where.
+        principal: who sent the request.
+        address: from where it was sent.
         missing: returns, by topic, how many messages the last audit of this server found missing.
         headers: of the request; names in any case.
     """
@@ -255,7 +255,7 @@ class Table:
     ) -> Callable[[H], H]:
         def register(handler: H) -> H:
             types = get_type_hints(handler)
-            types.pop("at")
+            types.pop("context")
             has_lines = get_origin(types["return"]) is AsyncIterator
             if has_lines:
                 ((types["return"],),) = (get_args(page) for page in get_args(types["return"]))

@@ -15,7 +15,7 @@ from rmq.errors import InvalidValue
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.validation import parse_duration
-from rmq.web.operation import At
+from rmq.web.operation import RequestContext
 from rmq.web.principal import Principal
 from rmq.web.problems import ApiError
 
@@ -65,18 +65,18 @@ class Redirect:
 
 
 Answer = View | Redirect
-Handler = Callable[["Ask"], Awaitable[Answer]]
+Handler = Callable[["PageRequest"], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PageRequest:
     """A request for a page.
 
     Attributes:
-        found_at: the client of Redis, the server, and who asks; None for those who have not signed
+        known_context: the client of Redis, the server, and the principal; None: nobody has signed
             in.
         readings: what all viewers share.
-        disclosure: takes out what who asks is not shown.
+        disclosure: takes out what the principal may not see.
         path: the parts of the path in braces.
         query: what stands after the question mark.
         form: what was typed into a form.
@@ -84,7 +84,7 @@ class Ask:
         scope: the request, as ASGI has it.
     """
 
-    found_at: At | None
+    known_context: RequestContext | None
     readings: Readings
     disclosure: Disclosure
     path: Mapping[str, str]
@@ -94,15 +94,15 @@ class Ask:
     scope: MutableMapping[str, Any] = field(repr=False)
 
     @property
-    def at(self) -> At:
+    def context(self) -> RequestContext:
         """The client of Redis, the server, and the principal."""
-        assert self.found_at is not None, "the page is for those who have signed in"
-        return self.found_at
+        assert self.known_context is not None, "the page is for those who have signed in"
+        return self.known_context
 
     @property
     def principal(self) -> Principal | None:
         """The principal; None: nobody has signed in."""
-        return self.found_at.principal if self.found_at else None
+        return self.known_context.principal if self.known_context else None
 
     @property
     def topic(self) -> str:
@@ -132,7 +132,7 @@ class Ask:
 
     def shown(self, answer: T) -> T:
         """Hide from messages, in place, what the principal may not see; return them."""
-        shown: T = self.disclosure.shown(self.at.principal, answer)
+        shown: T = self.disclosure.shown(self.context.principal, answer)
         return shown
 
     def confirm(self, name: str) -> None:

@@ -21,7 +21,7 @@ from rmq.web.csrf import csrf_token
 
 if TYPE_CHECKING:
     from rmq.web.message import Body
-    from rmq.web.page import Ask, View
+    from rmq.web.page import PageRequest, View
 
 
 NOTHING = "\u2013"  # a dash
@@ -53,11 +53,11 @@ class Renderer:
         )  # fmt: skip
         self._environment.globals.update(version=VERSION, digest=digest, bars=charts.bars)
 
-    def page(self, ask: Ask, view: View, notice: str) -> str:
+    def page(self, request: PageRequest, view: View, notice: str) -> str:
         """Return the HTML of a page."""
         return self._environment.get_template(view.template).render(
-            ask=ask, url=ask.url, title=view.title, notice=notice, may=ask.may,
-            csrf=lambda: csrf_token(ask.scope), **view.values,
+            request=request, url=request.url, title=view.title, notice=notice, may=request.may,
+            csrf=lambda: csrf_token(request.scope), **view.values,
         )  # fmt: skip
 
 

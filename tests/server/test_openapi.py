@@ -13,7 +13,7 @@ import pytest
 import rmq
 from rmq.kernel.core.access import Role
 from rmq.server.api import BASE, TABLES
-from rmq.web.operation import At, Operation, Table
+from rmq.web.operation import Operation, RequestContext, Table
 from rmq.web.requests import Count, Request
 from tests.server.running import PATIENCE_S, ask, serving
 from tests.servers import Server as Redis
@@ -170,13 +170,13 @@ class Wanted(Request):
 
 
 @BROKEN.post("/fails", role=Role.ADMIN)
-async def fails(at: At, body: Wanted) -> Count:
+async def fails(context: RequestContext, body: Wanted) -> Count:
     """Fail for some numbers."""
     return Count(count=100 // (body.n % 2))
 
 
 @BROKEN.post("/lies", role=Role.ADMIN)
-async def lies(at: At, body: Wanted) -> Count:
+async def lies(context: RequestContext, body: Wanted) -> Count:
     """Answer something else than it says."""
     return Count(count=str(body.n))  # type: ignore[arg-type]
 

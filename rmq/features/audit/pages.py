@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq.features.audit.audit import Audited
 from rmq.kernel.core.access import Role
-from rmq.web.page import Ask, Pages, Redirect, View
+from rmq.web.page import PageRequest, Pages, Redirect, View
 from rmq.web.readings import LongReading
 
 PAGES = Pages()
@@ -20,34 +20,37 @@ COLUMNS = {
 
 
 @PAGES.get("/topics/{topic}/audit")
-async def audit(ask: Ask) -> View:
+async def audit(request: PageRequest) -> View:
     """Show how far an audit is, and what it found; none is begun by looking."""
-    await ask.at.admin.settings(ask.topic)  # there is such a topic
-    reading = ask.readings.known(_key(ask))
+    await request.context.admin.settings(request.topic)  # there is such a topic
+    reading = request.readings.known(_key(request))
     found: Audited | None = reading.found if reading else None
     return View(
         "audit.html",
         {
-            "topic": ask.topic, "reading": reading, "found": found, "columns": COLUMNS,
+            "topic": request.topic, "reading": reading, "found": found, "columns": COLUMNS,
             "ranges": found.lost[:RANGES] if found else [], "older_s": OLDER_S,
-            "leads": ask.at.leads(), "server_missing": ask.at.missing().get(ask.topic),
+            "leads": request.context.leads(),
+            "server_missing": request.context.missing().get(request.topic),
         },
-        f"{ask.topic}: loss audit",
+        f"{request.topic}: loss audit",
     )  # fmt: skip
 
 
 @PAGES.post("/topics/{topic}/audit", Role.OPERATOR)
-async def start_audit(ask: Ask) -> Redirect:
+async def start_audit(request: PageRequest) -> Redirect:
     """Begin an audit that goes on after the answer."""
-    topic = ask.topic
-    await ask.at.admin.settings(topic)
+    topic = request.topic
+    await request.context.admin.settings(topic)
 
     async def read(reading: LongReading) -> Audited:
-        return await ask.at.admin.audit(topic, older_than=OLDER_S, progress=reading.progress)
+        return await request.context.admin.audit(
+            topic, older_than=OLDER_S, progress=reading.progress
+        )
 
-    ask.readings.start(_key(ask), read, AGAIN_S)
-    return Redirect(ask.url("topics", topic, "audit"))
+    request.readings.start(_key(request), read, AGAIN_S)
+    return Redirect(request.url("topics", topic, "audit"))
 
 
-def _key(ask: Ask) -> str:
-    return f"audit {ask.topic}"
+def _key(request: PageRequest) -> str:
+    return f"audit {request.topic}"

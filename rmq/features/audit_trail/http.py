@@ -9,7 +9,7 @@ import msgspec
 
 from rmq.kernel.core.score import TIMED_MIN, moment
 from rmq.web import operation
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.requests import Answer, CursorText, Limit, Request, show
 
 TABLE = Table("audits")
@@ -41,11 +41,11 @@ class AuditTrail(Answer):
 
 
 @TABLE.get("/audit-trail")
-async def list_audit_trail(at: At, query: AuditTrailQuery) -> AuditTrail:
+async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> AuditTrail:
     """List who did what, the newest first; the newest 10 000 lines are kept."""
     place = operation.read(query.cursor, Place) if query.cursor else None
     seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
-    found = (await at.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
+    found = (await context.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
     page, cursor = found[: query.limit], None
     if len(found) > query.limit:
         last_ms = page[-1].at_ms

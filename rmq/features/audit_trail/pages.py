@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.web.page import Ask, Pages, View
+from rmq.web.page import PageRequest, Pages, View
 
 PAGES = Pages()
 
@@ -10,11 +10,11 @@ ROWS, ROWS_MOST = 100, 10_000
 
 
 @PAGES.get("/audit-trail")
-async def audit_trail(ask: Ask) -> View:
+async def audit_trail(request: PageRequest) -> View:
     """List who did what, the newest first."""
-    contains = ask.query.get("contains", "")[:128]
-    limit = ask.number("limit", ROWS, ROWS_MOST, ROWS)
-    lines = await ask.at.admin.audit_trail(ROWS_MOST if contains else limit)
+    contains = request.query.get("contains", "")[:128]
+    limit = request.number("limit", ROWS, ROWS_MOST, ROWS)
+    lines = await request.context.admin.audit_trail(ROWS_MOST if contains else limit)
     if contains:
         lines = [line for line in lines if contains in " ".join(map(str, line[1:]))]
     return View(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rmq.kernel.core.access import Role
 from rmq.web import requests
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer, Request, Text, show
 
@@ -33,16 +33,18 @@ class Claim(Answer):
 
 
 @TABLE.get("/topics/{topic}/claims", NONE, "not-found", "conflict")
-async def get_claim(at: At, path: requests.TopicPath, query: ClaimQuery) -> Claim:
+async def get_claim(context: RequestContext, path: requests.TopicPath, query: ClaimQuery) -> Claim:
     """Return the claim on a business key."""
-    found = await at.admin.claim(path.topic, query.key, consumer=query.consumer)
+    found = await context.admin.claim(path.topic, query.key, consumer=query.consumer)
     if found is None:
         raise ApiError("not-found", "there is no claim on this key", "key")
     return show(found, Claim)
 
 
 @TABLE.delete("/topics/{topic}/claims", NONE, "conflict", role=Role.ADMIN)
-async def delete_claim(at: At, path: requests.TopicPath, query: ClaimQuery) -> requests.Done:
+async def delete_claim(
+    context: RequestContext, path: requests.TopicPath, query: ClaimQuery
+) -> requests.Done:
     """Delete the claim on a business key: the next message of the key is worked on."""
-    done = await at.admin.unclaim(path.topic, query.key, consumer=query.consumer)
+    done = await context.admin.unclaim(path.topic, query.key, consumer=query.consumer)
     return requests.Done(done=done)

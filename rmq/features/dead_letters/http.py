@@ -25,7 +25,7 @@ from rmq.kernel.core.record import Record
 from rmq.kernel.topic import reading
 from rmq.web import message as web_message, requests
 from rmq.web.message import BLOCK_S, Failure, StoredMessage, failure_of, shown, walk
-from rmq.web.operation import At, Table, check_confirm
+from rmq.web.operation import RequestContext, Table, check_confirm
 from rmq.web.problems import ApiError
 from rmq.web.requests import (
     BY,
@@ -156,13 +156,13 @@ EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 
 @TABLE.get("/topics/{topic}/dead-letters", NONE, "conflict")
 async def list_dead_letters(
-    at: At, path: requests.TopicPath, query: requests.DeadQuery
+    context: RequestContext, path: requests.TopicPath, query: requests.DeadQuery
 ) -> web_message.MessageList:
     """List dead letters, the oldest of each slot first.
 
     A page may have fewer than `limit` before the last one: a request looks at 5000 dead letters.
     """
-    return await _list(at, path.topic, query, "dead", dead_letters_filter.given(query.filter))
+    return await _list(context, path.topic, query, "dead", dead_letters_filter.given(query.filter))
 
 
 class DeadLetterGroups(Answer):
@@ -180,13 +180,13 @@ class DeadLetterGroups(Answer):
 
 @TABLE.get("/topics/{topic}/dead-letters/groups", NONE, "conflict")
 async def list_dead_letter_groups(
-    at: At, path: requests.TopicPath, query: GroupsQuery
+    context: RequestContext, path: requests.TopicPath, query: GroupsQuery
 ) -> DeadLetterGroups:
     """Count dead letters by cause: by the fingerprint of their error, the largest group first.
 
     All dead letters are looked at. A fingerprint can be used in a filter.
     """
-    found = await at.admin.dead_letter_groups(path.topic, filter=query.filter)
+    found = await context.admin.dead_letter_groups(path.topic, filter=query.filter)
     groups = [show(each, DeadLetterGroup) for each in found.groups[: query.limit]]
     other = found.total - sum(each.count for each in groups)
     return DeadLetterGroups(groups=groups, other=other, total=found.total)
@@ -218,7 +218,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
 
 @TABLE.get("/topics/{topic}/dead-letters/export", NONE, "conflict", role=Role.ADMIN)
 async def export_dead_letters(
-    at: At, path: requests.TopicPath, query: ExportQuery
+    context: RequestContext, path: requests.TopicPath, query: ExportQuery
 ) -> AsyncIterator[list[DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
@@ -226,7 +226,7 @@ async def export_dead_letters(
     """
     cursor, size = query.cursor, EXPORT_FIRST
     while True:
-        page = await at.admin.dead_letters(
+        page = await context.admin.dead_letters(
             path.topic, filter=query.filter, cursor=cursor, limit=size, raw=True
         )
         found = [line_of(message) for message in page.messages]
@@ -248,7 +248,9 @@ class Imported(Answer):
 @TABLE.post(
     "/topics/{topic}/dead-letters/import", NONE, "conflict", "queue-full", role=Role.OPERATOR
 )
-async def import_dead_letters(at: At, path: requests.TopicPath, body: Import) -> Imported:
+async def import_dead_letters(
+    context: RequestContext, path: requests.TopicPath, body: Import
+) -> Imported:
     """Send exported dead letters to a topic as messages to be consumed, with all their retries.
 
     They keep ids, types, headers and priorities. One that the topic still has, in any queue, is a
@@ -264,12 +266,12 @@ async def import_dead_letters(at: At, path: requests.TopicPath, body: Import) ->
         by_codec.setdefault(letter.codec, []).append(outgoing)
     counts = {"stored": 0, "duplicate": 0}
     for number, group in by_codec.items():
-        topic = at.client.topic(path.topic, codec=RawCodec(number))
+        topic = context.client.topic(path.topic, codec=RawCodec(number))
         await topic.open(create=False)
         for result in await topic.send_many(group, timeout=BLOCK_S):
             counts["duplicate" if result.status == "duplicate" else "stored"] += 1
     if not body.letters:
-        await at.admin.settings(path.topic)  # whether there is such a topic
+        await context.admin.settings(path.topic)  # whether there is such a topic
     return Imported(**counts)
 
 
@@ -289,15 +291,15 @@ class Redriven(Answer):
 
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
-async def redrive(at: At, path: requests.TopicPath, body: Redrive) -> Redriven:
+async def redrive(context: RequestContext, path: requests.TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
     A request that ends before all are sent goes on where it stopped when it is repeated.
     """
-    done = await at.admin.redrive(
+    done = await context.admin.redrive(
         path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate
     )
-    shown = await sample(at, path.topic, body) if body.dry_run and done.matched else []
+    shown = await sample(context, path.topic, body) if body.dry_run and done.matched else []
     return show(done, Redriven, sample=shown)
 
 
@@ -313,30 +315,30 @@ class Purged(Answer):
 
 
 @TABLE.post("/topics/{topic}/purge", NONE, "conflict", role=Role.ADMIN)
-async def purge(at: At, path: requests.TopicPath, body: Purge) -> Purged:
+async def purge(context: RequestContext, path: requests.TopicPath, body: Purge) -> Purged:
     """Delete waiting messages or dead letters; messages in flight are not touched.
 
     Dead letters can be restored for as many seconds as `keep` says, 24 hours if it is not given; 0
     deletes them for good. Waiting messages cannot be restored.
     """
     check_confirm(body.confirm, path.topic)
-    count = await at.admin.purge(
+    count = await context.admin.purge(
         path.topic, body.queue, **body.given(), keep=body.keep, dry_run=body.dry_run
     )
     is_shown = body.dry_run and body.queue == "dead" and count
-    return Purged(count=count, sample=await sample(at, path.topic, body) if is_shown else [])
+    return Purged(count=count, sample=await sample(context, path.topic, body) if is_shown else [])
 
 
 @TABLE.get("/topics/{topic}/trash", NONE, "conflict")
 async def list_trash(
-    at: At, path: requests.TopicPath, query: TrashQuery
+    context: RequestContext, path: requests.TopicPath, query: TrashQuery
 ) -> web_message.MessageList:
     """List the trash of a topic, of each slot those first that go first.
 
     The `deadline` of a letter is when it goes for good. A filter by `age` or `died` fits none:
     the trash tells no time of death. A page may have fewer than `limit` before the last one.
     """
-    return await _list(at, path.topic, query, "trash", dead_letters_filter.given(query.filter))
+    return await _list(context, path.topic, query, "trash", dead_letters_filter.given(query.filter))
 
 
 class Restored(Answer):
@@ -351,14 +353,16 @@ class Restored(Answer):
 
 
 @TABLE.post("/topics/{topic}/trash/restore", NONE, "conflict", role=Role.OPERATOR)
-async def restore(at: At, path: requests.TopicPath, body: Restore) -> Restored:
+async def restore(context: RequestContext, path: requests.TopicPath, body: Restore) -> Restored:
     """Put dead letters back from the trash, with the time at which they died.
 
     One whose `dead_retention` is over, or would be within 24 hours, gets a later one: it stays for
     another 24 hours, or for the retention if that is shorter.
     """
-    count = await at.admin.restore(path.topic, **body.given(), job=body.job, dry_run=body.dry_run)
-    shown = await sample(at, path.topic, body, "trash") if body.dry_run and count else []
+    count = await context.admin.restore(
+        path.topic, **body.given(), job=body.job, dry_run=body.dry_run
+    )
+    shown = await sample(context, path.topic, body, "trash") if body.dry_run and count else []
     return Restored(count=count, sample=shown)
 
 
@@ -366,16 +370,16 @@ async def restore(at: At, path: requests.TopicPath, body: Restore) -> Restored:
 
 
 async def _list(
-    at: At,
+    context: RequestContext,
     topic: str,
     query: requests.DeadQuery,
     queue: Literal["dead", "trash"],
     wanted: DeadLetterFilter | None,
 ) -> web_message.MessageList:
     if wanted is None:
-        return await walk(at, topic, query, queue)
-    now_ms = (await at.admin.stats(topic))["now_ms"]
-    return await walk(at, topic, query, queue, lambda message: _fits(wanted, message, now_ms))
+        return await walk(context, topic, query, queue)
+    now_ms = (await context.admin.stats(topic))["now_ms"]
+    return await walk(context, topic, query, queue, lambda message: _fits(wanted, message, now_ms))
 
 
 def _fits(wanted: DeadLetterFilter, message: Message, now_ms: int) -> bool:
@@ -405,7 +409,7 @@ def _body_of(letter: ImportedLetter, name: str) -> bytes:
 
 
 async def sample(
-    at: At,
+    context: RequestContext,
     topic: str,
     wanted: requests.LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
@@ -413,21 +417,21 @@ async def sample(
     """Return some letters that fit, the oldest of those that a bounded look finds."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
-        page = await at.admin.dead_letters(
+        page = await context.admin.dead_letters(
             topic, filter=conditions, limit=SAMPLE_MAX, scan=SAMPLE_SCAN, raw=True
         )
-        return [shown(at, message) for message in page.messages]
+        return [shown(context, message) for message in page.messages]
     if wanted.ids is None:
         first = TrashQuery(limit=SAMPLE_MAX)
-        return (await _list(at, topic, first, queue, conditions)).messages
-    now_ms = (await at.admin.stats(topic))["now_ms"]
+        return (await _list(context, topic, first, queue, conditions)).messages
+    now_ms = (await context.admin.stats(topic))["now_ms"]
     found: list[web_message.StoredMessage] = []
     for id in wanted.ids:
-        message = await at.admin.get(topic, id, raw=True)
+        message = await context.admin.get(topic, id, raw=True)
         if message is None or message.queue != queue:
             continue
         if conditions is None or _fits(conditions, message, now_ms):
-            found.append(shown(at, message))
+            found.append(shown(context, message))
             if len(found) == SAMPLE_MAX:
                 break
     return found

@@ -22,7 +22,7 @@ from rmq.kernel.core.access import Role
 from rmq.kernel.core.message import Message
 from rmq.web import message as web_message, requests
 from rmq.web.figures import all_figures, topic_figures
-from rmq.web.page import Ask, Pages, Redirect, View, whole_number
+from rmq.web.page import PageRequest, Pages, Redirect, View, whole_number
 from rmq.web.problems import ApiError
 from rmq.web.readings import LongReading
 from rmq.web.render import seen
@@ -44,155 +44,161 @@ RESTORE_S = 10.0
 
 
 @PAGES.get("/dead-letters")
-async def topics_with_dead_letters(ask: Ask) -> View:
+async def topics_with_dead_letters(request: PageRequest) -> View:
     """List the topics that have dead letters, the most first."""
-    every = await all_figures(ask)
+    every = await all_figures(request)
     found = [each for each in every if each.get("dead") or each.get("trash")]
     found.sort(key=lambda each: (-each.get("dead"), each.name))
     return View("dead_topics.html", {"found": found[:500], "count": len(found)}, "Dead letters")
 
 
 @PAGES.get("/topics/{topic}/dead-letters")
-async def dead_letters(ask: Ask) -> View:
+async def dead_letters(request: PageRequest) -> View:
     """List dead letters that fit a filter, the oldest of each slot first."""
-    text, after = ask.query.get("filter", "").strip(), ask.query.get("cursor") or None
+    text, after = request.query.get("filter", "").strip(), request.query.get("cursor") or None
     found: list[web_message.StoredMessage] = []
     cursor, mistake = None, ""
     try:
         if text:
-            ask.disclosure.check_filter(ask.at.principal, text)
+            request.disclosure.check_filter(request.context.principal, text)
         cursor, until = after, time.monotonic() + SEARCH_S
         while True:
-            page = await ask.at.admin.dead_letters(
-                ask.topic, filter=text or None, cursor=cursor, limit=ROWS, scan=SCAN, raw=True
+            page = await request.context.admin.dead_letters(
+                request.topic, filter=text or None, cursor=cursor, limit=ROWS, scan=SCAN, raw=True
             )
             cursor = page.cursor
             if page.messages or cursor is None or time.monotonic() > until:
                 break
-        found = ask.shown([web_message.shown(ask.at, message) for message in page.messages])
+        found = request.shown(
+            [web_message.shown(request.context, message) for message in page.messages]
+        )
     except InvalidValue as error:
         if not str(error).startswith("filter: "):
             raise
         mistake = str(error)
-    figures = await topic_figures(ask, ask.topic)
+    figures = await topic_figures(request, request.topic)
     return View(
         "dead_letters.html",
         {
-            "topic": ask.topic, "found": found, "cursor": cursor, "filter": text,
+            "topic": request.topic, "found": found, "cursor": cursor, "filter": text,
             "mistake": mistake, "is_first": after is None, "figures": figures, "rows": ROWS,
             "scan": SCAN, "words": _words(found),
         },
-        f"{ask.topic}: dead letters",
+        f"{request.topic}: dead letters",
         status=400 if mistake else 200,
     )  # fmt: skip
 
 
 @PAGES.get("/topics/{topic}/dead-letters/groups")
-async def groups(ask: Ask) -> View:
+async def groups(request: PageRequest) -> View:
     """Show dead letters by cause; counting many goes on while the page waits."""
 
     async def count(reading: LongReading) -> DeadLetterGroups:
-        return await ask.at.admin.dead_letter_groups(ask.topic, progress=reading.progress)
+        return await request.context.admin.dead_letter_groups(
+            request.topic, progress=reading.progress
+        )
 
-    figures = await topic_figures(ask, ask.topic)
-    reading = ask.readings.start(f"groups {ask.topic}", count, GROUPS_S)
+    figures = await topic_figures(request, request.topic)
+    reading = request.readings.start(f"groups {request.topic}", count, GROUPS_S)
     await reading.wait(GROUPS_SHOWN_S)
     return View(
         "dead_groups.html",
-        {"topic": ask.topic, "figures": figures, "reading": reading},
-        f"{ask.topic}: dead letters by cause",
+        {"topic": request.topic, "figures": figures, "reading": reading},
+        f"{request.topic}: dead letters by cause",
     )
 
 
 @PAGES.get("/topics/{topic}/trash")
-async def trash(ask: Ask) -> View:
+async def trash(request: PageRequest) -> View:
     """List the trash: dead letters that were purged and can be restored."""
-    query = requests.MessagesQuery(limit=ROWS, cursor=ask.query.get("cursor") or None)
-    found = await web_message.walk(ask.at, ask.topic, query, "trash")
-    jobs = await ask.at.admin.jobs(ask.topic)
+    query = requests.MessagesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
+    found = await web_message.walk(request.context, request.topic, query, "trash")
+    jobs = await request.context.admin.jobs(request.topic)
     return View(
         "trash.html",
         {
             "purges": [job for job in jobs if job.verb == "purge" and job.done],
-            "topic": ask.topic, "found": ask.shown(found.messages), "cursor": found.cursor,
-            "is_first": not query.cursor, "figures": await topic_figures(ask, ask.topic),
+            "topic": request.topic, "found": request.shown(found.messages), "cursor": found.cursor,
+            "is_first": not query.cursor, "figures": await topic_figures(request, request.topic),
         },
-        f"{ask.topic}: trash",
+        f"{request.topic}: trash",
     )  # fmt: skip
 
 
 @PAGES.get("/topics/{topic}/dead-letters/{verb}", Role.OPERATOR)
-async def ask_act(ask: Ask) -> View | Redirect:
+async def ask_act(request: PageRequest) -> View | Redirect:
     """Show what an act would do, before it is done; counting many goes on while the page waits."""
-    verb = _verb(ask)
+    verb = _verb(request)
     if verb == "purge":
-        ask.at.require(Role.ADMIN)
-    ids = ask.query.getlist("ids")[:ROWS]
-    text = ask.query.get("filter", "").strip()
-    at = ask.query.get("at")
-    to = ask.query.get("to", "").strip() if verb == "redrive" else ""
-    job = ask.query.get("job", "") if verb == "restore" else ""
-    others = await _other_topics(ask) if verb == "redrive" else []
+        request.context.require(Role.ADMIN)
+    ids = request.query.getlist("ids")[:ROWS]
+    text = request.query.get("filter", "").strip()
+    at = request.query.get("at")
+    to = request.query.get("to", "").strip() if verb == "redrive" else ""
+    job = request.query.get("job", "") if verb == "restore" else ""
+    others = await _other_topics(request) if verb == "redrive" else []
     _check_other(to, others)
     if at is None and not ids:
-        now_ms = (await ask.at.admin.stats(ask.topic))["now_ms"]
+        now_ms = (await request.context.admin.stats(request.topic))["now_ms"]
         at = datetime.fromtimestamp(now_ms // 1000 + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         query = {"filter": text, "at": at, "to": to, "job": job}
-        return Redirect(ask.url("topics", ask.topic, "dead-letters", verb, **query))
+        return Redirect(request.url("topics", request.topic, "dead-letters", verb, **query))
     moment = _moment(at)
     # A letter has no time of death while it is in the trash.
     chosen = "" if ids else text if verb == "restore" else _bounded(text, moment)
     if chosen:
-        ask.disclosure.check_filter(ask.at.principal, chosen)
-    found = await _counted(ask, verb, ids, chosen, job)
+        request.disclosure.check_filter(request.context.principal, chosen)
+    found = await _counted(request, verb, ids, chosen, job)
     return View(
         "dead_act.html",
         {
             "job": job,
-            "topic": ask.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
+            "topic": request.topic, "verb": verb, "ids": ids, "filter": chosen, "typed": text,
             "count": found.count, "is_all": found.is_all,
-            "sample": ask.shown([web_message.shown(ask.at, each) for each in found.sample]),
+            "sample": request.shown(
+                [web_message.shown(request.context, each) for each in found.sample]
+            ),
             "moment": moment, "keeps": KEEPS, "to": to, "others": others[:TOPICS_MAX],
             "is_listed": len(others) <= TOPICS_MAX,
-            "command": _command(ask.topic, verb, ids, chosen, to, job),
+            "command": _command(request.topic, verb, ids, chosen, to, job),
         },
-        f"{ask.topic}: {verb}",
+        f"{request.topic}: {verb}",
     )  # fmt: skip
 
 
 @PAGES.post("/topics/{topic}/dead-letters/{verb}")
-async def act(ask: Ask) -> Redirect:
+async def act(request: PageRequest) -> Redirect:
     """Start the job that redrives or purges, or restore letters from the trash."""
-    verb = _verb(ask)
-    conditions = _conditions(ask)
+    verb = _verb(request)
+    conditions = _conditions(request)
     if verb == "restore":
         async with asyncio.timeout(RESTORE_S):
-            purge = ask.form.get("job") or None
-            count = await ask.at.admin.restore(ask.topic, job=purge, **conditions)
-        return Redirect(ask.url("topics", ask.topic, "dead-letters"), f"Restored {count}")
+            purge = request.form.get("job") or None
+            count = await request.context.admin.restore(request.topic, job=purge, **conditions)
+        return Redirect(request.url("topics", request.topic, "dead-letters"), f"Restored {count}")
     options: dict[str, Any] = {}
     if verb == "purge":
-        ask.at.require(Role.ADMIN)
-        ask.confirm(ask.topic)
-        options["keep"] = KEEPS.get(ask.form.get("keep", ""), 86_400)
+        request.context.require(Role.ADMIN)
+        request.confirm(request.topic)
+        options["keep"] = KEEPS.get(request.form.get("keep", ""), 86_400)
     else:
-        if ask.form.get("rate", "").strip():
-            options["rate"] = _rate(ask.form["rate"].strip())
-        options["to"] = ask.form.get("to", "").strip() or None  # job_start checks it
-    expected = whole_number(ask.form.get("expected", ""))
+        if request.form.get("rate", "").strip():
+            options["rate"] = _rate(request.form["rate"].strip())
+        options["to"] = request.form.get("to", "").strip() or None  # job_start checks it
+    expected = whole_number(request.form.get("expected", ""))
     if expected is None:  # the page was left before all were counted
         ids, text = conditions.get("ids", []), conditions.get("filter", "")
-        found = await _counted(ask, verb, ids, text)
+        found = await _counted(request, verb, ids, text)
         expected = found.count if found.is_all else None
-    job = await ask.at.admin.job_start(
-        ask.topic, verb, conditions=conditions, by=ask.at.principal.name, expected=expected,
-        **options,
+    job = await request.context.admin.job_start(
+        request.topic, verb, conditions=conditions, by=request.context.principal.name,
+        expected=expected, **options,
     )  # fmt: skip
-    return Redirect(ask.url("jobs", job.id), f"Started the {verb}")
+    return Redirect(request.url("jobs", job.id), f"Started the {verb}")
 
 
-def _verb(ask: Ask) -> str:
-    verb = ask.path["verb"]
+def _verb(request: PageRequest) -> str:
+    verb = request.path["verb"]
     if verb not in VERBS:
         raise ApiError("not-found", "no such page")
     return verb
@@ -204,17 +210,22 @@ def _bounded(text: str, moment: datetime) -> str:
     return f"({text}) and {bound}" if text else bound
 
 
-def _conditions(ask: Ask) -> dict[str, Any]:
+def _conditions(request: PageRequest) -> dict[str, Any]:
     """Return which letters the form speaks of: some by their ids, or those that fit its filter."""
-    ids = ask.form.get("ids", "").split()
-    text = ask.form.get("filter", "").strip()
-    if ask.path["verb"] == "restore" and ask.form.get("all") == "on" and not ids and not text:
+    ids = request.form.get("ids", "").split()
+    text = request.form.get("filter", "").strip()
+    if (
+        request.path["verb"] == "restore"
+        and request.form.get("all") == "on"
+        and not ids
+        and not text
+    ):
         return {}
     if bool(ids) == bool(text):
         raise ApiError("invalid", "the form names neither letters nor a filter; go back")
     if ids:
         return {"ids": ids[:ROWS]}
-    ask.disclosure.check_filter(ask.at.principal, text)
+    request.disclosure.check_filter(request.context.principal, text)
     return {"filter": text}
 
 
@@ -227,16 +238,18 @@ class _Counted:
     sample: list[Message]
 
 
-async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str, job: str = "") -> _Counted:
+async def _counted(
+    request: PageRequest, verb: str, ids: list[str], chosen: str, job: str = ""
+) -> _Counted:
     """Count the letters that fit, for as long as a page may take; a live page asks again."""
     queue = "trash" if verb == "restore" else "dead"
     if ids:
-        found = [await ask.at.admin.get(ask.topic, id, raw=True) for id in ids]
+        found = [await request.context.admin.get(request.topic, id, raw=True) for id in ids]
         there = [message for message in found if message and message.queue == queue]
         return _Counted(len(there), True, there[:SAMPLE])
     if queue == "trash":
-        count = await ask.at.admin.restore(
-            ask.topic, filter=chosen or None, job=job or None, dry_run=True
+        count = await request.context.admin.restore(
+            request.topic, filter=chosen or None, job=job or None, dry_run=True
         )
         return _Counted(count, True, [])
 
@@ -244,8 +257,8 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str, job: str = 
         sample: list[Message] = []
         cursor = None
         while True:
-            page = await ask.at.admin.dead_letters(
-                ask.topic, filter=chosen, cursor=cursor, limit=1000, scan=SCAN, raw=True
+            page = await request.context.admin.dead_letters(
+                request.topic, filter=chosen, cursor=cursor, limit=1000, scan=SCAN, raw=True
             )
             sample = reading.found = [*sample, *page.messages][:SAMPLE]
             reading.progress(reading.done + len(page.messages), 0)
@@ -253,8 +266,8 @@ async def _counted(ask: Ask, verb: str, ids: list[str], chosen: str, job: str = 
                 return sample
             cursor = page.cursor
 
-    key = f"count {ask.topic} {ask.at.principal.role} {chosen}"
-    reading = ask.readings.start(key, count_all, GROUPS_S)
+    key = f"count {request.topic} {request.context.principal.role} {chosen}"
+    reading = request.readings.start(key, count_all, GROUPS_S)
     await reading.wait(COUNTED_S)
     if reading.error:
         raise ApiError("invalid", reading.error)
@@ -270,9 +283,9 @@ def _moment(text: str | None) -> datetime:
     return moment.replace(tzinfo=UTC)
 
 
-async def _other_topics(ask: Ask) -> list[str]:
+async def _other_topics(request: PageRequest) -> list[str]:
     """Return the topics to which letters can be sent instead of back."""
-    return [name for name in await ask.at.admin.topics() if name != ask.topic]
+    return [name for name in await request.context.admin.topics() if name != request.topic]
 
 
 def _check_other(to: str, others: list[str]) -> None:

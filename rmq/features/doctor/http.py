@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from rmq.features.doctor import finding
 from rmq.features.doctor.finding import Severity
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.requests import Answer, Request, show
 
 TABLE = Table("audits")
@@ -28,13 +28,13 @@ class Findings(Answer):
 
 
 @TABLE.get("/doctor")
-async def examine(at: At, query: DoctorQuery) -> Findings:
+async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
     """Check Redis and all topics; nothing is changed.
 
     A check that the server's Redis user may not make is skipped, and says why.
     """
     only = query.only.split(",") if query.only else None
-    found = await at.admin.doctor(only)
+    found = await context.admin.doctor(only)
     worst = max((each.severity for each in found), key=finding.SEVERITIES.index)
     return Findings(worst=worst, findings=[show(each, Finding) for each in found])
 

@@ -14,7 +14,7 @@ from rmq.features.messages.change import CancelStatus, PriorityStatus, Reschedul
 from rmq.kernel.core.access import Role
 from rmq.web import message as web_message, requests
 from rmq.web.message import BLOCK_S, shown, walk
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer, MessageIdText, Request, Seconds, TopicPath, show
 
@@ -79,19 +79,19 @@ NONE = "topic-not-found"
 
 @TABLE.get("/topics/{topic}/messages", NONE, "conflict")
 async def list_messages(
-    at: At, path: requests.TopicPath, query: requests.MessagesQuery
+    context: RequestContext, path: requests.TopicPath, query: requests.MessagesQuery
 ) -> web_message.MessageList:
     """List the messages of a queue, slot by slot, in the order of their scores.
 
     A message that stays where it is, is listed once. One that moves meanwhile may be listed twice
     or not at all. The order in which waiting messages are taken is that of `peek`.
     """
-    return await walk(at, path.topic, query, query.queue)
+    return await walk(context, path.topic, query, query.queue)
 
 
 @TABLE.get("/topics/{topic}/peek", NONE, "conflict")
 async def peek_messages(
-    at: At, path: requests.TopicPath, query: requests.PeekQuery
+    context: RequestContext, path: requests.TopicPath, query: requests.PeekQuery
 ) -> web_message.Peeked:
     """Show the messages of a queue, page by page: waiting ones as they would be taken.
 
@@ -99,7 +99,7 @@ async def peek_messages(
     page of a `slot` alone.
     """
     try:
-        page = await at.admin.peek_page(
+        page = await context.admin.peek_page(
             path.topic,
             query.queue,
             slot=query.slot,
@@ -111,14 +111,16 @@ async def peek_messages(
         if query.cursor is None or not str(error).startswith("cursor:"):
             raise
         raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
-    messages = [shown(at, message) for message in page.messages]
+    messages = [shown(context, message) for message in page.messages]
     return web_message.Peeked(messages=messages, cursor=page.cursor)
 
 
 @TABLE.post(
     "/topics/{topic}/messages", NONE, "conflict", "queue-full", role=Role.OPERATOR, status=201
 )
-async def send_message(at: At, path: requests.TopicPath, body: Send) -> web_message.Sent:
+async def send_message(
+    context: RequestContext, path: requests.TopicPath, body: Send
+) -> web_message.Sent:
     """Send a message to a topic that exists.
 
     With `id` or `dedup_key`, a request that is repeated stores nothing.
@@ -128,7 +130,7 @@ async def send_message(at: At, path: requests.TopicPath, body: Send) -> web_mess
     codec, value = body.codec, body.body
     if isinstance(body.body_base64, str):
         codec, value = "bytes", _decoded(body.body_base64)  # type: ignore[assignment]
-    topic = at.client.topic(path.topic, codec=codec)
+    topic = context.client.topic(path.topic, codec=codec)
     await topic.open(create=False)
     result = await topic.send(
         value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
@@ -140,12 +142,14 @@ async def send_message(at: At, path: requests.TopicPath, body: Send) -> web_mess
 
 
 @TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")
-async def get_message(at: At, path: MessagePath, query: MessageQuery) -> web_message.StoredMessage:
+async def get_message(
+    context: RequestContext, path: MessagePath, query: MessageQuery
+) -> web_message.StoredMessage:
     """Return a message, in whichever queue it is, or in the trash."""
-    message = await at.admin.get(path.topic, path.id, raw=True)
+    message = await context.admin.get(path.topic, path.id, raw=True)
     if message is None:
         raise ApiError("not-found", "the message is settled, or never was", "id")
-    return shown(at, message, None if query.whole else web_message.SHOWN_MAX)
+    return shown(context, message, None if query.whole else web_message.SHOWN_MAX)
 
 
 class Cancelled(Answer):
@@ -155,9 +159,11 @@ class Cancelled(Answer):
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)
-async def cancel_message(at: At, path: MessagePath, body: requests.Nothing) -> Cancelled:
+async def cancel_message(
+    context: RequestContext, path: MessagePath, body: requests.Nothing
+) -> Cancelled:
     """Cancel a waiting message; any other is left as it is, and the status says where it is."""
-    topic = at.client.topic(path.topic)
+    topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Cancelled(status=await topic.cancel(path.id))
 
@@ -169,9 +175,11 @@ class Rescheduled(Answer):
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/reschedule", NONE, "conflict", role=Role.OPERATOR)
-async def reschedule_message(at: At, path: MessagePath, body: Reschedule) -> Rescheduled:
+async def reschedule_message(
+    context: RequestContext, path: MessagePath, body: Reschedule
+) -> Rescheduled:
     """Give a waiting message another time."""
-    topic = at.client.topic(path.topic)
+    topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Rescheduled(status=await topic.reschedule(path.id, at=body.at, delay=body.delay))
 
@@ -183,9 +191,11 @@ class Prioritized(Answer):
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/priority", NONE, "conflict", role=Role.OPERATOR)
-async def set_message_priority(at: At, path: MessagePath, body: Priority) -> Prioritized:
+async def set_message_priority(
+    context: RequestContext, path: MessagePath, body: Priority
+) -> Prioritized:
     """Give a waiting message another priority; it joins that priority as the newest."""
-    topic = at.client.topic(path.topic)
+    topic = context.client.topic(path.topic)
     await topic.open(create=False)
     return Prioritized(status=await topic.set_priority(path.id, body.priority))
 

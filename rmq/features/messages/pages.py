@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmq.web import message as web_message, requests
-from rmq.web.page import Ask, Pages, Redirect, View, duration, whole_number
+from rmq.web.page import PageRequest, Pages, Redirect, View, duration, whole_number
 from rmq.web.problems import ApiError
 
 if TYPE_CHECKING:
@@ -41,51 +41,54 @@ class ShownAttempt:
 
 
 @PAGES.get("/topics/{topic}/messages")
-async def messages(ask: Ask) -> View:
+async def messages(request: PageRequest) -> View:
     """List a queue of a topic, slot by slot."""
-    queue = ask.word("queue", LISTED, "store")
-    slots = (await ask.at.admin.settings(ask.topic)).slots
-    slot = ask.number("slot", 0, slots - 1, 0) if ask.query.get("slot") else None
+    queue = request.word("queue", LISTED, "store")
+    slots = (await request.context.admin.settings(request.topic)).slots
+    slot = request.number("slot", 0, slots - 1, 0) if request.query.get("slot") else None
     query = requests.MessagesQuery(
         queue=queue,  # type: ignore[arg-type]
         slot=slot,
         limit=ROWS,
-        cursor=ask.query.get("cursor") or None,
+        cursor=request.query.get("cursor") or None,
     )
-    found = await web_message.walk(ask.at, ask.topic, query, query.queue)
+    found = await web_message.walk(request.context, request.topic, query, query.queue)
     return View(
         "messages.html",
         {
-            "topic": ask.topic, "queue": queue, "queues": {name: QUEUES[name] for name in LISTED},
-            "found": ask.shown(found.messages), "cursor": found.cursor, "slot": slot,
+            "topic": request.topic, "queue": queue,
+            "queues": {name: QUEUES[name] for name in LISTED},
+            "found": request.shown(found.messages), "cursor": found.cursor, "slot": slot,
             "slots": slots, "is_first": not query.cursor,
         },
-        f"{ask.topic}: messages",
+        f"{request.topic}: messages",
     )  # fmt: skip
 
 
 @PAGES.get("/topics/{topic}/find")
-async def find(ask: Ask) -> Redirect:
+async def find(request: PageRequest) -> Redirect:
     """Go to the message whose id was typed."""
-    return Redirect(ask.url("topics", ask.topic, "messages", _id(ask.query.get("id", "").strip())))
+    return Redirect(
+        request.url("topics", request.topic, "messages", _id(request.query.get("id", "").strip()))
+    )
 
 
 @PAGES.get("/topics/{topic}/messages/{id}")
-async def message(ask: Ask) -> View:
+async def message(request: PageRequest) -> View:
     """Show a message: its state, its body, its headers and its failures."""
-    id = _id(ask.path["id"])
-    found = await ask.at.admin.get(ask.topic, id, raw=True)
+    id = _id(request.path["id"])
+    found = await request.context.admin.get(request.topic, id, raw=True)
     if found is None:
         raise ApiError("not-found", f"the message {id} is settled, or never was", "id")
-    shown = ask.shown(web_message.shown(ask.at, found))
+    shown = request.shown(web_message.shown(request.context, found))
     return View(
         "message.html",
         {
-            "topic": ask.topic, "message": shown, "state": QUEUES[shown.queue],
-            "how": ask.word("as", BODY_VIEWS, ""), "body_views": BODY_VIEWS,
+            "topic": request.topic, "message": shown, "state": QUEUES[shown.queue],
+            "how": request.word("as", BODY_VIEWS, ""), "body_views": BODY_VIEWS,
             "attempts": shown_attempts(shown.attempts), "not_kept": _not_kept(shown.attempts),
         },
-        f"{ask.topic}: {id}",
+        f"{request.topic}: {id}",
     )  # fmt: skip
 
 
@@ -111,35 +114,37 @@ def _not_kept(attempts: Sequence[web_message.Attempt]) -> int:
 
 
 @PAGES.post("/topics/{topic}/messages/{id}/cancel")
-async def cancel(ask: Ask) -> Redirect:
+async def cancel(request: PageRequest) -> Redirect:
     """Cancel a waiting message."""
-    topic = await _opened(ask)
-    status = await topic.cancel(_id(ask.path["id"]))
+    topic = await _opened(request)
+    status = await topic.cancel(_id(request.path["id"]))
     if status == "cancelled":
-        return Redirect(ask.url("topics", ask.topic, "messages"), f"Cancelled {ask.path['id']}")
-    return _back(ask, f"Not cancelled: it is {status}")
+        return Redirect(
+            request.url("topics", request.topic, "messages"), f"Cancelled {request.path['id']}"
+        )
+    return _back(request, f"Not cancelled: it is {status}")
 
 
 @PAGES.post("/topics/{topic}/messages/{id}/reschedule")
-async def reschedule(ask: Ask) -> Redirect:
+async def reschedule(request: PageRequest) -> Redirect:
     """Give a waiting message another time."""
-    delay = duration(ask.form.get("delay", ""), "delay")
-    topic = await _opened(ask)
-    return _back(ask, f"Time: {await topic.reschedule(_id(ask.path['id']), delay=delay)}")
+    delay = duration(request.form.get("delay", ""), "delay")
+    topic = await _opened(request)
+    return _back(request, f"Time: {await topic.reschedule(_id(request.path['id']), delay=delay)}")
 
 
 @PAGES.post("/topics/{topic}/messages/{id}/priority")
-async def priority(ask: Ask) -> Redirect:
+async def priority(request: PageRequest) -> Redirect:
     """Give a waiting message another priority."""
-    number = whole_number(ask.form.get("priority", ""))
+    number = whole_number(request.form.get("priority", ""))
     if number is None:
         raise ApiError("invalid", "priority: give a number, 17 or more", "priority")
-    topic = await _opened(ask)
-    return _back(ask, f"Priority: {await topic.set_priority(_id(ask.path['id']), number)}")
+    topic = await _opened(request)
+    return _back(request, f"Priority: {await topic.set_priority(_id(request.path['id']), number)}")
 
 
-async def _opened(ask: Ask) -> AsyncTopic:
-    topic = ask.at.client.topic(ask.topic)
+async def _opened(request: PageRequest) -> AsyncTopic:
+    topic = request.context.client.topic(request.topic)
     await topic.open(create=False)
     return topic
 
@@ -150,5 +155,5 @@ def _id(text: str) -> str:
     return text
 
 
-def _back(ask: Ask, notice: str) -> Redirect:
-    return Redirect(ask.url("topics", ask.topic, "messages", ask.path["id"]), notice)
+def _back(request: PageRequest, notice: str) -> Redirect:
+    return Redirect(request.url("topics", request.topic, "messages", request.path["id"]), notice)

@@ -9,7 +9,7 @@ from msgspec import Meta
 from rmq.features.queries.held import HeldQuery, Sink
 from rmq.kernel.core.access import Role
 from rmq.web import requests
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.requests import Answer, Request, Text, TopicPath
 
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", min_length=32, max_length=32)]
@@ -45,15 +45,17 @@ class QueryList(Answer):
 
 
 @TABLE.get("/topics/{topic}/queries", NONE, "conflict")
-async def list_queries(at: At, path: requests.TopicPath) -> QueryList:
+async def list_queries(context: RequestContext, path: requests.TopicPath) -> QueryList:
     """List the queries that hold messages of a topic."""
-    return QueryList(queries=await at.admin.queries(path.topic))
+    return QueryList(queries=await context.admin.queries(path.topic))
 
 
 @TABLE.post("/topics/{topic}/queries/{run}/release", NONE, "conflict", role=Role.OPERATOR)
-async def release_query(at: At, path: QueryPath, body: ReleaseQuery) -> requests.Count:
+async def release_query(
+    context: RequestContext, path: QueryPath, body: ReleaseQuery
+) -> requests.Count:
     """Give back at once all messages of a query that never comes back."""
-    count = await at.admin.release_query(
+    count = await context.admin.release_query(
         path.topic, path.run, force=body.force, dry_run=body.dry_run
     )
     return requests.Count(count=count)
@@ -66,15 +68,17 @@ class SinkList(Answer):
 
 
 @TABLE.get("/topics/{topic}/sinks", NONE, "conflict")
-async def list_sinks(at: At, path: requests.TopicPath) -> SinkList:
+async def list_sinks(context: RequestContext, path: requests.TopicPath) -> SinkList:
     """List the last batch that each query has published to a topic.
 
     It walks all keys of the database: seldom a thing to ask for where there are many millions.
     """
-    return SinkList(sinks=await at.admin.sinks(path.topic))
+    return SinkList(sinks=await context.admin.sinks(path.topic))
 
 
 @TABLE.delete("/topics/{topic}/sinks", NONE, "conflict", role=Role.ADMIN)
-async def forget_sink(at: At, path: requests.TopicPath, query: SinkQuery) -> requests.Done:
+async def forget_sink(
+    context: RequestContext, path: requests.TopicPath, query: SinkQuery
+) -> requests.Done:
     """Forget which batches a query has published, for one whose checkpoint is gone."""
-    return requests.Done(done=await at.admin.forget_sink(path.topic, query.query))
+    return requests.Done(done=await context.admin.forget_sink(path.topic, query.query))

@@ -7,7 +7,7 @@ import asyncio
 from rmq.features.schedules import http
 from rmq.kernel.core.access import Role
 from rmq.web.figures import topic_figures
-from rmq.web.page import Ask, Pages, Redirect, View
+from rmq.web.page import PageRequest, Pages, Redirect, View
 from rmq.web.problems import ApiError
 
 PAGES = Pages()
@@ -17,67 +17,71 @@ SINKS_S = 10.0  # finding them walks all keys of the database
 
 
 @PAGES.get("/topics/{topic}/schedules")
-async def schedules(ask: Ask) -> View:
+async def schedules(request: PageRequest) -> View:
     """List the schedules of a topic; those that are due first come first."""
-    found = await ask.at.admin.schedules(ask.topic)
-    shown = ask.shown([http.schedule_of(state) for state in found[:ROWS]])
+    found = await request.context.admin.schedules(request.topic)
+    shown = request.shown([http.schedule_of(state) for state in found[:ROWS]])
     return View(
         "schedules.html",
-        {"topic": ask.topic, "found": shown, "count": len(found)},
-        f"{ask.topic}: schedules",
+        {"topic": request.topic, "found": shown, "count": len(found)},
+        f"{request.topic}: schedules",
     )
 
 
 @PAGES.post("/topics/{topic}/schedules/{name}/{verb}", Role.OPERATOR)
-async def change(ask: Ask) -> Redirect:
+async def change(request: PageRequest) -> Redirect:
     """Pause, resume or run a schedule."""
-    name, verb = ask.path["name"], ask.path["verb"]
-    admin = ask.at.admin
+    name, verb = request.path["name"], request.path["verb"]
+    admin = request.context.admin
     if verb == "pause":
-        done = await admin.schedule_pause(ask.topic, name)
+        done = await admin.schedule_pause(request.topic, name)
     elif verb == "resume":
-        done = await admin.schedule_resume(ask.topic, name)
+        done = await admin.schedule_resume(request.topic, name)
     elif verb == "run":
-        await admin.schedule_run(ask.topic, name)
+        await admin.schedule_run(request.topic, name)
         done = True
     else:
         raise ApiError("not-found", "no such page")
     notice = f"{name}: {verb}" if done else f"{name}: nothing to do"
-    return Redirect(ask.url("topics", ask.topic, "schedules"), notice)
+    return Redirect(request.url("topics", request.topic, "schedules"), notice)
 
 
 @PAGES.get("/topics/{topic}/queries")
-async def queries(ask: Ask) -> View:
+async def queries(request: PageRequest) -> View:
     """Show the queries that hold messages of a topic, and those that publish to it."""
     held, sinks, figures = await asyncio.gather(
-        ask.at.admin.queries(ask.topic),
-        ask.readings.get(f"sinks {ask.topic}", lambda: ask.at.admin.sinks(ask.topic), SINKS_S),
-        topic_figures(ask, ask.topic),
+        request.context.admin.queries(request.topic),
+        request.readings.get(
+            f"sinks {request.topic}", lambda: request.context.admin.sinks(request.topic), SINKS_S
+        ),
+        topic_figures(request, request.topic),
     )
     return View(
         "queries.html",
-        {"topic": ask.topic, "held": held[:ROWS], "sinks": sinks[:ROWS], "figures": figures},
-        f"{ask.topic}: queries",
+        {"topic": request.topic, "held": held[:ROWS], "sinks": sinks[:ROWS], "figures": figures},
+        f"{request.topic}: queries",
     )
 
 
 @PAGES.get("/topics/{topic}/queries/{run}/release", Role.ADMIN)
-async def ask_release(ask: Ask) -> View:
+async def ask_release(request: PageRequest) -> View:
     """Show what a query holds, and ask for the name of the topic."""
-    run = ask.path["run"]
-    count = await ask.at.admin.release_query(ask.topic, run, force=True, dry_run=True)
-    held = [each for each in await ask.at.admin.queries(ask.topic) if each.run == run]
+    run = request.path["run"]
+    count = await request.context.admin.release_query(request.topic, run, force=True, dry_run=True)
+    held = [each for each in await request.context.admin.queries(request.topic) if each.run == run]
     return View(
         "release_query.html",
-        {"topic": ask.topic, "run": run, "count": count, "held": held[0] if held else None},
-        f"{ask.topic}: release a query",
+        {"topic": request.topic, "run": run, "count": count, "held": held[0] if held else None},
+        f"{request.topic}: release a query",
     )
 
 
 @PAGES.post("/topics/{topic}/queries/{run}/release", Role.ADMIN)
-async def release_query(ask: Ask) -> Redirect:
+async def release_query(request: PageRequest) -> Redirect:
     """Give back all that a query holds."""
-    ask.confirm(ask.topic)
-    force = ask.form.get("force") == "on"
-    count = await ask.at.admin.release_query(ask.topic, ask.path["run"], force=force)
-    return Redirect(ask.url("topics", ask.topic, "queries"), f"Released {count} messages")
+    request.confirm(request.topic)
+    force = request.form.get("force") == "on"
+    count = await request.context.admin.release_query(
+        request.topic, request.path["run"], force=force
+    )
+    return Redirect(request.url("topics", request.topic, "queries"), f"Released {count} messages")

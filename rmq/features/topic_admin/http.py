@@ -16,7 +16,7 @@ from rmq.kernel.core.pause import PauseVerb
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.settings import Settings as KeptSettings
 from rmq.web import operation, requests
-from rmq.web.operation import At, Table, check_confirm
+from rmq.web.operation import RequestContext, Table, check_confirm
 from rmq.web.problems import ApiError
 from rmq.web.requests import BY, Answer, CursorText, Limit, Line, Name, Request, show
 
@@ -116,9 +116,9 @@ class TopicList(Answer):
 
 
 @TABLE.get("/topics")
-async def list_topics(at: At, query: TopicsQuery) -> TopicList:
+async def list_topics(context: RequestContext, query: TopicsQuery) -> TopicList:
     """List topics by name."""
-    names = await at.admin.topics()
+    names = await context.admin.topics()
     if query.contains:
         names = [name for name in names if query.contains in name]
     start = bisect_right(names, operation.read(query.cursor, str)) if query.cursor else 0
@@ -145,18 +145,18 @@ class Topic(Answer):
 
 
 @TABLE.post("/topics", "conflict", role=Role.ADMIN, status=201)
-async def create_topic(at: At, body: NewTopic) -> Topic:
+async def create_topic(context: RequestContext, body: NewTopic) -> Topic:
     """Create a topic; settings that are left out have their defaults."""
-    topic = at.client.topic(body.name, **body.settings.given())
+    topic = context.client.topic(body.name, **body.settings.given())
     if not await topic.open():
         raise ApiError("conflict", f"topic {body.name!r} exists", "name")
     return topic_of(body.name, topic.settings)
 
 
 @TABLE.get("/topics/{topic}", NONE, "conflict", has_etag=True)
-async def get_topic(at: At, path: requests.TopicPath) -> Topic:
+async def get_topic(context: RequestContext, path: requests.TopicPath) -> Topic:
     """Return the settings of a topic, its pauses, and how far a resize has come."""
-    return topic_of(path.topic, await at.admin.settings(path.topic))
+    return topic_of(path.topic, await context.admin.settings(path.topic))
 
 
 class Deleted(Answer):
@@ -170,33 +170,35 @@ class Deleted(Answer):
 
 
 @TABLE.delete("/topics/{topic}", NONE, "conflict", role=Role.ADMIN)
-async def delete_topic(at: At, path: requests.TopicPath, query: DeleteTopicQuery) -> Deleted:
+async def delete_topic(
+    context: RequestContext, path: requests.TopicPath, query: DeleteTopicQuery
+) -> Deleted:
     """Delete a topic for good, with everything that belongs to it.
 
     `confirm` must be its name. One that holds messages is deleted with `force` alone; `dry_run`
     counts them. Stopped half-way, no client can open the topic; repeat the request.
     """
     check_confirm(query.confirm, path.topic)
-    deleted = await at.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
+    deleted = await context.admin.topic_delete(path.topic, force=query.force, dry_run=query.dry_run)
     return show(deleted, Deleted, dry_run=query.dry_run)
 
 
 @TABLE.patch("/topics/{topic}/settings", NONE, "conflict", "changed", role=Role.ADMIN)
-async def set_topic(at: At, path: requests.TopicPath, body: Settings) -> Topic:
+async def set_topic(context: RequestContext, path: requests.TopicPath, body: Settings) -> Topic:
     """Change settings of a topic while it is used; `slots` and `max_retries` stay.
 
     With the header If-Match, and an ETag of the topic, nothing is done where it has changed since:
     its settings, a pause or a resize.
     """
     read = None
-    if_match = at.headers.get("If-Match", "*")
+    if_match = context.headers.get("If-Match", "*")
     if if_match != "*":
-        read = await at.admin.settings(path.topic)
+        read = await context.admin.settings(path.topic)
         shown = msgspec.json.encode(topic_of(path.topic, read))
         if requests.etag_of(shown) not in if_match:
             raise ApiError("changed", "read the topic again; nothing was done", "If-Match")
     try:
-        done = await at.admin.topic_set(path.topic, unless_changed=read, **body.given())
+        done = await context.admin.topic_set(path.topic, unless_changed=read, **body.given())
     except SettingsMismatch as error:
         raise ApiError("changed", str(error), "If-Match") from None
     return topic_of(path.topic, done)
@@ -222,13 +224,15 @@ class Resized(Answer):
 
 
 @TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)
-async def resize_topic(at: At, path: requests.TopicPath, body: Resize) -> Resized:
+async def resize_topic(context: RequestContext, path: requests.TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is used, or go on with that.
 
     The answer does not wait for older messages: new ones of some slots wait for those, until
     `pending` is 0. The server goes on by itself, and the topic's `resizing` says how far it is.
     """
-    done = await at.admin.topic_resize(path.topic, body.slots, dry_run=body.dry_run, wait=False)
+    done = await context.admin.topic_resize(
+        path.topic, body.slots, dry_run=body.dry_run, wait=False
+    )
     return show(done, Resized, dry_run=body.dry_run)
 
 
@@ -241,12 +245,14 @@ class Paused(Answer):
 
 
 @TABLE.post("/topics/{topic}/pause", NONE, "conflict", role=Role.OPERATOR)
-async def pause_topic(at: At, path: requests.TopicPath, body: PauseTopic) -> Paused:
+async def pause_topic(
+    context: RequestContext, path: requests.TopicPath, body: PauseTopic
+) -> Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
     What is paused keeps its pause. The answer for both is the pause of receive.
     """
-    pause = await at.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
+    pause = await context.admin.topic_pause(path.topic, verb=body.verb, by=body.by, why=body.why)
     return show(pause, Paused)
 
 
@@ -257,9 +263,11 @@ class Resumed(Answer):
 
 
 @TABLE.post("/topics/{topic}/resume", NONE, "conflict", role=Role.OPERATOR)
-async def resume_topic(at: At, path: requests.TopicPath, body: ResumeTopic) -> Resumed:
+async def resume_topic(
+    context: RequestContext, path: requests.TopicPath, body: ResumeTopic
+) -> Resumed:
     """End pauses of a topic, and wake its consumers."""
-    pause = await at.admin.topic_resume(path.topic, verb=body.verb)
+    pause = await context.admin.topic_resume(path.topic, verb=body.verb)
     return Resumed(was=pause and show(pause, Paused))
 
 
@@ -271,9 +279,9 @@ class Stats(Answer):
 
 
 @TABLE.get("/topics/{topic}/stats", NONE, "conflict")
-async def get_stats(at: At, path: requests.TopicPath) -> Stats:
+async def get_stats(context: RequestContext, path: requests.TopicPath) -> Stats:
     """Count what a topic holds and has done."""
-    return Stats(topic=path.topic, counts=await at.admin.stats(path.topic))
+    return Stats(topic=path.topic, counts=await context.admin.stats(path.topic))
 
 
 class SlotStats(Answer):
@@ -284,9 +292,9 @@ class SlotStats(Answer):
 
 
 @TABLE.get("/topics/{topic}/stats/slots", NONE, "conflict")
-async def get_stats_by_slot(at: At, path: requests.TopicPath) -> SlotStats:
+async def get_stats_by_slot(context: RequestContext, path: requests.TopicPath) -> SlotStats:
     """Count what each slot of a topic holds and has done."""
-    return SlotStats(topic=path.topic, slots=await at.admin.stats_by_slot(path.topic))
+    return SlotStats(topic=path.topic, slots=await context.admin.stats_by_slot(path.topic))
 
 
 class DueCounts(Answer):
@@ -297,9 +305,9 @@ class DueCounts(Answer):
 
 
 @TABLE.get("/topics/{topic}/stats/due", NONE, "conflict")
-async def get_due_counts(at: At, path: requests.TopicPath) -> DueCounts:
+async def get_due_counts(context: RequestContext, path: requests.TopicPath) -> DueCounts:
     """Count the messages of a topic that wait for a time, by when they are due."""
-    counts = await at.admin.due_counts(path.topic)
+    counts = await context.admin.due_counts(path.topic)
     return DueCounts(topic=path.topic, counts=[show(count, DueCount) for count in counts])
 
 
@@ -311,16 +319,20 @@ class History(Answer):
 
 
 @TABLE.get("/topics/{topic}/history", NONE, "conflict")
-async def get_history(at: At, path: requests.TopicPath, query: HistoryQuery) -> History:
+async def get_history(
+    context: RequestContext, path: requests.TopicPath, query: HistoryQuery
+) -> History:
     """Return the figures of a topic over time."""
-    samples = await at.admin.history(path.topic, since=query.since, step=query.step)
+    samples = await context.admin.history(path.topic, since=query.since, step=query.step)
     return History(topic=path.topic, samples=samples)
 
 
 @TABLE.post("/topics/{topic}/rollback", NONE, "conflict", role=Role.OPERATOR)
-async def roll_back(at: At, path: requests.TopicPath, body: requests.Nothing) -> requests.Count:
+async def roll_back(
+    context: RequestContext, path: requests.TopicPath, body: requests.Nothing
+) -> requests.Count:
     """Give back every expired lease of a topic now; consumers and the server do it anyway."""
-    return requests.Count(count=await at.admin.rollback(path.topic))
+    return requests.Count(count=await context.admin.rollback(path.topic))
 
 
 class Resizing(Answer):

@@ -30,7 +30,7 @@ from rmq.web.figures import (
     taken_late_chart,
     topic_figures,
 )
-from rmq.web.page import Ask, Pages, Redirect, View, duration, whole_number
+from rmq.web.page import PageRequest, Pages, Redirect, View, duration, whole_number
 from rmq.web.problems import ApiError
 
 PAGES = Pages()
@@ -49,29 +49,29 @@ SORTS: dict[str, Callable[[TopicFigures], int]] = {
 
 
 @PAGES.get("")
-async def overview(ask: Ask) -> View:
+async def overview(request: PageRequest) -> View:
     """Show the topics, what they hold, and what happens."""
-    period = ask.word("period", PERIODS, "1h")
-    sort = ask.word("sort", SORTS, "name")
-    contains = ask.query.get("contains", "")[:128]
-    every = await all_figures(ask)
+    period = request.word("period", PERIODS, "1h")
+    sort = request.word("sort", SORTS, "name")
+    contains = request.query.get("contains", "")[:128]
+    every = await all_figures(request)
     chosen = [each for each in every if contains in each.name]
     ordered = sorted(chosen, key=lambda each: (-SORTS[sort](each), each.name))
     pages = max(1, -(-len(ordered) // ROWS_MAX))
-    number = ask.number("page", 1, pages, 1)
+    number = request.number("page", 1, pages, 1)
     rows = ordered[(number - 1) * ROWS_MAX : number * ROWS_MAX]
     busiest = sorted(chosen, key=lambda each: -each.get("accepted"))[:SUMMED_MAX]
     names = list(dict.fromkeys(each.name for each in (*rows, *busiest)))
-    found = await histories(ask, names, period)
+    found = await histories(request, names, period)
     total = summed([found[each.name] for each in busiest])
     return View(
         "overview.html",
         {
             "rows": [
-                (each, *_rates(ask, each, found[each.name]), _bars(found[each.name]))
+                (each, *_rates(request, each, found[each.name]), _bars(found[each.name]))
                 for each in rows
             ],
-            "totals": _totals(ask, chosen, found),
+            "totals": _totals(request, chosen, found),
             "rates": rate_chart(total),
             "depth": depth_chart(total),
             "late": late_chart(total),
@@ -89,9 +89,9 @@ async def overview(ask: Ask) -> View:
 
 
 def _totals(
-    ask: Ask, chosen: list[TopicFigures], found: Mapping[str, Sequence[Sample]]
+    request: PageRequest, chosen: list[TopicFigures], found: Mapping[str, Sequence[Sample]]
 ) -> dict[str, float | None]:
-    rates = [_rates(ask, each, found.get(each.name, ())) for each in chosen]
+    rates = [_rates(request, each, found.get(each.name, ())) for each in chosen]
     return {
         "waiting": sum(each.waiting for each in chosen),
         "later": sum(each.get("later") for each in chosen),
@@ -104,11 +104,11 @@ def _totals(
 
 
 def _rates(
-    ask: Ask, each: TopicFigures, samples: Sequence[Sample]
+    request: PageRequest, each: TopicFigures, samples: Sequence[Sample]
 ) -> tuple[float | None, float | None]:
     return (
-        rate_now(ask, each.name, samples, "accepted"),
-        rate_now(ask, each.name, samples, "settled"),
+        rate_now(request, each.name, samples, "accepted"),
+        rate_now(request, each.name, samples, "settled"),
     )
 
 
@@ -132,19 +132,19 @@ COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_m
 
 
 @PAGES.get("/topics/{topic}")
-async def topic(ask: Ask) -> View:
+async def topic(request: PageRequest) -> View:
     """Show what a topic holds and what happens in it."""
-    period = ask.word("period", PERIODS, "1h")
+    period = request.word("period", PERIODS, "1h")
     settings, figures, samples, due = await asyncio.gather(
-        ask.at.admin.settings(ask.topic),
-        topic_figures(ask, ask.topic),
-        history(ask, ask.topic, period),
-        due_counts(ask, ask.topic),
+        request.context.admin.settings(request.topic),
+        topic_figures(request, request.topic),
+        history(request, request.topic, period),
+        due_counts(request, request.topic),
     )
     return View(
         "topic.html",
         {
-            "topic": ask.topic,
+            "topic": request.topic,
             "settings": settings,
             "figures": figures,
             "counts": figures.counts or {},
@@ -160,33 +160,33 @@ async def topic(ask: Ask) -> View:
             "period": period,
             "periods": tuple(PERIODS),
         },
-        ask.topic,
+        request.topic,
     )
 
 
 @PAGES.get("/topics/{topic}/slots")
-async def slots(ask: Ask) -> View:
+async def slots(request: PageRequest) -> View:
     """Show what each slot of a topic holds, and how evenly they share it."""
-    by_slot = await ask.readings.get(
-        f"slots {ask.topic}", lambda: ask.at.admin.stats_by_slot(ask.topic), 2.0
+    by_slot = await request.readings.get(
+        f"slots {request.topic}", lambda: request.context.admin.stats_by_slot(request.topic), 2.0
     )
     loads = [sum(counts[name] for name in (*WAITING, "later", "in_flight")) for counts in by_slot]
     return View(
         "slots.html",
-        {"topic": ask.topic, "slots": by_slot, "loads": loads, "most": max(loads, default=0),
+        {"topic": request.topic, "slots": by_slot, "loads": loads, "most": max(loads, default=0),
          "mean": sum(loads) / len(loads) if loads else 0},
-        f"{ask.topic}: slots",
+        f"{request.topic}: slots",
     )  # fmt: skip
 
 
 @PAGES.get("/topics/{topic}/settings")
-async def settings(ask: Ask) -> View:
+async def settings(request: PageRequest) -> View:
     """Show the settings of a topic, and a form to change them."""
-    return _settings_view(ask, await ask.at.admin.settings(ask.topic))
+    return _settings_view(request, await request.context.admin.settings(request.topic))
 
 
 def _settings_view(
-    ask: Ask,
+    request: PageRequest,
     found: Settings,
     mistake: ConfigurationError | None = None,
     typed: Mapping[str, str] = {},
@@ -197,20 +197,20 @@ def _settings_view(
     return View(
         "settings.html",
         {
-            "topic": ask.topic, "settings": found, "shown": {**found.shown(), **typed},
+            "topic": request.topic, "settings": found, "shown": {**found.shown(), **typed},
             "was": json.dumps(found.shown()), "fixed": FIXED, "mistake": text, "field": field,
         },
-        f"{ask.topic}: settings",
+        f"{request.topic}: settings",
         status=400 if mistake else 200,
     )  # fmt: skip
 
 
 @PAGES.post("/topics/{topic}/settings", Role.ADMIN)
-async def set_topic(ask: Ask) -> View | Redirect:
+async def set_topic(request: PageRequest) -> View | Redirect:
     """Change the settings that a person has typed anew; what others changed meanwhile stays."""
-    settings = await ask.at.admin.settings(ask.topic)
+    settings = await request.context.admin.settings(request.topic)
     found = settings.shown()
-    form = dict(ask.form)
+    form = dict(request.form)
     was = _shown_before(form.pop("was", ""), found)
     for name in form:
         if name not in found or name in FIXED:
@@ -225,51 +225,51 @@ async def set_topic(ask: Ask) -> View | Redirect:
                 )
         changed = {name: _value(name, text.strip(), found[name]) for name, text in typed.items()}
         if not changed:
-            return Redirect(ask.url("topics", ask.topic, "settings"), "Nothing was changed")
-        await ask.at.admin.topic_set(ask.topic, unless_changed=settings, **changed)  # type: ignore[arg-type]
+            return Redirect(request.url("topics", request.topic, "settings"), "Nothing was changed")
+        await request.context.admin.topic_set(request.topic, unless_changed=settings, **changed)  # type: ignore[arg-type]
     except (InvalidValue, InvalidType, SettingsMismatch) as error:
-        return _settings_view(ask, settings, error, typed)
+        return _settings_view(request, settings, error, typed)
     names = ", ".join(sorted(changed))
-    return Redirect(ask.url("topics", ask.topic, "settings"), f"Changed: {names}")
+    return Redirect(request.url("topics", request.topic, "settings"), f"Changed: {names}")
 
 
 @PAGES.get("/topics/{topic}/resize", Role.ADMIN)
-async def ask_resize(ask: Ask) -> View:
+async def ask_resize(request: PageRequest) -> View:
     """Show how far a resize is, or what one to another number would wait for."""
-    return await _resize_view(ask, ask.query.get("slots", "").strip())
+    return await _resize_view(request, request.query.get("slots", "").strip())
 
 
 @PAGES.post("/topics/{topic}/resize", Role.ADMIN)
-async def resize(ask: Ask) -> View | Redirect:
+async def resize(request: PageRequest) -> View | Redirect:
     """Begin a resize, which the server finishes."""
-    ask.confirm(ask.topic)
-    typed = ask.form.get("slots", "").strip()
+    request.confirm(request.topic)
+    typed = request.form.get("slots", "").strip()
     try:
-        await ask.at.admin.topic_resize(ask.topic, _slots(typed), wait=False)
+        await request.context.admin.topic_resize(request.topic, _slots(typed), wait=False)
     except InvalidValue as error:
-        return await _resize_view(ask, typed, str(error))
-    return Redirect(ask.url("topics", ask.topic, "resize"), f"Resized to {typed} slots")
+        return await _resize_view(request, typed, str(error))
+    return Redirect(request.url("topics", request.topic, "resize"), f"Resized to {typed} slots")
 
 
-async def _resize_view(ask: Ask, typed: str, mistake: str = "") -> View:
-    settings = await ask.at.admin.settings(ask.topic)
+async def _resize_view(request: PageRequest, typed: str, mistake: str = "") -> View:
+    settings = await request.context.admin.settings(request.topic)
     found: Resized | None = None
     if not mistake:
         try:
             slots = _slots(typed) if typed else settings.slots
-            found = await ask.at.admin.topic_resize(ask.topic, slots, dry_run=True)
+            found = await request.context.admin.topic_resize(request.topic, slots, dry_run=True)
             if not typed and not found.pending:  # one that cannot be resized says so at once
                 other = slots * 2 if slots <= 512 else 1
-                await ask.at.admin.topic_resize(ask.topic, other, dry_run=True)
+                await request.context.admin.topic_resize(request.topic, other, dry_run=True)
         except InvalidValue as error:
             mistake = str(error)
     return View(
         "resize.html",
         {
-            "topic": ask.topic, "slots": settings.slots, "typed": typed, "mistake": mistake,
+            "topic": request.topic, "slots": settings.slots, "typed": typed, "mistake": mistake,
             "resizing": settings.layout.resizing if settings.layout else None, "found": found,
         },
-        f"{ask.topic}: resize",
+        f"{request.topic}: resize",
         status=400 if mistake and typed else 200,
     )  # fmt: skip
 
@@ -282,38 +282,38 @@ def _slots(text: str) -> int:
 
 
 @PAGES.post("/topics/{topic}/pause")
-async def pause(ask: Ask) -> Redirect:
+async def pause(request: PageRequest) -> Redirect:
     """Stop deliveries, sends or both."""
-    verb = ask.form.get("verb", "receive")
+    verb = request.form.get("verb", "receive")
     if verb not in ("receive", "send", "both"):
         raise ApiError("invalid", "verb: give receive, send or both", "verb")
-    why = ask.form.get("why", "")[:WHY_MAX]
-    by = ask.at.principal.name
-    await ask.at.admin.topic_pause(ask.topic, verb=verb, by=by, why=why)  # type: ignore[arg-type]
-    return Redirect(ask.url("topics", ask.topic), f"Paused: {verb}")
+    why = request.form.get("why", "")[:WHY_MAX]
+    by = request.context.principal.name
+    await request.context.admin.topic_pause(request.topic, verb=verb, by=by, why=why)  # type: ignore[arg-type]
+    return Redirect(request.url("topics", request.topic), f"Paused: {verb}")
 
 
 @PAGES.post("/topics/{topic}/resume")
-async def resume(ask: Ask) -> Redirect:
+async def resume(request: PageRequest) -> Redirect:
     """End every pause."""
-    await ask.at.admin.topic_resume(ask.topic)
-    return Redirect(ask.url("topics", ask.topic), "Resumed")
+    await request.context.admin.topic_resume(request.topic)
+    return Redirect(request.url("topics", request.topic), "Resumed")
 
 
 @PAGES.get("/topics/{topic}/delete", Role.ADMIN)
-async def ask_delete(ask: Ask) -> View:
+async def ask_delete(request: PageRequest) -> View:
     """Show what would be deleted, and ask for the name of the topic."""
-    found = await ask.at.admin.topic_delete(ask.topic, force=True, dry_run=True)
-    return View("delete.html", {"topic": ask.topic, "found": found}, f"Delete {ask.topic}")
+    found = await request.context.admin.topic_delete(request.topic, force=True, dry_run=True)
+    return View("delete.html", {"topic": request.topic, "found": found}, f"Delete {request.topic}")
 
 
 @PAGES.post("/topics/{topic}/delete", Role.ADMIN)
-async def delete(ask: Ask) -> Redirect:
+async def delete(request: PageRequest) -> Redirect:
     """Delete a topic for good."""
-    ask.confirm(ask.topic)
-    force = ask.form.get("force") == "on"
-    await ask.at.admin.topic_delete(ask.topic, force=force)
-    return Redirect(ask.url(), f"Deleted the topic {ask.topic}")
+    request.confirm(request.topic)
+    force = request.form.get("force") == "on"
+    await request.context.admin.topic_delete(request.topic, force=force)
+    return Redirect(request.url(), f"Deleted the topic {request.topic}")
 
 
 def _shown_before(text: str, found: Mapping[str, object]) -> dict[str, str]:

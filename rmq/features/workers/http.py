@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.features.workers.status import WorkerStatus
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.requests import Answer
 
 TABLE = Table("server")
@@ -16,6 +16,6 @@ class WorkerList(Answer):
 
 
 @TABLE.get("/workers")
-async def list_workers(at: At) -> WorkerList:
+async def list_workers(context: RequestContext) -> WorkerList:
     """List worker processes, by host and pid, as they last reported."""
-    return WorkerList(workers=await at.admin.workers())
+    return WorkerList(workers=await context.admin.workers())

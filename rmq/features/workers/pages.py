@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.features.workers.status import WorkerStatus
-from rmq.web.page import Ask, Pages, View
+from rmq.web.page import PageRequest, Pages, View
 
 PAGES = Pages()
 
@@ -12,10 +12,10 @@ SILENT_S = 30.0  # a process that has not reported for so long has probably died
 
 
 @PAGES.get("/workers")
-async def workers(ask: Ask) -> View:
+async def workers(request: PageRequest) -> View:
     """List worker processes, and the runs that go on for longest."""
-    contains = ask.query.get("contains", "")[:128]
-    every = await ask.readings.get("workers", lambda: ask.at.admin.workers(), 1.0)
+    contains = request.query.get("contains", "")[:128]
+    every = await request.readings.get("workers", lambda: request.context.admin.workers(), 1.0)
     found = [each for each in every if contains in " ".join((each.id, each.host, *each.topics))]
     found.sort(key=lambda each: (each.host, each.pid))
     runs = sorted(

@@ -10,7 +10,7 @@ import pytest
 
 import rmq
 from rmq.server import Server
-from rmq.web.page import Ask
+from rmq.web.page import PageRequest
 from tests.server.console.conftest import PAGES, Filled
 from tests.server.console.fetching import fetch
 from tests.server.running import dead, until
@@ -65,11 +65,11 @@ def test_outcomes_of_a_job_link_to_their_messages(console: Server, client: rmq.C
 def test_a_link_that_leads_nowhere_would_be_noticed(
     hostile: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = Ask.url
+    url = PageRequest.url
 
-    def wrong(self: Ask, *parts: str, **query: object) -> str:
+    def wrong(self: PageRequest, *parts: str, **query: object) -> str:
         return url(self, *(part[:-1] if len(part) == 26 else part for part in parts), **query)
 
-    monkeypatch.setattr(Ask, "url", wrong)
+    monkeypatch.setattr(PageRequest, "url", wrong)
 
     assert 404 in {status for status, _ in followed(hostile).values()}

@@ -13,7 +13,7 @@ from rmq.features.dead_letters.jobs import http as jobs_http
 from rmq.kernel.core.access import Role
 from rmq.server.api import TABLES
 from rmq.web import requests
-from rmq.web.operation import At, Table
+from rmq.web.operation import RequestContext, Table
 from rmq.web.principal import Principal
 from rmq.web.problems import ApiError
 
@@ -73,7 +73,7 @@ def test_a_role_has_the_rights_of_those_before_it(role: Role, rights: set[Role])
 @pytest.mark.parametrize(("role", "kind"), [(Role.OPERATOR, "forbidden"), (Role.ADMIN, "invalid")])
 def test_a_job_that_purges_needs_the_role_of_purge(role: Role, kind: str) -> None:
     principal = Principal("somebody", role, True, "token")
-    at = At(AsyncClient(), "s", lambda: True, list, principal, "")
+    at = RequestContext(AsyncClient(), "s", lambda: True, list, principal, "")
     unconfirmed = http.NewJob(verb="purge")
 
     with pytest.raises(ApiError) as caught:

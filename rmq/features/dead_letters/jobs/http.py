@@ -9,7 +9,7 @@ from rmq.features.dead_letters import http
 from rmq.features.dead_letters.jobs.job import Job as StoredJob, JobState
 from rmq.kernel.core.access import Role
 from rmq.web import operation, requests
-from rmq.web.operation import At, Table, check_confirm
+from rmq.web.operation import RequestContext, Table, check_confirm
 from rmq.web.requests import BY, Answer, CursorText, JobText, Limit, Line, Name, Request, show
 
 
@@ -55,13 +55,13 @@ class JobList(Answer):
 
 
 @TABLE.get("/jobs")
-async def list_jobs(at: At, query: JobsQuery) -> JobList:
+async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
     """List jobs, the newest first; a job is kept for 7 days."""
 
     def place(job: StoredJob) -> tuple[int, str]:
         return -job.began_ms, job.id
 
-    found = sorted(await at.admin.jobs(query.topic), key=place)
+    found = sorted(await context.admin.jobs(query.topic), key=place)
     if query.cursor:
         after = operation.read(query.cursor, tuple[int, str])
         found = [job for job in found if place(job) > after]
@@ -96,7 +96,7 @@ class Job(Answer):
 
 
 @TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
-async def start_job(at: At, path: requests.TopicPath, body: http.NewJob) -> Job:
+async def start_job(context: RequestContext, path: requests.TopicPath, body: http.NewJob) -> Job:
     """Start a redrive or purge of the dead letters of a topic, which goes on after this answer.
 
     A dry run of `redrive` or `purge` counts them first. A request that is repeated with the same
@@ -104,19 +104,19 @@ async def start_job(at: At, path: requests.TopicPath, body: http.NewJob) -> Job:
     back once all the same.
     """
     if body.verb == "purge":
-        at.require(Role.ADMIN)  # as the purge that it does
+        context.require(Role.ADMIN)  # as the purge that it does
         check_confirm(body.confirm, path.topic)
-    job = await at.admin.job_start(
+    job = await context.admin.job_start(
         path.topic, body.verb, conditions=body.given(), rate=body.rate, keep=body.keep, by=body.by,
-        expected=body.expected, to=body.to, dedup_key=at.headers.get("Idempotency-Key"),
+        expected=body.expected, to=body.to, dedup_key=context.headers.get("Idempotency-Key"),
     )  # fmt: skip
     return job_of(job)
 
 
 @TABLE.get("/jobs/{job}", NONE)
-async def get_job(at: At, path: JobPath) -> Job:
+async def get_job(context: RequestContext, path: JobPath) -> Job:
     """Return how far a job is."""
-    return job_of(await at.admin.job(path.job))
+    return job_of(await context.admin.job(path.job))
 
 
 class JobOutcomes(Answer):
@@ -126,29 +126,31 @@ class JobOutcomes(Answer):
 
 
 @TABLE.get("/jobs/{job}/outcomes", NONE)
-async def list_job_outcomes(at: At, path: JobPath, query: OutcomesQuery) -> JobOutcomes:
+async def list_job_outcomes(
+    context: RequestContext, path: JobPath, query: OutcomesQuery
+) -> JobOutcomes:
     """List what became of the last messages of a job, the newest first."""
-    await at.admin.job(path.job)
-    found = await at.admin.job_outcomes(path.job, query.limit)
+    await context.admin.job(path.job)
+    found = await context.admin.job_outcomes(path.job, query.limit)
     return JobOutcomes(outcomes=[show(each, JobOutcome) for each in found])
 
 
 @TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)
-async def pause_job(at: At, path: JobPath, body: ChangeJob) -> requests.Done:
+async def pause_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
     """Let a job do nothing until it is resumed."""
-    return requests.Done(done=await at.admin.job_pause(path.job, by=body.by))
+    return requests.Done(done=await context.admin.job_pause(path.job, by=body.by))
 
 
 @TABLE.post("/jobs/{job}/resume", NONE, role=Role.OPERATOR)
-async def resume_job(at: At, path: JobPath, body: ChangeJob) -> requests.Done:
+async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
     """Let a paused job go on."""
-    return requests.Done(done=await at.admin.job_resume(path.job, by=body.by))
+    return requests.Done(done=await context.admin.job_resume(path.job, by=body.by))
 
 
 @TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
-async def stop_job(at: At, path: JobPath, body: ChangeJob) -> requests.Done:
+async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
     """End a job after the batch on its way; what it has done stays done."""
-    return requests.Done(done=await at.admin.job_stop(path.job, by=body.by))
+    return requests.Done(done=await context.admin.job_stop(path.job, by=body.by))
 
 
 class JobOutcome(Answer):

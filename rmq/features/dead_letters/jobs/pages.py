@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq.features.dead_letters.jobs.job import Job
 from rmq.kernel.core.access import Role
-from rmq.web.page import Ask, Pages, Redirect, View
+from rmq.web.page import PageRequest, Pages, Redirect, View
 
 PAGES = Pages()
 
@@ -13,34 +13,34 @@ OUTCOMES = 50
 
 
 @PAGES.get("/jobs")
-async def jobs(ask: Ask) -> View:
+async def jobs(request: PageRequest) -> View:
     """List jobs, the newest first."""
-    found = await ask.readings.get("jobs", lambda: ask.at.admin.jobs(), 1.0)
+    found = await request.readings.get("jobs", lambda: request.context.admin.jobs(), 1.0)
     return View("jobs.html", {"found": found[:ROWS], "count": len(found)}, "Jobs")
 
 
 @PAGES.get("/jobs/{job}")
-async def job(ask: Ask) -> View:
+async def job(request: PageRequest) -> View:
     """Show how far a job is, and what became of the last messages."""
-    found = await ask.at.admin.job(ask.path["job"])
-    outcomes = await ask.at.admin.job_outcomes(found.id, OUTCOMES)
+    found = await request.context.admin.job(request.path["job"])
+    outcomes = await request.context.admin.job_outcomes(found.id, OUTCOMES)
     return View("job.html", {"job": found, "outcomes": outcomes, "share": _share(found)}, found.id)
 
 
 @PAGES.post("/jobs/{job}/{verb}", Role.OPERATOR)
-async def change(ask: Ask) -> Redirect:
+async def change(request: PageRequest) -> Redirect:
     """Pause, resume or stop a job."""
     verbs = {
-        "pause": ask.at.admin.job_pause,
-        "resume": ask.at.admin.job_resume,
-        "stop": ask.at.admin.job_stop,
+        "pause": request.context.admin.job_pause,
+        "resume": request.context.admin.job_resume,
+        "stop": request.context.admin.job_stop,
     }
-    id, verb = ask.path["job"], ask.path["verb"]
+    id, verb = request.path["job"], request.path["verb"]
     if verb not in verbs:
-        return Redirect(ask.url("jobs", id))
-    done = await verbs[verb](id, by=ask.at.principal.name)
+        return Redirect(request.url("jobs", id))
+    done = await verbs[verb](id, by=request.context.principal.name)
     return Redirect(
-        ask.url("jobs", id), f"{verb.capitalize()}: {'done' if done else 'nothing to do'}"
+        request.url("jobs", id), f"{verb.capitalize()}: {'done' if done else 'nothing to do'}"
     )
 
 
