@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from rmq.kernel.core.packages import VERSION
 
 if TYPE_CHECKING:
-    from rmq.client.admin import Admin, AsyncAdmin
+    from rmq.client.admin import AsyncAdmin
+    from rmq.client.admin_blocking import Admin
     from rmq.client.client import AsyncClient, Client
     from rmq.client.topic import AsyncTopic
     from rmq.client.topic_blocking import Topic
@@ -111,7 +112,8 @@ __version__ = VERSION
 # `rmq --help` does not wait for redis. tests/unit/test_lazy_names.py compares this with the
 # imports above, which are for type checkers.
 _MODULES = {
-    "rmq.client.admin": "Admin AsyncAdmin",
+    "rmq.client.admin": "AsyncAdmin",
+    "rmq.client.admin_blocking": "Admin",
     "rmq.client.client": "AsyncClient Client",
     "rmq.client.topic": "AsyncTopic",
     "rmq.client.topic_blocking": "Topic",

@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = "# Generated from {source}: change that, then run `make fmt`."
 SOURCES = (
+    "rmq.client.admin",
     "rmq.client.topic",
     "rmq.features.audit.admin",
     "rmq.features.claims.admin",

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, Unpack
 
-from rmq.client.admin import Admin, AsyncAdmin
+from rmq.client.admin import AsyncAdmin
+from rmq.client.admin_blocking import Admin
 from rmq.client.topic import AsyncTopic
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError

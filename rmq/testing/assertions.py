@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from rmq.client.admin import Admin
+from rmq.client.admin_blocking import Admin
 from rmq.kernel.core.message import Message, QueueName
 from rmq.kernel.core.validation import Duration, duration_ms
 

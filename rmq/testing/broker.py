@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from rmq.client.admin import Admin
+from rmq.client.admin_blocking import Admin
 from rmq.client.client import AsyncClient, Client
 from rmq.client.topic import AsyncTopic
 from rmq.client.topic_blocking import Topic

@@ -1,0 +1,31 @@
+"""Admin: operate topics; the verbs are in the features. Its blocking twin is generated."""
+
+from __future__ import annotations
+
+from rmq.features.audit.admin import AsyncAuditAdmin
+from rmq.features.claims.admin import AsyncClaimAdmin
+from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
+from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin
+from rmq.features.doctor.admin import AsyncDoctorAdmin
+from rmq.features.messages.admin import AsyncMessageAdmin
+from rmq.features.queries.admin import AsyncQueryAdmin
+from rmq.features.schedules.admin import AsyncScheduleAdmin
+from rmq.features.tokens.admin import AsyncTokenAdmin
+from rmq.features.topic_admin.admin import AsyncTopicAdmin
+from rmq.features.workers.admin import AsyncWorkerAdmin
+
+
+class AsyncAdmin(
+    AsyncTopicAdmin,
+    AsyncMessageAdmin,
+    AsyncDeadLetterAdmin,
+    AsyncJobAdmin,
+    AsyncAuditAdmin,
+    AsyncClaimAdmin,
+    AsyncQueryAdmin,
+    AsyncScheduleAdmin,
+    AsyncWorkerAdmin,
+    AsyncTokenAdmin,
+    AsyncDoctorAdmin,
+):
+    """Operates the topics of a client. A verb on a topic names it, and it must exist."""
