@@ -29,6 +29,7 @@ Atomic    Reads only: one moment of one slot.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/failures"
 --- @include "lib/key_limits"
 --- @include "lib/limits"
 --- @include "lib/member"
@@ -52,11 +53,11 @@ end
 local PRIORITIES_MOST = 24 -- looked at for the oldest message: 16 of retries and 8 others
 local HEADS_MOST = 3 -- of one: an id of a dedup key has no time
 
--- Since when a waiting message is due, epoch ms; nil where nothing tells. Failures of earlier versions have no time.
+-- Since when a waiting message is due, epoch ms; nil where nothing tells.
 local function due_since(member)
   local entry = redis.call('HGET', KEYS[13], member)
-  if entry and #entry >= 11 and string.byte(entry, 4) == 193 then
-    return read48(entry, 6)
+  if entry and not is_damaged(entry) then
+    return read48(entry, 5)
   end
   local record = redis.call('HGET', KEYS[4], member)
   if record and #record >= 14 and string.byte(record, 1) % 2 == 1 then

@@ -6,39 +6,37 @@ The failures hash has an entry for each message that has failed, beside its reco
   byte 1      deliveries left; 0 when dead
   byte 2      deliveries made since the message was sent, or redriven
   byte 3      reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler, d redriven
-  byte 4      193, which begins no msgpack. An entry without it is of an earlier version: the details follow byte 3
-  byte 5      flags: 1 earlier attempts follow; 8 the details are those of an earlier attempt
-  bytes 6-11  when, epoch ms
+  byte 4      flags: 1 earlier attempts follow; 8 the details are those of an earlier attempt
+  bytes 5-10  when, epoch ms
   flag 1      2 bytes: attempts since the message was sent; 1: the items that follow; 2: their bytes; the items
   rest        details: the consumer's error, msgpack of [error, traceback, worker]
 
-Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes of its time (0: not
-known), and then error, traceback and worker, each with 2 bytes of length before it and without what a flag leaves out:
+Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes of its time, and
+then error, traceback and worker, each with 2 bytes of length before it and without what a flag leaves out:
 1, 2, 4: it is that of the item before, or of the entry; 16: so is the traceback but for its last lines, which are the
 error; 8 as above. Expired and redriven are no attempts: they have no number.
+
+A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
 ]]
+--- @include "lib/failures"
 --- @include "lib/record"
 local KEPT_MOST, HISTORY_BYTES = 50, 8192
 local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
 -- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.
 local ENTRIES_AT_ONCE = 64
+local UNREADABLE = '\0\1f\0\0\0\0\0\0\0\146\170unreadable\160'
 
 -- The parts of an entry: when, flags, details, attempts since the message was sent, how many items, items.
 local function read_entry(entry)
-  local size, mark, flags = #entry, string.byte(entry, 4, 5)
-  if size >= 11 and mark == 193 then
-    if flags % 2 == 0 then
-      return string.sub(entry, 6, 11), flags, string.sub(entry, 12), string.byte(entry, 2), 0, ''
-    end
-    if size >= 16 then
-      local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 12)
-      if size >= 16 + bytes then
-        return string.sub(entry, 6, 11), flags, string.sub(entry, 17 + bytes), attempts, kept,
-          string.sub(entry, 17, 16 + bytes)
-      end
-    end
+  if is_damaged(entry) then
+    entry = UNREADABLE
   end
-  return '\0\0\0\0\0\0', 0, string.sub(entry, 4), string.byte(entry, 2), 0, ''
+  local at, flags = string.sub(entry, 5, 10), string.byte(entry, 4)
+  if flags % 2 == 0 then
+    return at, flags, string.sub(entry, 11), string.byte(entry, 2), 0, ''
+  end
+  local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
+  return at, flags, string.sub(entry, 16 + bytes), attempts, kept, string.sub(entry, 16, 15 + bytes)
 end
 
 -- Error, traceback and worker. Details that are not as consumers write them are all error.
@@ -105,18 +103,21 @@ end
 -- The entry of a message after this attempt. `entry`: its entry until now, or false. `details`: false: those of the attempt
 -- before, for want of others.
 local function failure_entry(entry, left, made, reason, details, now)
-  local own, head = details and 0 or 8, string.char(left, made) .. reason .. '\193'
-  if not entry or #entry < 3 then
+  local own, head = details and 0 or 8, string.char(left, made) .. reason
+  if not entry then
     return head .. '\0' .. write48(now) .. (details or '')
   end
-  local _, former_made, former_reason, mark, flags = string.byte(entry, 1, 5)
-  if mark == 193 and flags == 1 and details and reason ~= 'l' and reason ~= 'd' and #entry >= 16 then
+  if is_damaged(entry) then
+    entry = UNREADABLE
+  end
+  local former_made, former_reason, flags = string.byte(entry, 2, 4)
+  if flags == 1 and details and reason ~= 'l' and reason ~= 'd' then
     -- Mostly an error comes again and again: then the entry stays as it is, with one item more.
-    local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 12)
-    if kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES and string.sub(entry, 17 + bytes) == details then
+    local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
+    if kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES and string.sub(entry, 16 + bytes) == details then
       attempts = math.max(0, math.min(65535, attempts - former_made + made))
       return head .. '\1' .. write48(now) .. struct.pack('>I2BI2BB', attempts, kept + 1, bytes + 8, former_reason, 7)
-        .. string.sub(entry, 6, 11) .. string.sub(entry, 17)
+        .. string.sub(entry, 5, 10) .. string.sub(entry, 16)
     end
   end
   local at, before, attempts, kept, items

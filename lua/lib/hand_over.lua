@@ -73,8 +73,9 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
           if score < PRIORITY_MIN then
             left = math.max(0, math.floor(score) - 1)
           elseif failed > 0 then
+            --- @include "lib/failures"
             local entry = redis.call('HGET', failures, page[i])
-            left = entry and math.max(0, string.byte(entry, 1) - 1) or left
+            left = entry and retries_in(entry, max_retries) or left
           end
           any_failed = any_failed or left < max_retries
           ids[n], taken[n], marks[n], bytes = page[i], record, string.char(left), bytes + #record

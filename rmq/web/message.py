@@ -133,7 +133,7 @@ class Attempt(Answer):
     """An attempt to handle a message that failed, its redrive or its expiry: see `rmq.Attempt`."""
 
     number: int | None
-    at: datetime | None
+    at: datetime
     reason: str
     error: str
     traceback: str

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Sequence
 
 
-def former_failure(left: int, made: int, reason: str, told: bytes = b"") -> bytes:
-    """Return an entry of the failures hash as versions without a history wrote it."""
-    return bytes((left, made)) + reason.encode() + told
+def head(left: int, made: int, reason: str) -> bytes:
+    """Return how an entry of the failures hash begins."""
+    return bytes((left, made)) + reason.encode()
 
 
 def failure(
@@ -23,10 +23,11 @@ def failure(
     items: Sequence[bytes] = (),
 ) -> bytes:
     """Return an entry of the failures hash. `items`: earlier attempts, the newest first."""
-    head = former_failure(left, made, reason) + b"\xc1" + bytes((8 * carried + bool(items),))
+    flags = bytes((8 * carried + bool(items),))
     history = b"".join(items)
     counts = struct.pack(">HBH", made if attempts is None else attempts, len(items), len(history))
-    return head + at.to_bytes(6, "big") + (counts if items else b"") + history + told
+    when = at.to_bytes(6, "big")
+    return head(left, made, reason) + flags + when + (counts if items else b"") + history + told
 
 
 def item(reason: str, at: int, flags: int = 7, *texts: bytes) -> bytes:

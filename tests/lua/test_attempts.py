@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgpack
 import pytest
 import redis
@@ -12,7 +14,7 @@ from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import failure
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import Box
-from tests.lua.failures import former_failure, item
+from tests.lua.failures import failure as encoded, item
 from tests.lua.query import EXACT, RUN, lapse, take
 
 ITEMS_MOST, HISTORY_BYTES = 50, 8192
@@ -47,8 +49,8 @@ def entry_of(box: Box, id: bytes) -> bytes:
 
 def history_size(entry: bytes) -> int:
     """Return the bytes of the items of an entry that has some."""
-    assert entry[4] & 1
-    return int.from_bytes(entry[14:16], "big")
+    assert entry[3] & 1
+    return int.from_bytes(entry[13:15], "big")
 
 
 def read(box: Box, id: bytes) -> list[tuple[int | None, str, str, str, str]]:
@@ -197,21 +199,99 @@ def test_one_equal_item_at_the_bound_is_dropped_for_one_that_comes(box):
     assert failure.attempts(entry_of(box, id))[-1][0] == 2
 
 
-def test_an_entry_of_an_earlier_version_is_read_and_goes_on(box):
+WHOLE = encoded(15, 2, "f", told("E"), at=1_790_000_000_000, items=[item("f", 1)])
+DAMAGED = {
+    "empty": b"",
+    "a byte": b"\xff",
+    "cut in its head": WHOLE[:9],
+    "cut in its counts": WHOLE[:13],
+    "cut in its items": WHOLE[:20],
+    "another format": b"\xff\xfff\xc1" + WHOLE[3:],
+    "text": b"\xff\xff" + b"somebody wrote this by hand",
+}
+
+
+def damage(box: Box, id: bytes, entry: bytes, is_new: bool = False) -> None:
+    assert box.redis.hset(box.keys.failures, member_of(id), entry) == is_new
+
+
+@pytest.mark.parametrize("entry", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_entry_is_one_attempt_and_its_message_goes_on(box, entry):
     id = box.one()
-    for _ in range(2):
-        fail(box)
-    old = former_failure(15, 2, "f", msgpack.packb(["Old: x", "old\n"]))
-    box.redis.hset(box.keys.failures, member_of(id), old)
-    assert failure.decode(old) == failure.Failure("failed", 2, "Old: x", "old\n")
-    assert failure.attempts(old) == (failure.Attempt(2, None, "failed", "Old: x", "old\n"),)
+    fail(box)
+    damage(box, id, entry)
+    assert failure.decode(entry) == (failure.Failure("failed", 1, "unreadable") if entry else None)
 
     fail(box, told("New: y"))
 
     assert read(box, id) == [
-        (3, "failed", "New: y", "frames\nNew: y\n", "w:1"),
-        (2, "failed", "Old: x", "old\n", ""),
+        (2, "failed", "New: y", "frames\nNew: y\n", "w:1"),
+        (1, "failed", "unreadable", "", ""),
     ]
+    damaged = failure.attempts(entry_of(box, id))[1]
+    assert damaged.at == datetime.fromtimestamp(0, UTC)
+    box.ack(box.take_one())
+    assert "failures" not in box.state()
+
+
+def expire(box: Box) -> None:
+    box.clock.advance(5)
+    assert box.take() == []
+
+
+def roll_back(box: Box) -> None:
+    box.take_one(lease_ms=1000)
+    box.clock.advance(2)
+    box.rollback()
+
+
+@pytest.mark.parametrize("entry", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize(
+    ("settle", "reasons"),
+    [
+        (lambda box: box.reject(box.take_one()), ["rejected"]),
+        (roll_back, ["lease ran out"]),
+        (expire, ["expired"]),
+    ],
+    ids=["reject", "rollback", "expire"],
+)
+def test_a_damaged_entry_is_moved_by_every_verb(box, entry, settle, reasons):
+    id = box.one(expires=5000)
+    fail(box)
+    damage(box, id, entry)
+
+    settle(box)
+
+    found = read(box, id)
+    assert [x[1] for x in found] == [*reasons, "failed"]
+    assert found[-1][2] == "unreadable"
+
+
+@pytest.mark.parametrize("entry", DAMAGED.values(), ids=DAMAGED)
+def test_a_dead_letter_with_a_damaged_entry_is_redriven(box, entry):
+    id = box.one()
+    box.reject(box.take_one())
+    damage(box, id, entry)
+
+    redrive(box, id)
+
+    assert [x[:3] for x in read(box, id)] == [(None, "redriven", ""), (1, "failed", "unreadable")]
+    assert box.take_one().left == 16
+
+
+@pytest.mark.parametrize("entry", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("kind", [{"priority": 20}, {"due": 1000}], ids=["priority", "timed"])
+def test_a_message_with_a_damaged_entry_has_no_more_retries_than_its_topic_gives(box, entry, kind):
+    """Such as one whose StoreQueue somebody has mended by hand."""
+    id = box.one(**kind)
+    box.clock.advance(2)
+    damage(box, id, entry, is_new=True)
+
+    lease = box.take_one()
+
+    assert 0 <= lease.left <= 16
+    box.nack(lease)
+    assert read(box, id)[1][2] == "unreadable"
 
 
 def test_a_lease_that_ran_out_shows_no_error_and_keeps_that_of_the_attempt_before(box):

@@ -428,6 +428,19 @@ def test_redriven_dead_letters_are_handed_over(box, sleepers):
     assert (taken.id, taken.left) == (lease.id, box.settings.max_retries)
 
 
+@pytest.mark.parametrize("entry", [b"", b"\xff"])
+def test_a_message_with_a_damaged_failure_entry_is_handed_over(box, sleepers, entry):
+    box.one()
+    lease = box.take_one()
+    sleepers[0].offer()
+    box.redis.hset(box.keys.failures, member_of(lease.id), entry)
+
+    assert box.release(lease) == "1"
+
+    (taken,) = sleepers[0].taken()
+    assert (taken.id, taken.left) == (lease.id, box.settings.max_retries)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_prepare_queue_of_a_wrong_type_is_left_alone(box, sleepers, way):
     sleepers[0].offer()

@@ -6,7 +6,7 @@ import pytest
 
 from rmq.kernel.core.retry import ROCKETMQ_LEVELS_S, Exponential, Levels
 from tests.lua.box import GONE, ordered, timed
-from tests.lua.failures import former_failure, item
+from tests.lua.failures import head, item
 
 
 def waits(box, leases) -> list[int]:
@@ -85,7 +85,7 @@ def test_number_of_deliveries_is_one_more_than_the_retries(make_box, retries):
 
     assert count == retries + 1
     assert box.order("dead") == [id]
-    assert box.state()["failures"][id][:3] == former_failure(0, retries + 1, "f")
+    assert box.state()["failures"][id][:3] == head(0, retries + 1, "f")
 
 
 @pytest.mark.parametrize("retries", [1, 16])

@@ -8,7 +8,6 @@ import redis
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts
 from tests.lua.box import ordered, stored
-from tests.lua.failures import former_failure
 
 
 def peek(box, queue="store", **options):
@@ -88,9 +87,8 @@ def test_a_page_has_a_thousand_small_messages_whatever_size_the_topic_allows(mak
 def test_failures_count_among_the_bytes_of_a_page(box):
     ids = box.send(3)
     for id in ids:
-        box.redis.hset(
-            box.keys.failures, member_of(id), former_failure(16, 1, "f", b"t" * 2_500_000)
-        )
+        entry = box.failure(16, 1, "f", b"t" * 2_500_000)
+        box.redis.hset(box.keys.failures, member_of(id), entry)
 
     assert [len(peek(box, limit=1000, offset=at)) for at in range(4)] == [1, 1, 1, 0]
 

@@ -10,7 +10,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.core import score
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE, LEASE_MAX_MS, ordered, stored
-from tests.lua.failures import former_failure
+from tests.lua.failures import head
 
 
 def command(box, session, limit=1, lease_ms=30_000, waits=False):
@@ -216,7 +216,7 @@ def test_expired_retry_tells_how_often_it_was_delivered(box):
     box.clock.advance(6)
     box.take()
 
-    assert box.state()["failures"][id][:3] == former_failure(0, 3, "x")
+    assert box.state()["failures"][id][:3] == head(0, 3, "x")
 
 
 def test_batch_of_expired_messages_alone_says_that_there_may_be_more(box):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import stored
-from tests.lua.failures import former_failure
 from tests.lua.query import RUN, lapse, read, receipt, take
 
 
@@ -65,9 +64,7 @@ def test_what_was_settled_behind_its_back_has_no_receipt(box):
     first, _ = box.send(2)
     take(box)
     box.redis.zrem(box.keys.prepare, member_of(first))
-    box.redis.hset(
-        box.keys.failures, b"another", former_failure(16, 1, "f")
-    )  # receipts are told now
+    box.redis.hset(box.keys.failures, b"another", box.failure(16, 1, "f"))  # receipts are told now
 
     page = read(box)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.messages import scripts as messages_scripts
+from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts
 
 
@@ -103,6 +106,16 @@ def test_a_message_that_has_failed_waits_since_then(box):
     box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [dead.id]))
     box.clock.advance(1)
     assert (stats(box)["priority"], stats(box)["late_ms"]) == (1, 1000)
+
+
+@pytest.mark.parametrize("entry", [b"", b"\xff", b"somebody wrote this"])
+def test_a_damaged_failure_entry_tells_no_time(box, entry):
+    id = made(box, ago_ms=3000)
+    store(box, id)
+
+    box.redis.hset(box.keys.failures, member_of(id), entry)
+
+    assert stats(box)["late_ms"] == 3000
 
 
 def test_a_due_message_that_joined_its_priority_waits_since_it_was_due(box):

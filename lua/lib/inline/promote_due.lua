@@ -7,7 +7,7 @@ Reads:     store, records, failures, slot: keys
            s, n, limit, past, any_failed, TAKE_MOST, TAKE_BYTES
            page: the first due messages with their scores
            ids: gets the picked messages
-           retries_left
+           retries_left, max_retries
 Writes:    retries_left, page
            promoted: how many messages joined their priority
 Declares:  DUE_PAGE, timed_priority, record_bytes, seen, joining, full, order, front, RESTART
@@ -53,10 +53,11 @@ while #page > 0 and not full do
   end
 end
 if any_failed and #ids > n then
+  --- @include "lib/failures"
   retries_left = retries_left or {}
   local entries = redis.call('HMGET', failures, unpack(ids, n + 1))
   for i = 1, #entries do
-    retries_left[n + i] = entries[i] and math.max(0, string.byte(entries[i], 1) - 1) or nil
+    retries_left[n + i] = entries[i] and retries_in(entries[i], max_retries) or nil
   end
 end
 if #joining > 0 then

@@ -120,10 +120,11 @@ for turn = 1, 3 do
       --- @include "lib/inline/read_ties"
     end
     if any_failed and #batch > 0 then
+      --- @include "lib/failures"
       retries_left = retries_left or {}
       local entries = redis.call('HMGET', failures, unpack(batch))
       for i = 1, #batch do
-        retries_left[n + i] = entries[i] and math.max(0, string.byte(entries[i], 1) - 1) or nil
+        retries_left[n + i] = entries[i] and retries_in(entries[i], max_retries) or nil
       end
     end
     if n == 0 then

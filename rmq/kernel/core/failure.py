@@ -1,7 +1,8 @@
 """Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
 
 An entry has the last attempt, and earlier ones as far as they were kept; `lua/lib/attempts.lua`,
-whose twin this is, describes its bytes. The error that a consumer sends is msgpack of [type and
+whose twin this is, describes its bytes. A damaged one is read as an attempt of 1970 with the error
+"unreadable". The error that a consumer sends is msgpack of [type and
 message, traceback, worker].
 
 A fingerprint is what dead letters of one cause have in common. It is made of the reason, the type
@@ -37,12 +38,11 @@ REDRIVEN = "redriven"
 ERROR_CHARS, TRACEBACK_CHARS, WORKER_CHARS = 2_000, 12_000, 200
 REMEMBERED = 256  # decoded failures: those of one cause are often alike, and have 14 KiB at most
 
-_MARK = 0xC1  # the fourth byte of an entry with times; begins no msgpack
 _EARLIER, _CARRIED = 1, 8  # flags: items follow; the error is that of an earlier attempt
 _SAME = (1, 2, 4)  # flags of an item: error, traceback or worker of the one before
 _SAME_FRAMES = 16  # flag of an item: the traceback of the one before, but for the error
 _COUNTS = struct.Struct(">HBH")  # attempts, items, bytes of the items
-_TIME_MAX = 253_402_300_800_000  # epoch ms, the end of the year 9999
+_TIME_MAX = 253_402_300_799_000  # epoch ms, the last second of the year 9999
 _NO_ATTEMPT = "xd"  # expired, redriven
 
 
@@ -68,7 +68,7 @@ class Attempt(NamedTuple):
     Attributes:
         number: counts the attempts from the first send on, over redrives; None: it is no attempt,
             the message was redriven, or it expired.
-        at: when it failed, by the clock of Redis; None: an earlier version has not noted it.
+        at: when it failed, by the clock of Redis.
         reason: as `Failure.reason`, or "redriven".
         error: the exception's type and message, or ''; of earlier attempts the first 1024 bytes.
         traceback: of the exception, or ''; of earlier attempts the last 2048 bytes.
@@ -76,7 +76,7 @@ class Attempt(NamedTuple):
     """
 
     number: int | None
-    at: datetime | None
+    at: datetime
     reason: str
     error: str = ""
     traceback: str = ""
@@ -171,18 +171,24 @@ class _Entry(NamedTuple):
     details: bytes
 
 
+# What a damaged entry is read as, here and in the scripts, so that its message goes on.
+_UNREADABLE = _Entry(1, "f", 0, 0, 1, b"", msgpack.packb(["unreadable", ""]))
+
+
 def _read(entry: bytes) -> _Entry:
-    made, reason = entry[1], chr(entry[2])
-    if len(entry) >= 11 and entry[3] == _MARK:
-        flags, at_ms = entry[4], int.from_bytes(entry[5:11], "big")
-        if not flags & _EARLIER:
-            return _Entry(made, reason, flags, at_ms, made, b"", entry[11:])
-        if len(entry) >= 16:
-            attempts, _, size = _COUNTS.unpack_from(entry, 11)
-            if len(entry) >= 16 + size:
-                items, details = entry[16 : 16 + size], entry[16 + size :]
-                return _Entry(made, reason, flags, at_ms, attempts, items, details)
-    return _Entry(made, reason, 0, 0, made, b"", entry[3:])
+    if len(entry) < 10 or entry[3] & ~(_EARLIER | _CARRIED):
+        return _UNREADABLE
+    made, reason, flags = entry[1], chr(entry[2]), entry[3]
+    at_ms = int.from_bytes(entry[4:10], "big")
+    if not flags & _EARLIER:
+        return _Entry(made, reason, flags, at_ms, made, b"", entry[10:])
+    if len(entry) < 15:
+        return _UNREADABLE
+    attempts, _, size = _COUNTS.unpack_from(entry, 10)
+    items, details = entry[15 : 15 + size], entry[15 + size :]
+    if len(items) < size:
+        return _UNREADABLE
+    return _Entry(made, reason, flags, at_ms, attempts, items, details)
 
 
 def _texts(details: bytes) -> tuple[str, str, str]:
@@ -202,9 +208,8 @@ def _reason(letter: str) -> str:
 
 def decode(entry: bytes) -> Failure | None:
     """Decode the last failure of an entry; None: it is empty, or the message was redriven since."""
-    if len(entry) < 3 or entry[2:3] == b"d":
+    if not entry or (parts := _read(entry)).reason == "d":
         return None
-    parts = _read(entry)
     return _failure(parts.reason, parts.deliveries, parts.details)
 
 
@@ -217,7 +222,7 @@ def _failure(reason: str, deliveries: int, details: bytes) -> Failure:
 
 def attempts(entry: bytes) -> tuple[Attempt, ...]:
     """Decode all attempts of an entry, the newest first."""
-    return tuple(_attempts(entry)) if len(entry) >= 3 else ()
+    return tuple(_attempts(entry)) if entry else ()
 
 
 def _attempts(entry: bytes) -> Iterator[Attempt]:
@@ -227,7 +232,7 @@ def _attempts(entry: bytes) -> Iterator[Attempt]:
     while True:
         is_attempt = reason not in _NO_ATTEMPT
         shown = ("", "", "") if flags & _CARRIED else texts
-        when = datetime.fromtimestamp(at_ms / 1000, UTC) if 0 < at_ms < _TIME_MAX else None
+        when = datetime.fromtimestamp(min(at_ms, _TIME_MAX) / 1000, UTC)
         yield Attempt(number if is_attempt else None, when, _reason(reason), *shown)
         number -= is_attempt
         if len(parts.items) < at + 8:

@@ -138,7 +138,7 @@ def read(stored: bytes) -> Figures | None:
 
 def _read_lateness(stored: Sequence[int]) -> Counts:
     """Return the counter of each bucket; empty where the sample has none."""
-    if len(stored) < 2:  # an earlier version stored none
+    if len(stored) < 2:
         return ()
     size, first, *counters = stored
     if len(counters) < size or not 0 <= first <= telemetry.BUCKETS - size:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from rmq.kernel.core import failure
+from tests.lua.failures import failure as encoded, item
+
+AT = 1_790_000_000_000  # epoch ms
 
 
 class NoText(Exception):
@@ -52,7 +56,7 @@ def nested(error: Exception) -> BaseException:
 def test_an_exception_that_cannot_be_shown_is_reported_by_its_type(kind: Any, wrap: Any) -> None:
     error = wrap(kind("x"))
 
-    entry = failure.decode(b"\x01\x02f" + failure.encode(error))
+    entry = failure.decode(encoded(1, 2, "f", failure.encode(error), at=AT))
 
     assert entry is not None
     assert entry.error.startswith(type(error).__name__)
@@ -84,7 +88,7 @@ def test_a_failure_has_type_and_traceback_cut_to_size() -> None:
     try:
         raise KeyError("x" * 10_000)
     except KeyError as error:
-        entry = b"\x00\x11f" + failure.encode(error)
+        entry = encoded(0, 17, "f", failure.encode(error), at=AT)
 
     decoded = failure.decode(entry)
 
@@ -94,7 +98,6 @@ def test_a_failure_has_type_and_traceback_cut_to_size() -> None:
     assert len(decoded.error) == failure.ERROR_CHARS
     assert len(decoded.traceback) <= failure.TRACEBACK_CHARS
     assert failure.decode(b"") is None
-    assert failure.decode(b"\x00\x01f\xc1") is not None
 
 
 def test_the_worker_is_kept_beside_the_error_and_alone() -> None:
@@ -102,36 +105,54 @@ def test_the_worker_is_kept_beside_the_error_and_alone() -> None:
     assert worker.endswith(f":{os.getpid()}")
 
     for error, text in ((ValueError("x"), "ValueError: x"), (None, "")):
-        entry = b"\x10\x01f" + failure.encode(error, worker)
+        entry = encoded(16, 1, "f", failure.encode(error, worker), at=AT)
         (attempt,) = failure.attempts(entry)
-        assert (attempt.error, attempt.worker, attempt.at) == (text, worker, None)
+        assert (attempt.error, attempt.worker) == (text, worker)
+        assert round(attempt.at.timestamp() * 1000) == AT
 
     assert failure.encode(None) == b""
 
 
-AT = (1_790_000_000_000).to_bytes(6, "big")
-
-
 def test_equal_failures_are_read_once_whatever_came_before() -> None:
     told = failure.encode("why")
-    item = b"f\x07" + AT
     entries = [
-        b"\x00\x03f" + told,
-        b"\x00\x03f\xc1\x00" + AT + told,
-        b"\x00\x03f\xc1\x01" + AT + b"\x00\x03\x01\x00\x08" + item + told,
+        encoded(0, 3, "f", told, at=AT),
+        encoded(0, 3, "f", told, at=AT + 1, items=[item("f", AT)]),
     ]
 
     decoded = [failure.decode(entry) for entry in entries]
 
     assert decoded[0] == failure.Failure("failed", 3, "why")
-    assert all(each is decoded[0] for each in decoded), "read once"
-    assert [len(failure.attempts(entry)) for entry in entries] == [1, 1, 2]
+    assert decoded[1] is decoded[0], "read once"
+    assert [len(failure.attempts(entry)) for entry in entries] == [1, 2]
     assert failure.attempts(b"") == ()
 
 
-@given(st.binary(max_size=60), st.booleans())
-def test_no_entry_is_too_broken_to_be_read(rest: bytes, marked: bool) -> None:
-    entry = b"\x01\x02f" + (b"\xc1" if marked else b"") + rest
+UNREADABLE = failure.Attempt(1, datetime.fromtimestamp(0, UTC), "failed", "unreadable")
+WHOLE = encoded(15, 2, "f", failure.encode("why"), at=AT, items=[item("f", 1)])
+
+
+@pytest.mark.parametrize("entry", [WHOLE[:size] for size in (1, 2, 3, 9, 12, 14, 22)])
+def test_an_entry_that_was_cut_is_one_attempt(entry: bytes) -> None:
+    assert failure.attempts(WHOLE)[1].number == 1
+    assert failure.attempts(entry) == (UNREADABLE,)
+    assert failure.decode(entry) == failure.Failure("failed", 1, "unreadable")
+
+
+def test_an_entry_with_a_flag_that_is_not_known_is_one_attempt() -> None:
+    for flags in set(range(256)) - {0, 1, 8, 9}:
+        assert failure.attempts(WHOLE[:3] + bytes((flags,)) + WHOLE[4:]) == (UNREADABLE,)
+
+
+def test_a_time_beyond_the_year_9999_is_its_end() -> None:
+    (attempt,) = failure.attempts(encoded(15, 2, "f", at=2**48 - 1))
+
+    assert attempt.at == datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\x00", b"\x01", b"\x08", b"\x09"]))
+def test_no_entry_is_too_broken_to_be_read(rest: bytes, flags: bytes) -> None:
+    entry = b"\x01\x02f" + flags + rest
 
     assert failure.decode(entry) is not None
     assert all(isinstance(attempt, failure.Attempt) for attempt in failure.attempts(entry))
