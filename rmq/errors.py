@@ -88,9 +88,9 @@ class SettingsMismatch(ConfigurationError):
 
 
 class FormatMismatch(ConfigurationError):
-    """The topic is of another format than this version of RMQ reads; nothing was changed.
+    """Another version of RMQ wrote the topic, in another format; nothing was changed.
 
-    The message says whether an earlier or a later version wrote the topic, and what to do.
+    The message says in which format, and what to do.
     """
 
 

@@ -28,7 +28,7 @@ def everything(raw: redis.Redis, name: str) -> dict[bytes, Any]:
     }
 
 
-@pytest.mark.parametrize("written", ["4", "6", "", None])
+@pytest.mark.parametrize("written", [str(FORMAT - 1), str(FORMAT + 1), "", None])
 @pytest.mark.parametrize(
     "use",
     [

@@ -28,9 +28,7 @@ from rmq.kernel.core.validation import (
 )
 
 # The format of records, scores, members and keys; a client refuses a topic of another format.
-# 1: members were whole ids, of 16 bytes. 2: all bodies were in their records. 3: leases were not
-# shared; a consumer of that format would never give back those that expired.
-FORMAT = 5  # of topics in Redis; development versions wrote 1 to 4
+FORMAT = 6
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
 BODY_CEILING = 16 * 1024 * 1024

@@ -77,7 +77,7 @@ def opened(*answers: list[Any], layout: str = "") -> tuple[TopicContext, list[Pi
     context, tries = TopicContext("rmq", "orders", JSON, ReplaySessions(), {}), list[Pipeline]()
     kept = {**Settings(slots=3).to_redis(), "created": "7", "revision": "4"}
     if layout:
-        kept |= {"layout": "1 3 3", "resizing": layout, "format": "5"}
+        kept |= {"layout": "1 3 3", "resizing": layout}
     flow = opening.open(context)
     next(flow)
     step = flow.send(TopicReply(0, kept))
