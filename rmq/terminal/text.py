@@ -155,7 +155,7 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
         **body_fields(message.body),
         **fields(
             message, "priority", "due", "expires", "merge_key", "type", "headers", "deliveries",
-            "deadline", "died", "failure", "score",
+            "deadline", "held_by_query", "died", "failure", "score",
         ),
         "unreadable": message.unreadable or None,
     }  # fmt: skip
