@@ -14,6 +14,8 @@ from tests.patience import PATIENCE_S
 from tests.servers import Server
 
 USER, PASSWORD = "app", "secret"
+# By step, what it tries and does without where it may not: docs/security.md.
+DONE_WITHOUT = {"opens": {"info"}, "opens_anew": {"info"}, "looks": {"zrem"}}
 
 
 def version_of(server: Server) -> ServerVersion:
@@ -50,10 +52,34 @@ class Scene:
         """Give the user the rules of a role, one command left out."""
         rules = self.rules(role, **options)
         self.grant_words(word for word in rules.words() if word != f"+{without}")
+        self.forget_refusals()
         return rules
 
     def grant_words(self, words: Iterable[str]) -> None:
         self.raw.execute_command("ACL", "SETUSER", USER, "on", "resetpass", f">{PASSWORD}", *words)
+
+    @property
+    def servers(self) -> Iterable[Server]:
+        """The servers that know the user."""
+        return [self.server]
+
+    def refused(self) -> set[str]:
+        """Return the commands, and keys and channels of this topic, that the user was refused.
+
+        That is since the last grant; a library or a service may hide a refusal from its caller.
+        """
+        found = set[str]()
+        for server in self.servers:
+            with server.raw(decode_responses=True) as raw:
+                for entry in raw.acl_log():
+                    if entry["reason"] == "command" or self.name in entry["object"]:
+                        found.add(entry["object"].lower())
+        return found
+
+    def forget_refusals(self) -> None:
+        for server in self.servers:
+            with server.raw() as raw:
+                raw.acl_log_reset()
 
     def connect(self, **options: Any) -> Any:
         """A client of the user."""

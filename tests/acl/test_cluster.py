@@ -18,7 +18,7 @@ from rmq.kernel.transport.cluster_slots import hash_slot
 from rmq.worker.heartbeat import cluster_connection
 from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
-from tests.acl.scene import PASSWORD, USER, Scene
+from tests.acl.scene import DONE_WITHOUT, PASSWORD, USER, Scene
 from tests.acl.steps import STEPS
 from tests.acl.test_refusals import (
     STEP,
@@ -26,7 +26,7 @@ from tests.acl.test_refusals import (
 )
 from tests.cluster.conftest import ClusterAsServer
 from tests.clusters import Cluster
-from tests.servers import engines
+from tests.servers import Server, engines
 
 # What a cluster has not: databases, a question for the role of the only server. Hand-overs there
 # are tested in tests/cluster.
@@ -65,6 +65,10 @@ class ClusterScene(Scene):
         self.cluster = cluster
         super().__init__(server, name)
         self.url = cluster.url.replace("://", f"://{USER}:{PASSWORD}@")
+
+    @property
+    def servers(self) -> Iterable[Server]:
+        return self.cluster.nodes
 
     def grant_words(self, words: Iterable[str]) -> None:
         given = list(words)
@@ -106,6 +110,8 @@ def test_a_role_may_do_what_it_is_for(scene: ClusterScene, role: acl.Role, step:
 
     STEPS[role][step](scene)
 
+    assert scene.refused() <= DONE_WITHOUT.get(step, set())
+
 
 @contextlib.contextmanager
 def moved_half_way(s: ClusterScene) -> Iterator[bytes]:
@@ -134,6 +140,8 @@ def test_a_role_follows_a_slot_that_moves(scene: ClusterScene, role: acl.Role, k
     scene.grant(role)
 
     open_half_way(scene)
+
+    assert scene.refused() == set()
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

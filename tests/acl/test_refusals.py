@@ -16,7 +16,7 @@ from rmq.kernel.transport import acl
 from rmq.kernel.transport.errors import code_of
 from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.acl.registry import ON_TOPICS
-from tests.acl.scene import Scene, version_of
+from tests.acl.scene import DONE_WITHOUT, Scene, version_of
 from tests.acl.steps import STEPS
 from tests.patience import PATIENCE_S
 
@@ -149,6 +149,9 @@ def test_roles_are_added_up(scene: Scene) -> None:
     topic.send("x" * 40_000)
     with topic.consumer() as consumer:
         consumer.receive()[0].ack()
+
+    assert scene.full.admin.stats(scene.name)["settled"] == 1
+    assert scene.refused() <= DONE_WITHOUT["opens"]
 
 
 # --- without channels --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rmq.kernel.topic import context
 from rmq.kernel.transport import acl
 from tests.acl.calls import noted, ran
 from tests.acl.registry import ON_TOPICS
-from tests.acl.scene import Scene
+from tests.acl.scene import DONE_WITHOUT, Scene
 from tests.acl.steps import STEPS
 from tests.servers import Server
 
@@ -61,11 +61,13 @@ class Played(NamedTuple):
         error: that it raised.
         commands: that the server ran meanwhile; setting the step up may have run them, too.
         scripts: that clients of the user called.
+        refused: what the user was refused, whether it raised or not.
     """
 
     error: BaseException | None
     commands: set[str]
     scripts: set[str]
+    refused: set[str]
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +87,10 @@ def play(each_server: Server) -> Callable[[acl.Role, str], Played]:
             except (Exception, pytest.skip.Exception) as raised:
                 error = raised
             finally:
-                ran_then = ran(scene.raw)
+                ran_then, refused = ran(scene.raw), scene.refused()
                 context.set_clock(None)
                 scene.close()
-            played[role, step] = Played(error, ran_then, called)
+            played[role, step] = Played(error, ran_then, called, refused)
         return played[role, step]
 
     return of
@@ -98,9 +100,11 @@ def play(each_server: Server) -> Callable[[acl.Role, str], Played]:
 def test_a_role_may_do_what_it_is_for(
     play: Callable[[acl.Role, str], Played], role: acl.Role, step: str
 ) -> None:
-    error = play(role, step).error
-    if error is not None:
-        raise error
+    played = play(role, step)
+    if played.error is not None:
+        raise played.error
+
+    assert played.refused <= DONE_WITHOUT.get(step, set())
 
 
 @pytest.mark.slow
@@ -114,6 +118,8 @@ def test_a_role_may_do_it_with_an_async_client(
         scene.grant(role)
 
         STEPS[role][step](scene)
+
+        assert scene.refused() <= DONE_WITHOUT.get(step, set())
     finally:
         context.set_clock(None)
         scene.close()

@@ -65,6 +65,8 @@ def test_a_role_connects_to_the_master(scene: SentinelScene, role: acl.Role, kin
 
     open_topic(scene)
 
+    assert scene.refused() == set()
+
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_without_the_right_to_ask_for_the_role_the_error_names_it(
