@@ -64,9 +64,9 @@ if TYPE_CHECKING:
         Unavailable,
         WorkRolledBack,
     )
-    from rmq.features.audit.audit import Audit, Audited, Missing
+    from rmq.features.audit.audit import Audit, AuditResult, Missing
     from rmq.features.dead_letters.filter import DeadLetterFilter
-    from rmq.features.dead_letters.flows import Redriven
+    from rmq.features.dead_letters.flows import RedriveResult
     from rmq.features.dead_letters.jobs.job import Job, JobOutcome
     from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
     from rmq.features.doctor.finding import Finding
@@ -76,16 +76,16 @@ if TYPE_CHECKING:
     from rmq.features.queries.query_blocking import Query
     from rmq.features.queries.stage import AsyncStage
     from rmq.features.queries.stage_blocking import Stage
-    from rmq.features.queries.stage_flows import Published, Staged
+    from rmq.features.queries.stage_flows import PublishResult, StageContent
     from rmq.features.schedules.declaration import AsyncSchedule
     from rmq.features.schedules.declaration_blocking import Schedule
     from rmq.features.schedules.flows import ScheduleState
-    from rmq.features.topic_admin.flows import Deleted
-    from rmq.features.topic_admin.resize import Resized
+    from rmq.features.topic_admin.flows import DeleteResult
+    from rmq.features.topic_admin.resize import ResizeResult
     from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
     from rmq.kernel.consumer.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
     from rmq.kernel.core.access import AccessToken
-    from rmq.kernel.core.claim import Claimed
+    from rmq.kernel.core.claim import ClaimStatus
     from rmq.kernel.core.codec import Compressed
     from rmq.kernel.core.delivery import Reject, Retry, Snooze
     from rmq.kernel.core.failure import Attempt, Failure
@@ -125,9 +125,9 @@ _MODULES = {
         "ScriptFailed SendError SettingsMismatch StageLost StorageError TopicNotEmpty "
         "TopicNotFound TopicPaused TopicVanished Unavailable WorkRolledBack"
     ),
-    "rmq.features.audit.audit": "Audit Audited Missing",
+    "rmq.features.audit.audit": "Audit AuditResult Missing",
     "rmq.features.dead_letters.filter": "DeadLetterFilter",
-    "rmq.features.dead_letters.flows": "Redriven",
+    "rmq.features.dead_letters.flows": "RedriveResult",
     "rmq.features.dead_letters.jobs.job": "Job JobOutcome",
     "rmq.features.dead_letters.reading": "DeadLetterGroup DeadLetterGroups DeadLetterPage",
     "rmq.features.doctor.finding": "Finding",
@@ -140,12 +140,12 @@ _MODULES = {
     "rmq.features.schedules.declaration": "AsyncSchedule",
     "rmq.features.schedules.declaration_blocking": "Schedule",
     "rmq.features.schedules.flows": "ScheduleState",
-    "rmq.features.topic_admin.flows": "Deleted",
-    "rmq.features.topic_admin.resize": "Resized",
+    "rmq.features.topic_admin.flows": "DeleteResult",
+    "rmq.features.topic_admin.resize": "ResizeResult",
     "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
     "rmq.kernel.consumer.consumer": "AsyncConsumer AsyncDelivery Consumer Delivery",
     "rmq.kernel.core.access": "AccessToken",
-    "rmq.kernel.core.claim": "Claimed",
+    "rmq.kernel.core.claim": "ClaimStatus",
     "rmq.kernel.core.codec": "Compressed",
     "rmq.kernel.core.delivery": "Reject Retry Snooze",
     "rmq.kernel.core.failure": "Attempt Failure",
@@ -159,7 +159,7 @@ _MODULES = {
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
-    "rmq.features.queries.stage_flows": "Published Staged",
+    "rmq.features.queries.stage_flows": "PublishResult StageContent",
     "rmq.kernel.topic.audit_trail": "AuditLine",
     "rmq.kernel.topic.paging": "Page Span",
     "rmq.kernel.topic.stats": "DueCount",
@@ -202,9 +202,9 @@ __all__ = [
     "Attempt",
     "Audit",
     "AuditLine",
-    "Audited",
+    "AuditResult",
     "ClaimLost",
-    "Claimed",
+    "ClaimStatus",
     "Claims",
     "Client",
     "Compressed",
@@ -216,7 +216,7 @@ __all__ = [
     "DeadLetterGroups",
     "DeadLetterPage",
     "DecodeError",
-    "Deleted",
+    "DeleteResult",
     "Delivery",
     "DeliveryError",
     "Depends",
@@ -256,17 +256,17 @@ __all__ = [
     "Pause",
     "PayloadTooLarge",
     "PeekPage",
-    "Published",
+    "PublishResult",
     "Query",
     "QueryOwned",
     "QueueFull",
     "RMQError",
     "Rate",
     "Receipt",
-    "Redriven",
+    "RedriveResult",
     "Reject",
     "Replicated",
-    "Resized",
+    "ResizeResult",
     "Retry",
     "Sample",
     "Schedule",
@@ -282,8 +282,8 @@ __all__ = [
     "Snooze",
     "Span",
     "Stage",
+    "StageContent",
     "StageLost",
-    "Staged",
     "StorageError",
     "Topic",
     "TopicNotEmpty",

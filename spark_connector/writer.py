@@ -38,7 +38,7 @@ STAGE_TTL_S = 86_400.0  # of a stage that is never committed
 class Written(WriterCommitMessage):
     """The rows that a task has staged."""
 
-    staged: rmq.Staged
+    staged: rmq.StageContent
     query: str | None = None
 
 
@@ -64,7 +64,7 @@ class _Sink:
         """Return the topic to write to."""
         return client.topic(self.options.at.topic, codec=columns.Encoded(self.options.codec))
 
-    def stage(self, batches: Iterator[RecordBatch], name: str) -> rmq.Staged:
+    def stage(self, batches: Iterator[RecordBatch], name: str) -> rmq.StageContent:
         """Stage the rows of a task; if it fails, drop them."""
         rows = columns.Rows(self.fields, self.options.merge)
         with connect(self.options.at) as client:

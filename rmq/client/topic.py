@@ -10,7 +10,7 @@ from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.queries.query import AsyncQuery
 from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
-from rmq.features.queries.stage_flows import Published, Staged
+from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.admin import AsyncSchedules
 from rmq.kernel.consumer.consumer import AsyncConsumer
 from rmq.kernel.consumer.flows import Mode
@@ -318,12 +318,12 @@ class AsyncTopic(TopicBase, AsyncSchedules):
 
     async def publish(
         self,
-        staged: Iterable[Staged],
+        staged: Iterable[StageContent],
         *,
         query: str | None = None,
         batch: int | None = None,
         timeout: Duration | None = None,
-    ) -> Published:
+    ) -> PublishResult:
         """Send staged messages, and drop their stages.
 
         Args:
@@ -347,6 +347,6 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """
         return await self._run(publish_flow(self._context, staged, query, batch, timeout))
 
-    async def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
+    async def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Drop stages unpublished, except those of a batch of `query` that has begun."""
         await self._run(discard_flow(self._context, staged, query))

@@ -12,7 +12,7 @@ from rmq.features.messages.change import CancelStatus, PriorityStatus, Reschedul
 from rmq.features.queries.query_blocking import Query
 from rmq.features.queries.stage import discard_flow, publish_flow
 from rmq.features.queries.stage_blocking import Stage
-from rmq.features.queries.stage_flows import Published, Staged
+from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.admin_blocking import Schedules
 from rmq.kernel.consumer.consumer import Consumer
 from rmq.kernel.consumer.flows import Mode
@@ -213,12 +213,12 @@ class Topic(TopicBase, Schedules):
 
     def publish(
         self,
-        staged: Iterable[Staged],
+        staged: Iterable[StageContent],
         *,
         query: str | None = None,
         batch: int | None = None,
         timeout: Duration | None = None,
-    ) -> Published:
+    ) -> PublishResult:
         """Send staged messages, and drop their stages.
 
         Args:
@@ -242,6 +242,6 @@ class Topic(TopicBase, Schedules):
         """
         return self._run(publish_flow(self._context, staged, query, batch, timeout))
 
-    def discard(self, staged: Iterable[Staged], *, query: str | None = None) -> None:
+    def discard(self, staged: Iterable[StageContent], *, query: str | None = None) -> None:
         """Drop stages unpublished, except those of a batch of `query` that has begun."""
         self._run(discard_flow(self._context, staged, query))

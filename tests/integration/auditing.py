@@ -39,7 +39,7 @@ def lose(raw: redis.Redis, topic: str, id: rmq.MessageId) -> Number:
     return producer, id.slot, int(number)
 
 
-def lost(found: rmq.Audited) -> set[Number]:
+def lost(found: rmq.AuditResult) -> set[Number]:
     """The numbers that an audit reports."""
     return {
         (one.producer, one.slot, number)
@@ -48,7 +48,7 @@ def lost(found: rmq.Audited) -> set[Number]:
     }
 
 
-def adds_up(found: rmq.Audited) -> bool:
+def adds_up(found: rmq.AuditResult) -> bool:
     """Whether every number is somewhere, on a topic where nothing happens."""
     return found.numbered == (
         found.seen + found.accounted + found.waiting + found.in_flight + found.dead + found.missing

@@ -185,7 +185,7 @@ REASONS: dict[str, Reason] = {
 }
 
 
-def _run(kind: str, server: Any, client: Any, name: str, reason: Reason) -> rmq.Audited:
+def _run(kind: str, server: Any, client: Any, name: str, reason: Reason) -> rmq.AuditResult:
     with producer(kind, server) as theirs:
         topic = theirs.topic(name, **reason.settings)
         topic.open()

@@ -56,7 +56,7 @@ def test_callback_that_raises_is_reported_and_the_audit_goes_on(server, raw, cli
     with producer("sync", server) as theirs:
         lose(raw, name, theirs.topic(name).send("a").id)
 
-    def broken(found: rmq.Audited) -> None:
+    def broken(found: rmq.AuditResult) -> None:
         raise ValueError(found.topic)
 
     audit = rmq.Audit(every=1.0, older_than=0, on_missing=broken)

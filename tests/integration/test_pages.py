@@ -130,7 +130,7 @@ def test_pages_of_dead_letters_begin_at_a_score_and_walk_over_no_earlier_page(
     redriven = client.admin.redrive(name, reason="rejected")
 
     assert sorted(one.body["n"] for one in found) == list(range(1500))
-    assert redriven == rmq.Redriven(1500, 1500, 0)
+    assert redriven == rmq.RedriveResult(1500, 1500, 0)
     assert len(offsets) > 15
     assert max(offsets) <= 200  # those of one ms, and not of all pages before
 

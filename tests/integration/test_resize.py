@@ -46,7 +46,7 @@ def test_new_messages_of_a_basis_wait_for_the_older_ones_in_another_slot(
     begun = api.admin.topic_resize(name, 8, wait=False)
     second = topic.send("second", slot_basis=key)
 
-    assert begun == resize.Resized(2, 8, 1, 0, 1)
+    assert begun == resize.ResizeResult(2, 8, 1, 0, 1)
     assert (first.id.slot, second.id.slot) == (1, 5)
     counts = api.admin.stats_by_slot(name)
     assert [bool(one["paused_ms"]) for one in counts] == [False, False] + [False, True] * 3
@@ -210,7 +210,7 @@ def test_dry_run_counts_and_changes_nothing(api: Any, server: Server, name: str)
     topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(10)])
     before = server.raw().hgetall(f"rmq:{{{name}}}:topic")
 
-    assert api.admin.topic_resize(name, 4, dry_run=True) == resize.Resized(2, 4, 10, 0, 2)
+    assert api.admin.topic_resize(name, 4, dry_run=True) == resize.ResizeResult(2, 4, 10, 0, 2)
     assert server.raw().hgetall(f"rmq:{{{name}}}:topic") == before
 
 

@@ -57,7 +57,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Any:
     return at
 
 
-def stage(topic: Any, numbers: range, **options: Any) -> rmq.Staged:
+def stage(topic: Any, numbers: range, **options: Any) -> rmq.StageContent:
     made = topic.stage(**options)
     made.push(rmq.Outgoing(n, slot_basis=str(n)) for n in numbers)
     return made.staged
@@ -87,7 +87,7 @@ def test_what_is_staged_is_in_no_queue_until_it_is_published_all_of_it(
     assert api.admin.stats(topic.name)["accepted"] == 0
 
     staged = pickle.loads(pickle.dumps(made.staged))
-    assert topic.publish([staged]) == rmq.Published(2501)
+    assert topic.publish([staged]) == rmq.PublishResult(2501)
 
     assert bodies(topic) == list(range(2501))
     assert left(raw, topic) == []
@@ -102,7 +102,7 @@ def test_bodies_alone_are_the_messages_that_a_push_would_make_of_them(
     assert made.push([rmq.Outgoing(2500, priority=900)]) == 2501
     assert made.push_bodies([]) == 2501
 
-    assert topic.publish([made.staged]) == rmq.Published(2501)
+    assert topic.publish([made.staged]) == rmq.PublishResult(2501)
 
     found = [one for slot in range(4) for one in api.admin.peek(topic.name, 1000, slot=slot)]
     assert {one.id.check for one in found} == {topic.new_id().check}
@@ -146,7 +146,7 @@ def test_bodies_of_many_bytes_are_put_there_in_several_calls(api: Any, name: str
     made = topic.stage()
     made.push_bodies([bytes([n]) * 6_000_000 for n in range(5)])
 
-    assert topic.publish([made.staged]) == rmq.Published(5)
+    assert topic.publish([made.staged]) == rmq.PublishResult(5)
     with topic.consumer() as consumer:
         taken = [one for _ in range(5) for one in consumer.receive(5)]
         assert [one.body[0] for one in taken] == [*range(5)]
@@ -195,7 +195,7 @@ def test_replayed_batch_adds_nothing_even_when_its_messages_are_long_settled(
 
     for batch in (0, 1):
         again = topic.publish([stage(topic, range(50))], query="q", batch=batch)
-        assert again == rmq.Published()
+        assert again == rmq.PublishResult()
 
     assert bodies(topic) == []
     assert left(raw, topic) == []
@@ -334,7 +334,7 @@ def test_blocking_topic_waits_for_room_until_its_timeout(api: Any, name: str) ->
 def test_message_ids_and_dedup_keys_make_a_second_job_add_nothing(api: Any, name: str) -> None:
     topic = api.topic(name)
     ids = [topic.new_id() for _ in range(10)]
-    for expected in (rmq.Published(20), rmq.Published(0, 20)):
+    for expected in (rmq.PublishResult(20), rmq.PublishResult(0, 20)):
         made = topic.stage()
         made.push([rmq.Outgoing(n, id=id) for n, id in enumerate(ids)])
         made.push([rmq.Outgoing(n, dedup_key=f"k{n}") for n in range(10)])
@@ -423,4 +423,4 @@ def test_fakeredis_publishes_too() -> None:
         made.push(rmq.Outgoing("x" * n, dedup_key=str(n)) for n in (1, 20, 300, 70_000))
         made.push([rmq.Outgoing(n, merge_key="k", time_range=1.0, merge="collect") for n in (1, 2)])
 
-        assert topic.publish([made.staged], query="q", batch=0) == rmq.Published(5, 0, 1)
+        assert topic.publish([made.staged], query="q", batch=0) == rmq.PublishResult(5, 0, 1)

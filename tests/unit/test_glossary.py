@@ -26,7 +26,7 @@ PLAIN_ENGLISH = {
     # programming
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
-    "configuration", "completion", "compressed", "top", "rmq", "total", "seconds",
+    "configuration", "completion", "compressed", "content", "top", "rmq", "total", "seconds",
     "sent", "handled", "taken", "held", "format",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
@@ -38,7 +38,7 @@ PLAIN_ENGLISH = {
     # other queues and servers
     "attempt", "concurrency", "depends", "dlq", "duplicate", "expire", "extend", "filter", "group",
     "health", "hold", "idempotent", "interceptor", "leader", "lifespan", "lost", "missing", "pause",
-    "publish", "purge", "rate", "redriven", "renew", "reschedule", "resize", "resume", "sample",
+    "publish", "purge", "rate", "renew", "reschedule", "resize", "resume", "sample",
     "scheduler", "server", "service", "status", "token", "type", "withdraw",
     # Redis' access control
     "acl", "rules", "revoke",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from rmq.features.audit import flows as audit_flow
-from rmq.features.audit.audit import Audited
+from rmq.features.audit.audit import AuditResult
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
@@ -21,7 +21,7 @@ class AsyncAuditAdmin(AsyncAdminPart):
         older_than: float | timedelta = 60.0,
         forget: bool = False,
         progress: Progress | None = None,
-    ) -> Audited:
+    ) -> AuditResult:
         """Report which messages of producers with `rmq.Audit` were lost.
 
         Args:

@@ -40,7 +40,7 @@ class Missing(NamedTuple):
         return f"{self.producer}.{self.first}{to_last} (slot {self.slot})"
 
 
-class Audited(NamedTuple):
+class AuditResult(NamedTuple):
     """The result of an audit of a topic.
 
     Attributes:
@@ -90,7 +90,7 @@ class Audit(Interceptor):
         every: Duration | None = None,
         *,
         older_than: Duration = 60.0,
-        on_missing: Callable[[Audited], object] | None = None,
+        on_missing: Callable[[AuditResult], object] | None = None,
     ) -> None:
         self.every_ms = None if every is None else duration_ms(every, "every", low_ms=1000)
         self.older_ms = duration_ms(older_than, "older_than", zero=True)
@@ -100,7 +100,7 @@ class Audit(Interceptor):
     def _make_sequence(self) -> ProducerSequence:
         return ProducerSequence()
 
-    def report(self, topic: str, result: Audited | None) -> None:
+    def report(self, topic: str, result: AuditResult | None) -> None:
         """Take note of the result of an audit; None: another worker did the audit."""
         if result is None:
             self.missing.pop(topic, None)

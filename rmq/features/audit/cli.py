@@ -84,7 +84,7 @@ def audit(topic: str | None, older_than: float, forget: bool) -> None:
         raise Failed("; ".join(problems), kind="Missing" if missing else "Failed")
 
 
-def _print(reports: list[rmq.Audited], all_topics: bool) -> None:
+def _print(reports: list[rmq.AuditResult], all_topics: bool) -> None:
     common = common_options()
     shown_reports = [
         report for report in reports if report.producers or report.numbered or not all_topics

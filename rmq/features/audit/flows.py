@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 
 from rmq.features.audit import scripts
-from rmq.features.audit.audit import RANGES_MAX, Audited, Missing
+from rmq.features.audit.audit import RANGES_MAX, AuditResult, Missing
 from rmq.kernel.core import validation
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.sequence import NUMBERS_MAX
@@ -93,7 +93,7 @@ def audit(
     forget: bool = False,
     every_ms: int = 0,
     progress: Progress | None = None,
-) -> Flow[Audited | None]:
+) -> Flow[AuditResult | None]:
     """Find missing numbers of a topic.
 
     Args:
@@ -141,7 +141,7 @@ def audit(
         for letter, count in living.counts.items():
             counts[letter] += count
     total = validation.count((missing.first, missing.last) for missing in all_missing)
-    return Audited(
+    return AuditResult(
         context.name, len(producers), numbered, seen, accounted, counts["s"], counts["p"],
         counts["d"], total, all_missing[:RANGES_MAX],
     )  # fmt: skip

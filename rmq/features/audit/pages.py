@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.features.audit.audit import Audited
+from rmq.features.audit.audit import AuditResult
 from rmq.kernel.core.access import Role
 from rmq.web.page import PageRequest, Pages, Redirect, View
 from rmq.web.readings import LongReading
@@ -24,7 +24,7 @@ async def audit(request: PageRequest) -> View:
     """Show how far an audit is, and what it found; none is begun by looking."""
     await request.context.admin.settings(request.topic)  # there is such a topic
     reading = request.readings.known(_key(request))
-    found: Audited | None = reading.found if reading else None
+    found: AuditResult | None = reading.found if reading else None
     return View(
         "audit.html",
         {
@@ -43,7 +43,7 @@ async def start_audit(request: PageRequest) -> Redirect:
     topic = request.topic
     await request.context.admin.settings(topic)
 
-    async def read(reading: LongReading) -> Audited:
+    async def read(reading: LongReading) -> AuditResult:
         return await request.context.admin.audit(
             topic, older_than=OLDER_S, progress=reading.progress
         )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rmq.features.claims import flows
-from rmq.kernel.core.claim import Claimed
+from rmq.kernel.core.claim import ClaimStatus
 from rmq.kernel.topic.verbs import AsyncAdminPart
 
 
 class AsyncClaimAdmin(AsyncAdminPart):
     """Verbs on claims."""
 
-    async def claim(self, topic: str, key: str, *, consumer: str = "default") -> Claimed | None:
+    async def claim(self, topic: str, key: str, *, consumer: str = "default") -> ClaimStatus | None:
         """Return the claim on a business key (`rmq.Claims`); None if there is none.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmq.kernel.consumer import claim as claim_flow
 from rmq.kernel.core.business_key import check_consumer, check_key
-from rmq.kernel.core.claim import Claimed
+from rmq.kernel.core.claim import ClaimStatus
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, RawCommand
@@ -16,12 +16,12 @@ def _claim_key(context: TopicContext, key: str, consumer: str) -> Flow[bytes]:
     return claim_flow.claim_key(context, name)
 
 
-def claim(context: TopicContext, key: str, consumer: str) -> Flow[Claimed | None]:
+def claim(context: TopicContext, key: str, consumer: str) -> Flow[ClaimStatus | None]:
     """Return the claim on a business key; None: there is none."""
     claim_key = yield from _claim_key(context, key, consumer)
     value = yield RawCommand("claim", "GET", claim_key)
     left_ms = yield RawCommand("claim", "PTTL", claim_key)
-    return None if value is None else Claimed.read(value, left_ms)
+    return None if value is None else ClaimStatus.read(value, left_ms)
 
 
 def unclaim(context: TopicContext, key: str, consumer: str) -> Flow[bool]:

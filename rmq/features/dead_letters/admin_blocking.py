@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from rmq.features.dead_letters import filter as dead_letters_filter, flows, reading
 from rmq.features.dead_letters.filter import DeadLetterFilter
-from rmq.features.dead_letters.flows import Filter, Redriven
+from rmq.features.dead_letters.flows import Filter, RedriveResult
 from rmq.features.dead_letters.jobs import flows as jobs_flows
 from rmq.features.dead_letters.reading import DeadLetterGroups, DeadLetterPage
 from rmq.kernel.core.ids import Id
@@ -34,7 +34,7 @@ class DeadLetterAdmin(AdminPart):
         dry_run: bool = False,
         rate: float | None = None,
         progress: Progress | None = None,
-    ) -> Redriven:
+    ) -> RedriveResult:
         """Send dead letters back to be consumed again, with all their retries.
 
         Args:
@@ -48,7 +48,7 @@ class DeadLetterAdmin(AdminPart):
             filter: only those that fit it, as error~"timeout" and body.order>100; see
                 docs/dead-letters.md.
             to: another topic to which they go instead, at once. It must exist; what it refuses
-                stays dead, and `Redriven.refused` counts why.
+                stays dead, and `RedriveResult.refused` counts why.
             dry_run: only count them.
             rate: at most so many a second.
             progress: called with (done, all) as it goes.

@@ -37,7 +37,7 @@ from rmq.kernel.transport.steps import Flow, Progress, Sleep
 CALL_MAX, REDRIVE_MAX = 200, 100
 
 
-class Redriven(NamedTuple):
+class RedriveResult(NamedTuple):
     """The result of a redrive.
 
     Attributes:
@@ -223,7 +223,7 @@ def redrive(
     rate: float | None,
     progress: Progress | None,
     to: str | None = None,
-) -> Flow[Redriven]:
+) -> Flow[RedriveResult]:
     """Send dead letters back, or to another topic. Stopped half-way, the rest stays dead."""
     check_rate(rate)
     target = None if to is None else (yield from redrive_to.open_target(context, to))
@@ -253,7 +253,7 @@ def redrive(
                 if rate is not None and (ids or done < matched):
                     yield Sleep(len(letters) / rate)
     refused = {name: outcomes[letter] for letter, name in REFUSED.items() if outcomes[letter]}
-    return Redriven(matched, outcomes["1"], outcomes["x"], refused)
+    return RedriveResult(matched, outcomes["1"], outcomes["x"], refused)
 
 
 def purge(

@@ -14,7 +14,7 @@ from typing import Any
 
 from rmq.errors import InvalidType, InvalidValue, StageLost
 from rmq.features.queries import stage_flows
-from rmq.features.queries.stage_flows import Published, Staged
+from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.producer.send import block_s
@@ -24,8 +24,8 @@ from rmq.kernel.transport.steps import Flow
 
 __all__ = [
     "AsyncStage",
-    "Published",
-    "Staged",
+    "PublishResult",
+    "StageContent",
     "check_text",
     "discard_flow",
     "publish_flow",
@@ -50,11 +50,11 @@ def check_text(value: object, field: str) -> str:
 
 def publish_flow(
     context: TopicContext,
-    staged: Iterable[Staged],
+    staged: Iterable[StageContent],
     query: str | None,
     batch: int | None,
     timeout: Duration | None,
-) -> Flow[Published]:
+) -> Flow[PublishResult]:
     """The flow of `Topic.publish`, its arguments checked."""
     wait_s = block_s(timeout)
     if query is None and batch is None:
@@ -63,7 +63,9 @@ def publish_flow(
     return stage_flows.publish_once(context, list(staged), name, number, wait_s)
 
 
-def discard_flow(context: TopicContext, staged: Iterable[Staged], query: str | None) -> Flow[None]:
+def discard_flow(
+    context: TopicContext, staged: Iterable[StageContent], query: str | None
+) -> Flow[None]:
     """The flow of `Topic.discard`, its arguments checked."""
     name = None if query is None else check_text(query, "query")
     return stage_flows.drop(context, list(staged), name)
@@ -77,11 +79,11 @@ class StageBase:
         self._keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
         self._late = late
         chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
-        self._staged = Staged(chosen, {}, 0)
+        self._staged = StageContent(chosen, {}, 0)
         self._failed = False
 
     @property
-    def staged(self) -> Staged:
+    def staged(self) -> StageContent:
         """The stage's content, for `Topic.publish` or `Topic.discard`.
 
         Raises:
@@ -91,7 +93,7 @@ class StageBase:
             raise StageLost(f"stage {self._staged.name}: a push has failed; write another stage")
         return self._staged
 
-    def _noting(self, push: Flow[Staged]) -> Flow[int]:
+    def _noting(self, push: Flow[StageContent]) -> Flow[int]:
         """Run a push and note its outcome; return how many messages the stage has."""
         self._failed = True  # until it succeeds: a repeated push would make new message ids
         self._staged = yield from push

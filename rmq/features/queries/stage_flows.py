@@ -33,7 +33,7 @@ PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn wi
 BEGUN_KEEP_MS = 30 * 86_400_000  # a batch that has begun waits so long for a writer that ends it
 
 
-class Staged(NamedTuple):
+class StageContent(NamedTuple):
     """The content of a stage. It may be pickled: another process may publish it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Staged(NamedTuple):
     messages: int
 
 
-class Published(NamedTuple):
+class PublishResult(NamedTuple):
     """The results of staged messages in one call.
 
     Attributes:
@@ -80,8 +80,12 @@ def _entry_max(settings: Settings) -> int:
 
 
 def push(
-    context: TopicContext, stage: Staged, messages: Iterable[Outgoing], keep_ms: int, late: bool
-) -> Flow[Staged]:
+    context: TopicContext,
+    stage: StageContent,
+    messages: Iterable[Outgoing],
+    keep_ms: int,
+    late: bool,
+) -> Flow[StageContent]:
     """Put messages into a stage; return its content then."""
     settings, groups = (yield from _ready(context)), list[Group]()
     group_messages(context, messages, groups, _entry_max(settings), late, staged=True)
@@ -95,8 +99,8 @@ def push(
 
 
 def push_bodies(
-    context: TopicContext, stage: Staged, bodies: Iterable[Any], keep_ms: int
-) -> Flow[Staged]:
+    context: TopicContext, stage: StageContent, bodies: Iterable[Any], keep_ms: int
+) -> Flow[StageContent]:
     """Put messages into a stage that are bodies alone; return its content then.
 
     The same as `push` of `Outgoing(body)`, in a fraction of the time: no message is made, only
@@ -130,7 +134,7 @@ def push_bodies(
 class _StageCalls:
     """Calls that put entries into a stage, and the content of the stage after them."""
 
-    def __init__(self, context: TopicContext, stage: Staged, keep_ms: int) -> None:
+    def __init__(self, context: TopicContext, stage: StageContent, keep_ms: int) -> None:
         self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
         self._lengths, self._count = dict(stage.lengths), stage.messages
         self._calls: list[Command[Any]] = []
@@ -151,11 +155,11 @@ class _StageCalls:
         """Add messages of one head; `first` is the first member, whose stamp the others follow."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
-    def run(self) -> Flow[Staged]:
+    def run(self) -> Flow[StageContent]:
         """Make the calls; return the content of the stage."""
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
-        return Staged(self._stage.name, self._lengths, self._count)
+        return StageContent(self._stage.name, self._lengths, self._count)
 
 
 def _entry(context: TopicContext, group: Group) -> list[bytes]:
@@ -170,7 +174,9 @@ def _entry(context: TopicContext, group: Group) -> list[bytes]:
     ]  # fmt: skip
 
 
-def drop(context: TopicContext, staged: Sequence[Staged], query: str | None = None) -> Flow[None]:
+def drop(
+    context: TopicContext, staged: Sequence[StageContent], query: str | None = None
+) -> Flow[None]:
     """Drop stages; with `query`, all but those of its open batch."""
     yield from opening.ensure_open(context)
     if query is not None:
@@ -183,11 +189,13 @@ def drop(context: TopicContext, staged: Sequence[Staged], query: str | None = No
 def drop_everywhere(context: TopicContext, name: str) -> Flow[None]:
     """Drop a stage in every slot, for a writer that does not know what it has written."""
     if context.is_open:  # else nothing was written
-        yield from _keep(context, [Staged(name, dict.fromkeys(range(len(context.slots)), 0), 0)], 0)
+        yield from _keep(
+            context, [StageContent(name, dict.fromkeys(range(len(context.slots)), 0), 0)], 0
+        )
 
 
 def _keep(
-    context: TopicContext, staged: Sequence[Staged], keep_ms: int, whole: bool = False
+    context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
@@ -201,7 +209,9 @@ def _keep(
 # --- publishing --------------------------------------------------------------------------------
 
 
-def publish(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
+def publish(
+    context: TopicContext, staged: Sequence[StageContent], timeout: float
+) -> Flow[PublishResult]:
     """Publish stages."""
     yield from opening.ensure_open(context)
     yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
@@ -211,14 +221,14 @@ def publish(context: TopicContext, staged: Sequence[Staged], timeout: float) -> 
 
 
 def publish_once(
-    context: TopicContext, staged: Sequence[Staged], query: str, batch: int, timeout: float
-) -> Flow[Published]:
+    context: TopicContext, staged: Sequence[StageContent], query: str, batch: int, timeout: float
+) -> Flow[PublishResult]:
     """Publish a batch of a query, unless it is published already.
 
     A batch that has begun is ended with the stages that it began with; those given are dropped.
     """
     yield from opening.ensure_open(context)
-    total = Published()
+    total = PublishResult()
     while True:
         begun = yield scripts.sink_begin(context, query, batch)
         if begun.state == "new":
@@ -235,28 +245,30 @@ def publish_once(
         total = _sum(total, done)
 
 
-def _encode(staged: Sequence[Staged]) -> bytes:
+def _encode(staged: Sequence[StageContent]) -> bytes:
     return json.dumps(staged, separators=(",", ":")).encode()
 
 
-def _decode(text: bytes) -> list[Staged]:
+def _decode(text: bytes) -> list[StageContent]:
     return [
-        Staged(name, {int(index): length for index, length in lengths.items()}, messages)
+        StageContent(name, {int(index): length for index, length in lengths.items()}, messages)
         for name, lengths, messages in json.loads(text or b"[]")
     ]
 
 
-def _sum(one: Published, other: Published | PublishReply) -> Published:
-    return Published(
+def _sum(one: PublishResult, other: PublishResult | PublishReply) -> PublishResult:
+    return PublishResult(
         one.stored + other.stored, one.duplicates + other.duplicates, one.merged + other.merged
     )
 
 
-def _move(context: TopicContext, staged: Sequence[Staged], timeout: float) -> Flow[Published]:
+def _move(
+    context: TopicContext, staged: Sequence[StageContent], timeout: float
+) -> Flow[PublishResult]:
     """Move all entries of stages into the queue; where it blocks when full, try until `timeout`."""
     waiting = deque((index, stage.name) for stage in staged for index in stage.lengths)
     until, pause = time.monotonic() + timeout, 0.01
-    total, wanted = Published(), context.settings.durability
+    total, wanted = PublishResult(), context.settings.durability
     while waiting:
         taken = [waiting.popleft() for _ in range(min(PUBLISHES, len(waiting)))]
         turn = [taken[n % len(taken)] for n in range(PUBLISHES)]  # a stage may be asked again

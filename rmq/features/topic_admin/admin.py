@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Unpack
 
 from rmq.features.topic_admin import flows, history, resize
-from rmq.features.topic_admin.flows import Deleted
-from rmq.features.topic_admin.resize import Resized
+from rmq.features.topic_admin.flows import DeleteResult
+from rmq.features.topic_admin.resize import ResizeResult
 from rmq.kernel.core.history import Sample
 from rmq.kernel.core.pause import Pause, PauseVerb, check_text, verbs_of, who
 from rmq.kernel.core.settings import Settings, TopicSettings, check_changes
@@ -116,7 +116,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         dry_run: bool = False,
         wait: bool = True,
         progress: Progress | None = None,
-    ) -> Resized:
+    ) -> ResizeResult:
         """Change the number of slots of a topic while it is in use; return how far it has come.
 
         Messages stay where they are, with their ids; new ones go to the slots of the new number. A
@@ -152,7 +152,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
         force: bool = False,
         dry_run: bool = False,
         progress: Progress | None = None,
-    ) -> Deleted:
+    ) -> DeleteResult:
         """Delete a topic for good, with everything that belongs to it; return what it held.
 
         Producers and consumers that have it open get TopicVanished. A topic of the same name is a

@@ -29,7 +29,7 @@ _OF_TOPIC = ("sink", "topic", "topics", "history", "job", "joblog")
 _SLOT_LEVEL = [kind for kind in TYPES if kind not in _OF_TOPIC]
 
 
-class Deleted(NamedTuple):
+class DeleteResult(NamedTuple):
     """The messages of a topic when it was deleted, or now, in a dry run.
 
     Attributes:
@@ -150,7 +150,7 @@ def _give_changed(context: TopicContext, changed: TopicReply) -> Flow[Settings]:
 
 def topic_delete(
     context: TopicContext, force: bool, dry_run: bool, progress: Progress | None
-) -> Flow[Deleted]:
+) -> Flow[DeleteResult]:
     """Delete a topic; return what it held.
 
     Unless it is forced, sends are paused first, so that no slot is deleted before all are known to
@@ -209,7 +209,7 @@ def _restore(context: TopicContext) -> Flow[None]:
     yield scripts.topic_close(context, context.identity, False)
 
 
-def _not_empty(context: TopicContext, held: Deleted, consequence: str) -> TopicNotEmpty:
+def _not_empty(context: TopicContext, held: DeleteResult, consequence: str) -> TopicNotEmpty:
     return TopicNotEmpty(
         f"topic {context.name!r} holds {held.waiting} waiting messages, {held.in_flight} in flight "
         f"and {held.dead} dead letters; {consequence}. Consume or purge them, or force the deletion"
@@ -218,7 +218,7 @@ def _not_empty(context: TopicContext, held: Deleted, consequence: str) -> TopicN
 
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
-) -> Flow[Deleted]:
+) -> Flow[DeleteResult]:
     """Delete slots of at most so many messages each, or count what they hold (None).
 
     Stops at a slot that holds more.
@@ -238,7 +238,7 @@ def _delete_slots(
             progress(at + len(page), len(slots))
         if most == 0 and waiting + in_flight + dead:
             break
-    return Deleted(waiting, in_flight, dead)
+    return DeleteResult(waiting, in_flight, dead)
 
 
 def _delete_other_keys(context: TopicContext) -> Flow[int]:

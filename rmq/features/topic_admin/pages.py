@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue, SettingsMismatch
-from rmq.features.topic_admin.resize import Resized
+from rmq.features.topic_admin.resize import ResizeResult
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.counts import COUNTERS, GAUGES
 from rmq.kernel.core.history import Sample
@@ -253,7 +253,7 @@ async def resize(request: PageRequest) -> View | Redirect:
 
 async def _resize_view(request: PageRequest, typed: str, mistake: str = "") -> View:
     settings = await request.context.admin.settings(request.topic)
-    found: Resized | None = None
+    found: ResizeResult | None = None
     if not mistake:
         try:
             slots = _slots(typed) if typed else settings.slots

@@ -30,7 +30,7 @@ PAUSE_LEAST_S, PAUSE_MOST_S = 0.02, 0.5  # between two looks while older message
 ROUNDS = 200  # of pages, in one `go_on`
 
 
-class Resized(NamedTuple):
+class ResizeResult(NamedTuple):
     """A resize, as far as it has come.
 
     Attributes:
@@ -65,7 +65,7 @@ class Passes:
 
 def topic_resize(
     context: TopicContext, slots: int, dry_run: bool, wait: bool, progress: Progress | None
-) -> Flow[Resized]:
+) -> Flow[ResizeResult]:
     """Change the number of slots of a topic, or go on with that.
 
     Raises:
@@ -89,12 +89,12 @@ def topic_resize(
     pending = resizing.pending if resizing else _awaited(before, slots)
     counts = yield from _count(context, pending)
     if dry_run:
-        return Resized(before, slots, *counts, len(pending))
+        return ResizeResult(before, slots, *counts, len(pending))
     if resizing is None and slots != before:
         yield from _begin(context, slots)
     yield from _give(context)
     left = yield from _await_messages(context, Passes(), wait=wait, progress=progress)
-    return Resized(before, slots, *counts, left)
+    return ResizeResult(before, slots, *counts, left)
 
 
 def go_on(context: TopicContext, passes: Passes) -> Flow[int]:

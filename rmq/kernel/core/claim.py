@@ -43,7 +43,7 @@ class Claim:
         self.work_done = False
 
 
-class Claimed(NamedTuple):
+class ClaimStatus(NamedTuple):
     """The claim that Redis holds for a business key.
 
     Attributes:
@@ -61,7 +61,7 @@ class Claimed(NamedTuple):
     left_s: float | None
 
     @classmethod
-    def read(cls, value: bytes, left_ms: int) -> Claimed:
+    def read(cls, value: bytes, left_ms: int) -> ClaimStatus:
         """Read a claim from the value of its key in Redis and the PTTL of the key.
 
         Raises:

@@ -367,11 +367,11 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
         click.echo(f"{name}: deleted, with {_contents_text(deleted)}")
 
 
-def _deleted_fields(deleted: rmq.Deleted) -> dict[str, int]:
+def _deleted_fields(deleted: rmq.DeleteResult) -> dict[str, int]:
     return deleted._asdict() | {"messages": deleted.messages}
 
 
-def _contents_text(deleted: rmq.Deleted) -> str:
+def _contents_text(deleted: rmq.DeleteResult) -> str:
     if not deleted.messages:
         return "no messages"
     return (
