@@ -92,7 +92,7 @@ def table(figures: Figures) -> str:
 
 
 def kinds_of_a_million(figures: Figures) -> Iterator[tuple[str, float, int]]:
-    """Return title, us and bytes of a body of the kinds that a cluster is reckoned for."""
+    """Return title, us and bytes of a body of the kinds for which a cluster is calculated."""
     yield "plain, one by one", figures.life("plain", 1), SMALL
     for k in (10, 100, 1000):
         yield f"plain, batches of {k}", figures.life("plain", k), SMALL

@@ -54,9 +54,7 @@ def memory(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         settle(raw)
     each_of = [measurement.value for measurement in measurements]
     growth = max(each_of) / min(each_of)
-    measurements.append(
-        Measurement("memory", "dearest / cheapest of these", [growth], "x", 1.1, True)
-    )
+    measurements.append(Measurement("memory", "most / least of these", [growth], "x", 1.1, True))
     return measurements
 
 

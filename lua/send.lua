@@ -58,7 +58,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #fi
     end
     -- lib/score makes the same digits.
     local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
-    if accepted % 16 == 0 then -- many single sends into a small queue are as dear as a batch: see lib/writes
+    if accepted % 16 == 0 then -- many single sends into a small queue cost as much as a batch: see lib/writes
       --- @include "lib/writes"
       add_many(store, { score, first })
     else

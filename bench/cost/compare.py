@@ -1,4 +1,4 @@
-"""Compare two runs of the part `cost`: new / old, and what got dearer."""
+"""Compare two runs of the part `cost`: new / old, and which costs have grown."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Comparison:
         old: by column, the other's figure.
         now: the row's.
         ratios: new / old; columns whose old figure is nothing are left out.
-        dearer_pairs: the share of paired rounds in which Redis's us are more; None without pairs.
+        higher_pairs: the share of paired rounds in which Redis's us are more; None without pairs.
     """
 
     name: str
     old: dict[str, float]
     now: dict[str, float]
     ratios: dict[str, float]
-    dearer_pairs: float | None = None
+    higher_pairs: float | None = None
 
-    def dearer(self) -> list[str]:
-        """Return the columns that are dearer by 5 % or more."""
+    def higher(self) -> list[str]:
+        """Return the columns that are higher by 5 % or more."""
         return [
             name
             for name, ratio in self.ratios.items()
@@ -84,24 +84,24 @@ def compare(rows: Sequence[Measurement], before: dict[str, Any]) -> list[Compari
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table of ratios; figures that are dearer are named at the end of the row."""
+    """Return a table of ratios; figures that are higher are named at the end of the row."""
     grid = Table(box=SIMPLE_HEAD)
     grid.add_column("new / old", no_wrap=True)
     for heading in ("was", "is", *(f"x {heading}" for heading in COLUMNS.values())):
         grid.add_column(heading, justify="right", no_wrap=True)
     grid.add_column("pairs", justify="right", no_wrap=True)
-    grid.add_column("dearer by 5 %", no_wrap=True)
+    grid.add_column("higher by 5 %", no_wrap=True)
     for comparison in comparisons:
         first, *_ = comparison.old  # Redis, or memory in B
         names = COLUMNS if first != MEMORY else [MEMORY]
         ratios = [f"{comparison.ratios[n]:.2f}" if n in comparison.ratios else "" for n in names]
-        dearer = comparison.dearer()
+        higher = comparison.higher()
         grid.add_row(
             comparison.name, number(comparison.old[first]), number(comparison.now[first]),
             *ratios, *[""] * (len(COLUMNS) - len(ratios)),
-            "" if comparison.dearer_pairs is None else f"{comparison.dearer_pairs:.0%}",
-            ", ".join(COLUMNS.get(name, name) for name in dearer),
-            style="red" if dearer else None,
+            "" if comparison.higher_pairs is None else f"{comparison.higher_pairs:.0%}",
+            ", ".join(COLUMNS.get(name, name) for name in higher),
+            style="red" if higher else None,
         )  # fmt: skip
     return grid
 
@@ -133,12 +133,12 @@ def show_against(rows: Sequence[Measurement]) -> None:
             paired,
             [
                 "Medians; ratios are those of rounds side by side.",
-                "pairs: the share of them in which Redis is dearer; 50 % is chance.",
+                "pairs: the share of them in which Redis needs more time; 50 % is chance.",
             ],
         )
 
 
 def _show(comparisons: Sequence[Comparison], words: Sequence[str]) -> None:
-    marked = sum(bool(comparison.dearer()) for comparison in comparisons)
-    verdict = f"{marked} of {len(comparisons)} rows are dearer by 5 % or more in a column."
+    marked = sum(bool(comparison.higher()) for comparison in comparisons)
+    verdict = f"{marked} of {len(comparisons)} rows are higher by 5 % or more in a column."
     report.show_table(table(comparisons), " ".join([verdict, *words]))

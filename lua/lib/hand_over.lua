@@ -6,7 +6,7 @@ and wakes one consumer.
 It takes what a prepare would take now, or nothing: where that is not plain, consumers are woken, and take it themselves.
 What is plain: a priority or a retry that has not expired, without a merge key or large body, in a slot that is not in order, not
 paused and without a limit, and at most 16 KiB of records for each credit, or one larger record. A due message joins its priority
-first, and one take in five begins with retries; both are left to prepare. One script hands over so much that it takes some 3 ms,
+first, and one take in five begins with retries; both are left to prepare. One script hands over so much that it takes about 3 ms,
 and wakes those whose credits are left.
 
 What is published is msgpack: the number of the hand-over, the slot's index, deadline s, number of the first delivery,

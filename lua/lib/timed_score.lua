@@ -17,7 +17,7 @@ end
 
 -- The score behind all messages that are due in the same ms, so that equal times go in the order of arrival, whatever
 -- the ids. Where that ms is full, the message takes a place in a later one that has room: looked for 1, 3, 7, ... ms later, and
--- then by halves, so that no more than some 20 are looked at. As more of them fill, that search never ends at an earlier one. After
+-- then by halves, so that at most about 20 are read. As more of them fill, that search never ends at an earlier one. After
 -- 1000 full ones, a million messages, it shares the last place, and such messages go by id. The last place of each ms is
 -- remembered, since a batch is written after all its scores are known.
 local last_places, ms_with_room

@@ -8,7 +8,7 @@ ends, and closes it, when the loop ends or `aclose` is called.
 
 The ASGI application of the server: probes, metrics, and what else is mounted.
 
-/livez    200 unless something hangs in the process, which a new one may mend; a Redis that is away
+/livez    200 unless something hangs in the process, which a restart may end; a Redis that is away
           is no reason to kill it
 /readyz   200 while Redis runs scripts for this server, else 503
 /metrics  for Prometheus

@@ -60,12 +60,12 @@ def _file(*rows: Measurement) -> dict[str, object]:
     return content
 
 
-def test_what_is_dearer_by_five_percent_is_marked_and_less_is_not() -> None:
+def test_what_is_higher_by_five_percent_is_marked_and_less_is_not() -> None:
     before = _file(_row())
 
     (comparison,) = compare([_row(redis=10.5, script=10.49, client=9.0, cpu=20.0)], before)
 
-    assert comparison.dearer() == ["redis", "cpu"]
+    assert comparison.higher() == ["redis", "cpu"]
     assert comparison.ratios["redis"] == pytest.approx(1.05)
     assert comparison.ratios["client"] == pytest.approx(0.9)
 
@@ -77,14 +77,14 @@ def test_the_least_of_the_rounds_is_compared_and_not_their_median() -> None:
 
     (comparison,) = compare([noisy], before)
 
-    assert comparison.dearer() == []
+    assert comparison.higher() == []
 
 
 def test_what_redis_counts_as_nothing_has_no_ratio() -> None:
     (comparison,) = compare([_row(script=0.01)], _file(_row(script=0.0)))
 
     assert "script" not in comparison.ratios
-    assert comparison.dearer() == []
+    assert comparison.higher() == []
 
 
 def test_memory_is_compared_and_a_row_without_a_counterpart_is_not() -> None:
@@ -94,7 +94,7 @@ def test_memory_is_compared_and_a_row_without_a_counterpart_is_not() -> None:
     (comparison,) = compare([more, _row()], _file(memory))
 
     assert comparison.name == "memory"
-    assert comparison.dearer() == ["memory"]
+    assert comparison.higher() == ["memory"]
 
 
 @pytest.mark.slow
@@ -166,15 +166,15 @@ def test_ratios_of_paired_rounds_are_not_moved_by_a_slow_moment() -> None:
     comparison = with_checkout(row)
 
     assert comparison.ratios["redis"] == pytest.approx(1.1)
-    assert comparison.dearer() == ["redis"]
+    assert comparison.higher() == ["redis"]
 
 
-def test_the_share_of_pairs_that_are_dearer_is_counted() -> None:
+def test_the_share_of_pairs_that_are_higher_is_counted() -> None:
     row = _row()
     row.against = {name: [10.0] * 5 for name in COLUMNS}
     row.columns = {name: [11.0, 11.0, 11.0, 9.0, 10.0] for name in COLUMNS}
 
-    assert with_checkout(row).dearer_pairs == pytest.approx(0.6)
+    assert with_checkout(row).higher_pairs == pytest.approx(0.6)
 
 
 def test_options_of_cost_are_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_a_part_that_lacks_a_figure_changes_nothing(checkout: Path) -> None:
     assert before == {page: (checkout / page).read_text() for page in before}
 
 
-def test_the_page_has_the_load_of_the_fullest_master_as_it_is_reckoned() -> None:
+def test_the_page_has_the_load_of_the_fullest_master_as_it_is_calculated() -> None:
     text = (ROOT / pages.CAPACITY).read_text()
     rows = re.findall(
         r"^ +\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]*) ?\|$", text, re.M

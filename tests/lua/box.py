@@ -378,7 +378,7 @@ class Box:
         )
 
     def leases(self, batch: consumer_scripts.Batch) -> list[Lease]:
-        """The deliveries of a batch, their receipts reckoned as a consumer reckons them."""
+        """The deliveries of a batch, their receipts computed as a consumer computes them."""
         found = []
         for i, id in enumerate(batch.ids):
             left = batch.lefts[i] if batch.lefts else self.settings.max_retries

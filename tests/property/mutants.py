@@ -123,7 +123,7 @@ def loader(changes: list[Change]) -> Callable[[str], Script]:
     for name, before, after in changes:
         text = (made.get(name) or whole(name)).text
         if before not in text:
-            raise LookupError(f"{name}.lua no longer says {before!r}: mend the mutant")
+            raise LookupError(f"{name}.lua no longer contains {before!r}: correct the mutant")
         made[name] = Script(name, text.replace(before, after))
     return lambda name: made.get(name) or whole(name)
 

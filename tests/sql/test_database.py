@@ -65,7 +65,7 @@ def test_now_does_not_depend_on_the_zone_of_the_session(database, zone):
     assert abs(found - time.time() * 1000) < 1000
 
 
-def test_now_can_be_reckoned_with_and_stored(engine):
+def test_now_can_be_computed_with_and_stored(engine):
     with engine.begin() as connection:
         insert_new(connection, things, {"key": "a", "value": "x", "at": now_ms() + 60_000})
         left = connection.scalar(sa.select(things.c.at - now_ms()))

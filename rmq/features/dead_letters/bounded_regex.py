@@ -11,7 +11,7 @@ before it is compiled, and refused where its ways to match could multiply:
   after it but at the end of the pattern. The end is not in doubt where the next character cannot
   belong to the repeat, as in `\d+ of`.
 
-So a search tries at most some 1000 * 1000 / 2 * 8 places, and commonly 1000.
+So a search tries at most about 1000 * 1000 / 2 * 8 places, and commonly 1000.
 """
 
 from __future__ import annotations

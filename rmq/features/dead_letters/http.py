@@ -150,7 +150,7 @@ TABLE = Table("dead letters")
 NONE = "topic-not-found"
 SAMPLE_MAX = 10  # dead letters that a dry run shows
 SAMPLE_SCAN = 10_000  # that it looks at for them
-# An export begins with a small page; the next have as many as make some 4 MiB.
+# An export begins with a small page; the next have as many as make about 4 MiB.
 EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 
 

@@ -79,7 +79,7 @@ def moved_record(data: bytes, now_ms: int, topic: str, id: str) -> MovedRecord:
     return MovedRecord(head, envelope + fields.body, len(fields.body))
 
 
-PAGE = 200  # letters of one call: each takes some 10 us of Redis
+PAGE = 200  # letters of one call: each takes about 10 us of Redis
 PAGE_BYTES = 4 * 1024 * 1024  # of their records and bodies, since scripts copy them
 _DERIVED = 0x80  # in the first byte of ids with a dedup key
 

@@ -33,7 +33,7 @@ NAME, SEVERITY = 18, 9
 def doctor(only: tuple[str, ...], list_only: bool) -> int:
     """Check Redis and all topics; nothing is changed.
 
-    Each finding has a severity, its evidence, and the command that mends it; those in capitals are
+    Each finding has a severity, its evidence, and the command that fixes it; those in capitals are
     for redis-cli. Exit code 1: there are errors; 4: there are warnings and no errors. A check that
     this Redis user may not make is skipped, and says why.
     """

@@ -1,4 +1,4 @@
-"""A finding of the doctor: its severity, the evidence, and the command that mends it."""
+"""A finding of the doctor: its severity, the evidence, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Finding(NamedTuple):
         severity: ok; skipped: it could not be looked at; note: worth knowing; warning: it will hurt
             some day; error: it hurts now, or breaks a promise.
         evidence: what was seen.
-        mend: the command that mends it; empty: there is none.
+        mend: the command that fixes it; empty: there is none.
     """
 
     check: str

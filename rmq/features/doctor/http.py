@@ -40,7 +40,7 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
 
 
 class Finding(Answer):
-    """A finding of the doctor; `mend`: the command that mends it, or nothing."""
+    """A finding of the doctor; `mend`: the command that fixes it, or nothing."""
 
     check: str
     severity: Severity

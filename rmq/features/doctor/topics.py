@@ -49,7 +49,7 @@ def readable(look: Look) -> Flow[list[Sight]]:
 
 
 def _mend(topic: TopicOverview) -> str:
-    """Return the command that mends a topic that cannot be read, or tells more."""
+    """Return the command that fixes a topic that cannot be read, or shows more."""
     layout = topic.settings.layout if topic.context.is_open else None
     if layout and layout.resizing:  # slots may not exist yet
         return f"rmq topic resize {topic.name} {topic.settings.slots}"

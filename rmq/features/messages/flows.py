@@ -214,7 +214,7 @@ class SlotWalk:
         return False
 
 
-CALLS_A_LOOK = 10  # of a slot; each reads some 200 messages
+CALLS_A_LOOK = 10  # of a slot; each reads about 200 messages
 FRESH_CALLS = 3  # of these, where a sweep takes several looks
 QUEUES: tuple[QueueName, ...] = ("store", "prepare")  # a message moves from first to second
 

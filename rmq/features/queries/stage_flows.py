@@ -29,7 +29,7 @@ from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 from rmq.kernel.transport.steps import Command, Flow, Sleep, durable_pipeline, pipeline
 
 PUSHES = 16  # calls of one round trip
-PUBLISHES = 8  # 1000 messages each: some 20 ms of the server's time, in turn with other clients
+PUBLISHES = 8  # 1000 messages each: about 20 ms of the server's time, in turn with other clients
 BEGUN_KEEP_MS = 30 * 86_400_000  # a batch that has begun waits so long for a writer that ends it
 
 

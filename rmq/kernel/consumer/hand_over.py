@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Leases count from the last poll, since what comes later may have been in a socket all the time. A
 # lease of which the second since then is much is taken by prepare.
 LEASE_MIN_MS = 5000
-SLOTS_MAX = 64  # of a topic; in more, credits are dearer than a signal to all consumers
+SLOTS_MAX = 64  # of a topic; in more, credits cost more than a signal to all consumers
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
 COLLECT_S = 1.0  # how long to wait for what is on its way
 DEAF_S = 0.5  # a connection on which an offer was not heard after so long is given up

@@ -239,7 +239,7 @@ def queries(keys: SlotKeys, limit: int = 1000) -> Command[list[tuple[str, int]]]
 LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
-NEXT_READY_MAX = 256  # slots in one call of next_ready: some 4 us of Redis for each
+NEXT_READY_MAX = 256  # slots in one call of next_ready: about 4 us of Redis for each
 _ANY_LARGE, _CREDIT_STANDS, _REPEATED, _UNUSED = 4, 8, 16, 32  # beside them; then a count
 
 

@@ -72,7 +72,7 @@ def warn() -> Flow[None]:
 
 RESIZES_IN_CALL = 10  # that a call follows
 AWAY_S = 1.0  # settings are read again so much later if the master of their key is away
-SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes some 30 ms
+SLOT_LOOKS, SLOT_PAUSE_S = 25, 0.04  # for a second; creating 1024 slots takes about 30 ms
 
 
 def open(context: TopicContext, create: bool = True) -> Flow[bool]:

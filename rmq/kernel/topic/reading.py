@@ -139,7 +139,7 @@ def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[
 
 
 class CallSize:
-    """How many members the next call reads: few at first, then as many as make some 256 KiB.
+    """How many members the next call reads: few at first, then as many as make about 256 KiB.
 
     Redis does nothing else while it answers a call.
     """

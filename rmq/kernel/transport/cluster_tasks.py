@@ -76,7 +76,7 @@ class Task:
                 self.call = self.call.again()
 
     def fail(self, failure: StorageError, repeat_for: float) -> None:
-        """End it with an error, which its caller may mend by repeating it."""
+        """End it with an error, which its caller may handle by repeating it."""
         failure._repeat_for = repeat_for
         self.reply, self.error = failure, None
 

@@ -10,7 +10,7 @@ Explain what the ACL of a Redis user refused: the command, key or channel, and t
 Servers say it in different words. Redis 6.2 and 7.0 do not name a command that they refuse inside
 a script; the line they name tells which it is.
 
-Say what to mend where TLS fails: OpenSSL's words name the check that failed, not its cause.
+Say what to correct where TLS fails: OpenSSL's words name the check that failed, not its cause.
 """
 
 from __future__ import annotations

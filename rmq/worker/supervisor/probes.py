@@ -1,7 +1,7 @@
 """Probes: a small HTTP endpoint for monitoring a worker.
 
 /readyz   200 while messages are taken and settled, else 503
-/livez    200 unless something hangs in the process, which a new one may mend; a Redis that is away
+/livez    200 unless something hangs in the process, which a restart may end; a Redis that is away
           is no reason to kill workers
 /metrics  what prometheus_client has collected in this process; 404 where it is not installed
 

@@ -40,7 +40,7 @@ def tail(
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
 
-    Without --consume it receives nothing: every half second it reads some 2000 of the waiting
+    Without --consume it receives nothing: every half second it reads about 2000 of the waiting
     messages and those in flight, and shows the ones that are new. Where more wait, one that is
     not among the last of its priority may come later. It does not show a message that was
     received and settled meanwhile, or one that merged into another; at the end it says how many
