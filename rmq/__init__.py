@@ -24,7 +24,8 @@ from rmq.kernel.core.packages import VERSION
 if TYPE_CHECKING:
     from rmq.client.admin import AsyncAdmin
     from rmq.client.admin_blocking import Admin
-    from rmq.client.client import AsyncClient, Client
+    from rmq.client.client import AsyncClient
+    from rmq.client.client_blocking import Client
     from rmq.client.topic import AsyncTopic
     from rmq.client.topic_blocking import Topic
     from rmq.errors import (
@@ -114,7 +115,8 @@ __version__ = VERSION
 _MODULES = {
     "rmq.client.admin": "AsyncAdmin",
     "rmq.client.admin_blocking": "Admin",
-    "rmq.client.client": "AsyncClient Client",
+    "rmq.client.client": "AsyncClient",
+    "rmq.client.client_blocking": "Client",
     "rmq.client.topic": "AsyncTopic",
     "rmq.client.topic_blocking": "Topic",
     "rmq.errors": (

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAD = "# Generated from {source}: change that, then run `make fmt`."
 SOURCES = (
     "rmq.client.admin",
+    "rmq.client.client",
     "rmq.client.topic",
     "rmq.features.audit.admin",
     "rmq.features.claims.admin",
@@ -42,11 +43,16 @@ SOURCES = (
 # What blocking code imports instead; all other names only lose their "Async".
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
+    "_open_async_transport": "_open_transport",
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")
-# What comments and docstrings say of asyncio.
-_PROSE = ((re.compile(r"`async (with|for)\b"), r"`\1"), (_ASYNC_CLASS, ""))
+# What comments and docstrings say of asyncio, and of threads instead.
+_PROSE = (
+    (re.compile(r"`async (with|for)\b"), r"`\1"),
+    (re.compile(r"\btask(s?)( of one event loop)?\b"), r"thread\1"),
+    (_ASYNC_CLASS, ""),
+)
 
 
 def path_of(module: str) -> Path:

@@ -1,4 +1,7 @@
-"""The client: its connection to Redis, its topics and their administration. Sync and async."""
+"""The client: its connection to Redis, its topics and their administration.
+
+Its blocking twin is generated.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, Unpack
 
 from rmq.client.admin import AsyncAdmin
-from rmq.client.admin_blocking import Admin
 from rmq.client.topic import AsyncTopic
-from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError
 from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.codec import Codec
@@ -28,6 +29,8 @@ from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.producer import report
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport import url as urls
+from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import open_async_transport, open_transport
 from rmq.kernel.transport.url import Address
 
@@ -54,12 +57,15 @@ DEFAULT_URL = "redis://localhost:6379/0"
 DEFAULT_PREFIX = "rmq"
 
 
-def _facts(info: bytes) -> dict[str, str]:
+def facts(info: bytes) -> dict[str, str]:
+    """The facts of a section of INFO, by name."""
     lines = (line.partition(":") for line in info.decode().splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
-class _ClientBase:
+class ClientBase:
+    """What a client is made of, whatever its transport: address, prefix, handlers, hooks."""
+
     def __init__(
         self,
         url: str | None,
@@ -85,6 +91,13 @@ class _ClientBase:
             _audited[self._hooks.producer_sequence] = self._address
         self._handlers = Handlers()
         self._contexts: weakref.WeakSet[TopicContext] = weakref.WeakSet()
+
+    def _open_transport(self) -> Transport:
+        self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
+        return open_transport(self._address, self._retry_s, self._timeout_s)
+
+    def _open_async_transport(self) -> AsyncTransport:
+        return open_async_transport(self._address, self._retry_s, self._timeout_s)
 
     @property
     def url(self) -> str:
@@ -124,8 +137,8 @@ class _ClientBase:
         )
 
 
-class Client(_ClientBase):
-    """A connection to RMQ on a Redis. For `with`; threads may share it.
+class AsyncClient(ClientBase):
+    """A connection to RMQ on a Redis. For `async with`; tasks of one event loop may share it.
 
     Args:
         url: redis://, rediss://, unix://, embedded:///directory, or for Redis Sentinel
@@ -156,13 +169,12 @@ class Client(_ClientBase):
         interceptors: Sequence[Interceptor] = (),
     ) -> None:
         super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
-        self._hooks.refuse_async("rmq.Client", ("before_send", "after_send"))
-        self._transport = open_transport(self._address, self._retry_s, self._timeout_s)
-        self.admin = Admin(self._transport, self._prefix, self._sessions)
+        self._transport = self._open_async_transport()
+        self.admin = AsyncAdmin(self._transport, self._prefix, self._sessions)
 
     def topic(
         self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
-    ) -> Topic:
+    ) -> AsyncTopic:
         """A topic by name. Nothing is sent to Redis before its first call, which opens it.
 
         Args:
@@ -176,75 +188,20 @@ class Client(_ClientBase):
         Raises:
             InvalidValue, InvalidType: the name or a setting cannot work.
         """
-        return Topic(self._transport, self._context(name, codec, settings), self._handlers)
-
-    def ping(self) -> float:
-        """Return the seconds of one round trip to the server."""
-        started = time.perf_counter()
-        self._transport.raw_command("ping", "PING")
-        return time.perf_counter() - started
-
-    def can_wake(self) -> bool:
-        """Whether this Redis user may wake waiting consumers: publish to channels of the prefix.
-
-        A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
-        waiting consumers notice new messages up to a second late.
-        """
-        try:
-            self._transport.raw_command("wake", "PUBLISH", wake_channel(self._prefix, "ping"), "")
-        except ConfigurationError:
-            return False
-        return True
-
-    def server_info(self, section: str = "server") -> dict[str, str]:
-        """Return a section of the server's INFO."""
-        return _facts(self._transport.raw_command("info", "INFO", section))
-
-    def close(self) -> None:
-        """Close every connection; an embedded server stops with its last client."""
-        if self._hooks.producer_sequence is not None:
-            with contextlib.suppress(StorageError):
-                self._transport.run(report.report(self._hooks.producer_sequence, again=False))
-        self._transport.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncClient(_ClientBase):
-    """A connection to RMQ on a Redis, for `async with` inside one event loop. As `Client`."""
-
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        prefix: str | None = None,
-        retry_for: Duration = 10.0,
-        timeout: Duration = 10.0,
-        max_connections: int | None = None,
-        interceptors: Sequence[Interceptor] = (),
-    ) -> None:
-        super().__init__(url, prefix, retry_for, timeout, max_connections, interceptors)
-        self._transport = open_async_transport(self._address, self._retry_s, self._timeout_s)
-        self.admin = AsyncAdmin(self._transport, self._prefix, self._sessions)
-
-    def topic(
-        self, name: str, *, codec: str | Codec = "json", **settings: Unpack[TopicSettings]
-    ) -> AsyncTopic:
-        """As `Client.topic`."""
         return AsyncTopic(self._transport, self._context(name, codec, settings), self._handlers)
 
     async def ping(self) -> float:
-        """As `Client.ping`."""
+        """Return the seconds of one round trip to the server."""
         started = time.perf_counter()
         await self._transport.raw_command("ping", "PING")
         return time.perf_counter() - started
 
     async def can_wake(self) -> bool:
-        """As `Client.can_wake`."""
+        """Whether this Redis user may wake waiting consumers: publish to channels of the prefix.
+
+        A Redis 7 user has no channels unless its ACL names them. Nothing is lost without them, but
+        waiting consumers notice new messages up to a second late.
+        """
         try:
             await self._transport.raw_command(
                 "wake", "PUBLISH", wake_channel(self._prefix, "ping"), ""
@@ -254,11 +211,11 @@ class AsyncClient(_ClientBase):
         return True
 
     async def server_info(self, section: str = "server") -> dict[str, str]:
-        """As `Client.server_info`."""
-        return _facts(await self._transport.raw_command("info", "INFO", section))
+        """Return a section of the server's INFO."""
+        return facts(await self._transport.raw_command("info", "INFO", section))
 
     async def close(self) -> None:
-        """As `Client.close`."""
+        """Close every connection; an embedded server stops with its last client."""
         if self._hooks.producer_sequence is not None:
             with contextlib.suppress(StorageError):
                 await self._transport.run(report.report(self._hooks.producer_sequence, again=False))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from urllib.parse import quote
 
-from rmq.client.client import Client
+from rmq.client.client_blocking import Client
 from rmq.errors import RMQError
 from rmq.features.audit.service import Audits
 from rmq.features.dead_letters.jobs.service import Jobs

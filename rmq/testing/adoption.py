@@ -11,7 +11,8 @@ import asyncio
 from copy import copy
 from typing import Any, TypeAlias
 
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import AsyncClient
+from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.url import Address

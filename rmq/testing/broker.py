@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from rmq.client.admin_blocking import Admin
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import AsyncClient
+from rmq.client.client_blocking import Client
 from rmq.client.topic import AsyncTopic
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import AsyncClient
+from rmq.client.client_blocking import Client
 from rmq.features.schedules.dispatch import Dispatch
 from rmq.kernel.transport.blocking import Transport
 from rmq.testing.adoption import Adoptions

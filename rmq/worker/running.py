@@ -22,7 +22,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import AsyncClient
+from rmq.client.client_blocking import Client
 from rmq.errors import ConfigurationError, InvalidType
 from rmq.features.audit import auditor
 from rmq.features.audit.auditor import Auditor

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import AsyncClient
+from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue, RMQError
 from rmq.features.schedules.dispatch import POLL_S, RETRY_S, Dispatch
 from rmq.kernel.core.codec import JSON

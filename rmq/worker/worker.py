@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from rmq.client.client import AsyncClient, Client
+from rmq.client.client import AsyncClient
+from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue, LifespanFailed, TopicNotFound
 from rmq.features.audit.audit import Audit
 from rmq.kernel.core.interceptor import Hooks, Interceptor, call_hook

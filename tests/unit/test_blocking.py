@@ -12,7 +12,7 @@ from tools import blocking
 
 # Async classes whose blocking twin is written by hand, or that have none; see decision 59.
 BY_HAND = {
-    "AsyncAdminPart", "AsyncClient", "AsyncClusterTransport", "AsyncConsumer", "AsyncDelivery",
+    "AsyncAdminPart", "AsyncClusterTransport", "AsyncConsumer", "AsyncDelivery",
     "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncNodePools",
     "AsyncPool", "AsyncRunner", "AsyncSentinelPool", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
@@ -66,7 +66,7 @@ def test_every_async_class_is_a_source_or_known_to_be_written_by_hand() -> None:
 def test_code_comments_and_docstrings_lose_what_is_of_asyncio() -> None:
     text = '''
 class AsyncReader(AsyncPart):
-    """Reads. Made by `AsyncClient.reader`, for `async with`; messages await their time."""
+    """Reads. Made by `AsyncClient.reader`, for `async with`; tasks share it, and await."""
 
     async def read(self, url: str) -> AsyncIterator[str]:
         async with self._lock:
@@ -80,7 +80,7 @@ class AsyncReader(AsyncPart):
         blocking.without_asyncio(text.lstrip())
         == '''
 class Reader(Part):
-    """Reads. Made by `Client.reader`, for `with`; messages await their time."""
+    """Reads. Made by `Client.reader`, for `with`; threads share it, and await."""
 
     def read(self, url: str) -> Iterator[str]:
         with self._lock:

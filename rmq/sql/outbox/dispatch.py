@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
-from rmq.client.client import Client
+from rmq.client.client_blocking import Client
 from rmq.errors import (
     EncodeError,
     InvalidType,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.client.client import Client
+from rmq.client.client_blocking import Client
 from rmq.errors import (
     InvalidType,
     InvalidValue,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from rmq.client.client import Client
+from rmq.client.client_blocking import Client
 from rmq.errors import ConfigurationError, StorageError
 from rmq.kernel.core.message import SendResult
 from rmq.kernel.core.settings import BATCH_MAX

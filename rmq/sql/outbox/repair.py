@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.client.client import Client
+from rmq.client.client_blocking import Client
 from rmq.errors import StorageError, StubNotFound, StubSettled, TopicNotFound, TopicVanished
 from rmq.features.messages.change import CancelStatus
 from rmq.kernel.core.ids import Id
