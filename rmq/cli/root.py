@@ -175,5 +175,5 @@ def ping() -> None:
                 "sleeping consumers notice new messages up to 1 s late. Give it the channels: "
                 f"ACL SETUSER <user> '&{common.key_prefix}:*'"
             )
-        if told := opening.advice(policy):
-            click.echo(terminal_text.neutral(f"Warning: {told}"))
+        if warning := opening.advice(policy):
+            click.echo(terminal_text.neutral(f"Warning: {warning}"))

@@ -320,8 +320,8 @@ class Api:
                 async with asyncio.timeout(ANSWER_S), self.place(self.context(request.scope)):
                     return await self._answer(operation, request, request_id, given)
             except Exception as error:
-                told = problems.of_exception(error, request_id, operation.reads_only(given))
-                return problems.answer(told, request_id)
+                problem = problems.of_exception(error, request_id, operation.reads_only(given))
+                return problems.answer(problem, request_id)
 
         return endpoint
 

@@ -168,10 +168,10 @@ class Console:
 
     def _of_error(self, page_request: PageRequest, error: Exception, is_read: bool = False) -> View:
         request_id = secrets.token_hex(8)
-        told = problems.of_exception(error, request_id, is_read)
-        kind = problems.KINDS[told.kind]
+        problem = problems.of_exception(error, request_id, is_read)
+        kind = problems.KINDS[problem.kind]
         values = {
-            "problem": told, "kind": kind, "request_id": request_id, "signs_in": self._signs_in,
+            "problem": problem, "kind": kind, "request_id": request_id, "signs_in": self._signs_in,
         }  # fmt: skip
         return View(ERROR, values, kind.title, kind.status)
 

@@ -90,9 +90,9 @@ class Guard:
         try:
             await self._check(scope)
         except Exception as error:
-            told = problems.of_exception(error, request_id)
-            headers = {"WWW-Authenticate": "Bearer"} if told.kind == "unauthorized" else None
-            await problems.answer(told, request_id, headers)(scope, receive, send_guarded)
+            problem = problems.of_exception(error, request_id)
+            headers = {"WWW-Authenticate": "Bearer"} if problem.kind == "unauthorized" else None
+            await problems.answer(problem, request_id, headers)(scope, receive, send_guarded)
             return
         if scope["method"] in READS:
             await self._watched(scope, receive, send_guarded)

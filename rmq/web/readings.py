@@ -149,8 +149,8 @@ class Readings:
                 async with asyncio.timeout(LONG_S):
                     reading.found = await read(reading)
             except Exception as error:
-                told = problems.of_exception(error, key, is_read=True)
-                reading.error = str(told)
+                problem = problems.of_exception(error, key, is_read=True)
+                reading.error = str(problem)
             finally:
                 reading.ended = datetime.now(UTC)
 

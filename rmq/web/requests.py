@@ -217,9 +217,9 @@ async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -
     if given != kind:
         raise ApiError("not-json" if kind.endswith("json") else "invalid",
                        f"give the header Content-Type: {kind}")  # fmt: skip
-    told = request.headers.get("Content-Length", "0")
+    length = request.headers.get("Content-Length", "0")
     too_large = ApiError("too-large", f"the body of this request has {most // 1024} KiB at most")
-    if not told.isdecimal() or int(told) > most:
+    if not length.isdecimal() or int(length) > most:
         raise too_large
     body = bytearray()
     try:

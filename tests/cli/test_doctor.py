@@ -46,7 +46,7 @@ def test_only_makes_checks_that_are_named_and_json_has_all_of_a_finding(run, sou
 
     assert told["worst"] == "ok"
     assert [each["check"] for each in told["findings"]] == ["clock", "topics"]
-    assert set(told["findings"][0]) == {"check", "severity", "evidence", "mend"}
+    assert set(told["findings"][0]) == {"check", "severity", "evidence", "fix"}
     assert run("doctor", "--only", "weather").exit_code == 2
 
 

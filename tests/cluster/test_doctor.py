@@ -137,7 +137,7 @@ def test_hash_slot_without_a_master_is_an_error(own_cluster: Cluster) -> None:
 
     assert found
     assert "1 hash slots have no master" in found[0].evidence
-    assert found[0].mend.startswith("redis-cli --cluster check 127.0.0.1:")
+    assert found[0].fix.startswith("redis-cli --cluster check 127.0.0.1:")
 
 
 def bury_master(cluster: Cluster, keep_serving: bool) -> tuple[Node, list[str]]:

@@ -56,7 +56,7 @@ def test_policy_that_evicts_is_an_error() -> None:
         finding = one(client, "maxmemory-policy")
 
     assert (finding.severity, "allkeys-lru" in finding.evidence) == ("error", True)
-    assert finding.mend == "CONFIG SET maxmemory-policy noeviction"
+    assert finding.fix == "CONFIG SET maxmemory-policy noeviction"
 
 
 def test_memory_near_its_limit_is_a_warning_and_at_it_an_error(
@@ -75,7 +75,7 @@ def test_memory_near_its_limit_is_a_warning_and_at_it_an_error(
 
     assert (near.severity, at_it.severity) == ("warning", "error")
     assert "QueueFull" in near.evidence
-    assert near.mend.startswith("CONFIG SET maxmemory ")
+    assert near.fix.startswith("CONFIG SET maxmemory ")
     assert [finding.severity for finding in without] == ["note"]
 
 
@@ -117,7 +117,7 @@ def test_fragmented_memory_is_a_warning(
     monkeypatch.setattr(memory, "FRAGMENTED", 0.01)
     monkeypatch.setattr(memory, "FRAGMENTED_BYTES", -(10**12))
 
-    assert one(client, "fragmentation").mend == "CONFIG SET activedefrag yes"
+    assert one(client, "fragmentation").fix == "CONFIG SET activedefrag yes"
 
 
 # --- copies --------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_redis_without_a_file_is_a_warning_and_an_error_where_fsync_is_promised(
 
     assert (without.severity, "every message" in without.evidence) == ("warning", True)
     assert (promised.severity, "paid" in promised.evidence) == ("error", True)
-    assert promised.mend == "CONFIG SET appendonly yes"
+    assert promised.fix == "CONFIG SET appendonly yes"
 
 
 @pytest.mark.parametrize(("how", "is_grave"), [("always", 0), ("everysec", 0), ("no", 1)])
@@ -166,7 +166,7 @@ def test_topic_that_waits_for_more_replicas_than_there_are_is_an_error(client: r
     finding = one(client, "replication")
 
     assert (finding.severity, "wait for 2 (paid)" in finding.evidence) == ("error", True)
-    assert finding.mend == "rmq topic set paid --durability memory"
+    assert finding.fix == "rmq topic set paid --durability memory"
 
 
 def test_replica_that_follows_is_fine_and_the_least_to_write_is_noted() -> None:
@@ -180,7 +180,7 @@ def test_replica_that_follows_is_fine_and_the_least_to_write_is_noted() -> None:
         with rmq.Client(replica.url) as client:
             wrong = one(client, "replication")
 
-    assert (noted.severity, noted.mend) == ("note", "CONFIG SET min-replicas-to-write 1")
+    assert (noted.severity, noted.fix) == ("note", "CONFIG SET min-replicas-to-write 1")
     assert fine.severity == "ok"
     assert (wrong.severity, "replica of" in wrong.evidence) == ("error", True)
 
@@ -193,7 +193,7 @@ def test_more_replicas_to_write_than_there_are_is_an_error(
         finding = one(client, "replication")
         raw.config_set("min-replicas-to-write", 0)
 
-    assert (finding.severity, finding.mend) == ("error", "CONFIG SET min-replicas-to-write 0")
+    assert (finding.severity, finding.fix) == ("error", "CONFIG SET min-replicas-to-write 0")
 
 
 # --- programs ------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def test_user_with_part_of_a_role_is_told_what_lacks(client: rmq.Client, redis: 
         raw.execute_command("ACL", "DELUSER", "shop")
 
     assert "producer lacks wait" in finding.evidence
-    assert finding.mend == "rmq acl generate producer --user shop"
+    assert finding.fix == "rmq acl generate producer --user shop"
     assert (whole[0].severity, "the rights of producer" in whole[0].evidence) == ("ok", True)
 
 

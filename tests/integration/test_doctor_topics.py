@@ -107,7 +107,7 @@ def test_head_that_a_worker_runs_for_long_is_named_with_the_worker(
         head.ack()
 
     assert "handle of host:7 runs for 15 min" in finding.evidence
-    assert finding.mend == "rmq worker show aaaaaaaa"
+    assert finding.fix == "rmq worker show aaaaaaaa"
 
 
 def test_messages_without_a_taker_are_named_until_somebody_is_there(
@@ -174,7 +174,7 @@ def test_forgotten_pause_is_named_with_who_and_why(
 
     finding = one(client, "paused")
     assert "by me: closed" in finding.evidence
-    assert finding.mend == "rmq topic resume orders"
+    assert finding.fix == "rmq topic resume orders"
 
 
 def test_resize_that_nobody_finishes_is_named(
@@ -185,7 +185,7 @@ def test_resize_that_nobody_finishes_is_named(
     assert [finding.severity for finding in seen(client, "resizes")] == ["ok"]
     client.admin.topic_resize("orders", 4, wait=False)
     (begun,) = seen(client, "resizes")
-    assert (begun.severity, begun.mend) == ("note", "rmq server")
+    assert (begun.severity, begun.fix) == ("note", "rmq server")
 
     monkeypatch.setattr(topics, "UNATTENDED_MS", 0)
     assert "waits for older messages" in one(client, "resizes").evidence
@@ -201,7 +201,7 @@ def test_resize_that_nobody_finishes_is_named(
     unfinished = one(client, "resizes")
     assert "from 2 to 4 slots" in unfinished.evidence
     assert "nobody goes on with it" in unfinished.evidence
-    assert unfinished.mend == "rmq topic resize orders 4"
+    assert unfinished.fix == "rmq topic resize orders 4"
 
     client.admin.topic_resize("orders", 4)
 
@@ -220,8 +220,8 @@ def test_resize_that_died_before_its_slots_were_created_is_named_with_its_mend(
 
     monkeypatch.setattr(topics, "UNFINISHED_MS", 0)
 
-    assert one(client, "topics").mend == "rmq topic resize orders 2"
-    assert one(client, "resizes").mend == "rmq topic resize orders 2"
+    assert one(client, "topics").fix == "rmq topic resize orders 2"
+    assert one(client, "resizes").fix == "rmq topic resize orders 2"
 
 
 def test_schedule_that_nobody_sends_is_named(

@@ -86,8 +86,8 @@ def test_the_doctor_makes_all_checks_or_those_that_are_named(api: Ask, client: r
         "warning",
         "warning",
     )
-    assert (alone["evidence"][:7], alone["mend"][:10]) == ("orders:", "rmq worker")
-    assert (paused["severity"], paused["mend"]) == ("ok", "")
+    assert (alone["evidence"][:7], alone["fix"][:10]) == ("orders:", "rmq worker")
+    assert (paused["severity"], paused["fix"]) == ("ok", "")
     refused = api("/doctor?only=fever")
     assert (refused.status, refused.body["field"]) == (400, "only")
     assert api("/doctor?only=Fever!").body["field"] == "only"

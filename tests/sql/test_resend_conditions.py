@@ -70,7 +70,7 @@ def test_what_was_sent_as_often_as_allowed_is_not_sent_again_but_exhausted(scene
     scene.change(last, sends=15)
     scene.change(spent, sends=16)
 
-    assert scene.round() == Round(sent=1, exhausted=1, told=1)
+    assert scene.round() == Round(sent=1, exhausted=1, reported=1)
 
     assert sent_again(scene, last, 16)
     assert scene.place(spent) is None

@@ -151,7 +151,7 @@ def test_what_has_grown_too_large_for_its_topic_is_exhausted_and_the_others_are_
     scene.age(big)
     id = scene.lost()
 
-    assert scene.round() == Round(sent=1, exhausted=1, told=1)
+    assert scene.round() == Round(sent=1, exhausted=1, reported=1)
 
     assert scene.row(id).sends == 2
     assert scene.status(big) == "exhausted"
@@ -203,7 +203,7 @@ def test_row_that_somebody_edited_is_exhausted_with_the_reason_and_stops_nobody(
     edited, id = scene.lost(), scene.lost()
     scene.change(edited, **{column: value})
 
-    assert scene.round() == Round(sent=1, exhausted=1, told=1)
+    assert scene.round() == Round(sent=1, exhausted=1, reported=1)
 
     assert scene.row(id).sends == 2
     assert told in scene.reported[0].error
@@ -213,7 +213,7 @@ def test_topic_whose_name_somebody_edited_lets_the_others_be_asked(scene: Lossy)
     edited, waiting = scene.lost(), scene.sent()
     scene.change(edited, topic="no topic!")
 
-    assert scene.round() == Round(waiting=1, exhausted=1, told=1)
+    assert scene.round() == Round(waiting=1, exhausted=1, reported=1)
 
     assert scene.row(waiting).sends == 1
 

@@ -45,7 +45,7 @@ def test_stub_is_exhausted_when_it_is_lost_once_more_than_it_may_be_sent(scene: 
     assert scene.round() == Round()
     scene.age(id)
 
-    assert scene.round() == Round(exhausted=1, told=1)
+    assert scene.round() == Round(exhausted=1, reported=1)
 
     row = scene.row(id)
     assert (row.status, row.sends, row.error) == ("exhausted", 2, "sent 2 times, never confirmed")
@@ -86,7 +86,7 @@ def test_hook_that_fails_is_tried_again_in_the_next_round_and_once_it_succeeds_n
 
     rounds = [resender.run_once() for _ in range(4)]
 
-    assert rounds == [Round(), Round(told=1), Round(), Round()]
+    assert rounds == [Round(), Round(reported=1), Round(), Round()]
     assert calls == [id] * 3
 
 
@@ -117,7 +117,7 @@ def test_two_resenders_tell_of_a_stub_once_while_the_first_is_at_it(scene: Lossy
 
     first = scene.resends(lambda told: inside.append(second.run_once()))
 
-    assert first.run_once() == Round(exhausted=1, told=1)
+    assert first.run_once() == Round(exhausted=1, reported=1)
     assert inside == [Round()]
     assert scene.reported == []
 
@@ -137,7 +137,7 @@ def test_resender_that_dies_while_it_tells_leaves_it_to_another_after_a_while(
     assert 0 < row.resend_at - row.now <= notify.REPORT_MS == MINUTE
     scene.age(id)
 
-    assert scene.round() == Round(told=1)
+    assert scene.round() == Round(reported=1)
 
 
 def test_stub_that_was_never_sent_because_it_never_can_be_is_reported_at_once(scene: Lossy) -> None:
@@ -147,7 +147,7 @@ def test_stub_that_was_never_sent_because_it_never_can_be_is_reported_at_once(sc
         id = str(scene.outbox.send(connection, narrow.name, "x" * 2000))
     assert scene.relay.run_once() == 1
 
-    assert scene.round() == Round(told=1)
+    assert scene.round() == Round(reported=1)
 
     assert scene.reported[0].id == id
     assert scene.reported[0].sends == 0
@@ -170,7 +170,7 @@ def test_without_a_hook_it_is_an_error_on_the_logger_rmq(
     resender = rmq.outbox.Resender(scene.outbox, scene.engine, scene.client)
 
     with caplog.at_level(logging.ERROR, "rmq"):
-        assert resender.run_once().told == 1
+        assert resender.run_once().reported == 1
 
     (record,) = [one for one in caplog.records if one.name == "rmq"]
     assert record.levelno == logging.ERROR
@@ -259,7 +259,7 @@ def test_webhook_that_answers_with_an_error_is_posted_to_again_in_the_next_round
     with caplog.at_level(logging.WARNING):
         rounds = [resender.run_once() for _ in range(3)]
 
-    assert rounds == [Round(exhausted=1), Round(told=1), Round()]
+    assert rounds == [Round(exhausted=1), Round(reported=1), Round()]
     assert [json.loads(body)["id"] for _, _, body in receiver.got] == [id, id]
     assert b"4111" not in b"".join(body for _, _, body in receiver.got)
     assert "answered 500" in caplog.text

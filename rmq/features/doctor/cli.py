@@ -65,7 +65,7 @@ def _print(finding: Finding) -> None:
     head = f"{finding.check:{NAME}}{finding.severity:{SEVERITY}}"
     for prefix, line in zip([head] + [margin] * len(lines), lines or [""], strict=False):
         click.echo(prefix + line)
-    if finding.mend:
-        mend = text.neutral(finding.mend)
+    if finding.fix:
+        fix = text.neutral(finding.fix)
         room = WIDTH - len(margin) - 3
-        click.echo(f"{margin}-> {mend}" if len(mend) <= room else f"  -> {mend}")
+        click.echo(f"{margin}-> {fix}" if len(fix) <= room else f"  -> {fix}")

@@ -16,10 +16,10 @@ class Finding(NamedTuple):
         severity: ok; skipped: it could not be looked at; note: worth knowing; warning: it will hurt
             some day; error: it hurts now, or breaks a promise.
         evidence: what was seen.
-        mend: the command that fixes it; empty: there is none.
+        fix: the command that fixes it; empty: there is none.
     """
 
     check: str
     severity: Severity
     evidence: str
-    mend: str = ""
+    fix: str = ""

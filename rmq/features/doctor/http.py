@@ -40,9 +40,9 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
 
 
 class Finding(Answer):
-    """A finding of the doctor; `mend`: the command that fixes it, or nothing."""
+    """A finding of the doctor; `fix`: the command that fixes it, or nothing."""
 
     check: str
     severity: Severity
     evidence: str
-    mend: str
+    fix: str

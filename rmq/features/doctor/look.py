@@ -26,7 +26,7 @@ class Sight(NamedTuple):
 
     severity: Severity
     evidence: str
-    mend: str = ""
+    fix: str = ""
 
 
 class Clock(NamedTuple):

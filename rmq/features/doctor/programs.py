@@ -101,15 +101,17 @@ def versions(look: Look) -> Flow[list[Sight]]:
     by_version: dict[str, list[str]] = {}
     for worker in (yield from look.workers()):
         by_version.setdefault(worker.version, []).append(f"{worker.host}:{worker.pid}")
-    told = "; ".join(
+    versions = "; ".join(
         f"{version}: {some(processes)}" for version, processes in sorted(by_version.items())
     )
     if len(by_version) > 1:
         found.append(
-            Sight("warning", f"workers of several versions of RMQ: {told}", "rmq worker ls --json")
+            Sight(
+                "warning", f"workers of several versions of RMQ: {versions}", "rmq worker ls --json"
+            )
         )
     elif by_version and VERSION not in by_version:
-        found.append(Sight("note", f"{here}, workers have {told}", "rmq worker ls --json"))
+        found.append(Sight("note", f"{here}, workers have {versions}", "rmq worker ls --json"))
     count = sum(map(len, by_version.values()))
     workers = f"{plural(count, 'worker')} of RMQ {VERSION}" if count else "no workers"
     return found or [Sight("ok", f"{', '.join(servers)}; {here}; {workers}")]

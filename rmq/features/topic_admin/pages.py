@@ -319,8 +319,8 @@ async def delete(request: PageRequest) -> Redirect:
 def _shown_before(text: str, found: Mapping[str, object]) -> dict[str, str]:
     """Return the settings that the form was shown with, as text; those of now if it tells none."""
     try:
-        told = json.loads(text) if text else {}
-        return {name: str(told.get(name, value)) for name, value in found.items()}
+        given = json.loads(text) if text else {}
+        return {name: str(given.get(name, value)) for name, value in found.items()}
     except (ValueError, RecursionError, AttributeError):
         raise ApiError("invalid", "the form cannot be read; go back and reload") from None
 

@@ -65,9 +65,9 @@ def warn() -> Flow[None]:
     with suppress(RMQError):
         info: bytes = yield RawCommand("info", "INFO", "memory")
         found = _POLICY.search(info)
-        told = advice(found[1].decode() if found else None)
-        if told:
-            log.warning("%s", told)
+        warning = advice(found[1].decode() if found else None)
+        if warning:
+            log.warning("%s", warning)
 
 
 RESIZES_IN_CALL = 10  # that a call follows

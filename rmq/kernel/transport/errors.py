@@ -48,8 +48,8 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
         text: what Redis answered.
         keys: the keys of the call, or the channel.
     """
-    told = _USER.search(text)
-    user = told[1] if told else "<user>"
+    found = _USER.search(text)
+    user = found[1] if found else "<user>"
     if "channel" in text:
         stem = keys[0].split("{")[0] if keys else "rmq:"
         right, rules = f"the channel {keys[0] if keys else ''}".rstrip(), [f"&{stem}*"]
@@ -341,9 +341,9 @@ def advice(text: str, has_certificate: bool) -> str | None:
         text: of the error.
         has_certificate: whether the client has a certificate.
     """
-    for parts, told in _ADVICE:
+    for parts, remedy in _ADVICE:
         if any(part in text for part in parts):
-            return told
+            return remedy
     if not any(part in text for part in _REFUSED):
         return None
     if has_certificate:

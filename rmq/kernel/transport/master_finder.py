@@ -99,9 +99,9 @@ class _FinderState:
             if isinstance(reply, Exception):
                 errors[sentinel] = reply
                 continue
-            told = dict(zip(reply[::2], reply[1::2], strict=False))
-            master = (told[b"ip"].decode(), int(told[b"port"]))
-            if _AWAY & set(told[b"flags"].split(b",")):
+            fields = dict(zip(reply[::2], reply[1::2], strict=False))
+            master = (fields[b"ip"].decode(), int(fields[b"port"]))
+            if _AWAY & set(fields[b"flags"].split(b",")):
                 down = f"sentinel {_text(sentinel)} cannot reach the master {_text(master)}"
                 continue
             if self.master not in (None, master):

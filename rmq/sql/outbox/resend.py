@@ -54,14 +54,14 @@ class Round(NamedTuple):
             another topic, to which they were redriven.
         held: put off, because consumers have not got past them, or Redis refused them for now.
         exhausted: given up in this round.
-        told: exhausted stubs, of this round or of earlier ones, that the hook was told of.
+        reported: exhausted stubs, of this round or of earlier ones, that the hook was called for.
     """
 
     sent: int = 0
     waiting: int = 0
     held: int = 0
     exhausted: int = 0
-    told: int = 0
+    reported: int = 0
 
     @property
     def looked(self) -> int:
@@ -136,7 +136,7 @@ class Resender:
                 if not is_conflict(error):
                     raise
                 result = Round(held=1)  # rolled back; the next round repeats it
-            return result._replace(told=self._notifier.report())
+            return result._replace(reported=self._notifier.report())
 
     def run(self, stop: threading.Event) -> None:
         """Run a round every second until `stop` is set; a round that has begun is finished first.

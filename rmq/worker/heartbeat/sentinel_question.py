@@ -39,10 +39,10 @@ def master(options: dict[str, Any], connect: Callable[[dict[str, Any]], Any]) ->
             reply = sentinel.send_words(["SENTINEL", "MASTER", given["service"]])
             if not isinstance(reply, list):
                 raise OSError(str(reply))
-            told = dict(zip(reply[::2], reply[1::2]))  # noqa: B905
-            if {b"s_down", b"o_down"} & set(told[b"flags"].split(b",")):
+            fields = dict(zip(reply[::2], reply[1::2]))  # noqa: B905
+            if {b"s_down", b"o_down"} & set(fields[b"flags"].split(b",")):
                 raise OSError("it cannot reach the master")
-            return told[b"ip"].decode(), int(told[b"port"])
+            return fields[b"ip"].decode(), int(fields[b"port"])
         except OSError as error:
             errors.append(f"{host}:{port}: {error}")
         finally:
