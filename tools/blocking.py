@@ -69,21 +69,21 @@ def generate(module: str, text: str) -> str:
     """
     body = ast.parse(text).body
     lines = text.splitlines(keepends=True)
-    classes = [
+    classes = "".join(
         without_asyncio("".join(lines[_first_line(node) - 1 : node.end_lineno]))
         for node in body
         if isinstance(node, ast.ClassDef) and node.name.startswith("Async")
-    ]
+    )
+    used = {node.id for node in ast.walk(ast.parse(classes)) if isinstance(node, ast.Name)}
     parts = [
         HEAD.format(source=path_of(module).as_posix()),
         f'"""The blocking classes of `{module}`."""',
         "from __future__ import annotations",
-        *_imports(module, body),
-        *classes,
+        *(line for name, line in _imports(module, body) if name in used),
+        classes,
     ]
     path = f"{path_of(module).with_suffix('')}_blocking.py"
-    text = _ruff("\n".join(parts), "check", "--fix", "--select=I,F401", "--quiet", path)
-    return _ruff(text, "format", "--quiet", path)
+    return _ruff(_ruff("\n".join(parts), "check --fix --select=I", path), "format", path)
 
 
 def without_asyncio(text: str) -> str:
@@ -94,14 +94,14 @@ def without_asyncio(text: str) -> str:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if not is_dropped:
             given.append(_between(lines, (row, column), token.start))
-        is_dropped = token.string in ("async", "await")
+        written = _between(lines, token.start, token.end)
+        is_dropped = written in ("async", "await")
         if token.type in (tokenize.STRING, tokenize.COMMENT):
-            prose = token.string
             for pattern, instead in _PROSE:
-                prose = pattern.sub(instead, prose)
-            given.append(prose)
+                written = pattern.sub(instead, written)
+            given.append(written)
         elif not is_dropped:
-            given.append(blocking_name(token.string))
+            given.append(blocking_name(written))
         row, column = token.end
     return "".join(given)
 
@@ -122,11 +122,12 @@ def _first_line(node: ast.ClassDef) -> int:
     return min([node.lineno, *(each.lineno for each in node.decorator_list)])
 
 
-def _imports(module: str, body: list[ast.stmt]) -> Iterator[str]:
-    """The imports of a source, and one of each of its own names; ruff drops those not needed."""
+def _imports(module: str, body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Each name that a source imports or defines, and a line that imports it."""
     for node in body:
         if isinstance(node, ast.Import):
-            yield ast.unparse(node)
+            for each in node.names:
+                yield each.asname or each.name, ast.unparse(ast.Import([each]))
         elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
             assert node.module is not None, "RMQ has no relative imports"
             for each in node.names:
@@ -134,11 +135,12 @@ def _imports(module: str, body: list[ast.stmt]) -> Iterator[str]:
                 home = MODULES.get(node.module, node.module)
                 if home in SOURCES and name != each.name:
                     home += "_blocking"
-                yield f"from {home} import {name}" + (f" as {each.asname}" if each.asname else "")
+                line = ast.unparse(ast.ImportFrom(home, [ast.alias(name, each.asname)], 0))
+                yield each.asname or name, line
         else:
             for name in _defined(node):
                 if name == blocking_name(name):
-                    yield f"from {module} import {name}"
+                    yield name, f"from {module} import {name}"
 
 
 def _defined(node: ast.stmt) -> list[str]:
@@ -148,9 +150,11 @@ def _defined(node: ast.stmt) -> list[str]:
     return [each.id for each in targets if isinstance(each, ast.Name)]
 
 
-def _ruff(text: str, *words: str) -> str:
-    command = [sys.executable, "-m", "ruff", *words[:-1], "--stdin-filename", words[-1], "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, cwd=ROOT, check=True)
+def _ruff(text: str, words: str, path: str) -> str:
+    command = [sys.executable, "-m", "ruff", *words.split(), "--quiet", "--stdin-filename", path]
+    done = subprocess.run(
+        [*command, "-"], input=text, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True
+    )
     return done.stdout
 
 

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from rmq.client.admin_blocking import Admin
-from rmq.client.client import (
-    ClientBase,
-    facts,
-)
+from rmq.client.client import ClientBase, facts
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, StorageError
 from rmq.kernel.core.codec import Codec

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rmq.features.queries import stage_flows
-from rmq.features.queries.stage import (
-    StageBase,
-)
+from rmq.features.queries.stage import StageBase
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
