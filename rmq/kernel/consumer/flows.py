@@ -118,7 +118,7 @@ class ConsumerFlows(Generic[D]):
         self._settles_fast = False  # a worker's: what cannot be settled now keeps nothing else
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
-        self._being_settled: list[D] = []  # at most once: being settled, not handed over yet
+        self._confirmed: list[D] = []  # at most once: settled, and not handed over yet
 
     def share_leases(self, leases: SharedLeases) -> None:
         """Take messages under shared leases from now on, as a worker does."""
@@ -144,8 +144,8 @@ class ConsumerFlows(Generic[D]):
             if self._unreadable:
                 with suppress(StorageError):  # a broken Redis shows again in what follows
                     yield from self._reject_unreadable()
-            if self._at_most_once and (settled := self._take_confirmed(limit)):
-                return settled
+            if self._confirmed:
+                return self._take_confirmed(limit)
             deliveries: list[D] = []
             resizes = 0
             # A batch of undecodable messages alone is not an answer.
@@ -158,14 +158,16 @@ class ConsumerFlows(Generic[D]):
                 if not batches:
                     break
                 try:
-                    deliveries = yield from self._make_deliveries(batches, limit)
+                    deliveries = yield from self._make_deliveries(batches)
+                    if self._at_most_once:
+                        deliveries = yield from self._ack_first(deliveries, batches, limit)
+                    elif deliveries:
+                        self._keep(deliveries)  # before close may look
                 except Exception:
                     raise
                 except BaseException as error:
                     yield from receive.hand_back_interrupted(self._receive_state, batches, error)
                     raise
-            if deliveries and not self._at_most_once:
-                self._keep(deliveries)  # before close may look
         finally:
             self._receive_state.lock.release()
         return deliveries
@@ -189,11 +191,8 @@ class ConsumerFlows(Generic[D]):
         if kept is not None and kept is not delivery:
             self._open.setdefault(delivery._id, kept)  # the same message, delivered again since
 
-    def _make_deliveries(self, batches: list[SlotBatch], limit: int) -> Flow[list[D]]:
-        """Make deliveries; undecodable messages are rejected, now or at the next call.
-
-        At most once, they are settled before they are handed over.
-        """
+    def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[D]]:
+        """Make deliveries; undecodable messages are rejected, now or at the next call."""
         deliveries: list[D] = []
         for keys, batch in batches:
             self._unreadable += self._decode_batch(keys, batch, deliveries)
@@ -203,31 +202,39 @@ class ConsumerFlows(Generic[D]):
             except StorageError:
                 if not deliveries:
                     raise
-        if not self._at_most_once or not deliveries:
-            return deliveries
-        self._being_settled += deliveries
+        return deliveries
+
+    def _ack_first(
+        self, deliveries: list[D], batches: list[SlotBatch], limit: int
+    ) -> Flow[list[D]]:
+        """At most once: ack deliveries, and return up to `limit` of those that are settled."""
         try:
             settling = self._build_ack(*self._leases(deliveries))
-            yield from self._run_settling("ack", deliveries, settling, self._note_letters)
+            yield from self._run_settling("ack", deliveries, settling, self._note_confirmed)
         except OutcomeUnknown:
-            raise  # the next call asks again, and hands over what is settled
+            # The next call asks again, or close gives them back.
+            self._keep([d for d in deliveries if d._state == OPEN])
+            raise
         except RMQError:
             self._receive_state.undelivered += batches
-            self._being_settled = [d for d in self._being_settled if d._state == SETTLED]
             with suppress(RMQError):  # the next call tries again
                 yield from receive.hand_back(self._receive_state)
-            if not self._being_settled:
+            if not self._confirmed:
                 raise
         return self._take_confirmed(limit)
 
+    def _note_confirmed(self, deliveries: Sequence[D], letters: str) -> list[D]:
+        """At most once: note which deliveries are settled, and can be handed over."""
+        lost = self._note_letters(deliveries, letters)
+        self._confirmed += [d for d in deliveries if d._state == SETTLED]
+        return lost
+
     def _take_confirmed(self, limit: int) -> list[D]:
         """At most once: return up to `limit` deliveries whose settling is confirmed."""
-        settled = [d for d in self._being_settled if d._state == SETTLED]
-        unknown = [d for d in self._being_settled if d._state == OPEN]
-        self._being_settled = settled[limit:] + unknown
-        for delivery in settled[:limit]:
+        taken, self._confirmed = self._confirmed[:limit], self._confirmed[limit:]
+        for delivery in taken:
             delivery._state, delivery._unconfirmed = OPEN, ""
-        return settled[:limit]
+        return taken
 
     def _reject_unreadable(self) -> Flow[None]:
         """Send undecodable messages to the DeadQueue."""
@@ -354,7 +361,8 @@ class ConsumerFlows(Generic[D]):
     ) -> Flow[list[D]]:
         """Carry out a verb; return the deliveries whose lease was lost.
 
-        A delivery for which the same verb was answered meanwhile is done.
+        A delivery for which the same verb was answered meanwhile is done. At most once, all are
+        settled, and no verb but an ack is left.
 
         Args:
             verb: its name.
@@ -363,6 +371,10 @@ class ConsumerFlows(Generic[D]):
             note: takes note of the answer; None: the answer is letters.
         """
         given, lost = list(deliveries), []
+        if self._at_most_once:
+            if verb != "ack":
+                self._check_has_leases()
+            return self._note_letters(self._leases(given)[0], "1" * len(given))
         if self._missing_replies.are_missing():
             slots = None
             if self._settles_fast:
@@ -424,16 +436,12 @@ class ConsumerFlows(Generic[D]):
         return claim.unclaim(self._context, claimed) if claimed else None
 
     def _ack(self, deliveries: Iterable[D]) -> Flow[list[D]]:
-        if self._at_most_once:
-            given, _ = self._leases(deliveries)
-            return self._note_letters(given, "1" * len(given))
         return (yield from self._settle("ack", deliveries, self._build_ack))
 
     def _nack(
         self, deliveries: Iterable[D], delay: Duration | None, error: BaseException | str | None
     ) -> Flow[list[D]]:
         wait_ms = None if delay is None else duration_ms(delay, "delay", zero=True)
-        self._check_has_leases()
 
         def build(given: list[D], leases: Leases) -> Settling[str]:
             errors = [failure.encode(error, failure.this_worker())] * len(given)
@@ -444,8 +452,6 @@ class ConsumerFlows(Generic[D]):
     def _reject(
         self, deliveries: Iterable[D], reason: failure.Error, kind: str = "r"
     ) -> Flow[list[D]]:
-        self._check_has_leases()
-
         def build(given: list[D], leases: Leases) -> Settling[str]:
             errors = [failure.encode(reason, failure.this_worker())] * len(given)
             return settle.reject(self._context, leases, errors, kind, self._unclaim(given))
@@ -454,16 +460,14 @@ class ConsumerFlows(Generic[D]):
 
     def _release(self, deliveries: Iterable[D], delay: Duration) -> Flow[list[D]]:
         wait_ms = duration_ms(delay, "delay", high_ms=TEN_YEARS_MS, zero=True)
-        self._check_has_leases()
-
-        def build(given: list[D], leases: Leases) -> Settling[str]:
-            places = [d._queue_position() for d in given]
-            return settle.release(self._context, leases, places, wait_ms, self._unclaim(given))
-
+        build = partial(self._build_release, wait_ms)
         return (yield from self._settle("release", deliveries, build))
 
+    def _build_release(self, wait_ms: int, given: list[D], leases: Leases) -> Settling[str]:
+        places = [d._queue_position() for d in given]
+        return settle.release(self._context, leases, places, wait_ms, self._unclaim(given))
+
     def _extend(self, deliveries: Iterable[D], lease: Duration | None) -> Flow[list[D]]:
-        self._check_has_leases()
         asked_ms, until = _lease_ms(lease), 0.0
         if self._shared_leases is not None:
             return (yield from settle.check_held(self, deliveries))
@@ -518,11 +522,8 @@ class ConsumerFlows(Generic[D]):
         left = [d for d in list(self._open.values()) if d._state == OPEN]
         self._open = {}
         if left:
-            yield from self._release(left, 0)
-        if self._being_settled:
-            unconfirmed, leases = self._leases(d for d in self._being_settled if d._state == OPEN)
-            places = [d._queue_position() for d in unconfirmed]
-            yield from settle.release(self._context, leases, places, 0).run()
+            settling = self._build_release(0, *self._leases(left))
+            yield from self._run_settling("release", left, settling, self._note_letters)
         if self._unreadable:
             yield from self._reject_unreadable()
         yield from receive.hand_back_all(self._receive_state)
