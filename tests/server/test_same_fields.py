@@ -40,13 +40,13 @@ class Places(NamedTuple):
 
 SHOWN = {
     "audit": Places(
-        rmq.Audited, "/topics/lost/audit?older_than=0", "", "audit lost --older-than 0", ""
+        rmq.AuditResult, "/topics/lost/audit?older_than=0", "", "audit lost --older-than 0", ""
     ),
     "audit_trail": Places(rmq.AuditLine, "/audit-trail", "lines.0", "audit-trail", "0"),
     "cancel": Places(
         None, "POST /topics/other/messages/{other}/cancel {{}}", "", "cancel other {other}", "0"
     ),
-    "claim": Places(rmq.Claimed, "/topics/orders/claims?key=k", "", "claim orders k", ""),
+    "claim": Places(rmq.ClaimStatus, "/topics/orders/claims?key=k", "", "claim orders k", ""),
     "dead_letter_groups": Places(
         rmq.DeadLetterGroup, "/topics/orders/dead-letters/groups", "groups.0",
         "dlq groups orders", "0",
@@ -79,7 +79,7 @@ SHOWN = {
         rmq.HeldQuery, "/topics/orders/queries", "queries.0", "query ls orders", "0"
     ),
     "redrive": Places(
-        rmq.Redriven, "POST /topics/orders/dead-letters/redrive {{}}", "",
+        rmq.RedriveResult, "POST /topics/orders/dead-letters/redrive {{}}", "",
         "dlq redrive orders --yes", "",
     ),
     "restore": Places(
@@ -97,14 +97,14 @@ SHOWN = {
     "sinks": Places(rmq.Sink, "/topics/orders/sinks", "sinks.0", "sink ls orders", "0"),
     "stats": Places(None, "/topics/orders/stats", "counts", "stats orders", ""),
     "topic_delete": Places(
-        rmq.Deleted, "DELETE /topics/orders?confirm=orders&dry_run=true", "",
+        rmq.DeleteResult, "DELETE /topics/orders?confirm=orders&dry_run=true", "",
         "topic delete orders --dry-run", "",
     ),
     "topic_pause": Places(
         rmq.Pause, "POST /topics/orders/pause {{}}", "", "topic pause orders", "paused"
     ),
     "topic_resize": Places(
-        rmq.Resized, 'POST /topics/other/resize {{"slots":2,"dry_run":true}}', "",
+        rmq.ResizeResult, 'POST /topics/other/resize {{"slots":2,"dry_run":true}}', "",
         "topic resize other 2 --dry-run", "",
     ),
     "workers": Places(rmq.WorkerStatus, "/workers", "workers.0", "worker ls", "0"),
