@@ -17,9 +17,9 @@ import click
 import pytest
 import yaml
 
+from rmq.cli import cli
 from rmq.kernel.core.validation import parse_duration
 from rmq.server.config import SETTINGS, ServerConfig
-from rmq.terminal import app
 from tests.server.running import PATIENCE_S, get, until
 from tests.servers import Server as Redis, free_port
 
@@ -38,8 +38,8 @@ def of_unit(name: str, unit: str = "rmq-server") -> list[str]:
 
 def command_of(words: list[str]) -> click.Command:
     """The command that these words call, with all its options known."""
-    context = click.Context(app.cli)
-    command = app.cli.get_command(context, words[0])
+    context = click.Context(cli)
+    command = cli.get_command(context, words[0])
     if isinstance(command, click.Group):
         command = command.get_command(context, words[1]) or command.get_command(context, "run")
     assert command is not None, words

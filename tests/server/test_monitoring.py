@@ -11,10 +11,10 @@ import click
 import pytest
 import yaml
 
+from rmq.cli import cli
 from rmq.kernel.core import telemetry
 from rmq.kernel.core.counts import COUNTERS
 from rmq.server.metrics import QUEUES
-from rmq.terminal import app
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CATALOGUE = {metric.name: metric for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)}
@@ -139,9 +139,9 @@ def test_labels_of_a_summary_are_those_that_its_expression_keeps() -> None:
 
 
 def test_every_command_of_the_runbook_exists() -> None:
-    root = click.Context(app.cli)
+    root = click.Context(cli)
     for words in re.findall(r"`rmq ([a-z][a-z -]*)", RUNBOOK):
-        group: Any = app.cli
+        group: Any = cli
         for word in words.split():
             if not isinstance(group, click.Group):
                 break
@@ -150,10 +150,10 @@ def test_every_command_of_the_runbook_exists() -> None:
 
 
 def test_every_option_of_the_runbook_exists() -> None:
-    root = click.Context(app.cli)
+    root = click.Context(cli)
     seen = 0
     for line in re.findall(r"`rmq ([^`]*--[^`]*)`", RUNBOOK):
-        group: Any = app.cli
+        group: Any = cli
         for word in line.split():
             if isinstance(group, click.Group):
                 group = group.get_command(root, word)

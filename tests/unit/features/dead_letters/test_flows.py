@@ -16,7 +16,7 @@ NOW_MS = 1_790_000_000_000
 
 
 def dead(reason: bytes = b"f", error: str = "", died_ms: int = NOW_MS) -> QueueMember:
-    entry = b"\x00\x11" + reason + failure.encode(error)
+    entry = b"\x00\x11" + reason + bytes(7) + failure.encode(error)  # at the epoch
     return QueueMember("dead", bytes(16), float(died_ms), b"", entry, 1)
 
 
