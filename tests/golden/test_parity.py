@@ -267,9 +267,6 @@ DIFFERENCES = {
     "who types it decides what the token may do": {
         "token_create role": "python viewer, command required",
     },
-    "not there yet": {
-        "peek type": "python left out, http -, command left out",
-    },
 }
 
 

@@ -214,6 +214,17 @@ def test_bodies_are_shown_as_text_json_or_base64_and_cut(api: Ask, client: rmq.C
 
 
 @pytest.mark.parametrize("limit", [1, 3, 500])
+def test_every_message_of_a_type_is_on_one_page(api: Ask, client: rmq.Client, limit: int) -> None:
+    topic = client.topic("orders", slots=2)
+    sent = topic.send_many([rmq.Outgoing(n, type=f"t{n % 3}") for n in range(9)])
+
+    found = walked(api, f"/topics/orders/peek?type=t1&limit={limit}")
+
+    assert sorted(each["id"] for each in found) == sorted(str(r.id) for r in sent[1::3])
+    assert walked(api, "/topics/orders/peek?type=none") == []
+
+
+@pytest.mark.parametrize("limit", [1, 3, 500])
 def test_every_message_of_a_queue_is_on_one_page(api: Ask, client: rmq.Client, limit: int) -> None:
     topic = client.topic("orders", slots=3)
     at = rmq.Outgoing(0, delay=3600).delay

@@ -96,7 +96,7 @@ async def peek_messages(
     """Show the messages of a queue, page by page: waiting ones as they would be taken.
 
     A message that stays where it is, is shown once. A topic of more than 100 slots is shown page by
-    page of a `slot` alone.
+    page of a `slot` alone. With a `type`, a page may have fewer than `limit` before the last one.
     """
     try:
         page = await context.admin.peek_page(
@@ -105,6 +105,7 @@ async def peek_messages(
             slot=query.slot,
             cursor=query.cursor,
             limit=query.limit,
+            type=query.type,
             raw=True,
         )
     except InvalidValue as error:
