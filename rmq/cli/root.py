@@ -99,7 +99,7 @@ def show(file: str | None) -> None:
 
 def _server_rows(file: str | None) -> list[_Row]:
     """Return the settings that a file may have."""
-    from rmq.server.config import SETTINGS, ServerConfig
+    from rmq.server.config import OF_EVERY_COMMAND, SETTINGS, ServerConfig
 
     common = common_options()
     flags = {"url": common.url, "prefix": common.prefix}
@@ -117,7 +117,7 @@ def _server_rows(file: str | None) -> list[_Row]:
             value = format_duration(value)
         elif not isinstance(value, bool | int | float | str | None):
             value = str(value)
-        reader = "every command" if setting.name in ("url", "prefix") else "rmq server"
+        reader = "every command" if setting.name in OF_EVERY_COMMAND else "rmq server"
         rows.append(_Row(setting.key, value, loaded.origins[setting.name], reader))
     return rows
 

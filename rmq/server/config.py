@@ -8,8 +8,8 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -59,6 +59,149 @@ AUTHS: tuple[Auth, ...] = get_args(Auth)
 DEFAULT_LISTEN = Address("127.0.0.1", 8800)
 RATE = 500.0  # requests a second
 CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS = 512, 64
+OF_EVERY_COMMAND = ("url", "prefix")  # in the file beside the table `server`
+
+
+# --- how a setting is read -----------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _address(value: object) -> Address:
+    return Address.parse(_text(value))
+
+
+def _prefix(value: object) -> str:
+    return check_name(value, "prefix")
+
+
+def _switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise ValueError(f"{value!r} is neither true nor false")
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is no duration, as 10s or 1m")
+    seconds = parse_duration(str(value))
+    if not 0 <= seconds <= 3600:
+        raise ValueError(f"{value!r}: give 0 to 1h")
+    return seconds
+
+
+def read_hosts(value: object) -> tuple[str, ...]:
+    """Return names of a host from a list, or from text with commas.
+
+    Raises:
+        ValueError: one is no name.
+    """
+    listed = _listed(value, "names, as rmq.internal,10.0.0.7")
+    names = tuple(name.lower().strip("[]") for name in listed)
+    for name in names:
+        if not name or set(name) & set("/@, ") or (name.count(":") == 1):
+            raise ValueError(f"{name!r} is no name of a host; give it without scheme and port")
+    return names
+
+
+def read_addresses(value: object) -> tuple[str, ...]:
+    """Return networks from a list of addresses or networks, or from text with commas.
+
+    Raises:
+        ValueError: one is no address.
+    """
+    return tuple(str(ipaddress.ip_network(each)) for each in _words(value, "addresses"))
+
+
+def _listed(value: object, of: str) -> list[str]:
+    listed = value.split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise ValueError(f"{value!r} is no list of {of}")
+    return [each.strip() for each in listed]
+
+
+def _words(value: object, of: str) -> list[str]:
+    words = _listed(value, f"{of}, with commas")
+    if not all(words):
+        raise ValueError(f"{value!r}: a word is missing")
+    return words
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(_words(value, "names"))
+
+
+def _root_path(value: object) -> str:
+    text = value.rstrip("/") if isinstance(value, str) else value
+    if not isinstance(text, str) or not re.fullmatch(r"(/[A-Za-z0-9._~-]{1,64}){0,8}", text):
+        raise ValueError(f"{value!r} is no path, as /rmq")
+    if text.startswith(("/console", "/api", "/livez", "/readyz", "/metrics")):
+        raise ValueError(f"{value!r}: the server has that path itself; give another one, as /rmq")
+    return text
+
+
+def _header(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", value):
+        raise ValueError(f"{value!r} is no name of a header")
+    return value
+
+
+def _one_of(words: Sequence[str]) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError(f"{value!r} is none of {', '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def _count(value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,6}", text) or not int(text):
+        raise ValueError(f"{value!r}: give 1 to 999999")
+    return int(text)
+
+
+class Setting(NamedTuple):
+    """A setting of the server, and the ways to give it."""
+
+    name: str
+    key: str  # in the file; a dot stands between table and key
+    variable: str
+    flag: str  # empty: there is none
+    read: Callable[[Any], Any]  # from text, or what TOML has; raises ValueError or InvalidValue
+    is_secret: bool  # and no part of the repr
+
+    @classmethod
+    def of(cls, field: Field[Any]) -> Setting:
+        """Return what a field of ServerConfig is in the file, the environment and the options."""
+        word = field.name.removesuffix("_s")
+        key = word if field.name in OF_EVERY_COMMAND else f"server.{word}"
+        variable = "RMQ_" + key.replace(".", "_").upper()
+        flag = "--" + word.replace("_", "-") if field.metadata["has_flag"] else ""
+        return cls(field.name, key, variable, flag, field.metadata["read"], not field.repr)
+
+    def checked(self, value: object, where: str) -> Any:
+        """Read a value; an error names where it stood."""
+        try:
+            return self.read(value)
+        except (ValueError, InvalidValue) as error:
+            shown = "the value is not valid" if self.is_secret else str(error)
+            raise ConfigurationError(f"{where}: {shown}") from None
+
+
+def _by(read: Callable[[Any], Any], *, has_flag: bool = False) -> dict[str, Any]:
+    return {"read": read, "has_flag": has_flag}
+
+
+# --- the settings: one field for each ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,25 +233,26 @@ class ServerConfig:
         file: the configuration file that was read; None: there is none.
     """
 
-    url: str | None = None
-    prefix: str = "rmq"
-    listen: Address = DEFAULT_LISTEN
-    root_path: str = ""
-    hosts: tuple[str, ...] = ()
-    auth: Auth | None = None
-    token: str | None = field(default=None, repr=False)
-    token_file: str | None = None
-    proxy_addresses: tuple[str, ...] = ()
-    proxy_user_header: str = "X-Forwarded-User"
-    proxy_role_header: str | None = None
-    redact: tuple[str, ...] = ()
-    rate: float = RATE
-    connections_max: int = CONNECTIONS_MAX
-    connections_per_address: int = CONNECTIONS_PER_ADDRESS
-    embedded: str | None = None
-    log_level: str = "info"
-    log_json: bool = False
-    grace_s: float = 10.0
+    url: str | None = field(default=None, repr=False, metadata=_by(_text, has_flag=True))
+    prefix: str = field(default="rmq", metadata=_by(_prefix, has_flag=True))
+    listen: Address = field(default=DEFAULT_LISTEN, metadata=_by(_address, has_flag=True))
+    root_path: str = field(default="", metadata=_by(_root_path))
+    hosts: tuple[str, ...] = field(default=(), metadata=_by(read_hosts, has_flag=True))
+    auth: Auth | None = field(default=None, metadata=_by(_one_of(AUTHS), has_flag=True))
+    # No flag: whoever sees the processes of a machine sees their words.
+    token: str | None = field(default=None, repr=False, metadata=_by(_text))
+    token_file: str | None = field(default=None, metadata=_by(_text, has_flag=True))
+    proxy_addresses: tuple[str, ...] = field(default=(), metadata=_by(read_addresses))
+    proxy_user_header: str = field(default="X-Forwarded-User", metadata=_by(_header))
+    proxy_role_header: str | None = field(default=None, metadata=_by(_header))
+    redact: tuple[str, ...] = field(default=(), metadata=_by(_names))
+    rate: float = field(default=RATE, metadata=_by(_count))
+    connections_max: int = field(default=CONNECTIONS_MAX, metadata=_by(_count))
+    connections_per_address: int = field(default=CONNECTIONS_PER_ADDRESS, metadata=_by(_count))
+    embedded: str | None = field(default=None, metadata=_by(_text, has_flag=True))
+    log_level: str = field(default="info", metadata=_by(_one_of(LOG_LEVELS), has_flag=True))
+    log_json: bool = field(default=False, metadata=_by(_switch, has_flag=True))
+    grace_s: float = field(default=10.0, metadata=_by(_seconds, has_flag=True))
     origins: Mapping[str, str]
     file: Path | None = None
 
@@ -193,179 +337,11 @@ class ServerConfig:
 
     def changed(self, other: ServerConfig) -> list[str]:
         """Return the names of the settings that differ from another configuration's."""
-        skipped = ("origins", "file")
-        return [
-            each.name
-            for each in fields(self)
-            if each.name not in skipped and getattr(self, each.name) != getattr(other, each.name)
-        ]
+        names = [setting.name for setting in SETTINGS]
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
-# --- the settings --------------------------------------------------------------------------------
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _switch(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
-    raise ValueError(f"{value!r} is neither true nor false")
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is no duration, as 10s or 1m")
-    seconds = parse_duration(str(value))
-    if not 0 <= seconds <= 3600:
-        raise ValueError(f"{value!r}: give 0 to 1h")
-    return seconds
-
-
-def read_hosts(value: object) -> tuple[str, ...]:
-    """Return names of a host from a list, or from text with commas.
-
-    Raises:
-        ValueError: one is no name.
-    """
-    listed = _listed(value, "names, as rmq.internal,10.0.0.7")
-    names = tuple(name.lower().strip("[]") for name in listed)
-    for name in names:
-        if not name or set(name) & set("/@, ") or (name.count(":") == 1):
-            raise ValueError(f"{name!r} is no name of a host; give it without scheme and port")
-    return names
-
-
-def read_addresses(value: object) -> tuple[str, ...]:
-    """Return networks from a list of addresses or networks, or from text with commas.
-
-    Raises:
-        ValueError: one is no address.
-    """
-    return tuple(str(ipaddress.ip_network(each)) for each in _words(value, "addresses"))
-
-
-def _listed(value: object, of: str) -> list[str]:
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise ValueError(f"{value!r} is no list of {of}")
-    return [each.strip() for each in listed]
-
-
-def _words(value: object, of: str) -> list[str]:
-    words = _listed(value, f"{of}, with commas")
-    if not all(words):
-        raise ValueError(f"{value!r}: a word is missing")
-    return words
-
-
-def _names(value: object) -> tuple[str, ...]:
-    return tuple(_words(value, "names"))
-
-
-def _root_path(value: object) -> str:
-    text = value.rstrip("/") if isinstance(value, str) else value
-    if not isinstance(text, str) or not re.fullmatch(r"(/[A-Za-z0-9._~-]{1,64}){0,8}", text):
-        raise ValueError(f"{value!r} is no path, as /rmq")
-    if text.startswith(("/console", "/api", "/livez", "/readyz", "/metrics")):
-        raise ValueError(f"{value!r}: the server has that path itself; give another one, as /rmq")
-    return text
-
-
-def _header(value: object) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", value):
-        raise ValueError(f"{value!r} is no name of a header")
-    return value
-
-
-def _auth(value: object) -> Auth:
-    for auth in AUTHS:
-        if auth == value:
-            return auth
-    raise ValueError(f"{value!r} is none of {', '.join(AUTHS)}")
-
-
-def _count(value: object) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,6}", text) or not int(text):
-        raise ValueError(f"{value!r}: give 1 to 999999")
-    return int(text)
-
-
-def _level(value: object) -> str:
-    if value not in LOG_LEVELS:
-        raise ValueError(f"{value!r} is none of {', '.join(LOG_LEVELS)}")
-    return str(value)
-
-
-class Setting(NamedTuple):
-    """A setting of the server, and the ways to give it."""
-
-    name: str
-    key: str  # in the file; a dot stands between table and key
-    variable: str
-    flag: str
-    read: Callable[[Any], Any]  # from text, or what TOML has; raises ValueError or InvalidValue
-    is_secret: bool = False
-
-    def checked(self, value: object, where: str) -> Any:
-        """Read a value; an error names where it stood."""
-        try:
-            return self.read(value)
-        except (ValueError, InvalidValue) as error:
-            shown = "the value is not valid" if self.is_secret else str(error)
-            raise ConfigurationError(f"{where}: {shown}") from None
-
-
-SETTINGS = (
-    Setting("url", "url", "RMQ_URL", "--url", _text, is_secret=True),
-    Setting(
-        "prefix", "prefix", "RMQ_PREFIX", "--prefix", lambda value: check_name(value, "prefix")
-    ),
-    Setting(
-        "listen", "server.listen", "RMQ_SERVER_LISTEN", "--listen",
-        lambda value: Address.parse(_text(value)),
-    ),
-    Setting("root_path", "server.root_path", "RMQ_SERVER_ROOT_PATH", "", _root_path),
-    Setting("hosts", "server.hosts", "RMQ_SERVER_HOSTS", "--hosts", read_hosts),
-    Setting("auth", "server.auth", "RMQ_SERVER_AUTH", "--auth", _auth),
-    # No flag: whoever sees the processes of a machine sees their words.
-    Setting("token", "server.token", "RMQ_SERVER_TOKEN", "", _text, is_secret=True),
-    Setting(
-        "token_file", "server.token_file", "RMQ_SERVER_TOKEN_FILE", "--token-file", _text,
-    ),
-    Setting(
-        "proxy_addresses", "server.proxy_addresses", "RMQ_SERVER_PROXY_ADDRESSES", "",
-        read_addresses,
-    ),
-    Setting(
-        "proxy_user_header", "server.proxy_user_header", "RMQ_SERVER_PROXY_USER_HEADER", "",
-        _header,
-    ),
-    Setting(
-        "proxy_role_header", "server.proxy_role_header", "RMQ_SERVER_PROXY_ROLE_HEADER", "",
-        _header,
-    ),
-    Setting("redact", "server.redact", "RMQ_SERVER_REDACT", "", _names),
-    Setting("rate", "server.rate", "RMQ_SERVER_RATE", "", _count),
-    Setting(
-        "connections_max", "server.connections_max", "RMQ_SERVER_CONNECTIONS_MAX", "", _count
-    ),
-    Setting(
-        "connections_per_address", "server.connections_per_address",
-        "RMQ_SERVER_CONNECTIONS_PER_ADDRESS", "", _count,
-    ),
-    Setting("embedded", "server.embedded", "RMQ_SERVER_EMBEDDED", "--embedded", _text),
-    Setting("log_level", "server.log_level", "RMQ_SERVER_LOG_LEVEL", "--log-level", _level),
-    Setting("log_json", "server.log_json", "RMQ_SERVER_LOG_JSON", "--log-json", _switch),
-    Setting("grace_s", "server.grace", "RMQ_SERVER_GRACE", "--grace", _seconds),
-)  # fmt: skip
+SETTINGS = tuple(Setting.of(each) for each in fields(ServerConfig) if each.metadata)
 
 
 # --- the file ------------------------------------------------------------------------------------
