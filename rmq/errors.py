@@ -189,7 +189,7 @@ class InvalidKey(DeliveryError, ValueError):
     """A message has no usable business key; its handler was not run.
 
     It counts as a failure of the handler. `on_error={rmq.InvalidKey: rmq.Reject}` sends such
-    messages to the DeadQueue at once.
+    messages to the dead letters at once.
     """
 
 

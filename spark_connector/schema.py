@@ -117,7 +117,6 @@ def fingerprint(error: str) -> str | None:
 
 
 def _texts(ids: bytes) -> pa.Array:
-    """Return ids as text."""
     text = pa.py_buffer(id_texts(ids))
     fixed = pa.Array.from_buffers(pa.binary(ID_CHARS), len(ids) // ID_BYTES, [None, text])
     return fixed.cast(pa.binary()).cast(pa.string())

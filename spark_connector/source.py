@@ -47,7 +47,7 @@ class RmqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `format()`."""
+        """Return "rmq", the name for `format()`."""
         return "rmq"
 
     def schema(self) -> StructType:
@@ -62,7 +62,7 @@ class RmqDataSource(DataSource):
         return schema.stream_schema(options.stream(self.options).headers)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the streaming read."""
+        """Return the streaming read, whose messages are leased until Spark commits."""
         from spark_connector import options
         from spark_connector.schema import refuse_other_schema, stream_schema
         from spark_connector.stream import RmqStreamReader
@@ -72,7 +72,7 @@ class RmqDataSource(DataSource):
         return RmqStreamReader(parsed, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the batch read."""
+        """Return the batch read, which receives nothing and changes nothing."""
         from rmq.errors import ConfigurationError
         from spark_connector import options
         from spark_connector.reader import RmqReader
@@ -85,13 +85,13 @@ class RmqDataSource(DataSource):
         return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the batch write."""
+        """Return the batch write; raises ConfigurationError for a wrong option or schema."""
         from spark_connector.writer import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Return the streaming write."""
+        """Return the streaming write, which publishes each batch once."""
         from spark_connector.writer import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)

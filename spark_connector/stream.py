@@ -265,7 +265,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         why = f"Spark began its batch {runs - 1} times and never ended it"
         rejected = lease.reject(end.slots, why)
         _log.warning(
-            "topic %r: %d messages sent to the DeadQueue, their batch was replayed %d times",
+            "topic %r: %d messages are dead letters, their batch was replayed %d times",
             self._options.at.topic, rejected, most,
         )  # fmt: skip
         return True

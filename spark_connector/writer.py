@@ -121,11 +121,11 @@ class RmqWriter(DataSourceArrowWriter):
         return Written(self._sink.stage(iterator, uuid.uuid4().hex))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the rows."""
+        """Publish the staged rows; a crash half-way leaves a part published."""
         self._sink.publish(_written(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop the rows."""
+        """Drop the staged rows of a job that failed: nothing was published."""
         self._sink.discard(_written(messages))
 
 
@@ -153,7 +153,7 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         return Written(self._sink.stage(iterator, name), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the rows, once."""
+        """Publish the rows of a batch; a repeated commit of the batch adds nothing."""
         written = _written(messages)
         if written:  # Spark runs a task even for a batch without rows
             self._sink.publish(written, batchId)

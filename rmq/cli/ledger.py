@@ -40,7 +40,7 @@ def purge(database: str | None, older_than: float) -> int:
     """Remove old rows: those that have expired, and those of exactly_once without ttl.
 
     A copy of a message whose row is gone is handled again: give a time longer than any message
-    may wait or stay in the DeadQueue. Exit code 3: there was nothing to remove.
+    may wait or stay a dead letter. Exit code 3: there was nothing to remove.
     """
     from rmq import ledger as library
 

@@ -254,7 +254,6 @@ def _check(common: CommonOptions, new_worker: rmq.Worker) -> int:
 
 
 def _serve_supervised(new_worker: rmq.Worker, control: ControlChannel) -> int:
-    """Run under a supervisor."""
     control.set_worker(new_worker)
     code = new_worker.run(
         lambda: control.report_ready(handlers=worker_summary.handlers_of(new_worker))

@@ -40,7 +40,7 @@ class TopicBase:
 
     @property
     def name(self) -> str:
-        """The topic's name."""
+        """The topic's name, without the prefix of its keys."""
         return self._context.name
 
     @property

@@ -112,7 +112,7 @@ class ConsoleApp:
         self._make()  # raises now what no request should be the first to meet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Serve an ASGI connection: a request, or the events of a lifespan."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":

@@ -42,7 +42,7 @@ class RootPath:
         self._root = root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on, with the root path of the proxy in its scope."""
         if scope["type"] == "http" and self._root:
             scope = {**scope, "root_path": self._root}
             scope["path"] = self._root + path_of(scope)

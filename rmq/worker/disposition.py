@@ -272,7 +272,7 @@ def disposition_for(handler: Handler, delivery: DeliveryData, error: BaseExcepti
 
 
 def undecodable(error: DecodeError) -> Disposition:
-    """Reject a delivery whose body does not fit the handler: it goes to the DeadQueue at once."""
+    """Reject a delivery whose body does not fit the handler: it is a dead letter at once."""
     return Disposition("reject", None, failure.text_of(error), "u")
 
 

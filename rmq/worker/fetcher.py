@@ -174,7 +174,6 @@ class Fetcher:
             self._visit(due)
 
     def _visit(self, feed: TopicFeed) -> None:
-        """Receive from a topic."""
         if feed.takes_hand_overs() and not feed.own_channel:
             self._ask_for_hand_overs(feed)
         self._receive(feed, feed.receive)

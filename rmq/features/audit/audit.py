@@ -50,9 +50,9 @@ class AuditResult(NamedTuple):
         seen: numbers of messages that a consumer settled.
         accounted: numbers of messages that were merged, refused, cancelled, purged, expired,
             dropped or forgotten.
-        waiting: numbered messages in the StoreQueue.
-        in_flight: numbered messages in the PrepareQueue.
-        dead: numbered messages in the DeadQueue.
+        waiting: numbered messages that wait.
+        in_flight: numbered messages under a lease.
+        dead: numbered messages that are dead letters.
         missing: numbers that were accepted, are not accounted for, and that no message has.
         lost: the missing numbers, in at most 1000 ranges.
     """

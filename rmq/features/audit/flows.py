@@ -165,7 +165,6 @@ def _find_missing(
 
 
 def _forget(keys: SlotKeys, missing: list[Missing]) -> Flow[None]:
-    """Account for missing numbers."""
     for gap in missing:
         for first in range(gap.first, gap.last + 1, NUMBERS_MAX):
             last = min(gap.last, first + NUMBERS_MAX - 1)

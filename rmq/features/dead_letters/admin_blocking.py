@@ -54,7 +54,7 @@ class DeadLetterAdmin(AdminPart):
             progress: called with (done, all) as it goes.
 
         Guarantee:
-            A dead letter is in the DeadQueue or in the StoreQueue, never in both or neither.
+            A message is dead or waiting, never both or neither.
             Stopped half-way, run it again: it goes on with what is still dead. With `to`, a letter
             is stored there once, also if this stops between its steps: then the letter is held
             here until the same is run again.
@@ -122,7 +122,7 @@ class DeadLetterAdmin(AdminPart):
         time left gets a later time of death.
 
         Guarantee:
-            A letter is in the trash or in the DeadQueue. Stopped half-way, run it again.
+            A letter is in the trash or among the dead letters. Stopped half-way, run it again.
         """
         by = None if job is None else self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)

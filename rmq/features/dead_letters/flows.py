@@ -42,9 +42,9 @@ class RedriveResult(NamedTuple):
 
     Attributes:
         matched: dead letters that fitted the filter.
-        sent: of them, sent back to the StoreQueue.
-        unreadable: of them, left in the DeadQueue because their record cannot be read.
-        refused: of them, left in the DeadQueue because of another topic, by outcome: "conflict",
+        sent: of them, sent back.
+        unreadable: of them, left because their record cannot be read.
+        refused: of them, left because another topic refused them, by outcome: "conflict",
             "too large", "full", "paused", "moving", "not durable".
     """
 

@@ -61,7 +61,7 @@ def purge(
 class ExpireReply(NamedTuple):
     """The reply to expire."""
 
-    expired: int  # messages that were removed from the StoreQueue
+    expired: int  # messages that waited and were removed
     next_rank: int  # where the next page begins; -1: there is none
     soonest_ms: int  # when the first of those that were left expires; 0: none does
 

@@ -1,4 +1,4 @@
-"""Expire messages in topics that nobody takes from: drop them, or send them to the DeadQueue.
+"""Expire messages in topics without consumers: drop them, or make them dead letters.
 
 A consumer expires what it would take. Nothing says which waiting messages expire, so this service
 looks through those of a slot, a bounded number at a time, and again only when the slot has got

@@ -219,7 +219,7 @@ def again(context: TopicContext, lease: QueryLease, upto: Offsets) -> Flow[None]
 
 
 def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str) -> Flow[int]:
-    """Send all messages up to these numbers to the DeadQueue; return how many were held.
+    """Make all messages up to these numbers dead letters; return how many were held.
 
     Raises:
         QueryOwned: another driver runs it.

@@ -48,7 +48,7 @@ class Settlement(NamedTuple):
     Attributes:
         settled: how many messages were settled by this call.
         missing: how many of the batch can no longer be settled: the lease expired, and other
-            consumers have taken them since, or they are in the DeadQueue.
+            consumers have taken them since, or they are dead letters.
     """
 
     settled: int
@@ -226,7 +226,7 @@ class AsyncQuery(QueryBase):
         await self._run(flows.again(self._context, self._holder, upto))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
-        """Send everything up to these numbers to the DeadQueue; return how many messages.
+        """Make everything up to these numbers dead letters; return how many messages.
 
         Raises:
             QueryOwned: another owner runs it.

@@ -120,7 +120,7 @@ class Query(QueryBase):
         self._run(flows.again(self._context, self._holder, upto))
 
     def reject(self, upto: Offsets, reason: str) -> int:
-        """Send everything up to these numbers to the DeadQueue; return how many messages.
+        """Make everything up to these numbers dead letters; return how many messages.
 
         Raises:
             QueryOwned: another owner runs it.

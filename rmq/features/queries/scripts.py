@@ -150,7 +150,7 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
-    """Send what a query holds of one slot to the DeadQueue, from the beginning of its log."""
+    """Make messages of a query in one slot dead letters, from the beginning of its log."""
     return Command(
         scripts.load("query_reject"),
         (

@@ -32,7 +32,7 @@ class Declaration:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name, unique in its topic, by which Admin and the command line find it."""
         return self.definition.name
 
     def __repr__(self) -> str:

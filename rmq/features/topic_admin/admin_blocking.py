@@ -71,12 +71,12 @@ class TopicAdmin(AdminPart):
         """Stop every delivery of a topic, or every send to it, until `topic_resume`.
 
         receive: consumers, workers and queries of all programs get nothing from then on, and wait.
-        What is in flight may be settled; what fails, or whose lease expires, goes back to the
-        StoreQueue. send: what would add a message raises TopicPaused: sends, merges, `publish`.
-        Schedules hold their messages, and go on as after an outage (`catch_up`); the relay of an
-        outbox waits. Retries, rollbacks, staging, and redrives of its own dead letters go on. The
-        pause is kept in Redis. A topic that is paused already keeps its pause. Returns the pause,
-        that of receive for "both".
+        Messages in flight may be settled; those that fail, or whose lease expires, wait again.
+        send: calls that add a message raise TopicPaused: sends, merges, `publish`.
+        Schedules hold their messages, and continue as after an outage (`catch_up`); the relay of
+        an outbox waits. Retries, rollbacks, staging, and redrives of its own dead letters continue.
+        The pause is kept in Redis. A topic that is paused already keeps its pause. Returns the
+        pause, that of receive for "both".
 
         Args:
             topic: its name.

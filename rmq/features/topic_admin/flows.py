@@ -33,8 +33,8 @@ class DeleteResult(NamedTuple):
     """The messages of a topic when it was deleted, or now, in a dry run.
 
     Attributes:
-        waiting: messages in the StoreQueue, those due later too.
-        in_flight: messages in the PrepareQueue.
+        waiting: messages that wait, those due later too.
+        in_flight: messages under a lease.
         dead: dead letters.
         other_keys: deleted keys of queries, stages, claims, sinks, schedules and replay sessions; 0
             in a dry run.

@@ -85,7 +85,7 @@ class WorkerStatus:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """The topics that it handles."""
+        """The topics of its handlers, each once, in the order of registration."""
         return tuple(dict.fromkeys(handler.topic for handler in self.handlers))
 
 

@@ -72,7 +72,7 @@ class Delivery(DeliveryData):
         _raise_if_lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
-        """Send it to the DeadQueue at once, whatever retries remain."""
+        """Make it a dead letter at once, whatever retries remain."""
         _raise_if_lost(self._origin.consumer.reject([self], reason), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
@@ -136,7 +136,7 @@ class Consumer(ConsumerFlows[Delivery]):
 
         Returns:
             Deliveries, in the order of their slot; empty when none came in time. A message that
-            cannot be decoded goes to the DeadQueue with the reason instead. An ordered consumer
+            cannot be decoded becomes a dead letter with the reason instead. An ordered consumer
             gets messages of one slot: handle them one after the other, and stop at the first that
             fails or is put off (`release` those behind it).
 
@@ -165,7 +165,7 @@ class Consumer(ConsumerFlows[Delivery]):
         return self._transport.run(self._nack(deliveries, delay, error))
 
     def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
-        """Send deliveries to the DeadQueue; return those whose lease was lost."""
+        """Make deliveries dead letters; return those whose lease was lost."""
         return self._transport.run(self._reject(deliveries, reason))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:

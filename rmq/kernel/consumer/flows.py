@@ -237,7 +237,7 @@ class ConsumerFlows(Generic[D]):
         return taken
 
     def _reject_unreadable(self) -> Flow[None]:
-        """Send undecodable messages to the DeadQueue."""
+        """Make undecodable messages dead letters."""
         leases = Leases.of([lease for lease, _ in self._unreadable])
         reasons = [reason for _, reason in self._unreadable]
         try:

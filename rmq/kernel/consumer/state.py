@@ -51,7 +51,6 @@ class AwaySlots:
         self.takes: dict[int, Take] = {}
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return bool(self._since)
 
     def note(self, slot: int, error: StorageError) -> bool:

@@ -82,7 +82,7 @@ class AccessToken:
 
     @property
     def created(self) -> datetime:
-        """When it was created."""
+        """The time of its creation, in UTC."""
         return moment(self.created_ms)
 
     @property

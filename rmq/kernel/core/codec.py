@@ -1,7 +1,7 @@
 """Codecs: write bodies as JSON (the default), msgpack, bytes or compressed; never as pickle.
 
 The record holds the number of its codec, so a consumer needs no configuration. Bytes that cannot be
-read raise DecodeError; the consumer sends such a message to the DeadQueue with the reason.
+read raise DecodeError; the consumer makes such a message a dead letter with the reason.
 
 JSON is written and read by the standard library, or by msgspec where it is installed. Producers
 with and without msgspec write the same bytes: msgspec gets only bodies that both write alike, and
@@ -26,7 +26,7 @@ from rmq.kernel.core.validation import check_int
 
 
 class Codec(Protocol):
-    """Writes and reads bodies."""
+    """Writes bodies to bytes and reads them back; `number` is stored with each message."""
 
     name: str
     number: int
@@ -45,7 +45,7 @@ class BytesCodec:
     number = 0
 
     def encode(self, body: Any) -> bytes:
-        """Return bytes unchanged."""
+        """Return the bytes of a bytes-like body; raises EncodeError for any other."""
         if type(body) is bytes:
             return body
         if isinstance(body, bytes | bytearray | memoryview):
@@ -53,7 +53,7 @@ class BytesCodec:
         raise EncodeError(f"body: {type(body).__name__}; the bytes codec takes bytes")
 
     def decode(self, data: bytes) -> Any:
-        """Return bytes unchanged."""
+        """Return the bytes; never raises."""
         return data
 
 
@@ -120,7 +120,7 @@ class JsonCodec:
         return installed()  # at the first body: `import rmq` loads no extra
 
     def encode(self, body: Any) -> bytes:
-        """Write JSON."""
+        """Return the JSON of a body; EncodeError names the part that has none."""
         try:
             return self._json.encode(body)
         except (TypeError, ValueError, RecursionError) as error:
@@ -128,7 +128,7 @@ class JsonCodec:
             raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Read JSON."""
+        """Return the body; raises DecodeError for bytes that are not JSON."""
         try:
             return self._json.decode(data)
         except (ValueError, RecursionError) as error:
@@ -180,7 +180,7 @@ class MsgpackCodec:
     number = 2
 
     def encode(self, body: Any) -> bytes:
-        """Write msgpack."""
+        """Return the msgpack of a body; EncodeError names the part that has none."""
         try:
             return _pack(body)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -188,7 +188,7 @@ class MsgpackCodec:
             raise EncodeError(f"{found} cannot be written as msgpack: {error}") from error
 
     def decode(self, data: bytes) -> Any:
-        """Read msgpack."""
+        """Return the body; DecodeError for other bytes, and for extension types."""
         try:
             return msgpack.unpackb(data, raw=False, ext_hook=_no_extension, strict_map_key=False)
         except _NOT_MSGPACK as error:

@@ -93,17 +93,17 @@ class DeliveryData:
 
     @property
     def id(self) -> MessageId:
-        """The message's id."""
+        """The message's id: the same at each delivery, and the one that `send` returned."""
         return MessageId(self._id)
 
     @property
     def topic(self) -> str:
-        """The name of its topic."""
+        """The name of the topic from which the message was received."""
         return self._origin.keys.topic
 
     @property
     def slot(self) -> int:
-        """The index of its slot."""
+        """The index of its slot, from 0; messages of one `slot_basis` have the same one."""
         return self._origin.keys.index
 
     @property
@@ -145,7 +145,7 @@ class DeliveryData:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Its headers."""
+        """The headers of its producer, read-only; those of RMQ itself are in `marks`."""
         return record.user_headers(record.headers_of(self._record))
 
     @property
@@ -166,7 +166,7 @@ class DeliveryData:
 
     @property
     def merge_key(self) -> str | None:
-        """Its merge key."""
+        """The key by which it merged while it waited; None: it was sent without one."""
         return self._read().merge_key or None
 
     @property
@@ -196,7 +196,7 @@ class DeliveryData:
         return self._claim is not None and self._claim.lost
 
     def _queue_position(self) -> int:
-        """Return its place in the StoreQueue: the priority, or the due time in epoch ms."""
+        """Return its place among waiting messages: the priority, or the due time in epoch ms."""
         return int.from_bytes(self._record[1:4], "big") or int.from_bytes(self._record[8:14], "big")
 
 

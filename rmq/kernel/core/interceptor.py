@@ -54,7 +54,7 @@ class Interceptor:
         """Runs after a message was sent; `result` is the error if it was not."""
 
     def before_handle(self, delivery: DeliveryData) -> Any:
-        """Runs before a handler."""
+        """Runs before a handler, once the delivery is about to run; an error is logged."""
 
     def after_handle(self, delivery: DeliveryData, outcome: Outcome) -> Any:
         """Runs after a handler and before its delivery is settled."""

@@ -66,7 +66,6 @@ class Rate:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the fields once."""
         check_int(self.count, "limit.count", 1, COUNT_MAX)
         per_ms = self.per_ms
         if self.burst is not None:
@@ -101,7 +100,6 @@ class Concurrency:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the field once."""
         check_int(self.count, "limit.count", 1, COUNT_MAX)
         _check_key(self.key)
 

@@ -45,7 +45,6 @@ class Exponential:
     jitter: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the fields once."""
         duration_ms(self.base, "retry.base")
         duration_ms(self.cap, "retry.cap")
         _share(self.jitter)
@@ -73,7 +72,6 @@ class Levels:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the fields once."""
         if not isinstance(self.waits, tuple | list) or not 1 <= len(self.waits) <= 16:
             raise InvalidValue(f"retry.waits: {self.waits!r}; give 1 to 16 durations")
         object.__setattr__(self, "waits", tuple(self.waits))

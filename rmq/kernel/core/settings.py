@@ -49,7 +49,6 @@ class Replicated:
     timeout: Duration = 1.0
 
     def __post_init__(self) -> None:
-        """Check the fields once."""
         check_int(self.n, "durability.n", 1, 100)
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
@@ -71,7 +70,6 @@ class Fsync:
     timeout: Duration = 1.0
 
     def __post_init__(self) -> None:
-        """Check the fields once."""
         check_int(self.n, "durability.n", 0, 100)
         duration_ms(self.timeout, "durability.timeout", high_ms=60_000)
 
@@ -187,7 +185,7 @@ class Settings:
         timed_priority: the priority that a message with a time and without a priority joins when
             it is due, a merged one too, 17 to 1 048 575; 0: such messages go before all priorities.
         lease_ms: how long a consumer may work on a delivery before it is rolled back, 1 s to 12 h.
-        max_retries: deliveries after the first one, 0 to 16; then the DeadQueue.
+        max_retries: deliveries after the first one, 0 to 16; then it is a dead letter.
         retry: how long a failed message waits; one that does not goes behind all priorities.
         dedup_window_ms: how long a settled id is remembered; 0 is off: a send repeated after its
             message was settled is stored again, and a repeated merge may be collected twice.
@@ -197,11 +195,11 @@ class Settings:
             or retries; a slot that is above its share then shrinks by up to 1000 with each send.
         max_body: the largest encoded body, bytes.
         expires_ms: how long after it is due a message may still be taken; 0 is off.
-        on_expire: what happens to it then: dead (to the DeadQueue) or drop.
+        on_expire: what happens to it then: dead (a dead letter) or drop.
         durability: the copies that a send waits for.
         dead_retention_ms: how long a dead letter is stored; 0 is for ever. Older ones are
             dropped, and counted, when another message becomes a dead letter, by consumers once a
-            minute, and by commands that read the DeadQueue.
+            minute, and by commands that read dead letters.
         unhandled_ms: how long after it is due a message waits whose type no handler of its worker
             has; then it is a dead letter; 0: it waits for ever.
         limit: how many messages are delivered in a time, and how many are in flight; each slot has

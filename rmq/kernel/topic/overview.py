@@ -37,7 +37,7 @@ class TopicOverview:
 
     @property
     def name(self) -> str:
-        """The topic's name."""
+        """The topic's name, without the prefix of its keys."""
         return self.context.name
 
     @property

@@ -71,7 +71,7 @@ def purge(engine: sa.Engine, older_than: Duration) -> int:
 
     These are rows that have expired, and rows without expiry, as `exactly_once` writes them without
     `ttl`. If a copy of a message comes after its row was deleted, its work is repeated: choose
-    `older_than` longer than any message may wait, be retried, or lie in a DeadQueue. Claims of
+    `older_than` longer than any message may wait, be retried, or be a dead letter. Claims of
     running handlers, and rows whose `ttl` has not passed, stay.
 
     Args:

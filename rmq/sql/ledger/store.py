@@ -93,7 +93,7 @@ class Ledger:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is for async handlers."""
+        """Whether its engine is async, so that it guards `async def` handlers only."""
         return isinstance(self._engine, AsyncEngine)
 
     def close(self) -> None:

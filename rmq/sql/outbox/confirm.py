@@ -214,7 +214,7 @@ class Confirming:
             confirmations.handler(outbox.confirm_handler(engine))
 
         It is async for an AsyncEngine. A stub that is confirmed, void or purged stays as it is. A
-        body that is no confirmation goes to the DeadQueue at once.
+        body that is no confirmation becomes a dead letter at once.
 
         Args:
             engine: of the database with the stubs.

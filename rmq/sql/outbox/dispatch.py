@@ -307,7 +307,6 @@ def _refused_as_full(outcomes: Sequence[Outcome], indexes: Iterable[int]) -> lis
 
 
 def _temporary_refusal(outcomes: Iterable[Outcome]) -> Refused | None:
-    """Return the first temporary refusal."""
     for outcome in outcomes:
         if isinstance(outcome, Refused) and not outcome.is_permanent:
             return outcome

@@ -54,7 +54,7 @@ class JobAdmin(AdminPart):
         Guarantee:
             Each dead letter that fits and died before the job began is sent back once, whoever
             runs the job and however often a runner dies. Paused or stopped, the job leaves the
-            others in the DeadQueue.
+            others dead letters.
 
         Raises:
             TopicNotFound: there is no such topic.

@@ -167,6 +167,6 @@ def resume(id: str, detach: bool) -> None:
 @job.command(examples=("rmq job stop orders.1a2b3c4d",))
 @click.argument("id")
 def stop(id: str) -> None:
-    """End the job ID. What it has done stays done; the others stay in the DeadQueue."""
+    """End the job ID. What it has done stays done; the others stay dead letters."""
     with common_options().client() as client:
         _said(id, client.admin.job_stop(id), "stopped", "has ended already")

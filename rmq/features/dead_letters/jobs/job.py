@@ -106,7 +106,7 @@ class Job(NamedTuple):
 
     @property
     def began(self) -> datetime:
-        """When it was started."""
+        """The time of its start, by the server's clock; later deaths are not included."""
         return moment(self.began_ms)
 
     @property
