@@ -114,8 +114,8 @@ $(VENV)/spark.jsa: $(VENV)/spark.stamp tests/spark/archive.py
 
 fmt: $(VENV)/dev.stamp ## format the code, and write the blocking classes anew
 	@$(BIN)/ruff format .
-	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/python -m tools.blocking
+	@$(BIN)/ruff check --fix --quiet .
 
 lint: $(VENV)/dev.stamp ## ruff, as CI runs it; generated files are what their sources give
 	@$(BIN)/ruff format --check .

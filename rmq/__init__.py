@@ -84,7 +84,8 @@ if TYPE_CHECKING:
     from rmq.features.topic_admin.flows import DeleteResult
     from rmq.features.topic_admin.resize import ResizeResult
     from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
-    from rmq.kernel.consumer.consumer import AsyncConsumer, AsyncDelivery, Consumer, Delivery
+    from rmq.kernel.consumer.consumer import AsyncConsumer, AsyncDelivery
+    from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
     from rmq.kernel.core.access import AccessToken
     from rmq.kernel.core.claim import ClaimStatus
     from rmq.kernel.core.codec import Compressed
@@ -145,7 +146,8 @@ _MODULES = {
     "rmq.features.topic_admin.flows": "DeleteResult",
     "rmq.features.topic_admin.resize": "ResizeResult",
     "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
-    "rmq.kernel.consumer.consumer": "AsyncConsumer AsyncDelivery Consumer Delivery",
+    "rmq.kernel.consumer.consumer": "AsyncConsumer AsyncDelivery",
+    "rmq.kernel.consumer.consumer_blocking": "Consumer Delivery",
     "rmq.kernel.core.access": "AccessToken",
     "rmq.kernel.core.claim": "ClaimStatus",
     "rmq.kernel.core.codec": "Compressed",

@@ -39,6 +39,7 @@ SOURCES = (
     "rmq.features.tokens.admin",
     "rmq.features.topic_admin.admin",
     "rmq.features.workers.admin",
+    "rmq.kernel.consumer.consumer",
 )
 # What blocking code imports instead; all other names only lose their "Async".
 NAMES = {

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from rmq.errors import DecodeError, StorageError
 from rmq.kernel.consumer import scripts
-from rmq.kernel.consumer.consumer import Delivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rmq.errors import RMQError
 from rmq.kernel.consumer import claim, receive, settle, state
-from rmq.kernel.consumer.consumer import AsyncDelivery, Consumer, Delivery
+from rmq.kernel.consumer.consumer import AsyncDelivery
+from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
 from rmq.kernel.consumer.settle import Leases, Settling
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.core import failure

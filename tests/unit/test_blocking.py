@@ -12,9 +12,9 @@ from tools import blocking
 
 # Async classes whose blocking twin is written by hand, or that have none; see decision 59.
 BY_HAND = {
-    "AsyncAdminPart", "AsyncClusterTransport", "AsyncConsumer", "AsyncDelivery",
-    "AsyncMasterConnection", "AsyncMasterFinder", "AsyncMasterSSLConnection", "AsyncNodePools",
-    "AsyncPool", "AsyncRunner", "AsyncSentinelPool", "AsyncTransport", "AsyncVerbs",
+    "AsyncAdminPart", "AsyncClusterTransport", "AsyncMasterConnection", "AsyncMasterFinder",
+    "AsyncMasterSSLConnection", "AsyncNodePools", "AsyncPool", "AsyncRunner",
+    "AsyncSentinelPool", "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Consume: receive deliveries and settle them. Sync and async side by side.
+"""Consume: receive deliveries and settle them. The blocking twins are generated.
 
 Two phases. `receive` leases messages; `ack` settles them. A delivery that is neither acked nor
 given back is rolled back when its lease ends, and costs the message a retry. At least once,
@@ -10,8 +10,7 @@ repeats the commands that had no reply, under the same numbers, for up to a minu
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 
 from rmq.errors import ClaimLost, LeaseLost, StorageError
@@ -21,12 +20,12 @@ from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
-from rmq.kernel.transport.blocking import Transport
 
 DISPOSITIONS = (Snooze, Retry, Reject)  # raised by a handler to choose how its delivery is settled
 
 
-def _raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
+def raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
+    """Raise LeaseLost for the first of the deliveries whose lease was lost."""
     if lost:
         raise LeaseLost(
             f"{verb}: the lease of {lost[0].id} is gone. Either it ended, which was due at "
@@ -36,7 +35,8 @@ def _raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
         )
 
 
-def _raise_if_claim_lost(delivery: DeliveryData) -> None:
+def raise_if_claim_lost(delivery: DeliveryData) -> None:
+    """Raise ClaimLost where an acked delivery had lost its claim before."""
     if delivery.claim_lost:
         assert delivery._claim is not None
         raise ClaimLost(
@@ -46,21 +46,21 @@ def _raise_if_claim_lost(delivery: DeliveryData) -> None:
         )
 
 
-class Delivery(DeliveryData):
+class AsyncDelivery(DeliveryData):
     """An attempt to hand a message to a consumer.
 
-    `with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`, `Retry`
-    and `Reject` are carried out and end there; Ctrl-C releases.
+    `async with delivery:` acks at its end. An exception nacks and goes on its way; `Snooze`,
+    `Retry` and `Reject` are carried out and end there; Ctrl-C releases.
     """
 
     __slots__ = ()
 
-    def ack(self) -> None:
+    async def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
-        _raise_if_lost(self._origin.consumer.ack([self]), "ack")
-        _raise_if_claim_lost(self)
+        raise_if_lost(await self._origin.consumer.ack([self]), "ack")
+        raise_if_claim_lost(self)
 
-    def nack(
+    async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
     ) -> None:
         """Give it back as failed; costs a retry.
@@ -69,191 +69,19 @@ class Delivery(DeliveryData):
             delay: until the retry; None: the topic's policy; 0: at once.
             error: kept with the failure and shown with the dead letter.
         """
-        _raise_if_lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
-
-    def reject(self, reason: BaseException | str) -> None:
-        """Make it a dead letter at once, whatever retries remain."""
-        _raise_if_lost(self._origin.consumer.reject([self], reason), "reject")
-
-    def release(self, *, delay: Duration = 0) -> None:
-        """Hand it back unworked, now or for `delay`; costs no retry."""
-        _raise_if_lost(self._origin.consumer.release([self], delay=delay), "release")
-
-    def extend(self, lease: Duration | None = None) -> None:
-        """Move the deadline to `lease` from now; None: the lease it was received with."""
-        _raise_if_lost(self._origin.consumer.extend([self], lease), "extend")
-
-    def __enter__(self) -> Delivery:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if self._state == OPEN:
-            verdict = self._origin.consumer._verb_for(error)
-            is_expected = error is None or isinstance(error, DISPOSITIONS)
-            try:
-                lost = self._origin.consumer._transport.run(verdict([self]))
-            except StorageError:
-                if is_expected:
-                    raise
-                return False  # the handler's own error goes on its way; the lease expires by itself
-            if is_expected:
-                _raise_if_lost(lost, "settle")
-                _raise_if_claim_lost(self)
-        return isinstance(error, DISPOSITIONS)
-
-
-class Consumer(ConsumerFlows[Delivery]):
-    """Receives deliveries of one topic. For `with`: leaving hands back unsettled deliveries.
-
-    One thread receives with it; deliveries may be settled in any thread.
-    """
-
-    _delivery = Delivery
-
-    def __init__(
-        self,
-        transport: Transport,
-        context: TopicContext,
-        lease: Duration | None,
-        mode: Mode,
-        ordered: bool = False,
-    ) -> None:
-        super().__init__(context, lease, mode, ordered)
-        self._transport = transport
-
-    def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
-        """Receive messages: lease them and return their deliveries.
-
-        Args:
-            max_messages: at most so many, 1 to 1000. It does not wait to gather them.
-            wait: how long to wait for the first, seconds or timedelta; 0: not at all; None: for
-                ever.
-
-        Returns:
-            Deliveries, in the order of their slot; empty when none came in time. A message that
-            cannot be decoded becomes a dead letter with the reason instead. An ordered consumer
-            gets messages of one slot: handle them one after the other, and stop at the first that
-            fails or is put off (`release` those behind it).
-
-        Raises:
-            Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
-                hands back the messages that this call may have leased; that costs no retry.
-        """
-        return self._transport.run(self._receive(max_messages, wait))
-
-    def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Settle deliveries for good; return those whose lease was lost, none if all is well."""
-        return self._transport.run(self._ack(deliveries))
-
-    def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """Settle deliveries by their receipts, from any process; return the lost ones."""
-        return self._transport.run(self._ack_receipts(receipts))
-
-    def nack(
-        self,
-        deliveries: Iterable[Delivery],
-        *,
-        delay: Duration | None = None,
-        error: BaseException | str | None = None,
-    ) -> list[Delivery]:
-        """Give deliveries back as failed; return those whose lease was lost."""
-        return self._transport.run(self._nack(deliveries, delay, error))
-
-    def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
-        """Make deliveries dead letters; return those whose lease was lost."""
-        return self._transport.run(self._reject(deliveries, reason))
-
-    def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
-        """Hand deliveries back unworked; return those whose lease was lost."""
-        return self._transport.run(self._release(deliveries, delay))
-
-    def extend(
-        self, deliveries: Iterable[Delivery], lease: Duration | None = None
-    ) -> list[Delivery]:
-        """Extend leases; return those whose lease was lost."""
-        return self._transport.run(self._extend(deliveries, lease))
-
-    def _interrupt(self) -> None:
-        """Make `receive` return at once, now and at every later call; from another thread."""
-        self._receive_state.interrupted = True
-        self._transport.interrupt(self._receive_state.subscription)
-
-    def close(self) -> None:
-        """Hand back unsettled deliveries, and unsubscribe.
-
-        From another thread, or in a signal handler, it ends a `receive` that waits, which returns
-        an empty list, and an iteration. In a signal handler that has interrupted `receive` itself
-        it does no more than that; close it again behind the loop, as `with` does.
-        """
-        if not self._closed:
-            self._interrupt()
-            if self._receive_state.lock.owner == threading.get_ident():
-                return
-            try:
-                self._transport.run(self._close())
-            finally:
-                self._transport.unsubscribe(self._receive_state.subscription)
-
-    def __iter__(self) -> Iterator[Delivery]:
-        """Receive deliveries one by one, for ever: `for delivery in consumer`.
-
-        It ends when the consumer is closed, by any thread. A message that arrives at that moment is
-        released and costs no retry. So does one that is not settled when the loop ends by `break`
-        or an error, as soon as the consumer is closed; use `with` for both. Nothing is received in
-        advance. For many messages a second, `receive` takes batches.
-
-        Raises:
-            Unavailable, OutcomeUnknown: as `receive`; another loop goes on.
-        """
-        state = self._receive_state
-        while not state.interrupted:
-            deliveries = self.receive(1, wait=None)
-            if not state.interrupted:  # else close releases them
-                yield from deliveries
-
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self.close()
-        except StorageError:
-            if error is None:
-                raise  # else the first error goes on its way; the leases expire by themselves
-
-
-class AsyncDelivery(DeliveryData):
-    """An attempt to hand a message to a consumer, for `async with`. As `Delivery`."""
-
-    __slots__ = ()
-
-    async def ack(self) -> None:
-        """As `Delivery.ack`."""
-        _raise_if_lost(await self._origin.consumer.ack([self]), "ack")
-        _raise_if_claim_lost(self)
-
-    async def nack(
-        self, *, delay: Duration | None = None, error: BaseException | str | None = None
-    ) -> None:
-        """As `Delivery.nack`."""
-        _raise_if_lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+        raise_if_lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
-        """As `Delivery.reject`."""
-        _raise_if_lost(await self._origin.consumer.reject([self], reason), "reject")
+        """Make it a dead letter at once, whatever retries remain."""
+        raise_if_lost(await self._origin.consumer.reject([self], reason), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
-        """As `Delivery.release`."""
-        _raise_if_lost(await self._origin.consumer.release([self], delay=delay), "release")
+        """Hand it back unworked, now or for `delay`; costs no retry."""
+        raise_if_lost(await self._origin.consumer.release([self], delay=delay), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """As `Delivery.extend`."""
-        _raise_if_lost(await self._origin.consumer.extend([self], lease), "extend")
+        """Move the deadline to `lease` from now; None: the lease it was received with."""
+        raise_if_lost(await self._origin.consumer.extend([self], lease), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -274,13 +102,16 @@ class AsyncDelivery(DeliveryData):
                     raise
                 return False  # the handler's own error goes on its way; the lease expires by itself
             if is_expected:
-                _raise_if_lost(lost, "settle")
-                _raise_if_claim_lost(self)
+                raise_if_lost(lost, "settle")
+                raise_if_claim_lost(self)
         return isinstance(error, DISPOSITIONS)
 
 
 class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
-    """Receives deliveries of one topic, for `async with`. As `Consumer`, for tasks."""
+    """Receives deliveries of one topic. For `async with`: leaving hands back unsettled deliveries.
+
+    One task receives with it; deliveries may be settled in any task.
+    """
 
     _delivery = AsyncDelivery
 
@@ -298,15 +129,33 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0
     ) -> list[AsyncDelivery]:
-        """As `Consumer.receive`. Cancelled, it ends at once and hands back its messages."""
+        """Receive messages: lease them and return their deliveries.
+
+        Interrupted, by Ctrl-C or a cancellation, it ends at once and hands back its messages.
+
+        Args:
+            max_messages: at most so many, 1 to 1000. It does not wait to gather them.
+            wait: how long to wait for the first, seconds or timedelta; 0: not at all; None: for
+                ever.
+
+        Returns:
+            Deliveries, in the order of their slot; empty when none came in time. A message that
+            cannot be decoded becomes a dead letter with the reason instead. An ordered consumer
+            gets messages of one slot: handle them one after the other, and stop at the first that
+            fails or is put off (`release` those behind it).
+
+        Raises:
+            Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
+                hands back the messages that this call may have leased; that costs no retry.
+        """
         return await self._transport.run(self._receive(max_messages, wait))
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
-        """As `Consumer.ack`."""
+        """Settle deliveries for good; return those whose lease was lost, none if all is well."""
         return await self._transport.run(self._ack(deliveries))
 
     async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
-        """As `Consumer.ack_receipts`."""
+        """Settle deliveries by their receipts, from any process; return the lost ones."""
         return await self._transport.run(self._ack_receipts(receipts))
 
     async def nack(
@@ -316,43 +165,59 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> list[AsyncDelivery]:
-        """As `Consumer.nack`."""
+        """Give deliveries back as failed; return those whose lease was lost."""
         return await self._transport.run(self._nack(deliveries, delay, error))
 
     async def reject(
         self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
     ) -> list[AsyncDelivery]:
-        """As `Consumer.reject`."""
+        """Make deliveries dead letters; return those whose lease was lost."""
         return await self._transport.run(self._reject(deliveries, reason))
 
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
-        """As `Consumer.release`."""
+        """Hand deliveries back unworked; return those whose lease was lost."""
         return await self._transport.run(self._release(deliveries, delay))
 
     async def extend(
         self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
     ) -> list[AsyncDelivery]:
-        """As `Consumer.extend`."""
+        """Extend leases; return those whose lease was lost."""
         return await self._transport.run(self._extend(deliveries, lease))
 
     def _interrupt(self) -> None:
-        """As `Consumer._interrupt`, from another task."""
+        """Make `receive` return at once, now and at every later call; from another task."""
         self._receive_state.interrupted = True
         self._transport.interrupt(self._receive_state.subscription)
 
     async def close(self) -> None:
-        """As `Consumer.close`, for another task."""
+        """Hand back unsettled deliveries, and unsubscribe.
+
+        From another task, or in a signal handler, it ends a `receive` that waits, which returns
+        an empty list, and an iteration. In a signal handler that has interrupted a blocking
+        `receive` it does no more than that; close it again behind the loop, as `async with` does.
+        """
         if not self._closed:
             self._interrupt()
+            if self._transport.is_reentrant(self._receive_state.lock.owner):
+                return
             try:
                 await self._transport.run(self._close())
             finally:
                 await self._transport.unsubscribe(self._receive_state.subscription)
 
     async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
-        """As `Consumer.__iter__`: `async for delivery in consumer`."""
+        """Receive deliveries one by one, for ever: `async for delivery in consumer`.
+
+        It ends when the consumer is closed, by any task. A message that arrives at that moment is
+        released and costs no retry. So does one that is not settled when the loop ends by `break`
+        or an error, as soon as the consumer is closed; use `async with` for both. Nothing is
+        received in advance. For many messages a second, `receive` takes batches.
+
+        Raises:
+            Unavailable, OutcomeUnknown: as `receive`; another loop goes on.
+        """
         state = self._receive_state
         while not state.interrupted:
             deliveries = await self.receive(1, wait=None)
@@ -367,4 +232,4 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
             await self.close()
         except StorageError:
             if error is None:
-                raise
+                raise  # else the first error goes on its way; the leases expire by themselves

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.consumer.consumer import AsyncDelivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core.delivery import DeliveryData
 
 

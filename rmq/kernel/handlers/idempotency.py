@@ -18,7 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.consumer.claim import new_owner
-from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.consumer.consumer import AsyncDelivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core.business_key import Key, check_consumer, key_reader
 from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, Claim
 from rmq.kernel.core.delivery import DeliveryData

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rmq.errors import InvalidType
-from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.consumer.consumer import AsyncDelivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.handlers.dependencies import (
     Dependencies,
     dependency_of,

@@ -306,6 +306,10 @@ class AsyncTransport:
         if isinstance(held, SubscribedConnection):
             held.waiting.ring()
 
+    def is_reentrant(self, thread: int) -> bool:
+        """Never: a signal handler cannot await. Tasks of one thread call each other's objects."""
+        return False
+
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""
         held, subscription.held = subscription.held, None

@@ -358,6 +358,10 @@ class Transport:
         if isinstance(held, SubscribedConnection):
             held.waiting.ring()
 
+    def is_reentrant(self, thread: int) -> bool:
+        """Whether a signal handler makes this call in the midst of another one, of `thread`."""
+        return thread == threading.get_ident()
+
     def unsubscribe(self, subscription: Subscription) -> None:
         """Close the connection of a subscription."""
         held, subscription.held = subscription.held, None

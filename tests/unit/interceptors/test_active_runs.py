@@ -10,7 +10,7 @@ import pytest
 
 from rmq.interceptors import active_runs
 from rmq.interceptors.active_runs import Runs
-from rmq.kernel.consumer.consumer import Delivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core import ids
 from rmq.kernel.core.delivery import BatchOrigin
 from rmq.kernel.core.keys import SlotKeys

@@ -13,7 +13,8 @@ import msgpack
 import pytest
 
 import rmq
-from rmq.kernel.consumer.consumer import AsyncDelivery, Delivery
+from rmq.kernel.consumer.consumer import AsyncDelivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core import record
 from rmq.kernel.core.delivery import BatchOrigin, DeliveryData
 from rmq.kernel.core.interceptor import Hooks
