@@ -1,5 +1,5 @@
 --[[
-Slots in order: those whose hash has the field `ordered`. lua/README.md, "In order", tells what that is.
+Slots in order: those whose hash has the field `ordered`. lua/README.md describes that: "Slots in order".
 
 A delivery that is given back takes its old place: in front of all that waits in its priority, or of all that is due if
 it has no priority; deliveries of one batch stand there by delivery number, whichever came back first. No message waits

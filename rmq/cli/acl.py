@@ -58,11 +58,11 @@ def generate(
     server_version: ServerVersion | None,
     form: str,
 ) -> None:
-    """Print the ACL rules of a user who has ROLE.
+    """Print the ACL rules of a Redis user with ROLE.
 
     ROLE: producer, consumer, worker, operator, viewer, server, admin.
-    Nothing is changed, and Redis is not asked. Rules of several roles are added up. They contain no
-    password: notes on stderr say how to give the user one.
+    Nothing is changed, and no connection to Redis is made. Rules of several roles are added up.
+    They contain no password: notes on stderr say how to give the user one.
     """
     common = common_options()
     rules_for = partial(rmq.acl_rules, roles, topics=topics or ("*",), prefix=common.key_prefix)

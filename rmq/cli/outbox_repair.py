@@ -182,7 +182,7 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
 
     ID is the id of the stub or of its message. A message that waits in Redis is cancelled; one that
     is in flight or dead is reported and left alone. A confirmed stub is not touched.
-    Exit code 4: some were withdrawn, or Redis could not be asked; 3: none.
+    Exit code 4: some were withdrawn, or Redis did not answer; 3: none.
     """
     from rmq.outbox import Outbox
 

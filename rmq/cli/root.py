@@ -81,7 +81,7 @@ def config() -> None:
 @config.command("show", examples=("rmq config show", "rmq config show --json --config rmq.toml"))
 @click.option("--config", "file", metavar="FILE", help="The configuration file.")
 def show(file: str | None) -> None:
-    """Show every setting, its value, and where the value came from; Redis is not asked.
+    """Show every setting, its value, and where the value came from, without a connection to Redis.
 
     Passwords are hidden. A flag wins over the environment, the environment over the file, the file
     over the default. Of the file, `url` and `prefix` hold for every command.

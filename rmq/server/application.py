@@ -2,8 +2,8 @@
 
 The host mounts it below a path and says who asks. Services run in `rmq server` alone.
 
-A mounted application is not told when its host begins and ends: Starlette runs the lifespan of the
-outermost one. So each event loop that brings a request gets a client of Redis, held by a task that
+A mounted application gets no event when its host begins or ends: Starlette runs the lifespan of
+the outermost one. So each event loop with a request gets a client of Redis, held by a task that
 ends, and closes it, when the loop ends or `aclose` is called.
 
 The ASGI application of the server: probes, metrics, and what else is mounted.
@@ -61,7 +61,7 @@ class ConsoleApp:
     Args:
         redis: the URL; or a client that belongs to the host, for one event loop, which is not
             closed here.
-        principal: returns who asks, or None for nobody who may. It is given the request as
+        principal: returns the user, or None for one without access. It is given the request as
             Starlette's `HTTPConnection`, without its body: `session`, `user`, `cookies`, `headers`,
             `scope`. A coroutine function is awaited, another one is run in a thread. It is called
             for every request, and every 1.5 s while a live page is shown.

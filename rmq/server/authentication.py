@@ -97,7 +97,7 @@ class Authentication:
         self.proxy = proxy or Proxy()
         self.tokens = Tokens(token)
         self.sessions = Sessions(self.tokens)
-        self._secret = secrets.token_bytes(32)  # until Redis has told the shared one
+        self._secret = secrets.token_bytes(32)  # until the shared one was read from Redis
         self._task: asyncio.Task[None] | None = None
 
     def open(self, client: AsyncClient) -> None:
@@ -107,7 +107,7 @@ class Authentication:
         self._task = asyncio.create_task(self._read_secret(client))
 
     async def opened(self, wait_s: float) -> None:
-        """Wait until Redis has told the secret of forms, for so long at most.
+        """Wait until the secret of forms was read from Redis, for so long at most.
 
         Forms that are shown with another one are refused later.
         """
@@ -330,5 +330,5 @@ def _principal_of(token: AccessToken) -> Principal:
 
 
 def _digest(text: str) -> bytes:
-    """Return the SHA-256 of a text: of one length, so the time to compare tells nothing."""
+    """Return the SHA-256 of a text: of one length, so the time to compare reveals nothing."""
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

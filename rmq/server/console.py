@@ -1,4 +1,4 @@
-"""The pages as Starlette's routes: who may see one, how it is rendered, and how it stays live.
+"""The pages as Starlette's routes: the role for each, how it is rendered, and how it stays live.
 
 A page is HTML from the server. A browser that asks for the address of a page as a stream of events
 (`Accept: text/event-stream`) gets the page whenever it has changed, so a page is live by the same

@@ -50,7 +50,7 @@ _TOKEN_IN_QUERY = re.compile(
 
 
 class Guard:
-    """Refuses requests before they reach the application, and tells it their principal.
+    """Refuses requests before they reach the application, and passes it their principal.
 
     Args:
         app: the application.
@@ -194,7 +194,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
         found.kind == "session" or (found.kind == "host" and b"cookie" in headers)
     )
     if (found is None or has_cookie) and not said:
-        raise ApiError("cross-site", "a browser that tells no Sec-Fetch-Site must tell its Origin")
+        raise ApiError("cross-site", "a browser without Sec-Fetch-Site must send its Origin")
     if has_cookie and not _is_of_console(path_of(scope)):
         given = headers.get(b"x-rmq-csrf", [])
         if len(given) != 1 or not forms.csrf_holds(scope, given[0].decode("latin-1")):
@@ -207,7 +207,7 @@ def _check_said(headers: Headers, host: str) -> bool:
     origins = headers.get(b"origin", [])
     own = {f"{scheme}://{host}".encode("latin-1") for scheme in ("http", "https")}
     if not all(site == b"same-origin" for site in sites):
-        raise ApiError("cross-site", "Sec-Fetch-Site tells that another site asks")
+        raise ApiError("cross-site", "Sec-Fetch-Site names another site")
     if not all(origin.lower() in own or (sites and origin == b"null") for origin in origins):
         raise ApiError("cross-site", "Origin is not this server")
     return bool(sites or origins)

@@ -136,7 +136,7 @@ REPLY_BYTES = 4 * 1024 * 1024  # of names; more are no help to a person
 
 
 class _Server(NamedTuple):
-    """Where a server listens, and what it wants to be told first."""
+    """Where a server listens, and the commands that it expects first."""
 
     address: tuple[str, int] | str
     greeting: list[list[str]]

@@ -116,7 +116,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
 
 
 def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
-    """Return what a client is told of an exception: no address of Redis, and no traceback.
+    """Return the answer for an exception: no address of Redis, and no traceback.
 
     Args:
         error: the exception.
@@ -168,7 +168,7 @@ def of_exception(error: Exception, request_id: str, is_read: bool = False) -> Ap
                 named = _FIELD.match(text)
                 return ApiError(kind, text, named[1] if named else None)
     log.error("request %s failed", request_id, exc_info=error)
-    return ApiError("internal", f"the log of the server tells more: request {request_id}")
+    return ApiError("internal", f"the log of the server has more: request {request_id}")
 
 
 _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], str], ...] = (

@@ -193,6 +193,6 @@ class Readings:
                 kept.took_s = time.monotonic() - kept.began
 
         kept = _Kept(time.monotonic(), asyncio.ensure_future(timed()))
-        # A failure is told to those who wait for it, if there are any.
+        # A failure is raised where it is awaited, if anywhere.
         kept.task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return kept

@@ -104,7 +104,7 @@ class LeasesQuery(Request):
 
 
 class Nothing(Request):
-    """Nothing has to be told: send {}."""
+    """A request without fields: send {}."""
 
 
 class LetterConditions(Request):

@@ -75,7 +75,7 @@ class Survey:
 
     @property
     def every_s(self) -> float:
-        """Seconds between two passes: more for more slots, so that Redis is not asked too often."""
+        """Seconds between two passes: more for more slots, so that Redis gets few commands."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 

@@ -41,7 +41,7 @@ redis_outage      opens topics, and logs, while Redis cannot be reached
 auditor           looks for lost messages
 scheduler         sends the messages of schedules; also by itself
 dispatch          what a scheduler does: declare schedules, send what is due
-status_reporter   tells Redis what this process runs
+status_reporter   reports the running handlers of this process to Redis
 recycling         limits after which a process ends, so that another replaces it
 process_exit      exit codes, and the end of a process whose threads still run
 

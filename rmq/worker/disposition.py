@@ -169,7 +169,7 @@ class DetachedClaims:
         return True
 
     def _drop_expired(self, ended: list[DeliveryData], error: Exception) -> None:
-        """Forget ended runs whose claims have expired while Redis could not be asked."""
+        """Forget ended runs whose claims have expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
                 self._forget(delivery)

@@ -275,14 +275,14 @@ class Fetcher:
         except RMQError:
             feeds = dict.fromkeys(feed for feed, _ in places)
             if len(feeds) == 1:
-                reply = [0] * len(places)  # receiving from it tells the error
+                reply = [0] * len(places)  # receiving from it raises the error
             else:
                 for feed in feeds:
                     self._ask_slots([place for place in places if place[0] is feed])
                 return
         now = time.monotonic()
         for (feed, index), wait_us in zip(places, reply, strict=True):
-            # -2: the topic was deleted or created anew; receiving from it tells.
+            # -2: the topic was deleted or created again; receiving from it raises.
             at = NEVER if wait_us == -1 else now + max(0, wait_us) / 1_000_000
             feed.ready_at[index] = at
             feed.error_state.clear()

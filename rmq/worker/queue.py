@@ -345,7 +345,7 @@ class Lane:
     Args:
         executor: runs it.
         run: runs one work item; for tasks a coroutine function.
-        on_error: is told of work in which `run` raised.
+        on_error: is called for work in which `run` raised.
         count: how many work items may run at a time.
         weight: how many run in a thread or task before it goes on to another lane that waits.
     """

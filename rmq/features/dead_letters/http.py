@@ -335,8 +335,8 @@ async def list_trash(
 ) -> web_message.MessageList:
     """List the trash of a topic, of each slot those first that go first.
 
-    The `deadline` of a letter is when it goes for good. A filter by `age` or `died` fits none:
-    the trash tells no time of death. A page may have fewer than `limit` before the last one.
+    The `deadline` of a letter is when it is deleted. A filter by `age` or `died` matches none: the
+    trash has no search by time of death. A page may have fewer than `limit` before the last one.
     """
     return await _list(context, path.topic, query, "trash", dead_letters_filter.given(query.filter))
 

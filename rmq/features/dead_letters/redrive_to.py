@@ -1,8 +1,9 @@
 """Redrive dead letters to another topic: each once, whoever does it and wherever it stops.
 
 Two slots cannot change in one step. A letter is held in its slot, stored in the other topic, which
-notes that under the token of the hold, and removed where it was. Whoever finds a letter held goes
-on under the same token; docs/decisions/0045-redrive-to-another-topic.md tells why that is enough.
+records that under the token of the hold, and removed where it was. A process that finds a held
+letter continues with the same token; docs/decisions/0045-redrive-to-another-topic.md says why that
+is enough.
 
 Here too: the record that a dead letter gets in that topic.
 """
@@ -184,7 +185,7 @@ def _move(
                 letters[place] = "1" if is_mine else "0"
     gone = [place for place, letter in enumerate(letters) if letter == "0"] if is_own_token else []
     if gone:
-        # The hold is gone, too, which told the slot: since then the topic may have been resized.
+        # The hold, which named the slot, is gone, too: since then the topic may have been resized.
         entries = [member_of(ids[place]) + token for place in gone]
         asked = {slots[place] for place in gone}
         for slot in range(len(target.slots)) if target.settings.layout else asked:

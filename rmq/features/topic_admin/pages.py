@@ -317,7 +317,7 @@ async def delete(request: PageRequest) -> Redirect:
 
 
 def _shown_before(text: str, found: Mapping[str, object]) -> dict[str, str]:
-    """Return the settings that the form was shown with, as text; those of now if it tells none."""
+    """Return the settings that the form was shown with, as text; those of now if it has none."""
     try:
         given = json.loads(text) if text else {}
         return {name: str(given.get(name, value)) for name, value in found.items()}

@@ -3,7 +3,7 @@
 No message moves. The topic's hash gets the new number; then each slot gets another stamp, so that
 it refuses what is sent by the former number, and notes its last message. A slot that may
 get messages of a basis whose older messages are in another slot gives nothing until those are gone.
-Every step can be repeated, by anybody; docs/decisions/0041-resize.md tells why it is safe.
+Every step can be repeated, by any process; docs/decisions/0041-resize.md explains why.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _await_messages(
 ) -> Flow[int]:
     """Let slots give messages as soon as no older ones are left; return how many are awaited.
 
-    One pass over the records of each slot tells: a page is asked again until it has no message of
+    One pass over the records of each slot decides: a page is asked again until it has no message of
     before, and none can come to the pages that were passed. `rounds`: pages of each slot that are
     read at most; None: no limit.
     """

@@ -1,4 +1,4 @@
-"""The status reporter: a thread that tells Redis every few seconds what a worker process runs."""
+"""The status reporter: a thread that reports a worker process to Redis every few seconds."""
 
 from __future__ import annotations
 

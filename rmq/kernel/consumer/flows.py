@@ -103,8 +103,8 @@ class ConsumerFlows(Generic[D]):
             raise InvalidType(f"ordered: {type(ordered).__name__}; give True or False")
         if ordered and mode == "at_most_once":
             raise InvalidValue(
-                "ordered: an at_most_once delivery is settled when it is handed over, so nothing "
-                "tells when the next one may go. Use mode='at_least_once'"
+                "ordered: an at_most_once delivery is settled before it is handled, so the next "
+                "one would not wait for it. Use mode='at_least_once'"
             )
         self._context = context
         self._at_most_once = mode == "at_most_once"

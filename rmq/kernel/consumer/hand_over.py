@@ -37,7 +37,7 @@ LEASE_MIN_MS = 5000
 SLOTS_MAX = 64  # of a topic; in more, credits cost more than a signal to all consumers
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
 COLLECT_S = 1.0  # how long to wait for what is on its way
-DEAF_S = 0.5  # a connection on which an offer was not heard after so long is given up
+DEAF_S = 0.5  # a connection that did not receive an offer after so long is given up
 
 SlotBatch = tuple[SlotKeys, Batch]
 
@@ -110,7 +110,7 @@ class Credits:
         return Offer(number, self.channel, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
-        """Whether the consumer would hear what is handed over, and sleeps for long enough."""
+        """Whether the consumer would receive a hand-over, and sleeps for long enough."""
         subscription = self._subscription
         return (
             subscription.held is not None
@@ -184,7 +184,7 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
 def withdraw(state: ReceiveState) -> Flow[list[SlotBatch]]:
     """Withdraw all credits; return what was handed over for them meanwhile.
 
-    What was handed over and cannot be heard any more is in `state.unconfirmed_offers` afterwards.
+    Hand-overs that can no longer arrive are in `state.unconfirmed_offers` afterwards.
     """
     credits, subscription = state.credits, state.subscription
     number, channel = credits.next_number(), credits.channel

@@ -1,11 +1,11 @@
 """Receive messages: visit slots that have work, roll back expired leases, sleep until more come.
 
-Each visit tells when its slot next has work; until then the consumer sleeps on the topic's wake
+Each visit returns when its slot next has work; until then the consumer sleeps on the topic's wake
 channel. A signal can get lost (Pub/Sub promises nothing), so every POLL_S the consumer asks slots
 all the same: all of them, in one command, or LOOKS of them in turn, where it is subscribed and
 there are more.
 
-While it sleeps, it has left a credit in its slots: `hand_over` tells how messages come by that.
+While it sleeps, it has left a credit in its slots: `hand_over` describes how messages arrive by it.
 
 Every take is a lease. Messages that a call has leased, or may have leased, and could not hand over
 (the reply did not come, or the caller was interrupted) are handed back by the next call: it repeats
@@ -210,7 +210,7 @@ def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Before the first visit of a call: learn whether slots that were empty have work now."""
     now = time.monotonic()
     if len(state.ready_at) == 1:
-        state.ready_at[0] = 0.0  # a visit of the only slot tells more than asking it
+        state.ready_at[0] = 0.0  # a visit of the only slot returns more than a query
     elif waits and state.is_signalled():
         state.note_signals((yield AwaitSignal(state.subscription, 0)))
         is_overdue = state.busy_slots and (
@@ -235,7 +235,7 @@ def next_ready(slots: Sequence[SlotKeys], waits: bool, fails_fast: bool = False)
 def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     """Ask slots when they have work, and leave credits where none has.
 
-    Of a consumer that hears of the others, only those are asked that gave messages, and once in
+    Of a subscribed consumer, only those slots are queried that gave messages, and once in
     POLL_S, however busy it is, those whose turn it is: a signal can get lost.
     """
     now, asked = time.monotonic(), list(range(len(state.ready_at)))

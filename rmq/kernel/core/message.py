@@ -257,7 +257,7 @@ QueueWord = Literal[
     "store", "prepare", "dead", "trash", "waiting", "in_flight", "in flight", "in-flight"
 ]
 
-TRASH_KEEP_S = 86_400  # for which purged dead letters can be restored, unless told otherwise
+TRASH_KEEP_S = 86_400  # for which purged dead letters can be restored, by default
 
 _NAMES: dict[str, QueueName] = {
     "store": "store",

@@ -141,7 +141,7 @@ def with_headers(head: bytes, envelope: bytes, headers: bytes) -> tuple[bytes, b
 class Record(NamedTuple):
     """The fields of a record.
 
-    `body` is a reference where the body is large and was not fetched: `check_body` tells.
+    `body` is a reference where the body is large and was not fetched: `check_body` checks that.
     """
 
     codec: int

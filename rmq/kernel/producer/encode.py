@@ -89,7 +89,7 @@ def encode(
         message.slot = slot_of(out.merge_key, settings.first_slots)
     if out.dedup_key is not None:
         if out.id is not None or message.merge_key:
-            raise InvalidValue("dedup_key: given with id or merge_key; each tells copies, give one")
+            raise InvalidValue("dedup_key: given with id or merge_key; give one of them")
         key = ids.key_bytes(out.dedup_key)
         basis = key if message.basis is None else message.basis
         message.id = ids.derive(key, slot_of(basis, settings.first_slots), context.check)

@@ -3,7 +3,7 @@
 The settings of an open topic are read again every 30 s of use (`FOLLOW_S` of `context`), so that
 running programs follow `Admin.topic_set`.
 
-Here too: the warning of a Redis that may evict keys, which takes messages away and tells nobody.
+Here too: the warning of a Redis that may evict keys, which removes messages without an error.
 `INFO` is enough, so that no right to `CONFIG` is needed. Where a user has no right to `INFO`
 either, nothing is said. The policy is asked for when a topic is created and when a worker starts.
 """

@@ -189,7 +189,7 @@ class ClusterCalls:
         """Read from any node which node serves which slot.
 
         Raises:
-            redis.RedisError: no node told it. ConfigurationError: they are no cluster.
+            redis.RedisError: no node reported it. ConfigurationError: they are no cluster.
         """
         last: BaseException = NotConnected("no node of the cluster is known")
         nodes = self._table.candidates()

@@ -134,12 +134,12 @@ def hash_slot(key: bytes | str) -> int:
 
 
 def address_of(host: Any, port: Any, answered: Node) -> Node:
-    """Return the address of a node as another one tells it.
+    """Return the address of a node as another one reports it.
 
     Args:
         host: may be missing; it is that of the node that answered then.
         port: of the node.
-        answered: the node that told it.
+        answered: the node that reported it.
     """
     name = host.decode() if isinstance(host, bytes) else str(host or "")
     return (answered[0] if name in _NO_HOST else name, int(port))

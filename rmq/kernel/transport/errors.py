@@ -8,7 +8,7 @@ Source of the table: the server's error codes, and the exceptions of redis-py 5 
 Explain what the ACL of a Redis user refused: the command, key or channel, and the rule to add.
 
 Servers say it in different words. Redis 6.2 and 7.0 do not name a command that they refuse inside
-a script; the line they name tells which it is.
+a script; the line that they name shows which it is.
 
 Say what to correct where TLS fails: OpenSSL's words name the check that failed, not its cause.
 """

@@ -318,7 +318,7 @@ def await_signal(
     else:
         try:
             if subscription.is_deaf:
-                raise redis.ConnectionError("a subscription does not hear what is published")
+                raise redis.ConnectionError("a subscription does not receive published messages")
             if held.epoch != epoch:
                 raise redis.ConnectionError("other connections of this client have died")
             yield from _read_signals(subscription, held, until, signals)

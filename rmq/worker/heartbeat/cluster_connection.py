@@ -65,7 +65,7 @@ class ClusterConnection:
         A call whose node does not answer has an error.
 
         Raises:
-            OSError: no node tells who serves what.
+            OSError: no node returned the map of slots.
         """
         replies: list[Any] = [None] * len(calls)
         left: list[tuple[int, Node | None]] = [(at, None) for at in range(len(calls))]

@@ -67,7 +67,7 @@ class Heartbeat:
         memory: shared with the worker.
         connection: to Redis.
         topics: of the handlers, in the order of the memory.
-        report: is told why something is not renewed.
+        report: is called with the reason why something is not renewed.
         now_us: the time that commands carry, for tests.
     """
 

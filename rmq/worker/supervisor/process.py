@@ -176,7 +176,7 @@ class WorkerProcess:
         if not self.is_ready:
             return [f"process {self.number}: is starting"]
         if now - self.last_message > QUIET_S:
-            return [f"process {self.number}: was not heard of for {now - self.last_message:.0f} s"]
+            return [f"process {self.number}: has sent nothing for {now - self.last_message:.0f} s"]
         return [f"process {self.number}: {problem}" for problem in self.health.problems]
 
     def is_alive(self, now: float) -> bool:

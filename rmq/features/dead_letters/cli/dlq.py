@@ -56,7 +56,7 @@ def dlq() -> None:
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="The largest number to list."
 )
-@click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended, as it told.")
+@click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def list_dead(
     topic: str,
     filter_text: str | None,

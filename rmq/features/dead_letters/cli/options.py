@@ -39,7 +39,7 @@ def filter_options(command: F) -> F:
 
 
 def trash_options(command: F) -> F:
-    """Add an option for each condition on letters of the trash, which tells no time of death."""
+    """Add an option for each condition on letters of the trash: no search by time of death."""
     for option in reversed(CONDITIONS):
         command = command if option is OLDER_THAN else option(command)
     return command

@@ -26,7 +26,7 @@ def started(job: rmq.Job) -> None:
         output.document(_fields(job))
     else:
         click.echo(job.id)
-        common_options().note(f"rmq server runs it; rmq job show {job.id} tells how it goes")
+        common_options().note(f"rmq server runs it; rmq job show {job.id} shows its progress")
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
@@ -148,7 +148,7 @@ def pause(id: str) -> None:
 def resume(id: str, detach: bool) -> None:
     """Let the job ID go on if it is paused, and work on it until it ends.
 
-    Also for a job that nobody runs, since its shell was interrupted and there is no rmq server.
+    Also for a job without a runner: its shell was interrupted, and there is no rmq server.
     """
     common = common_options()
     with common.client() as client:

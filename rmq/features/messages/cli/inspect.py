@@ -40,7 +40,7 @@ Queue = Literal["store", "prepare", "dead"]
 )
 @click.option("--slot", type=int, help="Only this slot.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
-@click.option("--cursor", metavar="CURSOR", help="Go on where the page before ended, as it told.")
+@click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def peek(
     topic: str,
     queue: Queue,
