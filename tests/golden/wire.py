@@ -104,10 +104,16 @@ class Environment:
 
 
 class Recorder:
-    """Notes what leaves on any connection of this process; for `with`."""
+    """Notes what leaves on any connection of this process; for `with`.
+
+    Attributes:
+        requests: what has left.
+        subscribed: channels of which a blocking client has read that it is subscribed to them.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.subscribed: list[bytes] = []
         self._threads = threading.local()
         self._restore = contextlib.ExitStack()
 
@@ -133,6 +139,16 @@ class Recorder:
         for driver in (blocking, awaiting):
             patch = mock.patch.object(driver, "send_packed_command", self._noting(driver))
             self._restore.enter_context(patch)
+        read = blocking.read_response
+
+        def read_response(connection: Any, *args: Any, **options: Any) -> Any:
+            reply = read(connection, *args, **options)
+            if isinstance(reply, list) and reply[:1] == [b"subscribe"]:
+                self.subscribed.append(reply[1])
+            return reply
+
+        patch = mock.patch.object(blocking, "read_response", read_response)
+        self._restore.enter_context(patch)
 
         def sendall(sent_on: socket.socket, packed: Any, *flags: int) -> None:
             if threading.current_thread().name == _HEARTBEAT:
@@ -228,23 +244,29 @@ class Scene:
         with self._recorder.paused(), self._server.raw() as raw:
             raw.script_flush()
 
-    def await_credit(self) -> None:
-        """Wait until a consumer sleeps and has left a credit in the first slot of the topic."""
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait until something holds; it is asked every 2 ms."""
         until = _monotonic() + DEADLINE_S
-        with self._recorder.paused(), self._server.raw() as raw:
-            while not raw.hget(f"{PREFIX}:{{{TOPIC}_0}}:slot", "credits"):
-                assert _monotonic() < until, "no credit"
-                time.sleep(0.01)
+        while not condition():
+            assert _monotonic() < until, f"not in {DEADLINE_S:g} s"
+            time.sleep(0.002)
 
-    def await_sent(self, verb: str, count: int = 1) -> None:
+    def wait_for_credit(self) -> None:
+        """Wait until a consumer sleeps and has left a credit in the first slot of the topic."""
+        with self._recorder.paused(), self._server.raw() as raw:
+            self.wait_until(lambda: raw.hget(f"{PREFIX}:{{{TOPIC}_0}}:slot", "credits"))
+
+    def wait_for_subscribed(self, count: int) -> None:
+        """Wait until a worker has read that it is subscribed to so many channels."""
+        self.wait_until(lambda: len(self._recorder.subscribed) >= count)
+
+    def wait_for_sent(self, verb: str, count: int = 1) -> None:
         """Wait until a command has been sent so often: a script by its verb, or a plain one."""
         words = [verb.encode()]
         if verb.islower():
             words = [b"EVALSHA", scripts.load(verb).sha.encode()]
-        until = _monotonic() + DEADLINE_S
-        while sum(sent.starts_with(words) for sent in list(self._recorder.requests)) < count:
-            assert _monotonic() < until, f"no {verb}"
-            time.sleep(0.002)
+        sent = self._recorder.requests
+        self.wait_until(lambda: sum(one.starts_with(words) for one in list(sent)) >= count)
 
 
 Scenario = Callable[[Scene], object]

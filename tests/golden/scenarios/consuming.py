@@ -65,7 +65,7 @@ def receive_what_is_handed_over(scene: Scene) -> None:
     scene.forget()
     with topic.consumer() as consumer, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(consumer.receive, 1, 20.0)
-        scene.await_credit()
+        scene.wait_for_credit()
         sender.send("handed over")
         waiting.result(20)[0].ack()
 
