@@ -15,9 +15,11 @@ A procedure yields actions and gets their results. An error of an action is rais
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
+from operator import methodcaller
 from typing import Any, Protocol, TypeVar
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -52,20 +54,42 @@ class Call:
         return await result if inspect.isawaitable(result) else result
 
 
+def drive(generator: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
+    """Give a generator what `perform` makes of each value that it yields; return its result."""
+    try:
+        value = next(generator)
+        while True:
+            try:
+                result = perform(value)
+            except BaseException as error:
+                value = generator.throw(error)
+            else:
+                value = generator.send(result)
+    except StopIteration as end:
+        returned: T = end.value
+        return returned
+
+
+async def drive_async(generator: Generator[A, Any, T], perform: Callable[[A], Awaitable[Any]]) -> T:
+    """As `drive`, with a `perform` that is awaited."""
+    try:
+        value = next(generator)
+        while True:
+            try:
+                result = await perform(value)
+            except BaseException as error:
+                value = generator.throw(error)
+            else:
+                value = generator.send(result)
+    except StopIteration as end:
+        returned: T = end.value
+        return returned
+
+
 def run(procedure: Procedure[T]) -> T:
     """Run a procedure in plain code; return its result."""
     try:
-        action = next(procedure)
-        while True:
-            try:
-                result = action.run()
-            except BaseException as error:
-                action = procedure.throw(error)
-            else:
-                action = procedure.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
+        return drive(procedure, methodcaller("run"))
     except RuntimeError as error:
         if isinstance(error.__cause__, StopIteration):  # an action raised it; Python has wrapped it
             raise error.__cause__ from None
@@ -74,15 +98,4 @@ def run(procedure: Procedure[T]) -> T:
 
 async def run_async(procedure: Procedure[T]) -> T:
     """Run a procedure in async code; return its result."""
-    try:
-        action = next(procedure)
-        while True:
-            try:
-                result = await action.run_async()
-            except BaseException as error:
-                action = procedure.throw(error)
-            else:
-                action = procedure.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
+    return await drive_async(procedure, methodcaller("run_async"))

@@ -15,6 +15,7 @@ import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
 
 from rmq.errors import RMQError
+from rmq.kernel.core.generators import drive_async
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.transport.calls import (
     HAND_BACK_S,
@@ -204,18 +205,7 @@ class AsyncTransport:
 
     async def _drive(self, operations: Operations[T]) -> T:
         """Perform operations to their end; return their result."""
-        try:
-            operation = next(operations)
-            while True:
-                try:
-                    value = await self._perform(operation)
-                except Exception as failure:
-                    operation = operations.throw(failure)
-                else:
-                    operation = operations.send(value)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return await drive_async(operations, self._perform)
 
     async def _perform(self, operation: Operation) -> Any:
         if isinstance(operation, Exchange):

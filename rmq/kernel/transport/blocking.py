@@ -21,6 +21,7 @@ import redis
 from redis.retry import Retry
 
 from rmq.errors import RMQError
+from rmq.kernel.core.generators import drive
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.transport.calls import (
     HAND_BACK_S,
@@ -248,18 +249,7 @@ class Transport:
 
     def _drive(self, operations: Operations[T]) -> T:
         """Perform operations to their end; return their result."""
-        try:
-            operation = next(operations)
-            while True:
-                try:
-                    value = self._perform(operation)
-                except Exception as failure:
-                    operation = operations.throw(failure)
-                else:
-                    operation = operations.send(value)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+        return drive(operations, self._perform)
 
     def _perform(self, operation: Operation) -> Any:
         if isinstance(operation, Exchange):

@@ -16,7 +16,7 @@ PACKAGE = Path(rmq.kernel.transport.__file__).parent
 ASYNC_NAMES = {
     "AsyncTransport": "Transport", "aredis": "redis", "AsyncPool": "Pool",
     "AsyncSentinelPool": "SentinelPool", "AsyncMasterFinder": "MasterFinder",
-    "asyncio.sleep": "time.sleep", "(nowait=True)": "()",
+    "drive_async": "drive", "asyncio.sleep": "time.sleep", "(nowait=True)": "()",
 }  # fmt: skip
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
 DIFFERENT = {
