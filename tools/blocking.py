@@ -40,11 +40,12 @@ SOURCES = (
     "rmq.features.topic_admin.admin",
     "rmq.features.workers.admin",
     "rmq.kernel.consumer.consumer",
+    "rmq.kernel.transport.master_finder",
 )
 # What blocking code imports instead; all other names only lose their "Async".
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
-    "_open_async_transport": "_open_transport",
+    "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")
@@ -128,7 +129,8 @@ def _imports(module: str, body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
     for node in body:
         if isinstance(node, ast.Import):
             for each in node.names:
-                yield each.asname or each.name, ast.unparse(ast.Import([each]))
+                name = blocking_name(each.name)
+                yield each.asname or name, ast.unparse(ast.Import([ast.alias(name, each.asname)]))
         elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
             assert node.module is not None, "RMQ has no relative imports"
             for each in node.names:

@@ -19,7 +19,8 @@ import redis.sentinel
 
 import rmq
 from rmq.kernel.transport import sentinel as sentinel_transport
-from rmq.kernel.transport.master_finder import AsyncMasterFinder, MasterFinder
+from rmq.kernel.transport.master_finder import AsyncMasterFinder
+from rmq.kernel.transport.master_finder_blocking import MasterFinder
 from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.conftest import any_binary
 from tests.faults.connections import drive, fill

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.transport.master_finder import AsyncMasterFinder, MasterFinder
+from rmq.kernel.transport.master_finder import AsyncMasterFinder
+from rmq.kernel.transport.master_finder_blocking import MasterFinder
 from rmq.kernel.transport.scripts import Script
 from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.conftest import any_binary

@@ -24,7 +24,8 @@ import redis
 import redis.asyncio as aredis
 
 from rmq.kernel.transport.connector import Connector
-from rmq.kernel.transport.master_finder import ANSWER_TIMEOUT_S, AsyncMasterFinder, MasterFinder
+from rmq.kernel.transport.master_finder import ANSWER_TIMEOUT_S, AsyncMasterFinder
+from rmq.kernel.transport.master_finder_blocking import MasterFinder
 from rmq.kernel.transport.pool import SLOW_S, AsyncPool, Pool, PooledConnection, StaleConnection
 from rmq.kernel.transport.url import Address, HostPort, Sentinels
 

@@ -10,7 +10,8 @@ import redis
 
 from rmq.errors import ConfigurationError
 from rmq.kernel.transport import master_finder
-from rmq.kernel.transport.master_finder import MasterFinder, NoMaster
+from rmq.kernel.transport.master_finder import NoMaster
+from rmq.kernel.transport.master_finder_blocking import MasterFinder
 from rmq.kernel.transport.url import HostPort, Sentinels
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
@@ -60,7 +61,7 @@ class Connection:
             raise answer
         return answer
 
-    def disconnect(self) -> None:
+    def disconnect(self, nowait: bool) -> None:
         pass
 
 

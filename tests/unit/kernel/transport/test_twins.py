@@ -1,4 +1,4 @@
-"""Transports, pools and finders are twins: same methods, and most differ in `await` alone."""
+"""Transports and pools are twins: same methods, and most differ in `await` alone."""
 
 from __future__ import annotations
 
@@ -56,12 +56,8 @@ TWINS = [
     (methods("pool.py", "Pool"), methods("pool.py", "AsyncPool")),
     (methods("sentinel.py", "SentinelPool"), methods("sentinel.py", "AsyncSentinelPool")),
     (methods("sentinel.py", "MasterConnection"), methods("sentinel.py", "AsyncMasterConnection")),
-    (
-        methods("master_finder.py", "MasterFinder"),
-        methods("master_finder.py", "AsyncMasterFinder"),
-    ),
 ]
-IDS = ["transport", "pool", "sentinel-pool", "master-connection", "master-finder"]
+IDS = ["transport", "pool", "sentinel-pool", "master-connection"]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=IDS)
