@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport import inlining, scripts
 from tests.lua.box import case
 from tests.lua.lua_names import LuaError, read_chunk
 
@@ -178,7 +178,7 @@ end
 local inner_unused = 3
 return inner_unused
 """
-    left = scripts.pruned(text)
+    left = scripts.pruned(inlining.without_comments(text))
 
     assert read_chunk(left).declares == ["used", "inner_unused"]
     assert "function inner()" in left

@@ -15,6 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from rmq.errors import ConfigurationError
+from rmq.kernel.transport.inlining import folded, inlined, without_comments
 
 # Commands of scripts that change nothing in Redis: what a viewer may call.
 READS = frozenset((
@@ -52,7 +53,6 @@ def commands_of_text(text: str) -> frozenset[str]:
 
 _INCLUDE = re.compile(r'^( *)--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
-_COMMENT_LINE = re.compile(r"^ *--.*\n", re.MULTILINE)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 # A function, or a table that is empty at first, and how far it is indented.
 _DEFINITION = re.compile(
@@ -127,12 +127,11 @@ def expanded(text: str, known: set[str] | None = None) -> str:
 
 
 def pruned(text: str) -> str:
-    """A script without comment lines, and without functions and tables that nothing uses.
+    """A script without functions and tables that nothing uses.
 
     A script makes its functions anew at every run. So a library may have more functions than a
     script needs: those it does not call are left out of the text that Redis keeps.
     """
-    text = _COMMENT_LINE.sub("", text)
     for start in reversed([match.start() for match in _LOCAL.finditer(text)]):
         definition = _DEFINITION.match(text, start)
         if not definition:
@@ -145,10 +144,15 @@ def pruned(text: str) -> str:
     return text
 
 
+def composed(name: str) -> str:
+    """A script with includes and constants in place, without header and comments."""
+    return folded(without_comments(expanded(_body(name))))
+
+
 @functools.cache
 def load(name: str) -> Script:
-    """A script by its verb: includes in place, without header, comments and unused functions."""
-    return Script(name, f"-- rmq {name}\n" + pruned(expanded(_body(name))))
+    """A script by its verb, as it is sent: in one text, without all that it does not need."""
+    return Script(name, f"-- rmq {name}\n" + pruned(inlined(composed(name))))
 
 
 def names() -> list[str]:

@@ -1,0 +1,218 @@
+"""Puts constants and inline functions of the Lua scripts in the places where they are used.
+
+A script makes its locals and functions anew at every run: a constant costs an instruction, a
+function a tenth of a call of Redis. So a library of `lua/lib/` gives each of them a name and a
+comment, and the text that Redis keeps has neither.
+
+- A constant is a local in capitals whose value is a number or a string.
+- An inline function has the line `--- @inline` above it. Each call of it is a statement: `f(x)`,
+  `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. It returns at its end alone, unless all its
+  calls are of the last form.
+
+The text that is put in place does what the call would do: arguments are evaluated first, once each,
+and names of the function do not meet those of its caller. A call that these rules do not cover is
+an error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_STRING = r"'(?:\\.|[^'\\\n])*'"
+_LITERAL = rf"-?\d[\d.e]*|{_STRING}"
+_CONSTANTS = re.compile(
+    rf"^ *local ([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*) = ((?:{_LITERAL})(?:, (?:{_LITERAL}))*)\n",
+    re.MULTILINE,
+)
+_VALUE = re.compile(_LITERAL)
+_CAPITALS = re.compile(rf"{_STRING}|(?<![\w.])[A-Z][A-Z0-9_]*\b")
+_MARK = re.compile(r"^ *--- @inline\n", re.MULTILINE)
+_COMMENT = re.compile(rf"({_STRING}|{_MARK.pattern})|^ *--.*\n| *--.*", re.MULTILINE)
+_INLINE = re.compile(
+    r"^( *)--- @inline\n\1local function (\w+)\(([\w,\s]*)\)\n(.*?)^\1end\n",
+    re.MULTILINE | re.DOTALL,
+)
+_NAME = re.compile(rf"{_STRING}|(?<![\w.:])[A-Za-z_]\w*")
+_BRACKET = re.compile(rf"{_STRING}|[(){{}}\[\],]")
+_DECLARATION = re.compile(
+    r"\blocal (?!function\b)([\w, ]+)|\bfor ([\w, ]+?) (?:=|in\b)|\bfunction\b *(\w*)\(([\w, ]*)\)"
+)
+_INNER_FUNCTION = re.compile(r"^( *)\S.*\bfunction\b.*\n(?:\1 .*\n)*", re.MULTILINE)
+
+
+class _Function(NamedTuple):
+    """An inline function: its lines, indented by two, and the results of a return at its end."""
+
+    name: str
+    parameters: list[str]
+    lines: list[str]
+    results: str | None
+    returns_early: bool
+
+
+def without_comments(text: str) -> str:
+    """A script without its comments; marks of inline functions stay."""
+    return _COMMENT.sub(lambda match: match.group(1) or "", text)
+
+
+def folded(text: str) -> str:
+    """A script with the values of constants instead of their names.
+
+    Raises:
+        ValueError: two constants have one name.
+    """
+    values: dict[str, str] = {}
+
+    def collect(match: re.Match[str]) -> str:
+        for name, value in zip(
+            match.group(1).split(", "), _VALUE.findall(match.group(2)), strict=True
+        ):
+            value = f"({value})" if value.startswith("-") else value
+            if values.setdefault(name, value) != value:
+                raise ValueError(f"two constants have the name {name}")
+        return ""
+
+    text = _CONSTANTS.sub(collect, text)
+    return _CAPITALS.sub(lambda match: values.get(match.group(), match.group()), text)
+
+
+def inlined(text: str) -> str:
+    """A script that has inline functions in the place of their calls.
+
+    Raises:
+        ValueError: a function, or a call of one, cannot be put in place.
+    """
+    while definition := _INLINE.search(text):
+        indent, name, parameters, body = definition.groups()
+        function = _read(name, parameters, re.sub(f"^{indent}", "", body, flags=re.MULTILINE))
+        rest = text[definition.end() :]
+        outside = re.search(rf"^(?!{indent}).", rest, re.MULTILINE)
+        end = outside.start() if outside else len(rest)
+        text = text[: definition.start()] + _without_calls(rest[:end], function) + rest[end:]
+    return text
+
+
+def called(text: str) -> str:
+    """A script whose inline functions are functions like others, for tests to compare."""
+    return _MARK.sub("", text)
+
+
+def names(text: str) -> list[str]:
+    """The inline functions of a text."""
+    return [definition.group(2) for definition in _INLINE.finditer(text)]
+
+
+def _read(name: str, parameters: str, body: str) -> _Function:
+    last = re.search(r"^  return\b ?(.*)\n\Z", body, re.MULTILINE | re.DOTALL)
+    lines = body[: last.start()] if last else body
+    early = re.search(r"\breturn\b", _INNER_FUNCTION.sub("", lines)) is not None
+    return _Function(name, _split(parameters), lines.splitlines(), last and last.group(1), early)
+
+
+def _without_calls(text: str, function: _Function) -> str:
+    """The text in which a function is known, with its lines in the place of its calls."""
+    call = re.compile(
+        rf"^( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?{function.name}\(", re.MULTILINE
+    )
+    done, position = "", 0
+    while found := call.search(text, position):
+        arguments, end = _arguments(text, found.end())
+        indent, returns, local, targets = found.groups()
+        lines = _placed(function, arguments, bool(returns), bool(local), _split(targets or ""))
+        placed = "".join(f"{line}\n" for line in lines)
+        done += text[position : found.start()] + re.sub(
+            "^(?=.)", indent, placed, flags=re.MULTILINE
+        )
+        position = end + 1
+        if text[end:position] != "\n":
+            raise ValueError(f"{function.name} is called in the middle of a statement")
+    done += text[position:]
+    if function.name in _names_in(done):
+        raise ValueError(f"{function.name} is called in the middle of a statement")
+    return done
+
+
+def _placed(
+    function: _Function, arguments: list[str], returns: bool, local: bool, targets: list[str]
+) -> list[str]:
+    """The lines in the place of one call."""
+    name, lines, results = function.name, function.lines, function.results
+    if function.returns_early and not returns:
+        raise ValueError(f"{name} returns before its end")
+    if results is None and (returns or targets):
+        raise ValueError(f"{name} does not end with a return")
+    if len(arguments) > len(function.parameters):
+        raise ValueError(f"{name} has fewer parameters")
+    if local and not _names_in(" ".join(arguments)).isdisjoint(targets):
+        raise ValueError(f"{name} makes a local from one of the same name")
+    # A variable of the caller that has a parameter's name is used as it is, unless it would change.
+    passed = dict(zip(function.parameters, arguments, strict=False))
+    shared = {p for p in passed if passed[p] == p and not _is_assigned(p, lines)}
+    parameters = [p for p in function.parameters if p not in shared]
+    if returns:
+        lines = [*lines, f"  return {results}"]
+    elif results is not None:
+        # Locals of the function that have the names of targets get other names.
+        own = set(parameters).union(*map(_declared_in, lines))
+        used = _names_in("\n".join([*lines, results]))
+        for target in set(targets) & used - shared:
+            if target not in own:
+                raise ValueError(f"{name} reads {target}, which its caller assigns")
+            fresh = target + "_"
+            while fresh in used:
+                fresh += "_"
+            lines, results = (
+                [_renamed(ln, target, fresh) for ln in lines],
+                _renamed(results, target, fresh),
+            )
+            parameters = [fresh if p == target else p for p in parameters]
+        if targets:
+            lines = [*lines, f"  {', '.join(targets)} = {results}"]
+    if parameters:
+        values = ", ".join(argument for p, argument in passed.items() if p not in shared)
+        lines = [f"  local {', '.join(parameters)}{' = ' if values else ''}{values}", *lines]
+    return [*([f"local {', '.join(targets)}"] if local else []), "do", *lines, "end"]
+
+
+def _arguments(text: str, start: int) -> tuple[list[str], int]:
+    """The arguments of a call whose bracket opens before `start`, and where it ends."""
+    found, depth, begin = [], 0, start
+    for token in _BRACKET.finditer(text, start):
+        depth += (token.group() in "({[") - (token.group() in ")}]")
+        if depth < 0 or (depth == 0 and token.group() == ","):
+            found.append(" ".join(text[begin : token.start()].split()))
+            begin = token.end()
+        if depth < 0:
+            return [argument for argument in found if argument], begin
+    raise ValueError("a call has no end")
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _names_in(text: str) -> set[str]:
+    return {match.group() for match in _NAME.finditer(text)}
+
+
+def _declared_in(line: str) -> set[str]:
+    found = [group for match in _DECLARATION.finditer(line) for group in match.groups() if group]
+    return {name for names in found for name in _split(names)}
+
+
+def _is_assigned(name: str, lines: list[str]) -> bool:
+    """Whether a line may assign to a name, or declare it again."""
+    assigned = re.compile(rf"^[^=]*\b{name}\b[^=~<>]*=(?!=)")
+    return any(name in ln and (assigned.search(ln) or name in _declared_in(ln)) for ln in lines)
+
+
+def _renamed(text: str, name: str, fresh: str) -> str:
+    """Lua with another name for a local."""
+
+    def rename(match: re.Match[str]) -> str:
+        before, after = text[: match.start()], text[match.end() :]
+        is_key = after.startswith(" = ") and before.count("{") > before.count("}")
+        return match.group() if match.group() != name or is_key else fresh
+
+    return re.sub(rf"{_STRING}|(?<![\w.:]){name}\b", rename, text)

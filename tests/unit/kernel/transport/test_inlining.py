@@ -1,0 +1,224 @@
+"""Constants and inline functions are put in place, and a text does what it did before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lupa import lua51
+
+from rmq.kernel.transport import inlining
+from tests.lua.lua_names import read_chunk
+
+PAIR = """
+--- @inline
+local function pair(a, b)
+  local sum = a + b
+  return sum, a - b
+end
+"""
+# Texts that return what they found, in a table.
+TEXTS = {
+    "a call makes locals": PAIR + "local x, y = pair(5, 3)\nreturn { x, y }\n",
+    "a call assigns": PAIR + "local x, y\nx, y = pair(5, 3)\nreturn { x, y }\n",
+    "a target has the name of a local of the function": PAIR
+    + "local sum, b = pair(5, 3)\nreturn { sum, b }\n",
+    "arguments have the names of parameters, crosswise": PAIR
+    + "local a, b = 7, 2\nlocal x, y = pair(b, a)\nreturn { x, y, a, b }\n",
+    "arguments have the names of parameters": PAIR
+    + "local a, b = 7, 2\nlocal x, y = pair(a, b)\nreturn { x, y, a, b }\n",
+    "an argument is assigned to": PAIR + "local a, b = 7, 2\na, b = pair(a, b)\nreturn { a, b }\n",
+    "calls in calls": PAIR
+    + """
+--- @inline
+local function twice(a, b)
+  local c, d = pair(a, b)
+  local sum
+  sum, d = pair(c, d)
+  return { sum, d }
+end
+return twice(5, 3)
+""",
+    "a parameter is assigned to": """
+--- @inline
+local function grown(n)
+  n = n + 1
+  return n
+end
+local n = 1
+local m = grown(n)
+return { n, m }
+""",
+    "an argument is missing": """
+--- @inline
+local function second(a, b)
+  return b or a
+end
+local x = second(1)
+local y = second((function() return 2, 3 end)())
+return { x, y }
+""",
+    "an argument has commas, brackets and quotes": """
+--- @inline
+local function joined(list, text)
+  local all = table.concat(list, text)
+  return all
+end
+local all = joined({ 'a', ('b,('), 'c' }, ',)')
+return { all }
+""",
+    "a key of a table has the name of a target": """
+--- @inline
+local function boxed(v)
+  local x = v
+  return { x = x, ['x x'] = 'x', y = { x = x } }
+end
+local x = boxed(4)
+return { x.x, x['x x'], x.y.x }
+""",
+    "a loop and a function declare names": """
+--- @inline
+local function counted(n)
+  local total = 0
+  for i = 1, n do
+    total = total + i
+  end
+  local function last(total)
+    return total
+  end
+  return last(total)
+end
+local i = counted(3)
+local total = counted(i)
+return { i, total }
+""",
+    "all calls return": """
+--- @inline
+local function sign(n)
+  if n < 0 then
+    return { 'below' }
+  end
+  return {
+    'above',
+  }
+end
+if KEY then
+  return sign(1)
+end
+return sign(-1)
+""",
+    "results are not wanted": """
+local seen = {}
+--- @inline
+local function note(list, what)
+  list[#list + 1] = what
+  return #list
+end
+note(seen, 'a')
+local n = note(seen, 'b')
+return { seen[1], seen[2], n }
+""",
+    "a block has the function": """
+local x = 1
+if x == 1 then
+  --- @inline
+  local function more(n)
+    return n + 1
+  end
+  x = more(x)
+end
+return { x }
+""",
+}
+
+
+def run(text: str) -> list[Any]:
+    return list(lua51.LuaRuntime(encoding=None).execute(text.encode()).values())
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS.keys())
+def test_inlined_text_does_what_the_calls_do(text):
+    placed = inlining.inlined(text)
+
+    assert "@inline" not in placed
+    assert run(placed) == run(inlining.called(text))
+
+
+def test_no_function_is_made_for_a_call_that_was_put_in_place():
+    assert "function" not in inlining.inlined(PAIR + "local x, y = pair(5, 3)\nreturn { x, y }\n")
+
+
+def test_an_argument_of_the_parameters_name_needs_no_local():
+    placed = inlining.inlined(PAIR + "local a, b = 1, 2\nlocal x, y = pair(a, b)\n")
+
+    assert placed.count("local a, b") == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("local x = 1 + pair(1, 2)\n", "middle"),
+        ("local x = pair(1, 2) + 1\n", "middle"),
+        ("if pair(1, 2) then\n  x()\nend\n", "middle"),
+        ("local x = pair(1, 2, 3)\n", "fewer parameters"),
+        ("local a, b = 1, 2\nlocal a = pair(a, b)\n", "of the same name"),
+    ],
+)
+def test_a_call_that_cannot_be_put_in_place_is_refused(call, reason):
+    with pytest.raises(ValueError, match=reason):
+        inlining.inlined(PAIR + call)
+
+
+@pytest.mark.parametrize(
+    ("lines", "call", "reason"),
+    [
+        ("if a then\n    return 1\n  end\n  return 2", "local x = f(1)", "before its end"),
+        ("a()", "local x = f(1)", "does not end with a return"),
+        ("if a then\n    return 1\n  end", "return f(1)", "does not end with a return"),
+        ("return other(a)", "local other = f(1)", "reads other"),
+    ],
+)
+def test_a_function_that_cannot_be_put_in_place_is_refused(lines, call, reason):
+    text = f"--- @inline\nlocal function f(a)\n  {lines}\nend\n{call}\n"
+
+    with pytest.raises(ValueError, match=reason):
+        inlining.inlined(text)
+
+
+def test_constants_are_put_in_place_outside_of_quotes_and_of_tables():
+    text = """
+local LEAST, MOST = -5, 1e3
+local NAME = 'a, LEAST'
+if x then
+  local INNER = 7
+  return { LEAST - 1, 1 -LEAST, MOST, NAME, INNER, 'MOST', x.MOST }
+end
+"""
+    folded = inlining.folded(text)
+
+    assert "local" not in folded
+    assert "{ (-5) - 1, 1 -(-5), 1e3, 'a, LEAST', 7, 'MOST', x.MOST }" in folded
+
+
+def test_what_is_no_number_and_no_string_stays_a_local():
+    text = "local STEP = 1 / 2048\nlocal SIZES = { 1, 2 }\nreturn STEP, SIZES\n"
+
+    assert inlining.folded(text) == text
+
+
+def test_two_constants_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two constants have the name MOST"):
+        inlining.folded("local MOST = 1\nlocal MOST = 2\n")
+
+
+def test_comments_are_left_out_and_marks_stay():
+    text = "-- one\nlocal a = '--' -- two\n  --- @inline\n  -- three\nreturn a --[four]\n"
+
+    assert inlining.without_comments(text) == "local a = '--'\n  --- @inline\nreturn a\n"
+
+
+def test_unused_constants_and_functions_leave_nothing():
+    text = inlining.inlined(inlining.folded("local UNUSED = 1\n" + PAIR.lstrip() + "return 2\n"))
+
+    assert text == "return 2\n"
+    assert read_chunk(text).returns
