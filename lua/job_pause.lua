@@ -1,5 +1,5 @@
 --[[
-job_pause: let a job do nothing until job_resume. A batch that is on its way is finished.
+job_pause: pause a job until job_resume. Its current batch is finished.
 
 KEYS[1]   job            hash  definition, state and progress of a job
 ARGV[1]   now_us         ''    or a test's time

@@ -1,5 +1,5 @@
 --[[
-job_resume: let a paused job go on.
+job_resume: resume a paused job.
 
 KEYS[1]   job            hash  definition, state and progress of a job
 ARGV[1]   now_us         ''    or a test's time

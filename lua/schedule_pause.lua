@@ -1,5 +1,5 @@
 --[[
-schedule_pause: let a schedule send nothing until schedule_resume.
+schedule_pause: pause a schedule until schedule_resume.
 
 KEYS[1]   slot           hash  settings and counters of slot 0
 KEYS[2]   schedule times zset  name -> when its next time is due, epoch ms

@@ -1,5 +1,5 @@
 --[[
-schedule_resume: let a paused schedule go on, from a time to come.
+schedule_resume: resume a paused schedule, from a later time.
 
 KEYS[1]   slot           hash  settings and counters of slot 0
 KEYS[2]   schedules      hash  see schedule_set

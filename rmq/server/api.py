@@ -156,7 +156,7 @@ class About(Answer):
 
 @TABLE.get("/info")
 async def get_info(context: RequestContext) -> About:
-    """Return what answers."""
+    """Return the version of the server and of its Redis."""
     facts = await context.client.server_info()
     version = facts.get("valkey_version") or facts.get("redis_version", "")
     return About(

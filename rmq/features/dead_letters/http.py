@@ -333,7 +333,7 @@ async def purge(context: RequestContext, path: requests.TopicPath, body: Purge) 
 async def list_trash(
     context: RequestContext, path: requests.TopicPath, query: TrashQuery
 ) -> web_message.MessageList:
-    """List the trash of a topic, of each slot those first that go first.
+    """List the trash of a topic, in each slot the letters first that are deleted first.
 
     The `deadline` of a letter is when it is deleted. A filter by `age` or `died` matches none: the
     trash has no search by time of death. A page may have fewer than `limit` before the last one.

@@ -25,7 +25,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
     ) -> int:
         """Give back at once all messages of a query; return how many. It costs each a retry.
 
-        For a query that never comes back. They wait as after any failure; a message without a retry
+        For a query that is not started again. They wait as after a failure; one without a retry
         left becomes a dead letter. All expired leases go back too, as by `rollback`.
 
         Args:

@@ -54,7 +54,7 @@ async def list_queries(context: RequestContext, path: requests.TopicPath) -> Que
 async def release_query(
     context: RequestContext, path: QueryPath, body: ReleaseQuery
 ) -> requests.Count:
-    """Give back at once all messages of a query that never comes back."""
+    """Give back all messages of a query that is never started again."""
     count = await context.admin.release_query(
         path.topic, path.run, force=body.force, dry_run=body.dry_run
     )

@@ -31,12 +31,12 @@ class ScheduleAdmin(AdminPart):
         return self._run(flows.schedule(context, name))
 
     def schedule_pause(self, topic: str, name: str) -> bool:
-        """Let a schedule send nothing until it is resumed; return whether it was not paused."""
+        """Pause a schedule until it is resumed; return whether it was not paused."""
         context = self._context(topic)
         return self._run(flows.pause(context, name))
 
     def schedule_resume(self, topic: str, name: str) -> bool:
-        """Let a paused schedule go on with its next time; return whether it was paused.
+        """Resume a paused schedule with its next time; return whether it was paused.
 
         Times that passed meanwhile are not made up for.
         """

@@ -127,7 +127,7 @@ def _said(topic: str, name: str, changed: bool, done: str, not_done: str, key: s
 @click.argument("topic")
 @click.argument("name")
 def pause(topic: str, name: str) -> None:
-    """Let the schedule NAME of TOPIC send nothing until it is resumed."""
+    """Pause the schedule NAME of TOPIC until it is resumed."""
     with common_options().client() as client:
         paused = client.admin.schedule_pause(topic, name)
     _said(topic, name, paused, "paused", "is paused already", "paused")

@@ -75,7 +75,7 @@ async def delete_schedule(context: RequestContext, path: SchedulePath) -> reques
 async def pause_schedule(
     context: RequestContext, path: SchedulePath, body: requests.Nothing
 ) -> requests.Done:
-    """Let a schedule send nothing until it is resumed."""
+    """Pause a schedule until it is resumed."""
     return requests.Done(done=await context.admin.schedule_pause(path.topic, path.name))
 
 
@@ -83,7 +83,7 @@ async def pause_schedule(
 async def resume_schedule(
     context: RequestContext, path: SchedulePath, body: requests.Nothing
 ) -> requests.Done:
-    """Let a paused schedule go on with its next time."""
+    """Resume a paused schedule with its next time."""
     return requests.Done(done=await context.admin.schedule_resume(path.topic, path.name))
 
 

@@ -225,10 +225,10 @@ class Resized(Answer):
 
 @TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)
 async def resize_topic(context: RequestContext, path: requests.TopicPath, body: Resize) -> Resized:
-    """Change the number of slots of a topic while it is used, or go on with that.
+    """Change the number of slots of a topic while it is used, or continue an interrupted change.
 
     The answer does not wait for older messages: new ones of some slots wait for those, until
-    `pending` is 0. The server goes on by itself, and the topic's `resizing` says how far it is.
+    `pending` is 0. The server continues it, and the topic's `resizing` says how far it is.
     """
     done = await context.admin.topic_resize(
         path.topic, body.slots, dry_run=body.dry_run, wait=False

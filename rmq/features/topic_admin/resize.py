@@ -66,7 +66,7 @@ class Passes:
 def topic_resize(
     context: TopicContext, slots: int, dry_run: bool, wait: bool, progress: Progress | None
 ) -> Flow[ResizeResult]:
-    """Change the number of slots of a topic, or go on with that.
+    """Change the number of slots of a topic, or continue an interrupted change.
 
     Raises:
         TopicNotFound: there is no such topic.

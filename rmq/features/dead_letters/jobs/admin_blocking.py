@@ -104,15 +104,15 @@ class JobAdmin(AdminPart):
             raise
 
     def job_pause(self, id: str, *, by: str | None = None) -> bool:
-        """Let a job do nothing until it is resumed; return whether it ran."""
+        """Pause a job until it is resumed; return whether it ran."""
         return self._run(flows.job_pause(self._prefix, id, by))
 
     def job_resume(self, id: str, *, by: str | None = None) -> bool:
-        """Let a paused job go on; return whether it was paused."""
+        """Resume a paused job; return whether it was paused."""
         return self._run(flows.job_resume(self._prefix, id, by))
 
     def job_stop(self, id: str, *, by: str | None = None) -> bool:
-        """End a job after the batch on its way; return whether it had not ended.
+        """End a job after its current batch; return whether it had not ended.
 
         What it has done stays done, what it has not reached stays dead.
         """

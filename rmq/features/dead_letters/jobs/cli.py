@@ -137,7 +137,7 @@ def _said(id: str, changed: bool, done: str, not_done: str) -> None:
 @job.command(examples=("rmq job pause orders.1a2b3c4d",))
 @click.argument("id")
 def pause(id: str) -> None:
-    """Let the job ID do nothing until it is resumed. The batch on its way is finished."""
+    """Pause the job ID until it is resumed. The current batch is finished."""
     with common_options().client() as client:
         _said(id, client.admin.job_pause(id), "paused", "does not run; nothing was done")
 

@@ -197,13 +197,13 @@ def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[li
 
 
 def job_pause(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Let a job do nothing until it is resumed; return whether it ran."""
+    """Pause a job until it is resumed; return whether it ran."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job pause", scripts.job_pause(prefix, id)))
 
 
 def job_resume(prefix: str, id: str, by: str | None) -> Flow[bool]:
-    """Let a paused job go on; return whether it was paused."""
+    """Resume a paused job; return whether it was paused."""
     jobs_core.topic_of(id)
     return (yield from _change(prefix, id, by, "job resume", scripts.job_resume(prefix, id)))
 

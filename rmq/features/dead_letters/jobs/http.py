@@ -97,7 +97,7 @@ class Job(Answer):
 
 @TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
 async def start_job(context: RequestContext, path: requests.TopicPath, body: http.NewJob) -> Job:
-    """Start a redrive or purge of the dead letters of a topic, which goes on after this answer.
+    """Start a redrive or purge of the dead letters of a topic, which continues after this answer.
 
     A dry run of `redrive` or `purge` counts them first. A request that is repeated with the same
     header Idempotency-Key starts no other job; without one it does, and each dead letter is sent
@@ -137,19 +137,19 @@ async def list_job_outcomes(
 
 @TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)
 async def pause_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
-    """Let a job do nothing until it is resumed."""
+    """Pause a job until it is resumed."""
     return requests.Done(done=await context.admin.job_pause(path.job, by=body.by))
 
 
 @TABLE.post("/jobs/{job}/resume", NONE, role=Role.OPERATOR)
 async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
-    """Let a paused job go on."""
+    """Resume a paused job."""
     return requests.Done(done=await context.admin.job_resume(path.job, by=body.by))
 
 
 @TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
 async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
-    """End a job after the batch on its way; what it has done stays done."""
+    """End a job after its current batch; what it has done stays done."""
     return requests.Done(done=await context.admin.job_stop(path.job, by=body.by))
 
 

@@ -67,7 +67,7 @@ class Job(NamedTuple):
         rate: messages a second; None: as fast as it goes.
         keep_ms: of a purge: how long the letters stay in the trash.
         by: who started it.
-        state: "running", "paused", "stopping" (after the batch on its way), "stopped" or "done".
+        state: "running", "paused", "stopping" (after its current batch), "stopped" or "done".
         began_ms: when it was started, epoch ms; dead letters that died later are not touched.
         ended_ms: when it ended; None: it has not.
         expected: how many fitted when it was started; None: nobody counted.

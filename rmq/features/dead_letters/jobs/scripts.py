@@ -42,12 +42,12 @@ def job_start(prefix: str, job: str, definition: Sequence[str]) -> Command[JobRe
 
 
 def job_pause(prefix: str, job: str) -> Command[JobReply]:
-    """Let a job do nothing until it is resumed."""
+    """Pause a job until it is resumed."""
     return _changing("job_pause", prefix, job)
 
 
 def job_resume(prefix: str, job: str) -> Command[JobReply]:
-    """Let a paused job go on."""
+    """Resume a paused job."""
     return _changing("job_resume", prefix, job)
 
 

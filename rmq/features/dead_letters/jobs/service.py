@@ -58,7 +58,7 @@ class Jobs:
         return taken
 
     def stop(self, wait_s: float) -> None:
-        """Leave all jobs after the batch on its way; another runner can take them at once."""
+        """Leave all jobs after their current batches; another runner can take them at once."""
         self._is_stopping = True
         for thread in self._threads.values():
             thread.join(wait_s)
