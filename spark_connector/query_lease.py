@@ -154,7 +154,7 @@ class QueryLease:
         return retry_while_away(lambda: self._query.reject(upto, reason), self._retry_s)
 
     def release_ownership(self) -> None:
-        """Stop renewing, so that another driver can go on at once; messages stay held."""
+        """Stop renewing, so that another driver can continue at once; messages stay held."""
         self._stopped.set()
         if self._ours and self._renewer is not None:
             self._renewer.join(1.0)

@@ -282,7 +282,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
-        """Let another driver go on at once. Messages stay held, because a restart replays them.
+        """Let another driver continue at once. Messages stay held, because a restart replays them.
 
         Spark calls this when the driver has crashed or a call has raised. At a clean stop it sends
         SIGTERM, see `_stop_on_sigterm`.

@@ -29,7 +29,7 @@ class Client(ClientBase):
             RMQ_URL, else redis://localhost:6379/0.
             Options of redis-py may follow, as `?protocol=3`.
         prefix: the first part of every key; default: RMQ_PREFIX, else "rmq".
-        retry_for: how long a call goes on trying while Redis cannot be reached, seconds or
+        retry_for: how long a call keeps trying while Redis cannot be reached, seconds or
             timedelta; at most 30 s.
         timeout: how long to wait for one reply, seconds or timedelta.
         max_connections: how many connections at most, 1 to 10000; default: what the URL's option

@@ -230,7 +230,7 @@ class Topic(TopicBase, Schedules):
             timeout: how long to wait for room where the topic's overflow is "block"; default 30 s.
 
         Guarantee:
-            Interrupted anywhere, and repeated, it goes on: each staged message is accepted once.
+            Interrupted anywhere, and repeated, it continues: each staged message is accepted once.
             Without `query` that holds for these very stages; a message is also known by its id
             within the topic's dedup_window. Readers see messages as they are published, about 1000
             of a slot at a time. A delay, and the time range of a merge, count from publishing.

@@ -67,7 +67,7 @@ class Prometheus(Interceptor):
         """Expose the counts of a worker (held, taken, lost) until the worker is garbage-collected.
 
         The types that its handlers take are values of the label `type` from here on. A worker of
-        the client calls this by itself.
+        the client calls this itself.
         """
         self._workers.add(worker)
         self._types.update(name for each in getattr(worker, "handlers", ()) for name in each.types)
@@ -97,7 +97,7 @@ class Prometheus(Interceptor):
             self._handled.labels(topic, message_type, outcome.verb).inc()
 
     def on_overrun(self, delivery: DeliveryData) -> None:
-        """Count a run that goes on beyond its max_runtime."""
+        """Count a run that continues beyond its max_runtime."""
         self._overran.add(delivery)
         self._handled.labels(delivery.topic, self._type(delivery), "overrun").inc()
 

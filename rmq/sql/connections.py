@@ -173,7 +173,7 @@ class IdleLimit:
         self._last = time.monotonic()
 
     def before_call(self, wait_s: float) -> None:
-        """Begin the time anew; it is longer by `wait_s`, for which the call may wait."""
+        """Begin the time again; it is longer by `wait_s`, for which the call may wait."""
         if wait_s or time.monotonic() - self._last > 1.0:
             if self._connection.dialect.name != "sqlite":
                 _set_idle_limit(self._connection, self._limit_s + wait_s)

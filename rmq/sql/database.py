@@ -178,7 +178,7 @@ class Bytes(sa.types.TypeDecorator[bytes]):
 def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
     """Insert a row unless its unique key exists; return whether it was inserted.
 
-    The caller's transaction goes on in both cases. If another open transaction has inserted the
+    The caller's transaction continues in both cases. If another open transaction has inserted the
     key, the insert waits for the end of that transaction.
 
     Raises:

@@ -78,7 +78,7 @@ class DrainedScope:
         self._stack.close()
 
     async def close_async(self) -> None:
-        """Close all; what plain ones raise goes on, and what async ones raise is logged."""
+        """Close all; errors of plain ones are raised, and those of async ones are logged."""
         holder, self._holder = self._holder, None
         try:
             if holder is not None:

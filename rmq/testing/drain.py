@@ -53,7 +53,7 @@ class Result(NamedTuple):
         body: as the handler got it; raw if it did not fit.
         attempt: 1 for the first delivery, 2 for the first retry.
         verb: "ack", "nack" (a retry, or dead if none was left), "reject", "release" (snoozed),
-            "lost" (its lease was lost), "own" (the handler settled it by itself).
+            "lost" (its lease was lost), "own" (the handler settled it itself).
         error: the exception that the handler raised; DecodeError if the body did not fit.
         type: of the message. If no handler takes it, it is not run: the verb is "release", or
             "reject" once it has waited for the topic's `unhandled`.

@@ -77,7 +77,7 @@ class FakeServer:
 
 
 def _with_open_connections(handler: Any) -> Any:
-    """Return a connection handler that goes on after an error reply, as a real server does."""
+    """Return a connection handler that continues after an error reply, as a real server does."""
 
     class OpenConnection(handler):  # type: ignore[misc]
         disable_nagle_algorithm = True  # it writes replies one by one

@@ -234,7 +234,7 @@ class Worker:
         """Stop fetching, wait for running handlers up to `grace`, release the rest.
 
         It takes no longer than `grace` and 2 s, even during an outage of Redis. Any thread may call
-        it, also while `run` goes on; if another is starting or stopping the worker, it waits for
+        it, also during `run`; if another is starting or stopping the worker, it waits for
         that one.
 
         Returns:

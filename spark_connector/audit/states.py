@@ -47,7 +47,7 @@ def states(
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
         it), redelivered, deliveries, acks, attempt (the highest), delivered_at (the first time),
-        acked_at (the first time; null if its handler settled it by itself).
+        acked_at (the first time; null if its handler settled it itself).
     """
     united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:

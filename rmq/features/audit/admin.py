@@ -32,7 +32,7 @@ class AsyncAuditAdmin(AsyncAdminPart):
 
         Guarantee:
             A reported message is in no queue, and RMQ neither settled nor removed it. Producers,
-            consumers and operators may go on meanwhile.
+            consumers and operators may continue meanwhile.
         """
         older_ms = duration_ms(older_than, "older_than", zero=True)
         context = self._context(topic)

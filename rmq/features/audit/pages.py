@@ -39,7 +39,7 @@ async def audit(request: PageRequest) -> View:
 
 @PAGES.post("/topics/{topic}/audit", Role.OPERATOR)
 async def start_audit(request: PageRequest) -> Redirect:
-    """Begin an audit that goes on after the answer."""
+    """Begin an audit that continues after the answer."""
     topic = request.topic
     await request.context.admin.settings(topic)
 

@@ -16,7 +16,7 @@ TABLE = Table("audits")
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Where the audit trail goes on: after so many lines of a time."""
+    """Where the audit trail continues: after so many lines of a time."""
 
     at_ms: Annotated[int, msgspec.Meta(ge=TIMED_MIN, lt=2**42)]
     seen: Annotated[int, msgspec.Meta(ge=1, le=9_000)]

@@ -146,7 +146,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             cursor: of the page before; None: from the beginning.
             limit: the largest number to return, 1 to 1000.
             scan: the largest number to look at. A page may so have fewer, or none, though more
-                come: go on while it has a cursor.
+                come: continue while it has a cursor.
             raw: bodies as `rmq.kernel.core.record.Record`: with their codec, and not decoded.
         """
         context = self._context(topic)

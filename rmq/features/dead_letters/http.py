@@ -110,7 +110,7 @@ class Import(Request):
 
 
 class NewJob(DeadLetterConditions):
-    """A redrive or purge that goes on by itself; without conditions, of all dead letters.
+    """A redrive or purge that runs in the background; without conditions, of all dead letters.
 
     Attributes:
         to: of a redrive: another topic to which they go.
@@ -196,7 +196,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
     """A dead letter as `rmq dlq import` reads it; fields that are null are left out.
 
     Attributes:
-        cursor: of another export: it goes on behind this line.
+        cursor: of another export: it continues after this line.
         codec: the number of the codec of the body; null: the record cannot be read.
         body_base64: the body as its producer's codec wrote it.
         bodies_base64: the same of a message that collected several.
@@ -222,7 +222,7 @@ async def export_dead_letters(
 ) -> AsyncIterator[list[DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
-    All of them come in one answer. Where it breaks off, `cursor` goes on behind its last line.
+    All of them come in one answer. Where it breaks off, `cursor` continues after its last line.
     """
     cursor, size = query.cursor, EXPORT_FIRST
     while True:
@@ -294,7 +294,7 @@ class Redriven(Answer):
 async def redrive(context: RequestContext, path: requests.TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
-    A request that ends before all are sent goes on where it stopped when it is repeated.
+    A request that ends before all are sent continues where it stopped when it is repeated.
     """
     done = await context.admin.redrive(
         path.topic, **body.given(), to=body.to, dry_run=body.dry_run, rate=body.rate

@@ -91,7 +91,7 @@ async def dead_letters(request: PageRequest) -> View:
 
 @PAGES.get("/topics/{topic}/dead-letters/groups")
 async def groups(request: PageRequest) -> View:
-    """Show dead letters by cause; counting many goes on while the page waits."""
+    """Show dead letters by cause; counting many continues while the page waits."""
 
     async def count(reading: LongReading) -> DeadLetterGroups:
         return await request.context.admin.dead_letter_groups(

@@ -70,7 +70,7 @@ class Expiry:
         self._calls = 0
 
     def run_once(self) -> int:
-        """Go on with the passes; return how many messages had expired."""
+        """Continue with the passes; return how many messages had expired."""
         topics, expired, self._calls = self._survey.topics, 0, 0
         self._passes = {at: each for at, each in self._passes.items() if at[0] in topics}
         slots = [
@@ -92,7 +92,7 @@ class Expiry:
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:
-        """Begin a pass over a slot, or go on with it; return how many had expired."""
+        """Begin a pass over a slot, or continue with it; return how many had expired."""
         one = self._passes.setdefault((name, index), _SlotPass())
         if slot["delivered"] != one.delivered:
             is_new = one.delivered < 0 and not slot["in_flight"]

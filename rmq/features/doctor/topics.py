@@ -289,7 +289,7 @@ def paused(look: Look) -> Flow[list[Sight]]:
 
 
 def resizes(look: Look) -> Flow[list[Sight]]:
-    """Resizes that hold slots, and nobody goes on with them."""
+    """Resizes that hold slots, and that no process continues."""
     going = [
         (topic, layout.resizing)
         for topic in (yield from look.all_topics())

@@ -178,7 +178,7 @@ class SlotWalk:
         self._turns = deque(in_turn)
 
     def position(self) -> Position:
-        """Return where the walk goes on."""
+        """Return where the walk continues."""
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
     def read(self, limit: int, of_type: str | None, scan: float) -> Flow[list[QueueMember]]:

@@ -180,7 +180,7 @@ class AsyncQuery(QueryBase):
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
-        Reading changes nothing: the query goes on holding them.
+        Reading changes nothing: the query keeps holding them.
         """
         await self._run(flows.open(self._context))
         while after < upto:

@@ -74,7 +74,7 @@ class Query(QueryBase):
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
-        Reading changes nothing: the query goes on holding them.
+        Reading changes nothing: the query keeps holding them.
         """
         self._run(flows.open(self._context))
         while after < upto:

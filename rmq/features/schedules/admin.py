@@ -95,7 +95,7 @@ class Declaring(Generic[ScheduleT]):
         This call sends nothing. The schedule is written to Redis when a worker or an
         `rmq.Scheduler` of this client starts, or by `.declare()`; its messages are sent while a
         worker of the topic, an `rmq.Scheduler` or `rmq server` runs. Declared again with the same
-        definition, it stays as it is; with another, it is changed. It goes on after this program
+        definition, it stays as it is; with another, it is changed. It continues after this program
         has ended, until it is deleted.
 
         Args:

@@ -137,7 +137,7 @@ def pause(topic: str, name: str) -> None:
 @click.argument("topic")
 @click.argument("name")
 def resume(topic: str, name: str) -> None:
-    """Let the paused schedule NAME of TOPIC go on with its next time.
+    """Resume the paused schedule NAME of TOPIC with its next time.
 
     Times that passed meanwhile are not made up for.
     """

@@ -49,7 +49,7 @@ class Dispatch:
         """Write the schedules that the program has declared since the last call.
 
         Args:
-            strict: raise the error of one that cannot be written; else log it, and go on with
+            strict: raise the error of one that cannot be written; else log it, and continue with
                 the others, unless Redis cannot be reached.
 
         Returns:

@@ -218,7 +218,7 @@ class Definition:
 
 
 def _advance_hour(moments: Any) -> bool:
-    """Go on to an hour of the expression, as `CronSim.advance_hour`, by quarters of an hour.
+    """Continue to an hour of the expression, as `CronSim.advance_hour`, by quarters of an hour.
 
     Its steps of an hour jump over times where a clock changes by a part of one, or within one.
     """

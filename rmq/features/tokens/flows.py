@@ -5,7 +5,7 @@ Tokens: create, list and revoke them, and what a server needs of them.
 `rmq:tokens` has the tokens by name, and `rmq:tokens_used` when each was last used, so that a server
 needs no right to write the first. Plain commands: each is safe to run twice.
 
-Sessions of browsers, and the secret that servers share: a session is a key that expires by itself,
+Sessions of browsers, and the secret that servers share: a session is a key that expires,
 below the SHA-256 of the id that the browser has: who reads Redis cannot use one. Plain commands:
 each is safe to run twice.
 """

@@ -121,7 +121,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Messages stay where they are, with their ids; new ones go to the slots of the new number. A
         slot gives its new messages when older ones of the same bases, in other slots, are settled
-        or dead. This call waits for that; stopped, it goes on when it is made again, and a server
+        or dead. This call waits for that; stopped, it continues when it is made again, and a server
         (`rmq server`) finishes it.
 
         Args:

@@ -1,6 +1,6 @@
 """List topics, read and change their settings, delete them.
 
-A change or a deletion that was interrupted goes on when it is run again.
+A change or a deletion that was interrupted continues when it is run again.
 """
 
 from __future__ import annotations

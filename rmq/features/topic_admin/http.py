@@ -134,7 +134,7 @@ class Topic(Answer):
         settings: by name; durations in seconds, 0: off.
         paused: null: it delivers.
         sends_paused: null: it takes messages.
-        resizing: null: no resize goes on.
+        resizing: null: there is no resize.
     """
 
     name: str
@@ -336,7 +336,7 @@ async def roll_back(
 
 
 class Resizing(Answer):
-    """A resize that goes on.
+    """A resize that has not ended.
 
     Attributes:
         before: the number of slots before.

@@ -50,7 +50,7 @@ class ResizeResult(NamedTuple):
 
 @dataclass(slots=True)
 class Passes:
-    """How far the passes over the former slots have come, for whoever goes on with them later.
+    """How far the passes over the former slots have come, for a process that continues them later.
 
     Attributes:
         since_ms: when the resize began to which the rest belongs.
@@ -98,7 +98,7 @@ def topic_resize(
 
 
 def go_on(context: TopicContext, passes: Passes) -> Flow[int]:
-    """Go on with a resize that somebody began; begin none.
+    """Continue a resize that was begun; begin none.
 
     Returns:
         How many former slots may still hold such messages; 0: there is no
@@ -177,7 +177,7 @@ def _pages(slots: Collection[int]) -> list[list[int]]:
 
 
 def _begin(context: TopicContext, slots: int) -> Flow[None]:
-    """Write the new number of slots to the topic's hash: from here on the resize goes on."""
+    """Write the new number of slots to the topic's hash: from here on the resize is under way."""
     since_ms = yield from server_ms("topic_resize")
     dealt = (yield from _waiting(context)) if context.settings.max_length else ()
     while True:
@@ -305,7 +305,7 @@ def may_wait(context: TopicContext, pages: int) -> Flow[bool]:
 
 
 def _goes_on(context: TopicContext, since_ms: int) -> Flow[bool]:
-    """Return whether this resize still goes on; somebody else may have begun the next one."""
+    """Return whether this resize is still under way; another client may have begun the next one."""
     yield from opening.open(context, create=False)
     resizing = _resizing(context)
     return resizing is not None and resizing.since_ms == since_ms

@@ -53,7 +53,7 @@ class Resizes:
         return EVERY_GOING_S if self._going else EVERY_S
 
     def run_once(self) -> int:
-        """Go on with all resizes; return how many were finished."""
+        """Continue with all resizes; return how many were finished."""
         seen, names = self._survey.passes, self._survey.resizing
         if seen != self._seen:
             for name in names:

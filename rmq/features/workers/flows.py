@@ -1,6 +1,6 @@
 """Report the status of a worker process, remove it, and list all of them.
 
-Each process has a key that expires by itself, and a member of one sorted set whose score is the
+Each process has a key that expires, and a member of one sorted set whose score is the
 time of that end by Redis' clock. Plain commands: each is safe to run twice, and if one is missing,
 the next report makes good for it.
 """

@@ -13,7 +13,7 @@ SILENT_S = 30.0  # a process that has not reported for so long has probably died
 
 @PAGES.get("/workers")
 async def workers(request: PageRequest) -> View:
-    """List worker processes, and the runs that go on for longest."""
+    """List worker processes, and the longest runs."""
     contains = request.query.get("contains", "")[:128]
     every = await request.readings.get("workers", lambda: request.context.admin.workers(), 1.0)
     found = [each for each in every if contains in " ".join((each.id, each.host, *each.topics))]

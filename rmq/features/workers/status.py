@@ -22,7 +22,7 @@ class HandlerStatus:
     Attributes:
         topic: the topic that it handles.
         name: the name of its function.
-        concurrency: how many of its runs go on at a time.
+        concurrency: the most runs at a time.
         running: how many went on at the time of the report.
         held: deliveries held: waiting, running, or about to be settled.
         counts: deliveries since the start: "taken", and settled by each verb.
@@ -45,7 +45,7 @@ class HandlerRun:
         topic: its topic.
         handler: the name of the handler's function.
         since: when the run began.
-        seconds: for how long it goes on, if it has not ended since the report.
+        seconds: for how long it had run at the report.
     """
 
     id: str

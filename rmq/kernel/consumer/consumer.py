@@ -216,7 +216,7 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         received in advance. For many messages a second, `receive` takes batches.
 
         Raises:
-            Unavailable, OutcomeUnknown: as `receive`; another loop goes on.
+            Unavailable, OutcomeUnknown: as `receive`; another loop continues.
         """
         state = self._receive_state
         while not state.interrupted:

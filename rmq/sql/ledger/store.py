@@ -99,7 +99,7 @@ class Ledger:
     def close(self) -> None:
         """End the thread that renews the claims of plain handlers, and close its connection.
 
-        For a program that goes on when its handlers have ended; otherwise the thread ends 10 s
+        For a program that continues when its handlers have ended; otherwise the thread ends 10 s
         after the last claim, and with the process. Done work that could not be marked is tried once
         more, and then left to expire, which is logged. While a handler runs, its claim is renewed
         all the same, and the thread ends after it; another claim starts it again. With an async

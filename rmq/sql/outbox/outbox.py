@@ -121,7 +121,7 @@ class Outbox(Confirming, Repair):
         """Write one message, as part of the caller's transaction.
 
         The other arguments are the fields of `rmq.Outgoing`. Messages of an outbox do not merge,
-        because each is confirmed by itself.
+        because each is confirmed separately.
 
         Args:
             here: a Connection or a Session, in the caller's transaction. It is not committed here.

@@ -1,1 +1,1 @@
-"""Jobs: redrives and purges of many dead letters that go on by themselves."""
+"""Jobs: redrives and purges of many dead letters that run in the background."""

@@ -1,4 +1,4 @@
-"""Jobs: redrives that go on by themselves. And the audit trail."""
+"""Jobs: redrives that run in the background. And the audit trail."""
 
 from __future__ import annotations
 

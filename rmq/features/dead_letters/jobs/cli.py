@@ -1,4 +1,4 @@
-"""`rmq job`: list, show, pause, resume and stop jobs, which go on by themselves."""
+"""`rmq job`: list, show, pause, resume and stop jobs, which run in the background."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rmq.terminal.tables import Column
 
 @click.group(cls=CommandGroup)
 def job() -> None:
-    """List jobs (redrives that go on by themselves); pause, resume and stop them."""
+    """List jobs (redrives that run in the background); pause, resume and stop them."""
 
 
 def started(job: rmq.Job) -> None:
@@ -146,7 +146,7 @@ def pause(id: str) -> None:
 @click.argument("id")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
 def resume(id: str, detach: bool) -> None:
-    """Let the job ID go on if it is paused, and work on it until it ends.
+    """Resume the job ID if it is paused, and work on it until it ends.
 
     Also for a job without a runner: its shell was interrupted, and there is no rmq server.
     """

@@ -1,4 +1,4 @@
-"""Jobs: redrives and purges that go on by themselves, run by the services of a server."""
+"""Jobs: redrives and purges that run in the background, run by the services of a server."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> r
 class JobOutcome(Answer):
     """The outcome of a job for a message.
 
-    gone: somebody else had taken it away. From conflict on: on the way to another topic it was
+    gone: it was no longer a dead letter. From conflict on: on the way to another topic it was
     refused, and stayed dead.
     """
 

@@ -1,4 +1,4 @@
-"""Jobs: a redrive or purge of dead letters that goes on by itself; its fields in Redis."""
+"""Jobs: a redrive or purge of dead letters that runs in the background; its fields in Redis."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class JobOutcome(NamedTuple):
 
     Attributes:
         id: of the message.
-        outcome: "done", "gone" (somebody else had taken it away) or "unreadable"; on the way to
+        outcome: "done", "gone" (it was no longer a dead letter) or "unreadable"; on the way to
             another topic also "conflict" (that has a message of this id), "too large", "full",
             "paused" (sends to it), "moving" (to a third topic), "not durable" (it is there, too).
     """

@@ -1,4 +1,4 @@
-"""Jobs: redrives and purges that go on by themselves."""
+"""Jobs: redrives and purges that run in the background."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> N
 
     receive: no consumer, worker or query gets messages until `rmq topic resume`, over restarts,
     too. What is in flight may be settled. send: senders get TopicPaused, schedules hold their
-    messages, the relay of an outbox waits; redrives go on. If it is interrupted, run it again.
+    messages, the relay of an outbox waits; redrives continue. If it is interrupted, run it again.
     """
     common = common_options()
     with common.client() as client:
@@ -306,7 +306,7 @@ def _resizing_fields(resizing: Resizing) -> dict[str, Any]:
 
 
 def _resizing_text(name: str, slots: int, resizing: Resizing) -> str:
-    """Return how far a resize has come, and how it goes on."""
+    """Return how far a resize has come, and how it continues."""
     pending = text.plural(len(resizing.pending), "slot")
     return (
         f"from {resizing.before} slots since {text.clock(moment(resizing.since_ms))}; "
