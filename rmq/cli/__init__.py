@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "job": Place(
         "rmq.features.dead_letters.jobs.cli:job",
-        "List jobs (redrives that go on by themselves); pause, resume and stop them.",
+        "List jobs (redrives that run in the background); pause, resume and stop them.",
     ),
     "stats": Place(
         "rmq.features.topic_admin.cli.stats:stats",
