@@ -41,6 +41,7 @@ SOURCES = (
     "rmq.features.workers.admin",
     "rmq.kernel.consumer.consumer",
     "rmq.kernel.transport.master_finder",
+    "rmq.kernel.transport.sentinel",
 )
 # What blocking code imports instead; all other names only lose their "Async".
 NAMES = {

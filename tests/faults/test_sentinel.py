@@ -18,7 +18,7 @@ import pytest
 import redis.sentinel
 
 import rmq
-from rmq.kernel.transport import sentinel as sentinel_transport
+from rmq.kernel.transport import sentinel, sentinel_blocking
 from rmq.kernel.transport.master_finder import AsyncMasterFinder
 from rmq.kernel.transport.master_finder_blocking import MasterFinder
 from rmq.worker.heartbeat.script_connection import ScriptConnection
@@ -256,7 +256,8 @@ def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
 
     monkeypatch.setattr(MasterFinder, "refresh", lambda self: None)
     monkeypatch.setattr(AsyncMasterFinder, "refresh", nothing)
-    monkeypatch.setattr(sentinel_transport, "check_role", lambda reply, connection: None)
+    for module in (sentinel, sentinel_blocking):
+        monkeypatch.setattr(module, "check_role", lambda reply, connection: None)
     driver = drive(service.url(), timeout=5)
     strays = strays_after_waking(service, driver, name)
     with capsys.disabled():
@@ -295,7 +296,8 @@ def test_a_client_that_believes_late_replies_is_seen_to_lose(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr("rmq.kernel.transport.sentinel.SLOW_S", float("inf"))
+    for module in (sentinel, sentinel_blocking):
+        monkeypatch.setattr(module, "SLOW_S", float("inf"))
     assert lost_in_a_pause(service, drive(service.url(), timeout=60), name)
 
 

@@ -12,9 +12,8 @@ from tools import blocking
 
 # Async classes whose blocking twin is written by hand, or that have none; see decision 59.
 BY_HAND = {
-    "AsyncAdminPart", "AsyncClusterTransport", "AsyncMasterConnection",
-    "AsyncMasterSSLConnection", "AsyncNodePools", "AsyncPool", "AsyncRunner",
-    "AsyncSentinelPool", "AsyncTransport", "AsyncVerbs",
+    "AsyncAdminPart", "AsyncClusterTransport", "AsyncNodePools", "AsyncPool", "AsyncRunner",
+    "AsyncTransport", "AsyncVerbs",
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.pool import Pool, PooledConnection, as_not_connected, reply_of, request_of
-from rmq.kernel.transport.sentinel import SentinelPool
+from rmq.kernel.transport.sentinel_blocking import SentinelPool
 from rmq.kernel.transport.steps import (
     Await,
     AwaitSignal,

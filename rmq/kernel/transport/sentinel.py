@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import hiredis
 import redis
@@ -25,12 +25,10 @@ import redis.asyncio as aredis
 
 from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.master_finder import ANSWER_TIMEOUT_S, AsyncMasterFinder
-from rmq.kernel.transport.master_finder_blocking import MasterFinder
-from rmq.kernel.transport.pool import SLOW_S, AsyncPool, Pool, PooledConnection, StaleConnection
+from rmq.kernel.transport.pool import SLOW_S, AsyncPool, PooledConnection, StaleConnection
 from rmq.kernel.transport.url import Address, HostPort, Sentinels
 
-F = TypeVar("F", MasterFinder, AsyncMasterFinder)
-_ROLE = hiredis.pack_command(("ROLE",))
+ROLE = hiredis.pack_command(("ROLE",))
 
 
 class NotMaster(redis.ConnectionError):
@@ -46,7 +44,7 @@ def check_role(reply: Any, connection: Any) -> None:
         )
 
 
-class MasterConnection(redis.Connection):
+class AsyncMasterConnection(aredis.Connection):
     """A connection of redis-py that goes to the master, and demands that it be one.
 
     Args:
@@ -54,99 +52,39 @@ class MasterConnection(redis.Connection):
         options: of redis-py.
     """
 
-    def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]
-        self._finder = finder
-
-    def connect(self) -> None:
-        """Connect to the master that the sentinels name, and check its role."""
-        self.host, self.port = self._finder.locate()
-        super().connect()  # type: ignore[no-untyped-call]
-        self.send_packed_command((_ROLE,), check_health=False)  # type: ignore[no-untyped-call]
-        check_role(self.read_response(), self)
-
-
-class MasterSSLConnection(MasterConnection, redis.SSLConnection):
-    """A MasterConnection by TLS."""
-
-
-class AsyncMasterConnection(aredis.Connection):
-    """Twin of `MasterConnection`."""
-
     def __init__(self, *, finder: AsyncMasterFinder, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**options)  # type: ignore[no-untyped-call, unused-ignore]
         self._finder = finder
 
     async def connect(self) -> None:
         """Connect to the master that the sentinels name, and check its role."""
         self.host, self.port = await self._finder.locate()
         await super().connect()  # type: ignore[no-untyped-call]
-        await self.send_packed_command((_ROLE,), check_health=False)
+        await self.send_packed_command(  # type: ignore[no-untyped-call, unused-ignore]
+            (ROLE,), check_health=False
+        )
         check_role(await self.read_response(), self)
 
 
 class AsyncMasterSSLConnection(AsyncMasterConnection, aredis.SSLConnection):
-    """An AsyncMasterConnection by TLS."""
+    """`AsyncMasterConnection` by TLS."""
 
 
-class SentinelPool(Pool):
-    """Connections for threads, to the master of a service.
+class AsyncSentinelPool(AsyncPool):
+    """Connections for tasks of one event loop, to the master of a service.
 
     Args:
         connector: how to connect to the master, and to the sentinels.
         address: of the sentinels.
-        wait_s: as of `Pool`.
-        timeout_s: as of `Pool`.
+        wait_s: as of `AsyncPool`.
+        timeout_s: as of `AsyncPool`.
     """
 
     def __init__(
         self, connector: Connector, address: Address, wait_s: float, timeout_s: float
     ) -> None:
-        self._finder = _finder(MasterFinder, connector, address, timeout_s)
+        self._finder = AsyncMasterFinder(*how_to_ask(connector, address, timeout_s))
         self._moves = 0  # of the finder, when the connections here were looked at
-        kind = MasterSSLConnection if address.is_tls else MasterConnection
-        new = partial(connector.new, kind, finder=self._finder)
-        super().__init__(new, address.max_connections, wait_s, timeout_s)
-
-    def take(self) -> PooledConnection:
-        """As `Pool.take`, for a connection to the present master."""
-        self._finder.refresh()
-        while True:
-            if self._moves != self._finder.moves:
-                self._moves = self._finder.moves
-                super().close()
-            pooled = super().take()
-            if self._finder.leads_to_master(pooled.connection):
-                pooled.taken_at = time.monotonic()
-                return pooled
-            self.discard(pooled, with_idle=False)
-
-    def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """As `Pool.read`. A slow reply of a server that is the master no more counts as lost."""
-        slow_at = pooled.taken_at + SLOW_S
-        replies = super().read(pooled, count)
-        if time.monotonic() > slow_at:
-            self._finder.forget()
-            self._finder.refresh()
-            if not self._finder.confirms(pooled.connection):
-                super().close()
-                raise StaleConnection("a former master answered late")
-        return replies
-
-    def close(self) -> None:
-        """As `Pool.close`."""
-        super().close()
-        self._finder.close()
-
-
-class AsyncSentinelPool(AsyncPool):
-    """Connections for the tasks of one event loop. Twin of `SentinelPool`."""
-
-    def __init__(
-        self, connector: Connector, address: Address, wait_s: float, timeout_s: float
-    ) -> None:
-        self._finder = _finder(AsyncMasterFinder, connector, address, timeout_s)
-        self._moves = 0
         kind = AsyncMasterSSLConnection if address.is_tls else AsyncMasterConnection
         new = partial(connector.new, kind, finder=self._finder)
         super().__init__(new, address.max_connections, wait_s, timeout_s)
@@ -165,7 +103,7 @@ class AsyncSentinelPool(AsyncPool):
             await self.discard(pooled, with_idle=False)
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
-        """As `SentinelPool.read`."""
+        """As `AsyncPool.read`. A slow reply of a former master counts as lost."""
         slow_at = pooled.taken_at + SLOW_S
         replies = await super().read(pooled, count)
         if time.monotonic() > slow_at:
@@ -182,11 +120,14 @@ class AsyncSentinelPool(AsyncPool):
         await self._finder.close()
 
 
-def _finder(kind: Callable[..., F], connector: Connector, address: Address, timeout_s: float) -> F:
+def how_to_ask(
+    connector: Connector, address: Address, timeout_s: float
+) -> tuple[Sentinels, str, Callable[[HostPort], Any]]:
+    """Return what a finder needs: the sentinels, the URL, and how to connect to one of them."""
     sentinels = address.sentinels
     assert sentinels is not None
     connect = partial(_sentinel_connection, connector, sentinels, timeout_s)
-    return kind(sentinels, address.shown, connect)
+    return sentinels, address.shown, connect
 
 
 def _sentinel_connection(

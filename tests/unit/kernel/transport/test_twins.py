@@ -54,10 +54,8 @@ def methods(file: str, class_name: str) -> dict[str, str]:
 TWINS = [
     (methods("blocking.py", "Transport"), methods("asyncio.py", "AsyncTransport")),
     (methods("pool.py", "Pool"), methods("pool.py", "AsyncPool")),
-    (methods("sentinel.py", "SentinelPool"), methods("sentinel.py", "AsyncSentinelPool")),
-    (methods("sentinel.py", "MasterConnection"), methods("sentinel.py", "AsyncMasterConnection")),
 ]
-IDS = ["transport", "pool", "sentinel-pool", "master-connection"]
+IDS = ["transport", "pool"]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), TWINS, ids=IDS)
