@@ -11,11 +11,10 @@ from rmq.features.queries.held import HeldQuery
 from rmq.features.workers.status import HandlerRun, WorkerStatus
 from rmq.kernel.core.message import Message
 from rmq.kernel.core.score import shared_lease
-from rmq.web import requests
 from rmq.web.message import page_of
 from rmq.web.operation import RequestContext, Table
 from rmq.web.page import PageRequest, Pages, View
-from rmq.web.requests import Answer, show
+from rmq.web.requests import Answer, LeasesQuery, TopicPath, show
 
 PAGES = Pages()
 
@@ -25,8 +24,8 @@ ROWS = 100
 @PAGES.get("/topics/{topic}/leases")
 async def leases(request: PageRequest) -> View:
     """List leases, and who takes messages of the topic."""
-    path = requests.TopicPath(topic=request.topic)
-    query = requests.LeasesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
+    path = TopicPath(topic=request.topic)
+    query = LeasesQuery(limit=ROWS, cursor=request.query.get("cursor") or None)
     found, consumers = await asyncio.gather(
         list_leases(request.context, path, query), list_consumers(request.context, path)
     )
@@ -57,9 +56,7 @@ class LeaseList(Answer):
 
 
 @TABLE.get("/topics/{topic}/leases", NONE, "conflict")
-async def list_leases(
-    context: RequestContext, path: requests.TopicPath, query: requests.LeasesQuery
-) -> LeaseList:
+async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
     """List the messages in flight, with the time that is left, and who has them.
 
     The holder is known of what a worker process runs: it reports its 20 oldest runs every 10 s.
@@ -85,7 +82,7 @@ class Consumers(Answer):
 
 
 @TABLE.get("/topics/{topic}/consumers", NONE, "conflict")
-async def list_consumers(context: RequestContext, path: requests.TopicPath) -> Consumers:
+async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
     """List the worker processes that handle a topic, and the queries that hold messages of it.
 
     Consumers that a program uses itself report nothing; what they have is in flight.

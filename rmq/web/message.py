@@ -13,15 +13,12 @@ import msgspec
 from rmq.errors import DecodeError
 from rmq.kernel.core import codec, failure as failures, record
 from rmq.kernel.core.compression import CEILING
-from rmq.kernel.core.failure import fingerprint
 from rmq.kernel.core.message import Message, QueueName, SendStatus
-from rmq.kernel.core.record import Record
 from rmq.kernel.topic.paging import Cursor, Span
-from rmq.web import operation, requests
-from rmq.web.operation import RequestContext
+from rmq.web.operation import RequestContext, read_cursor, write_cursor
 from rmq.web.principal import sees_bodies
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, show
+from rmq.web.requests import LIMIT_MOST, Answer, DeadQuery, LeasesQuery, MessagesQuery, show
 
 WALKED_MAX = 5000  # messages that one request with a filter looks at; its cursor goes on
 BLOCK_S = 3.0  # how long a send waits for room, where the topic's overflow is "block"
@@ -38,7 +35,7 @@ class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 async def walk(
     context: RequestContext,
     topic: str,
-    query: requests.MessagesQuery | requests.DeadQuery,
+    query: MessagesQuery | DeadQuery,
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> MessageList:
@@ -58,7 +55,7 @@ def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MA
 async def page_of(
     context: RequestContext,
     topic: str,
-    query: requests.MessagesQuery | requests.DeadQuery | requests.LeasesQuery,
+    query: MessagesQuery | DeadQuery | LeasesQuery,
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> tuple[list[Message], str | None]:
@@ -69,14 +66,14 @@ async def page_of(
     if first >= slots:
         raise ApiError("invalid", f"slot: {first}; the topic has {slots}", "slot")
     last = first if query.slot is not None else slots - 1
-    position = operation.read(query.cursor, Position) if query.cursor else Position(first)
+    position = read_cursor(query.cursor, Position) if query.cursor else Position(first)
     if not first <= position.slot <= last:
         raise ApiError("invalid", "cursor: give it with the query that it came from", "cursor")
     found: list[Message] = []
     walked = 0
     while True:
         cursor = None if position.score is None else Cursor(position.score, position.seen)
-        size = requests.LIMIT_MOST if fits else query.limit - len(found)
+        size = LIMIT_MOST if fits else query.limit - len(found)
         page = await context.admin.page(
             topic, queue, Span(position.slot), cursor, raw=True, limit=size
         )
@@ -87,13 +84,13 @@ async def page_of(
             if fits is None or fits(message):
                 found.append(message)
                 if len(found) == query.limit:
-                    return found, operation.write(position)
+                    return found, write_cursor(position)
         if page.cursor is None:
             if position.slot == last:
                 return found, None
             position = Position(position.slot + 1)
         if walked >= WALKED_MAX:
-            return found, operation.write(position)
+            return found, write_cursor(position)
 
 
 # Bytes of a body that are decoded: values of Python take up to 30 times as much. Larger ones are
@@ -226,7 +223,7 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
     )
 
 
-def body_of_record(entry: Record, most: int | None) -> tuple[Body, str]:
+def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
     """Return the body of a record as it is shown, and why it cannot be decoded; empty: it can.
 
     No more is decompressed than is shown: so many bytes; None: all.
@@ -270,7 +267,7 @@ def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
     """
     if most == 0:
         body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
-    elif isinstance(message.body, Record):
+    elif isinstance(message.body, record.Record):
         body, unreadable = body_of_record(message.body, most)
     else:  # the record cannot be read
         body, unreadable = body_of(message.body, most), message.unreadable
@@ -282,4 +279,4 @@ def failure_of(failure: failures.Failure | None) -> Failure | None:
     """Return a failure as it is shown."""
     if failure is None:
         return None
-    return show(failure, Failure, fingerprint=fingerprint(failure))
+    return show(failure, Failure, fingerprint=failures.fingerprint(failure))

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def write(position: object) -> str:
+def write_cursor(position: object) -> str:
     """Return a position as a cursor."""
     return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
 
 
-def read(cursor: str, kind: type[T]) -> T:
+def read_cursor(cursor: str, kind: type[T]) -> T:
     """Return the position that a cursor has.
 
     Raises:

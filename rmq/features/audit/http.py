@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rmq.kernel.core.access import Role
-from rmq.web import requests
 from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Request, Seconds, show
+from rmq.web.requests import Answer, Request, Seconds, TopicPath, show
 
 TABLE = Table("audits")
 
@@ -37,7 +36,7 @@ class Audited(Answer):
 
 
 @TABLE.get("/topics/{topic}/audit", "topic-not-found", "conflict")
-async def audit(context: RequestContext, path: requests.TopicPath, query: AuditQuery) -> Audited:
+async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> Audited:
     """Report which messages of producers with `rmq.Audit` were lost."""
     return show(await context.admin.audit(path.topic, older_than=query.older_than), Audited)
 
@@ -49,9 +48,7 @@ class ForgetMissing(Request):
 
 
 @TABLE.post("/topics/{topic}/audit/forget", "topic-not-found", "conflict", role=Role.ADMIN)
-async def forget_missing(
-    context: RequestContext, path: requests.TopicPath, body: ForgetMissing
-) -> Audited:
+async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetMissing) -> Audited:
     """Account for missing messages, so that they are not reported again; return the last report."""
     found = await context.admin.audit(path.topic, older_than=body.older_than, forget=True)
     return show(found, Audited)

@@ -8,8 +8,7 @@ from typing import Annotated
 import msgspec
 
 from rmq.kernel.core.score import TIMED_MIN, moment
-from rmq.web import operation
-from rmq.web.operation import RequestContext, Table
+from rmq.web.operation import RequestContext, Table, read_cursor, write_cursor
 from rmq.web.requests import Answer, CursorText, Limit, Request, show
 
 TABLE = Table("audits")
@@ -43,14 +42,14 @@ class AuditTrail(Answer):
 @TABLE.get("/audit-trail")
 async def list_audit_trail(context: RequestContext, query: AuditTrailQuery) -> AuditTrail:
     """List who did what, the newest first; the newest 10 000 lines are kept."""
-    place = operation.read(query.cursor, Place) if query.cursor else None
+    place = read_cursor(query.cursor, Place) if query.cursor else None
     seen, until = (place.seen, moment(place.at_ms)) if place else (0, None)
     found = (await context.admin.audit_trail(query.limit + seen + 1, until=until))[seen:]
     page, cursor = found[: query.limit], None
     if len(found) > query.limit:
         last_ms = page[-1].at_ms
         before = seen if place and place.at_ms == last_ms else 0
-        cursor = operation.write(Place(last_ms, before + [r.at_ms for r in page].count(last_ms)))
+        cursor = write_cursor(Place(last_ms, before + [r.at_ms for r in page].count(last_ms)))
     lines = [show(line, AuditLine, at=moment(line.at_ms)) for line in page]
     return AuditTrail(lines=lines, cursor=cursor)
 

@@ -6,10 +6,9 @@ from datetime import datetime
 from typing import Literal
 
 from rmq.kernel.core.access import Role
-from rmq.web import requests
 from rmq.web.operation import RequestContext, Table
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, Request, Text, show
+from rmq.web.requests import Answer, Done, Request, Text, TopicPath, show
 
 TABLE = Table("queries")
 NONE = "topic-not-found"
@@ -33,7 +32,7 @@ class Claim(Answer):
 
 
 @TABLE.get("/topics/{topic}/claims", NONE, "not-found", "conflict")
-async def get_claim(context: RequestContext, path: requests.TopicPath, query: ClaimQuery) -> Claim:
+async def get_claim(context: RequestContext, path: TopicPath, query: ClaimQuery) -> Claim:
     """Return the claim on a business key."""
     found = await context.admin.claim(path.topic, query.key, consumer=query.consumer)
     if found is None:
@@ -42,9 +41,7 @@ async def get_claim(context: RequestContext, path: requests.TopicPath, query: Cl
 
 
 @TABLE.delete("/topics/{topic}/claims", NONE, "conflict", role=Role.ADMIN)
-async def delete_claim(
-    context: RequestContext, path: requests.TopicPath, query: ClaimQuery
-) -> requests.Done:
+async def delete_claim(context: RequestContext, path: TopicPath, query: ClaimQuery) -> Done:
     """Delete the claim on a business key: the next message of the key is worked on."""
     done = await context.admin.unclaim(path.topic, query.key, consumer=query.consumer)
-    return requests.Done(done=done)
+    return Done(done=done)

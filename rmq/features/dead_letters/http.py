@@ -14,17 +14,13 @@ from msgspec import Meta
 
 from rmq.errors import DecodeError, EncodeError
 from rmq.features.dead_letters import filter as dead_letters_filter
-from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.job import JobVerb
 from rmq.features.dead_letters.reading import cursor_of
 from rmq.kernel.core import codec as codecs, record
 from rmq.kernel.core.access import Role
-from rmq.kernel.core.codec import RawCodec
 from rmq.kernel.core.message import TRASH_KEEP_S, Message, Outgoing
-from rmq.kernel.core.record import Record
 from rmq.kernel.topic import reading
-from rmq.web import message as web_message, requests
-from rmq.web.message import BLOCK_S, Failure, StoredMessage, failure_of, shown, walk
+from rmq.web.message import BLOCK_S, Failure, MessageList, StoredMessage, failure_of, shown, walk
 from rmq.web.operation import RequestContext, Table, check_confirm
 from rmq.web.problems import ApiError
 from rmq.web.requests import (
@@ -42,6 +38,7 @@ from rmq.web.requests import (
     Name,
     Request,
     Seconds,
+    TopicPath,
     show,
 )
 
@@ -156,8 +153,8 @@ EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 
 @TABLE.get("/topics/{topic}/dead-letters", NONE, "conflict")
 async def list_dead_letters(
-    context: RequestContext, path: requests.TopicPath, query: requests.DeadQuery
-) -> web_message.MessageList:
+    context: RequestContext, path: TopicPath, query: DeadQuery
+) -> MessageList:
     """List dead letters, the oldest of each slot first.
 
     A page may have fewer than `limit` before the last one: a request looks at 5000 dead letters.
@@ -180,7 +177,7 @@ class DeadLetterGroups(Answer):
 
 @TABLE.get("/topics/{topic}/dead-letters/groups", NONE, "conflict")
 async def list_dead_letter_groups(
-    context: RequestContext, path: requests.TopicPath, query: GroupsQuery
+    context: RequestContext, path: TopicPath, query: GroupsQuery
 ) -> DeadLetterGroups:
     """Count dead letters by cause: by the fingerprint of their error, the largest group first.
 
@@ -218,7 +215,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
 
 @TABLE.get("/topics/{topic}/dead-letters/export", NONE, "conflict", role=Role.ADMIN)
 async def export_dead_letters(
-    context: RequestContext, path: requests.TopicPath, query: ExportQuery
+    context: RequestContext, path: TopicPath, query: ExportQuery
 ) -> AsyncIterator[list[DeadLetterLine]]:
     """Write dead letters as NDJSON, with whole bodies and errors, for `rmq dlq import`.
 
@@ -235,7 +232,7 @@ async def export_dead_letters(
         if cursor is None:
             return
         bytes_each = sum(map(_bytes_of, found)) // (len(found) or 1)
-        size = max(1, min(requests.LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
+        size = max(1, min(LIMIT_MOST, EXPORT_BYTES // (bytes_each + 1000)))
 
 
 class Imported(Answer):
@@ -248,9 +245,7 @@ class Imported(Answer):
 @TABLE.post(
     "/topics/{topic}/dead-letters/import", NONE, "conflict", "queue-full", role=Role.OPERATOR
 )
-async def import_dead_letters(
-    context: RequestContext, path: requests.TopicPath, body: Import
-) -> Imported:
+async def import_dead_letters(context: RequestContext, path: TopicPath, body: Import) -> Imported:
     """Send exported dead letters to a topic as messages to be consumed, with all their retries.
 
     They keep ids, types, headers and priorities. One that the topic still has, in any queue, is a
@@ -266,7 +261,7 @@ async def import_dead_letters(
         by_codec.setdefault(letter.codec, []).append(outgoing)
     counts = {"stored": 0, "duplicate": 0}
     for number, group in by_codec.items():
-        topic = context.client.topic(path.topic, codec=RawCodec(number))
+        topic = context.client.topic(path.topic, codec=codecs.RawCodec(number))
         await topic.open(create=False)
         for result in await topic.send_many(group, timeout=BLOCK_S):
             counts["duplicate" if result.status == "duplicate" else "stored"] += 1
@@ -291,7 +286,7 @@ class Redriven(Answer):
 
 
 @TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
-async def redrive(context: RequestContext, path: requests.TopicPath, body: Redrive) -> Redriven:
+async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
     A request that ends before all are sent continues where it stopped when it is repeated.
@@ -315,7 +310,7 @@ class Purged(Answer):
 
 
 @TABLE.post("/topics/{topic}/purge", NONE, "conflict", role=Role.ADMIN)
-async def purge(context: RequestContext, path: requests.TopicPath, body: Purge) -> Purged:
+async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
     """Delete waiting messages or dead letters; messages in flight are not touched.
 
     Dead letters can be restored for as many seconds as `keep` says, 24 hours if it is not given; 0
@@ -330,9 +325,7 @@ async def purge(context: RequestContext, path: requests.TopicPath, body: Purge) 
 
 
 @TABLE.get("/topics/{topic}/trash", NONE, "conflict")
-async def list_trash(
-    context: RequestContext, path: requests.TopicPath, query: TrashQuery
-) -> web_message.MessageList:
+async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
     """List the trash of a topic, in each slot the letters first that are deleted first.
 
     The `deadline` of a letter is when it is deleted. A filter by `age` or `died` matches none: the
@@ -353,7 +346,7 @@ class Restored(Answer):
 
 
 @TABLE.post("/topics/{topic}/trash/restore", NONE, "conflict", role=Role.OPERATOR)
-async def restore(context: RequestContext, path: requests.TopicPath, body: Restore) -> Restored:
+async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Restored:
     """Put dead letters back from the trash, with the time at which they died.
 
     One whose `dead_retention` is over, or would be within 24 hours, gets a later one: it stays for
@@ -372,19 +365,19 @@ async def restore(context: RequestContext, path: requests.TopicPath, body: Resto
 async def _list(
     context: RequestContext,
     topic: str,
-    query: requests.DeadQuery,
+    query: DeadQuery,
     queue: Literal["dead", "trash"],
-    wanted: DeadLetterFilter | None,
-) -> web_message.MessageList:
+    wanted: dead_letters_filter.DeadLetterFilter | None,
+) -> MessageList:
     if wanted is None:
         return await walk(context, topic, query, queue)
     now_ms = (await context.admin.stats(topic))["now_ms"]
     return await walk(context, topic, query, queue, lambda message: _fits(wanted, message, now_ms))
 
 
-def _fits(wanted: DeadLetterFilter, message: Message, now_ms: int) -> bool:
+def _fits(wanted: dead_letters_filter.DeadLetterFilter, message: Message, now_ms: int) -> bool:
     """Whether a message with its record as body fits; it is decoded where a condition needs it."""
-    if wanted.needs_body and isinstance(message.body, Record):
+    if wanted.needs_body and isinstance(message.body, record.Record):
         try:
             body = reading.body_of(message.body)
         except DecodeError:
@@ -411,9 +404,9 @@ def _body_of(letter: ImportedLetter, name: str) -> bytes:
 async def sample(
     context: RequestContext,
     topic: str,
-    wanted: requests.LetterConditions,
+    wanted: LetterConditions,
     queue: Literal["dead", "trash"] = "dead",
-) -> list[web_message.StoredMessage]:
+) -> list[StoredMessage]:
     """Return some letters that fit, the oldest of those that a bounded look finds."""
     conditions = _filter_of(wanted)
     if wanted.ids is None and queue == "dead":
@@ -425,7 +418,7 @@ async def sample(
         first = TrashQuery(limit=SAMPLE_MAX)
         return (await _list(context, topic, first, queue, conditions)).messages
     now_ms = (await context.admin.stats(topic))["now_ms"]
-    found: list[web_message.StoredMessage] = []
+    found: list[StoredMessage] = []
     for id in wanted.ids:
         message = await context.admin.get(topic, id, raw=True)
         if message is None or message.queue != queue:
@@ -437,14 +430,14 @@ async def sample(
     return found
 
 
-def _filter_of(wanted: requests.LetterConditions) -> DeadLetterFilter | None:
+def _filter_of(wanted: LetterConditions) -> dead_letters_filter.DeadLetterFilter | None:
     """Return all conditions but the ids as one filter."""
     texts = []
     if wanted.reason is not None:
         texts.append(f'reason="{wanted.reason}"')
     if wanted.type is not None:
         texts.append(f'type="{wanted.type}"')  # Admin has refused types with quotes
-    if isinstance(wanted, requests.DeadLetterConditions) and wanted.older_than is not None:
+    if isinstance(wanted, DeadLetterConditions) and wanted.older_than is not None:
         texts.append(f"age>={wanted.older_than:f}s")
     if wanted.filter is not None:
         texts.append(wanted.filter)
@@ -478,7 +471,7 @@ def line_of(message: Message) -> DeadLetterLine:
         codec=None, body_base64=None, bodies_base64=None,
     )  # fmt: skip
     raw = message.body
-    if not isinstance(raw, Record):
+    if not isinstance(raw, record.Record):
         line.body_base64 = _base64(bytes(raw))
         return line
     line.codec = raw.codec

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rmq.features.doctor import finding
-from rmq.features.doctor.finding import Severity
+from rmq.features.doctor.finding import SEVERITIES, Severity
 from rmq.web.operation import RequestContext, Table
 from rmq.web.requests import Answer, Request, show
 
@@ -35,7 +34,7 @@ async def examine(context: RequestContext, query: DoctorQuery) -> Findings:
     """
     only = query.only.split(",") if query.only else None
     found = await context.admin.doctor(only)
-    worst = max((each.severity for each in found), key=finding.SEVERITIES.index)
+    worst = max((each.severity for each in found), key=SEVERITIES.index)
     return Findings(worst=worst, findings=[show(each, Finding) for each in found])
 
 

@@ -12,11 +12,29 @@ from msgspec import UNSET, UnsetType
 from rmq.errors import InvalidValue
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.kernel.core.access import Role
-from rmq.web import message as web_message, requests
-from rmq.web.message import BLOCK_S, shown, walk
+from rmq.web.message import (
+    BLOCK_S,
+    SHOWN_MAX,
+    MessageList,
+    Peeked,
+    Sent,
+    StoredMessage,
+    shown,
+    walk,
+)
 from rmq.web.operation import RequestContext, Table
 from rmq.web.problems import ApiError
-from rmq.web.requests import Answer, MessageIdText, Request, Seconds, TopicPath, show
+from rmq.web.requests import (
+    Answer,
+    MessageIdText,
+    MessagesQuery,
+    Nothing,
+    PeekQuery,
+    Request,
+    Seconds,
+    TopicPath,
+    show,
+)
 
 
 class MessagePath(TopicPath):
@@ -79,8 +97,8 @@ NONE = "topic-not-found"
 
 @TABLE.get("/topics/{topic}/messages", NONE, "conflict")
 async def list_messages(
-    context: RequestContext, path: requests.TopicPath, query: requests.MessagesQuery
-) -> web_message.MessageList:
+    context: RequestContext, path: TopicPath, query: MessagesQuery
+) -> MessageList:
     """List the messages of a queue, slot by slot, in the order of their scores.
 
     A message that stays where it is, is listed once. One that moves meanwhile may be listed twice
@@ -90,9 +108,7 @@ async def list_messages(
 
 
 @TABLE.get("/topics/{topic}/peek", NONE, "conflict")
-async def peek_messages(
-    context: RequestContext, path: requests.TopicPath, query: requests.PeekQuery
-) -> web_message.Peeked:
+async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
     """Show the messages of a queue, page by page: waiting ones as they would be taken.
 
     A message that stays where it is, is shown once. A topic of more than 100 slots is shown page by
@@ -113,15 +129,13 @@ async def peek_messages(
             raise
         raise ApiError("invalid", "cursor: give one that a page has returned", "cursor") from None
     messages = [shown(context, message) for message in page.messages]
-    return web_message.Peeked(messages=messages, cursor=page.cursor)
+    return Peeked(messages=messages, cursor=page.cursor)
 
 
 @TABLE.post(
     "/topics/{topic}/messages", NONE, "conflict", "queue-full", role=Role.OPERATOR, status=201
 )
-async def send_message(
-    context: RequestContext, path: requests.TopicPath, body: Send
-) -> web_message.Sent:
+async def send_message(context: RequestContext, path: TopicPath, body: Send) -> Sent:
     """Send a message to a topic that exists.
 
     With `id` or `dedup_key`, a request that is repeated stores nothing.
@@ -139,18 +153,18 @@ async def send_message(
         slot_basis=body.slot_basis, headers=body.headers, expires=body.expires, id=body.id,
         dedup_key=body.dedup_key, max_runtime=body.max_runtime, type=body.type, timeout=BLOCK_S,
     )  # fmt: skip
-    return show(result, web_message.Sent)
+    return show(result, Sent)
 
 
 @TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")
 async def get_message(
     context: RequestContext, path: MessagePath, query: MessageQuery
-) -> web_message.StoredMessage:
+) -> StoredMessage:
     """Return a message, in whichever queue it is, or in the trash."""
     message = await context.admin.get(path.topic, path.id, raw=True)
     if message is None:
         raise ApiError("not-found", "the message is settled, or never was", "id")
-    return shown(context, message, None if query.whole else web_message.SHOWN_MAX)
+    return shown(context, message, None if query.whole else SHOWN_MAX)
 
 
 class Cancelled(Answer):
@@ -160,9 +174,7 @@ class Cancelled(Answer):
 
 
 @TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)
-async def cancel_message(
-    context: RequestContext, path: MessagePath, body: requests.Nothing
-) -> Cancelled:
+async def cancel_message(context: RequestContext, path: MessagePath, body: Nothing) -> Cancelled:
     """Cancel a waiting message; any other is left as it is, and the status says where it is."""
     topic = context.client.topic(path.topic)
     await topic.open(create=False)

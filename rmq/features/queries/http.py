@@ -8,9 +8,8 @@ from msgspec import Meta
 
 from rmq.features.queries.held import HeldQuery, Sink
 from rmq.kernel.core.access import Role
-from rmq.web import requests
 from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Request, Text, TopicPath
+from rmq.web.requests import Answer, Count, Done, Request, Text, TopicPath
 
 Run = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", min_length=32, max_length=32)]
 
@@ -45,20 +44,18 @@ class QueryList(Answer):
 
 
 @TABLE.get("/topics/{topic}/queries", NONE, "conflict")
-async def list_queries(context: RequestContext, path: requests.TopicPath) -> QueryList:
+async def list_queries(context: RequestContext, path: TopicPath) -> QueryList:
     """List the queries that hold messages of a topic."""
     return QueryList(queries=await context.admin.queries(path.topic))
 
 
 @TABLE.post("/topics/{topic}/queries/{run}/release", NONE, "conflict", role=Role.OPERATOR)
-async def release_query(
-    context: RequestContext, path: QueryPath, body: ReleaseQuery
-) -> requests.Count:
+async def release_query(context: RequestContext, path: QueryPath, body: ReleaseQuery) -> Count:
     """Give back all messages of a query that is never started again."""
     count = await context.admin.release_query(
         path.topic, path.run, force=body.force, dry_run=body.dry_run
     )
-    return requests.Count(count=count)
+    return Count(count=count)
 
 
 class SinkList(Answer):
@@ -68,7 +65,7 @@ class SinkList(Answer):
 
 
 @TABLE.get("/topics/{topic}/sinks", NONE, "conflict")
-async def list_sinks(context: RequestContext, path: requests.TopicPath) -> SinkList:
+async def list_sinks(context: RequestContext, path: TopicPath) -> SinkList:
     """List the last batch that each query has published to a topic.
 
     It walks all keys of the database: seldom a thing to ask for where there are many millions.
@@ -77,8 +74,6 @@ async def list_sinks(context: RequestContext, path: requests.TopicPath) -> SinkL
 
 
 @TABLE.delete("/topics/{topic}/sinks", NONE, "conflict", role=Role.ADMIN)
-async def forget_sink(
-    context: RequestContext, path: requests.TopicPath, query: SinkQuery
-) -> requests.Done:
+async def forget_sink(context: RequestContext, path: TopicPath, query: SinkQuery) -> Done:
     """Forget which batches a query has published, for one whose checkpoint is gone."""
-    return requests.Done(done=await context.admin.forget_sink(path.topic, query.query))
+    return Done(done=await context.admin.forget_sink(path.topic, query.query))

@@ -6,10 +6,9 @@ from datetime import datetime
 
 from rmq.features.schedules.flows import ScheduleState
 from rmq.kernel.core.access import Role
-from rmq.web import message, requests
-from rmq.web.message import Body, body_of
+from rmq.web.message import Body, Sent, body_of
 from rmq.web.operation import RequestContext, Table
-from rmq.web.requests import Answer, Name, TopicPath, show
+from rmq.web.requests import Answer, Done, Name, Nothing, TopicPath, show
 
 
 class SchedulePath(TopicPath):
@@ -30,7 +29,7 @@ class ScheduleList(Answer):
 
 
 @TABLE.get("/topics/{topic}/schedules", "topic-not-found", "conflict")
-async def list_schedules(context: RequestContext, path: requests.TopicPath) -> ScheduleList:
+async def list_schedules(context: RequestContext, path: TopicPath) -> ScheduleList:
     """List the schedules of a topic."""
     found = await context.admin.schedules(path.topic)
     return ScheduleList(schedules=[schedule_of(state) for state in found])
@@ -66,33 +65,27 @@ async def get_schedule(context: RequestContext, path: SchedulePath) -> Schedule:
 
 
 @TABLE.delete(PATH, *NONE, role=Role.ADMIN)
-async def delete_schedule(context: RequestContext, path: SchedulePath) -> requests.Done:
+async def delete_schedule(context: RequestContext, path: SchedulePath) -> Done:
     """Delete a schedule; messages that it has sent stay, and a program may declare it again."""
-    return requests.Done(done=await context.admin.schedule_delete(path.topic, path.name))
+    return Done(done=await context.admin.schedule_delete(path.topic, path.name))
 
 
 @TABLE.post(PATH + "/pause", *NONE, role=Role.OPERATOR)
-async def pause_schedule(
-    context: RequestContext, path: SchedulePath, body: requests.Nothing
-) -> requests.Done:
+async def pause_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Done:
     """Pause a schedule until it is resumed."""
-    return requests.Done(done=await context.admin.schedule_pause(path.topic, path.name))
+    return Done(done=await context.admin.schedule_pause(path.topic, path.name))
 
 
 @TABLE.post(PATH + "/resume", *NONE, role=Role.OPERATOR)
-async def resume_schedule(
-    context: RequestContext, path: SchedulePath, body: requests.Nothing
-) -> requests.Done:
+async def resume_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Done:
     """Resume a paused schedule with its next time."""
-    return requests.Done(done=await context.admin.schedule_resume(path.topic, path.name))
+    return Done(done=await context.admin.schedule_resume(path.topic, path.name))
 
 
 @TABLE.post(PATH + "/run", *NONE, "queue-full", role=Role.OPERATOR, status=201)
-async def run_schedule(
-    context: RequestContext, path: SchedulePath, body: requests.Nothing
-) -> message.Sent:
+async def run_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Sent:
     """Send the message of a schedule now, paused or not; its times stay as they are."""
-    return show(await context.admin.schedule_run(path.topic, path.name), message.Sent)
+    return show(await context.admin.schedule_run(path.topic, path.name), Sent)
 
 
 def schedule_of(state: ScheduleState) -> Schedule:

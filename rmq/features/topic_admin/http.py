@@ -15,10 +15,22 @@ from rmq.kernel.core.history import Sample
 from rmq.kernel.core.pause import PauseVerb
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.settings import Settings as KeptSettings
-from rmq.web import operation, requests
-from rmq.web.operation import RequestContext, Table, check_confirm
+from rmq.web.operation import RequestContext, Table, check_confirm, read_cursor, write_cursor
 from rmq.web.problems import ApiError
-from rmq.web.requests import BY, Answer, CursorText, Limit, Line, Name, Request, show
+from rmq.web.requests import (
+    BY,
+    Answer,
+    Count,
+    CursorText,
+    Limit,
+    Line,
+    Name,
+    Nothing,
+    Request,
+    TopicPath,
+    etag_of,
+    show,
+)
 
 # --- queries -------------------------------------------------------------------------------------
 
@@ -121,10 +133,10 @@ async def list_topics(context: RequestContext, query: TopicsQuery) -> TopicList:
     names = await context.admin.topics()
     if query.contains:
         names = [name for name in names if query.contains in name]
-    start = bisect_right(names, operation.read(query.cursor, str)) if query.cursor else 0
+    start = bisect_right(names, read_cursor(query.cursor, str)) if query.cursor else 0
     page = names[start : start + query.limit]
     more = start + query.limit < len(names)
-    return TopicList(topics=page, cursor=operation.write(page[-1]) if more else None)
+    return TopicList(topics=page, cursor=write_cursor(page[-1]) if more else None)
 
 
 class Topic(Answer):
@@ -154,7 +166,7 @@ async def create_topic(context: RequestContext, body: NewTopic) -> Topic:
 
 
 @TABLE.get("/topics/{topic}", NONE, "conflict", has_etag=True)
-async def get_topic(context: RequestContext, path: requests.TopicPath) -> Topic:
+async def get_topic(context: RequestContext, path: TopicPath) -> Topic:
     """Return the settings of a topic, its pauses, and how far a resize has come."""
     return topic_of(path.topic, await context.admin.settings(path.topic))
 
@@ -171,7 +183,7 @@ class Deleted(Answer):
 
 @TABLE.delete("/topics/{topic}", NONE, "conflict", role=Role.ADMIN)
 async def delete_topic(
-    context: RequestContext, path: requests.TopicPath, query: DeleteTopicQuery
+    context: RequestContext, path: TopicPath, query: DeleteTopicQuery
 ) -> Deleted:
     """Delete a topic for good, with everything that belongs to it.
 
@@ -184,7 +196,7 @@ async def delete_topic(
 
 
 @TABLE.patch("/topics/{topic}/settings", NONE, "conflict", "changed", role=Role.ADMIN)
-async def set_topic(context: RequestContext, path: requests.TopicPath, body: Settings) -> Topic:
+async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
     """Change settings of a topic while it is used; `slots` and `max_retries` stay.
 
     With the header If-Match, and an ETag of the topic, nothing is done where it has changed since:
@@ -195,7 +207,7 @@ async def set_topic(context: RequestContext, path: requests.TopicPath, body: Set
     if if_match != "*":
         read = await context.admin.settings(path.topic)
         shown = msgspec.json.encode(topic_of(path.topic, read))
-        if requests.etag_of(shown) not in if_match:
+        if etag_of(shown) not in if_match:
             raise ApiError("changed", "read the topic again; nothing was done", "If-Match")
     try:
         done = await context.admin.topic_set(path.topic, unless_changed=read, **body.given())
@@ -224,7 +236,7 @@ class Resized(Answer):
 
 
 @TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)
-async def resize_topic(context: RequestContext, path: requests.TopicPath, body: Resize) -> Resized:
+async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is used, or continue an interrupted change.
 
     The answer does not wait for older messages: new ones of some slots wait for those, until
@@ -245,9 +257,7 @@ class Paused(Answer):
 
 
 @TABLE.post("/topics/{topic}/pause", NONE, "conflict", role=Role.OPERATOR)
-async def pause_topic(
-    context: RequestContext, path: requests.TopicPath, body: PauseTopic
-) -> Paused:
+async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic) -> Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
     What is paused keeps its pause. The answer for both is the pause of receive.
@@ -263,9 +273,7 @@ class Resumed(Answer):
 
 
 @TABLE.post("/topics/{topic}/resume", NONE, "conflict", role=Role.OPERATOR)
-async def resume_topic(
-    context: RequestContext, path: requests.TopicPath, body: ResumeTopic
-) -> Resumed:
+async def resume_topic(context: RequestContext, path: TopicPath, body: ResumeTopic) -> Resumed:
     """End pauses of a topic, and wake its consumers."""
     pause = await context.admin.topic_resume(path.topic, verb=body.verb)
     return Resumed(was=pause and show(pause, Paused))
@@ -279,7 +287,7 @@ class Stats(Answer):
 
 
 @TABLE.get("/topics/{topic}/stats", NONE, "conflict")
-async def get_stats(context: RequestContext, path: requests.TopicPath) -> Stats:
+async def get_stats(context: RequestContext, path: TopicPath) -> Stats:
     """Count what a topic holds and has done."""
     return Stats(topic=path.topic, counts=await context.admin.stats(path.topic))
 
@@ -292,7 +300,7 @@ class SlotStats(Answer):
 
 
 @TABLE.get("/topics/{topic}/stats/slots", NONE, "conflict")
-async def get_stats_by_slot(context: RequestContext, path: requests.TopicPath) -> SlotStats:
+async def get_stats_by_slot(context: RequestContext, path: TopicPath) -> SlotStats:
     """Count what each slot of a topic holds and has done."""
     return SlotStats(topic=path.topic, slots=await context.admin.stats_by_slot(path.topic))
 
@@ -305,7 +313,7 @@ class DueCounts(Answer):
 
 
 @TABLE.get("/topics/{topic}/stats/due", NONE, "conflict")
-async def get_due_counts(context: RequestContext, path: requests.TopicPath) -> DueCounts:
+async def get_due_counts(context: RequestContext, path: TopicPath) -> DueCounts:
     """Count the messages of a topic that wait for a time, by when they are due."""
     counts = await context.admin.due_counts(path.topic)
     return DueCounts(topic=path.topic, counts=[show(count, DueCount) for count in counts])
@@ -319,20 +327,16 @@ class History(Answer):
 
 
 @TABLE.get("/topics/{topic}/history", NONE, "conflict")
-async def get_history(
-    context: RequestContext, path: requests.TopicPath, query: HistoryQuery
-) -> History:
+async def get_history(context: RequestContext, path: TopicPath, query: HistoryQuery) -> History:
     """Return the figures of a topic over time."""
     samples = await context.admin.history(path.topic, since=query.since, step=query.step)
     return History(topic=path.topic, samples=samples)
 
 
 @TABLE.post("/topics/{topic}/rollback", NONE, "conflict", role=Role.OPERATOR)
-async def roll_back(
-    context: RequestContext, path: requests.TopicPath, body: requests.Nothing
-) -> requests.Count:
+async def roll_back(context: RequestContext, path: TopicPath, body: Nothing) -> Count:
     """Give back every expired lease of a topic now; consumers and the server do it anyway."""
-    return requests.Count(count=await context.admin.rollback(path.topic))
+    return Count(count=await context.admin.rollback(path.topic))
 
 
 class Resizing(Answer):

@@ -22,11 +22,11 @@ from rmq.errors import ConfigurationError, OutcomeUnknown, RMQError, StorageErro
 from rmq.kernel.core import keys as rmq_keys
 from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.core.validation import duration_ms
-from rmq.kernel.transport import errors
 from rmq.kernel.transport.cluster_slots import ExchangeAll, RefreshTable, divide, hash_slot
 from rmq.kernel.transport.errors import (
     REDIS_ERRORS,
     Kind,
+    advice,
     code_of,
     denied,
     kind_of,
@@ -290,7 +290,7 @@ class RetryDeadline:
             return refusal_of_writes(self._name, server, text)
         fix = None
         if self._address.is_tls:
-            fix = errors.advice(str(error), "ssl_certfile=" in self._address.url)
+            fix = advice(str(error), "ssl_certfile=" in self._address.url)
         return Unavailable(
             f"{self._name}: {server} cannot be reached or is not ready ({text}); nothing was done. "
             f"{fix or 'Check that Redis runs there: redis-cli ping'}"

@@ -8,9 +8,20 @@ from typing import Any, Literal
 from rmq.features.dead_letters import http
 from rmq.features.dead_letters.jobs.job import Job as StoredJob, JobState
 from rmq.kernel.core.access import Role
-from rmq.web import operation, requests
-from rmq.web.operation import RequestContext, Table, check_confirm
-from rmq.web.requests import BY, Answer, CursorText, JobText, Limit, Line, Name, Request, show
+from rmq.web.operation import RequestContext, Table, check_confirm, read_cursor, write_cursor
+from rmq.web.requests import (
+    BY,
+    Answer,
+    CursorText,
+    Done,
+    JobText,
+    Limit,
+    Line,
+    Name,
+    Request,
+    TopicPath,
+    show,
+)
 
 
 class JobPath(Request):
@@ -63,12 +74,12 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
 
     found = sorted(await context.admin.jobs(query.topic), key=place)
     if query.cursor:
-        after = operation.read(query.cursor, tuple[int, str])
+        after = read_cursor(query.cursor, tuple[int, str])
         found = [job for job in found if place(job) > after]
     page = found[: query.limit]
     return JobList(
         jobs=[job_of(job) for job in page],
-        cursor=operation.write(place(page[-1])) if len(found) > len(page) else None,
+        cursor=write_cursor(place(page[-1])) if len(found) > len(page) else None,
     )
 
 
@@ -96,7 +107,7 @@ class Job(Answer):
 
 
 @TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
-async def start_job(context: RequestContext, path: requests.TopicPath, body: http.NewJob) -> Job:
+async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
     """Start a redrive or purge of the dead letters of a topic, which continues after this answer.
 
     A dry run of `redrive` or `purge` counts them first. A request that is repeated with the same
@@ -136,21 +147,21 @@ async def list_job_outcomes(
 
 
 @TABLE.post("/jobs/{job}/pause", NONE, role=Role.OPERATOR)
-async def pause_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
+async def pause_job(context: RequestContext, path: JobPath, body: ChangeJob) -> Done:
     """Pause a job until it is resumed."""
-    return requests.Done(done=await context.admin.job_pause(path.job, by=body.by))
+    return Done(done=await context.admin.job_pause(path.job, by=body.by))
 
 
 @TABLE.post("/jobs/{job}/resume", NONE, role=Role.OPERATOR)
-async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
+async def resume_job(context: RequestContext, path: JobPath, body: ChangeJob) -> Done:
     """Resume a paused job."""
-    return requests.Done(done=await context.admin.job_resume(path.job, by=body.by))
+    return Done(done=await context.admin.job_resume(path.job, by=body.by))
 
 
 @TABLE.post("/jobs/{job}/stop", NONE, role=Role.OPERATOR)
-async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> requests.Done:
+async def stop_job(context: RequestContext, path: JobPath, body: ChangeJob) -> Done:
     """End a job after its current batch; what it has done stays done."""
-    return requests.Done(done=await context.admin.job_stop(path.job, by=body.by))
+    return Done(done=await context.admin.job_stop(path.job, by=body.by))
 
 
 class JobOutcome(Answer):
