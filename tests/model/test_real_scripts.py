@@ -92,7 +92,7 @@ def test_the_real_scripts_go_where_the_model_goes(
     [
         ("ack", "tonumber(score) == tonumber(receipt)", "true"),
         ("release", "math.floor(receipts[m] % 1000) + 1", "math.floor(receipts[m] % 1000)"),
-        ("rollback", "(tonumber(receipts[i]) % 1000) > 0", "(tonumber(receipts[i]) % 1000) >= 0"),
+        ("rollback", "if left == 0 then", "if left < 0 then"),
         ("send", "others = credits_after", "_ = credits_after"),
     ],
 )
