@@ -6,7 +6,7 @@ import click
 
 from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
-from rmq.terminal import output, text
+from rmq.terminal import text
 from rmq.terminal.app import NOTHING, OK, CommandGroup, NotFound
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION
@@ -46,10 +46,7 @@ def purge(database: str | None, older_than: float) -> int:
 
     with opened(database) as engine:
         count = library.purge(engine, older_than)
-    if common_options().json:
-        output.document({"removed": count})
-    else:
-        click.echo(f"removed {text.plural(count, 'row')}")
+    common_options().report({"removed": count}, f"removed {text.plural(count, 'row')}")
     return OK if count else NOTHING
 
 
@@ -75,16 +72,13 @@ def show_row(topic: str, key: str, database: str | None, consumer: str) -> None:
         raise NotFound(
             f"the ledger has no key {key!r} of topic {topic!r} and consumer {consumer!r}"
         )
-    if common_options().json:
-        of_key = {"topic": topic, "key": key, "consumer": consumer}
-        output.document(of_key | text.fields(row))
-        return
     end = "it is purged" if row.state == "consumed" else "a person decides"
     left = f"until {end}" if row.left_s is None else text.span(row.left_s * 1000)
-    output.details(
+    common_options().details(
+        {"topic": topic, "key": key, "consumer": consumer} | text.fields(row),
         [
             ("key", key), ("consumer", consumer), ("state", row.state),
             ("message", row.message_id), ("delivery", str(row.delivery)),
             ("since", text.fine_clock(row.since)), ("kept for", left),
-        ]
+        ],
     )  # fmt: skip

@@ -175,13 +175,11 @@ def status(database: str | None) -> None:
 
     with opened(database) as engine:
         summary = inspect.counts(engine)
-    if common_options().json:
-        output.document(text.fields(summary))
-        return
     oldest = "" if summary.oldest_unsent_ms is None else text.span(summary.oldest_unsent_ms)
-    output.details(
+    common_options().details(
+        text.fields(summary),
         [(name, text.number(getattr(summary, name))) for name in STATUSES]
-        + [("oldest unsent", oldest or "-"), ("next resend", text.clock(summary.next_resend))]
+        + [("oldest unsent", oldest or "-"), ("next resend", text.clock(summary.next_resend))],
     )
 
 

@@ -10,10 +10,10 @@ from rmq.cli.database import DATABASE, address, opened
 from rmq.cli.outbox import outbox
 from rmq.errors import StubNotFound, StubSettled
 from rmq.features.messages.cli.change import IDS, WHY_NOT, read_ids
-from rmq.terminal import output, text as terminal_text
+from rmq.terminal import text as terminal_text
 from rmq.terminal.app import NOTHING, PARTLY, NotFound
 from rmq.terminal.confirm import confirm, progress
-from rmq.terminal.options import CommonOptions, common_options
+from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION
 from rmq.terminal.tables import Column
 
@@ -73,7 +73,7 @@ def resend(
             raise NotFound(f"no stub{of_topic} is exhausted; nothing was done")
         counted = f"{terminal_text.plural(len(exhausted_ids), 'exhausted stub')}{of_topic}"
         if dry_run:
-            _print_dry_run({"matched": len(exhausted_ids)}, f"would send {counted} again")
+            _print_dry_run(len(exhausted_ids), f"would send {counted} again")
             return None
         name, name_of = _name_to_confirm(database, topic)
         confirm(name, f"send {counted} again", yes, name_of)
@@ -82,10 +82,10 @@ def resend(
             for position, stub_id in enumerate(exhausted_ids, 1):
                 resent += _resend(outbox_policy, engine, stub_id) is None
                 report_progress(position, len(exhausted_ids))
-    if common_options().json:
-        output.document({"dry_run": False, "matched": len(exhausted_ids), "resent": resent})
-    else:
-        click.echo(f"{terminal_text.plural(resent, 'stub')} will be sent again")
+    common_options().report(
+        {"dry_run": False, "matched": len(exhausted_ids), "resent": resent},
+        f"{terminal_text.plural(resent, 'stub')} will be sent again",
+    )
     return None if resent == len(exhausted_ids) else PARTLY
 
 
@@ -132,32 +132,22 @@ def _resend_each(engine: sa.Engine, ids: list[str], dry_run: bool) -> int:
     ]
     accepted = reasons.count(None)
     if dry_run:
-        _print_dry_run(
-            {"matched": accepted}, f"would send {terminal_text.plural(accepted, 'stub')} again"
-        )
-    elif common_options().json:
-        output.document(
-            [
-                {"id": stub_id, "status": "refused" if reason else "resent", "why": reason}
-                for stub_id, reason in zip(ids, reasons, strict=True)
-            ]
-        )
+        _print_dry_run(accepted, f"would send {terminal_text.plural(accepted, 'stub')} again")
     else:
-        output.table(
+        rows = [
+            (stub_id, "refused" if reason else "resent", reason)
+            for stub_id, reason in zip(ids, reasons, strict=True)
+        ]
+        common_options().listing(
+            [{"id": stub_id, "status": status, "why": why} for stub_id, status, why in rows],
             [Column("ID", style="cyan"), Column("STATUS"), Column("WHY")],
-            [
-                [stub_id, "refused" if reason else "resent", reason or ""]
-                for stub_id, reason in zip(ids, reasons, strict=True)
-            ],
+            [[stub_id, status, why or ""] for stub_id, status, why in rows],
         )
     return _exit_code(accepted, len(ids))
 
 
-def _print_dry_run(fields: dict[str, object], text: str) -> None:
-    if common_options().json:
-        output.document({"dry_run": True} | fields)
-    else:
-        click.echo(f"{text}; nothing was changed")
+def _print_dry_run(matched: int, text: str) -> None:
+    common_options().report({"dry_run": True, "matched": matched}, f"{text}; nothing was changed")
 
 
 def _exit_code(done: int, total: int) -> int:
@@ -196,29 +186,23 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
             except REFUSALS as error:
                 reason = _reason(error)
             rows.append((str(given_id), reason, state))
-    if common.json:
-        output.document(
+    common.listing(
+        [
+            {
+                "id": stub_id, "status": "refused" if reason else "void", "why": reason or None,
+                "message": message_state or None,
+            }
+            for stub_id, reason, message_state in rows
+        ],
+        [Column("ID", style="cyan"), Column("STATUS"), Column("MESSAGE"), Column("WHY")],
+        [
             [
-                {
-                    "id": stub_id, "status": "refused" if reason else "void", "why": reason or None,
-                    "message": message_state or None,
-                }
-                for stub_id, reason, message_state in rows
+                stub_id, "refused" if reason else "void", message_state,
+                reason or _MESSAGE_STATES[message_state],
             ]
-        )  # fmt: skip
-    else:
-        output.table(
-            [Column("ID", style="cyan"), Column("STATUS"), Column("MESSAGE"), Column("WHY")],
-            [
-                [
-                    stub_id,
-                    "refused" if reason else "void",
-                    message_state,
-                    reason or _MESSAGE_STATES[message_state],
-                ]
-                for stub_id, reason, message_state in rows
-            ],
-        )
+            for stub_id, reason, message_state in rows
+        ],
+    )  # fmt: skip
     voided = sum(not reason for _, reason, _ in rows)
     unasked = any(message_state == "unknown" for _, _, message_state in rows)
     return PARTLY if unasked else _exit_code(voided, len(rows))
@@ -247,12 +231,12 @@ def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> 
     """
     from rmq.outbox import Outbox
 
-    common, outbox_policy = common_options(), Outbox()
+    outbox_policy = Outbox()
     with opened(database) as engine:
         matched = outbox_policy.purge(engine, older_than, dry_run=True)
         counted = terminal_text.plural(matched, "stub")
         if dry_run:
-            _print_dry_run({"matched": matched}, f"would delete {counted}")
+            _print_dry_run(matched, f"would delete {counted}")
             return None
         if not matched:
             raise NotFound("no stub is settled and that old; nothing was done")
@@ -260,12 +244,6 @@ def purge(database: str | None, older_than: float, dry_run: bool, yes: bool) -> 
         confirm(name, f"delete {counted} for good", yes, name_of)
         with progress("purging") as on_progress:
             purged = outbox_policy.purge(engine, older_than, progress=on_progress)
-    _print_purged(common, matched, purged)
+    record = {"dry_run": False, "matched": matched, "purged": purged}
+    common_options().report(record, f"{terminal_text.plural(purged, 'stub')} deleted")
     return None
-
-
-def _print_purged(common: CommonOptions, matched: int, purged: int) -> None:
-    if common.json:
-        output.document({"dry_run": False, "matched": matched, "purged": purged})
-    else:
-        click.echo(f"{terminal_text.plural(purged, 'stub')} deleted")

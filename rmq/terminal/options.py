@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmq.kernel.core.validation import nearest
+from rmq.terminal import output
 from rmq.terminal.output import FORMATS, Format, RecordWriter
+from rmq.terminal.tables import Column
 from rmq.terminal.text import neutral
 
 if TYPE_CHECKING:
@@ -106,6 +108,35 @@ class CommonOptions:
         """Print a note on stderr, unless records are printed."""
         if not self.json:
             click.echo(neutral(text), err=True)
+
+    def report(self, record: Any, text: str) -> None:
+        """Print what was done: a record for programs, or a line for people."""
+        if self.json:
+            output.document(record)
+        else:
+            click.echo(text)
+
+    def listing(
+        self,
+        records: Sequence[Any],
+        columns: Sequence[Column],
+        rows: Sequence[Sequence[str]],
+        none: str | None = None,
+    ) -> None:
+        """Print a list: records for programs, else a table, or the note `none` of an empty one."""
+        if self.json:
+            output.document(records)
+        elif rows or none is None:
+            output.table(columns, rows)
+        else:
+            self.note(none)
+
+    def details(self, record: Any, pairs: Sequence[tuple[str, str]]) -> None:
+        """Print one thing: a record for programs, or names and values for people."""
+        if self.json:
+            output.document(record)
+        else:
+            output.details(pairs)
 
     def settle(self) -> None:
         """Check the options with each other, and hand them to the writer."""

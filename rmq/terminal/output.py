@@ -28,48 +28,7 @@ from rmq.terminal.tables import (
     table_lines,
     terminal_width,
 )
-from rmq.terminal.text import (
-    attempt_fields,
-    body_fields,
-    body_text,
-    clock,
-    dumps,
-    escape_json,
-    fine_clock,
-    iso,
-    message_fields,
-    neutral,
-    number,
-    plural,
-    span,
-)
-
-__all__ = [
-    "Column",
-    "attempt_fields",
-    "block",
-    "body_fields",
-    "body_text",
-    "clock",
-    "details",
-    "document",
-    "dumps",
-    "entry",
-    "fine_clock",
-    "has_columns",
-    "iso",
-    "line",
-    "lines",
-    "message_fields",
-    "neutral",
-    "number",
-    "plural",
-    "row",
-    "shorten",
-    "span",
-    "table",
-    "terminal_width",
-]
+from rmq.terminal.text import dumps, escape_json, neutral
 
 
 def _writer() -> RecordWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rmq.kernel.core.score import moment
-from rmq.terminal import output, text
+from rmq.terminal import text
 from rmq.terminal.app import Command
 from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
@@ -26,21 +26,18 @@ def audit_trail(limit: int) -> None:
     common = common_options()
     with common.client() as client:
         lines = client.admin.audit_trail(limit)
-    if common.json:
-        output.document([
-            {"at": text.iso(moment(line.at_ms)), "by": line.by, "what": line.what,
-             "subject": line.subject or None, "text": line.text}
-            for line in lines
-        ])  # fmt: skip
-    elif not lines:
-        common.note("nobody has done anything yet")
-    else:
-        columns = [
-            Column("WHEN"), Column("BY", style="cyan"), Column("WHAT"), Column("SUBJECT"),
-            Column("DETAILS"),
-        ]  # fmt: skip
-        output.table(columns, [
-            [text.clock(moment(line.at_ms)), text.neutral(line.by), text.neutral(line.what),
-             text.neutral(line.subject) or "-", text.neutral(line.text)]
-            for line in lines
-        ])  # fmt: skip
+    records = [
+        {"at": text.iso(moment(line.at_ms)), "by": line.by, "what": line.what,
+         "subject": line.subject or None, "text": line.text}
+        for line in lines
+    ]  # fmt: skip
+    columns = [
+        Column("WHEN"), Column("BY", style="cyan"), Column("WHAT"), Column("SUBJECT"),
+        Column("DETAILS"),
+    ]  # fmt: skip
+    rows = [
+        [text.clock(moment(line.at_ms)), text.neutral(line.by), text.neutral(line.what),
+         text.neutral(line.subject) or "-", text.neutral(line.text)]
+        for line in lines
+    ]  # fmt: skip
+    common.listing(records, columns, rows, "nobody has done anything yet")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rmq.terminal import output, text
+from rmq.terminal import text
 from rmq.terminal.app import Command, NotFound
 from rmq.terminal.confirm import confirm
 from rmq.terminal.options import common_options
@@ -41,17 +41,14 @@ def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
             action = f"forget that key {key!r} of topic {topic} is {held.state}"
             confirm(topic, action, yes, look="leave out --delete to look")
             client.admin.unclaim(topic, key, consumer=consumer)
-    if common.json:
-        of_key = {"key": key, "consumer": consumer}
-        output.document(of_key | text.fields(held) | {"deleted": delete})
-        return
     left = "for ever" if held.left_s is None else text.span(held.left_s * 1000)
-    output.details(
+    common.details(
+        {"key": key, "consumer": consumer} | text.fields(held) | {"deleted": delete},
         [
             ("key", key), ("consumer", consumer), ("state", held.state),
             ("message", str(held.message_id)), ("delivery", str(held.delivery)),
             ("since", text.fine_clock(held.since)), ("kept for", left),
-        ]
+        ],
     )  # fmt: skip
     if delete:
         common.note("deleted: the work of the next message with this key is done again")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 import rmq
-from rmq.terminal import output, text
+from rmq.terminal import text
 from rmq.terminal.app import CommandGroup, NotFound
 from rmq.terminal.confirm import confirm
 from rmq.terminal.options import common_options
@@ -35,27 +35,20 @@ def list_queries(topic: str) -> None:
     common = common_options()
     with common.client() as client:
         queries = client.admin.queries(topic)
-    if common.json:
-        output.document([text.fields(held) for held in queries])
-        return
-    if not queries:
-        common.note(f"{topic}: no query holds messages")
-        return
     columns = [
         Column("RUN", style="cyan"), Column("MESSAGES", right=True), Column("SLOTS", right=True),
         Column("LEASE"), Column("OWNED"), Column("OWNER", cut=True),
     ]  # fmt: skip
-    output.table(
-        columns,
+    rows = [
         [
-            [
-                held.run, text.number(held.messages), text.number(len(held.slots)),
-                _left(held.lease_left_s), _left(held.owner_left_s) if held.owner else "-",
-                held.owner or "-",
-            ]
-            for held in queries
-        ],
-    )  # fmt: skip
+            held.run, text.number(held.messages), text.number(len(held.slots)),
+            _left(held.lease_left_s), _left(held.owner_left_s) if held.owner else "-",
+            held.owner or "-",
+        ]
+        for held in queries
+    ]  # fmt: skip
+    records = [text.fields(held) for held in queries]
+    common.listing(records, columns, rows, f"{topic}: no query holds messages")
 
 
 def _left(seconds: float) -> str:
@@ -92,17 +85,15 @@ def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None
         matched = client.admin.release_query(topic, run, force=force, dry_run=True)
         counted = f"{text.plural(matched, 'message')} that query {run} holds"
         if dry_run:
-            if common.json:
-                output.document({"topic": topic, "run": run, "dry_run": True, "matched": matched})
-            else:
-                click.echo(f"{topic}: would give back {counted}; nothing was changed")
+            record = {"topic": topic, "run": run, "dry_run": True, "matched": matched}
+            common.report(record, f"{topic}: would give back {counted}; nothing was changed")
             return
         confirm(topic, f"give back {counted} of topic {topic!r}", yes, means=MEANS)
         released = client.admin.release_query(topic, run, force=force)
-    if common.json:
-        output.document({"topic": topic, "run": run, "dry_run": False, "released": released})
-    else:
-        click.echo(f"{topic}: {text.plural(released, 'message')} of query {run} given back")
+    common.report(
+        {"topic": topic, "run": run, "dry_run": False, "released": released},
+        f"{topic}: {text.plural(released, 'message')} of query {run} given back",
+    )
 
 
 def _resolve_run(topic: str, prefix: str, queries: Sequence[rmq.HeldQuery]) -> str:
@@ -137,17 +128,15 @@ def list_sinks(topic: str) -> None:
     common = common_options()
     with common.client() as client:
         sinks = client.admin.sinks(topic)
-    if common.json:
-        output.document([text.fields(record) for record in sinks])
-        return
-    if not sinks:
-        common.note(f"{topic}: no query has published to it")
-        return
-    columns = [Column("QUERY", style="cyan")]
-    columns += [Column("PUBLISHED", right=True), Column("BEGUN", right=True)]
-    output.table(
-        columns,
+    common.listing(
+        [text.fields(record) for record in sinks],
+        [
+            Column("QUERY", style="cyan"),
+            Column("PUBLISHED", right=True),
+            Column("BEGUN", right=True),
+        ],
         [[record.query, _batch(record.published), _batch(record.begun)] for record in sinks],
+        f"{topic}: no query has published to it",
     )
 
 
@@ -178,10 +167,8 @@ def forget(topic: str, query: str, yes: bool) -> None:
         action = f"forget what query {query} has published to topic {topic!r}"
         confirm(topic, action, yes, means=_meaning(records[0]), look=f"see rmq sink ls {topic}")
         client.admin.forget_sink(topic, query)
-    if common.json:
-        output.document({"topic": topic} | text.fields(records[0]) | {"forgotten": True})
-    else:
-        click.echo(f"{topic}: query {query} forgotten")
+    record = {"topic": topic} | text.fields(records[0]) | {"forgotten": True}
+    common.report(record, f"{topic}: query {query} forgotten")
 
 
 def _meaning(record: rmq.Sink) -> str:

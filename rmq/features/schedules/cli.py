@@ -10,7 +10,7 @@ import click
 
 import rmq
 from rmq.kernel.core.validation import format_duration
-from rmq.terminal import logs, output, text as terminal_text
+from rmq.terminal import logs, text as terminal_text
 from rmq.terminal.app import CommandGroup, NotFound
 from rmq.terminal.confirm import confirm
 from rmq.terminal.options import common_options
@@ -67,12 +67,6 @@ def list_schedules(topic: str | None) -> None:
         states = []
         for name in client.admin.topics() if topic is None else [topic]:
             states += client.admin.schedules(name)
-    if common.json:
-        output.document([_fields(state) for state in states])
-        return
-    if not states:
-        common.note(f"{topic or 'all topics'}: no schedules")
-        return
     columns = [
         Column("TOPIC", style="cyan"), Column("NAME", style="cyan"), Column("TIMES"),
         Column("NEXT"), Column("LAST"), Column("SENT", right=True), Column("BODY", cut=True),
@@ -84,7 +78,8 @@ def list_schedules(topic: str | None) -> None:
         ]
         for state in states
     ]  # fmt: skip
-    output.table(columns, rows)
+    none = f"{topic or 'all topics'}: no schedules"
+    common.listing([_fields(state) for state in states], columns, rows, none)
 
 
 @schedule.command(
@@ -97,9 +92,6 @@ def show(topic: str, name: str) -> None:
     common = common_options()
     with common.client() as client:
         state = client.admin.schedule(topic, name)
-    if common.json:
-        output.document(_fields(state))
-        return
     catch_up = state.catch_up
     shown: list[tuple[str, str]] = [
         ("topic", state.topic), ("name", state.name), ("times", _timing(state)),
@@ -113,14 +105,12 @@ def show(topic: str, name: str) -> None:
         *((f"header {key}", text) for key, text in state.headers.items()),
         ("body", terminal_text.body_text(state.body)),
     ]  # fmt: skip
-    output.details(shown)
+    common.details(_fields(state), shown)
 
 
 def _said(topic: str, name: str, changed: bool, done: str, not_done: str, key: str) -> None:
-    if common_options().json:
-        output.document({"topic": topic, "name": name, key: changed})
-    else:
-        click.echo(f"{topic}: schedule {name} {done if changed else not_done}")
+    record = {"topic": topic, "name": name, key: changed}
+    common_options().report(record, f"{topic}: schedule {name} {done if changed else not_done}")
 
 
 @schedule.command(examples=("rmq schedule pause reports daily",))
@@ -154,10 +144,7 @@ def run(topic: str, name: str) -> None:
     common = common_options()
     with common.client() as client:
         result = client.admin.schedule_run(topic, name)
-    if common.json:
-        output.document({"topic": topic, "name": name, "id": str(result.id)})
-    else:
-        click.echo(str(result.id))
+    common.report({"topic": topic, "name": name, "id": str(result.id)}, str(result.id))
 
 
 @schedule.command(

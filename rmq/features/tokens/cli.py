@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import rmq
-from rmq.terminal import output, text
+from rmq.terminal import text
 from rmq.terminal.app import CommandGroup, NotFound
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION
@@ -50,10 +50,7 @@ def create(name: str, role: str, bodies: bool, expires: float | None) -> None:
     common = common_options()
     with common.client() as client:
         made = client.admin.token_create(name, role, sees_bodies=bodies, expires=expires)
-    if common.json:
-        output.document(_fields(made) | {"token": made.text})
-        return
-    click.echo(made.text)
+    common.report(_fields(made) | {"token": made.text}, made.text)
     common.note(f"shown this once; rmq token revoke {name} ends it")
 
 
@@ -63,23 +60,19 @@ def list_tokens() -> None:
     common = common_options()
     with common.client() as client:
         found = client.admin.tokens()
-    if common.json:
-        output.document([_fields(each) for each in found])
-        return
-    if not found:
-        common.note("no tokens; rmq token create makes one")
-        return
     columns = [
         Column("NAME", style="cyan"), Column("ROLE"), Column("BODIES"),
         Column("CREATED", right=True), Column("USED", right=True), Column("EXPIRES", right=True),
         Column("ID"),
     ]  # fmt: skip
     now_ms = time.time() * 1000
-    output.table(columns, [
+    rows = [
         [each.name, str(each.role), "yes" if _bodies(each) else "no",
          _ago(each.created_ms, now_ms), _ago(each.used_ms, now_ms), _left(each, now_ms), each.id]
         for each in found
-    ])  # fmt: skip
+    ]  # fmt: skip
+    records = [_fields(each) for each in found]
+    common.listing(records, columns, rows, "no tokens; rmq token create makes one")
 
 
 def _ago(at_ms: int | None, now_ms: float) -> str:
@@ -102,7 +95,4 @@ def revoke(name: str) -> None:
     with common.client() as client:
         if not client.admin.token_revoke(name):
             raise NotFound(f"there is no token {name!r}; see rmq token ls. Nothing was done")
-    if common.json:
-        output.document({"name": name, "revoked": True})
-    else:
-        click.echo(f"{name}: revoked")
+    common.report({"name": name, "revoked": True}, f"{name}: revoked")

@@ -45,29 +45,22 @@ def list_workers(topic: str | None) -> None:
         workers = client.admin.workers()
     if topic is not None:
         workers = [status for status in workers if topic in status.topics]
-    if common.json:
-        output.document([_fields(status) for status in workers])
-        return
-    if not workers:
-        of_topic = "" if topic is None else f" of {topic}"
-        common.note(f"no worker process{of_topic} has reported in the last 30 seconds")
-        return
     columns = [
         Column("ID", style="cyan"), Column("HOST", cut=True), Column("PID", right=True),
         Column("TOPICS", cut=True), Column("RUNS", right=True), Column("OLDEST", right=True),
         Column("SEEN", right=True), Column("VERSION"),
     ]  # fmt: skip
-    output.table(
-        columns,
+    rows = [
         [
-            [
-                status.id, status.host, str(status.pid), " ".join(status.topics),
-                text.number(_running(status)), _oldest(status),
-                text.span(status.heartbeat_age_s * 1000), status.version,
-            ]
-            for status in workers
-        ],
-    )  # fmt: skip
+            status.id, status.host, str(status.pid), " ".join(status.topics),
+            text.number(_running(status)), _oldest(status),
+            text.span(status.heartbeat_age_s * 1000), status.version,
+        ]
+        for status in workers
+    ]  # fmt: skip
+    of_topic = "" if topic is None else f" of {topic}"
+    none = f"no worker process{of_topic} has reported in the last 30 seconds"
+    common.listing([_fields(status) for status in workers], columns, rows, none)
 
 
 @click.command("show", cls=Command, examples=("rmq worker show 3f2a9c0d",))

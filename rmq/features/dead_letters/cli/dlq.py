@@ -242,15 +242,12 @@ def redrive(
             started(job)
             return None
         job = work(client, job)
-    if common.json:
-        output.document({
-            "topic": topic, "dry_run": False, "job": job.id, "matched": job.matched,
-            "sent": job.done, "unreadable": job.unreadable, "to": job.to,
-            "refused": dict(job.refused),
-        })  # fmt: skip
-    else:
-        where = "back" if to is None else f"to {to}"
-        click.echo(f"{topic}: {terminal_text.plural(job.done, 'dead letter')} sent {where}")
+    record = {
+        "topic": topic, "dry_run": False, "job": job.id, "matched": job.matched, "sent": job.done,
+        "unreadable": job.unreadable, "to": job.to, "refused": dict(job.refused),
+    }  # fmt: skip
+    where = "back" if to is None else f"to {to}"
+    common.report(record, f"{topic}: {terminal_text.plural(job.done, 'dead letter')} sent {where}")
     if job.state != "done":
         common.note(f"job {job.id} is {job.state}; rmq job resume {job.id} goes on if it is paused")
         return PARTLY
@@ -329,14 +326,12 @@ def purge_dead(
             purged = client.admin.purge(
                 topic, "dead", keep=keep, progress=on_progress, **given_filters
             )
-    if common.json:
-        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
-    else:
-        click.echo(f"{topic}: {terminal_text.plural(purged, 'dead letter')} deleted")
-        if keep:
-            common.note(
-                f"rmq dlq restore {topic} gets them back for {terminal_text.span(keep * 1000)}"
-            )
+    common.report(
+        {"topic": topic, "dry_run": False, "matched": matched, "purged": purged},
+        f"{topic}: {terminal_text.plural(purged, 'dead letter')} deleted",
+    )
+    if keep:
+        common.note(f"rmq dlq restore {topic} gets them back for {terminal_text.span(keep * 1000)}")
     return report_skipped(given_filters, matched, purged)
 
 
@@ -378,10 +373,10 @@ def restore(
             return None
         with progress("restoring") as on_progress:
             restored = client.admin.restore(topic, progress=on_progress, **given_filters)
-    if common.json:
-        output.document({"topic": topic, "matched": matched, "restored": restored})
-    else:
-        click.echo(f"{topic}: {terminal_text.plural(restored, 'dead letter')} restored")
+    common.report(
+        {"topic": topic, "matched": matched, "restored": restored},
+        f"{topic}: {terminal_text.plural(restored, 'dead letter')} restored",
+    )
     return report_skipped(given_filters, matched, restored)
 
 
@@ -427,13 +422,9 @@ def import_dead(topic: str) -> int | None:
         sender = files.Import(client, topic)
         sender.run(sys.stdin.buffer)
     counts = sender.counts
-    if common.json:
-        output.document({"topic": topic} | counts)
-    else:
-        sent = terminal_text.plural(counts["stored"], "message")
-        click.echo(
-            f"{topic}: {sent} sent, {terminal_text.number(counts['duplicate'])} there already"
-        )
+    sent = terminal_text.plural(counts["stored"], "message")
+    there = terminal_text.number(counts["duplicate"])
+    common.report({"topic": topic} | counts, f"{topic}: {sent} sent, {there} there already")
     if counts["bad"]:
         text = f"{terminal_text.plural(counts['bad'], 'line')} could not be sent; see above"
         raise Failed(text, PARTLY if counts["stored"] or counts["duplicate"] else ERROR)
@@ -468,7 +459,7 @@ def purge(topic: str, dry_run: bool, yes: bool) -> None:
         confirm(topic, f"delete {counted} of topic {topic!r} for good", yes)
         with progress("purging") as on_progress:
             purged = client.admin.purge(topic, "store", progress=on_progress)
-    if common.json:
-        output.document({"topic": topic, "dry_run": False, "matched": matched, "purged": purged})
-    else:
-        click.echo(f"{topic}: {terminal_text.plural(purged, 'waiting message')} deleted")
+    common.report(
+        {"topic": topic, "dry_run": False, "matched": matched, "purged": purged},
+        f"{topic}: {terminal_text.plural(purged, 'waiting message')} deleted",
+    )

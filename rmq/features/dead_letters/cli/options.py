@@ -9,7 +9,7 @@ import click
 
 from rmq.features.dead_letters.filter import DeadLetterFilter, parse
 from rmq.kernel.core.failure import REASONS
-from rmq.terminal import output, text as terminal_text
+from rmq.terminal import text as terminal_text
 from rmq.terminal.app import ERROR, PARTLY, Failed, NotFound
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
@@ -97,10 +97,8 @@ def require_matches(topic: str, matched: int, given_filters: dict[str, Any]) -> 
 
 def print_dry_run(topic: str, matched: int, text: str) -> None:
     """Print how many matched, and that nothing was done."""
-    if common_options().json:
-        output.document({"topic": topic, "dry_run": True, "matched": matched})
-    else:
-        click.echo(f"{topic}: {text}; nothing was changed")
+    record = {"topic": topic, "dry_run": True, "matched": matched}
+    common_options().report(record, f"{topic}: {text}; nothing was changed")
 
 
 def report_skipped(

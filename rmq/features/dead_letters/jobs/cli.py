@@ -22,11 +22,9 @@ def job() -> None:
 
 def started(job: rmq.Job) -> None:
     """Print the id of a job that was left to a server."""
-    if common_options().json:
-        output.document(_fields(job))
-    else:
-        click.echo(job.id)
-        common_options().note(f"rmq server runs it; rmq job show {job.id} shows its progress")
+    common = common_options()
+    common.report(_fields(job), job.id)
+    common.note(f"rmq server runs it; rmq job show {job.id} shows its progress")
 
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
@@ -70,22 +68,18 @@ def list_jobs(topic: str | None) -> None:
     common = common_options()
     with common.client() as client:
         jobs = client.admin.jobs(topic)
-    if common.json:
-        output.document([_fields(each) for each in jobs])
-        return
-    if not jobs:
-        common.note(f"{topic or 'all topics'}: no jobs")
-        return
     columns = [
         Column("ID", style="cyan"), Column("VERB"), Column("STATE"), Column("DONE", right=True),
         Column("BEGAN", right=True), Column("BY", cut=True),
     ]  # fmt: skip
     now_ms = time.time() * 1000
-    output.table(columns, [
+    rows = [
         [each.id, each.verb, _state(each), _progress_text(each),
          text.span(max(0, now_ms - each.began_ms)) + " ago", each.by]
         for each in jobs
-    ])  # fmt: skip
+    ]  # fmt: skip
+    records = [_fields(each) for each in jobs]
+    common.listing(records, columns, rows, f"{topic or 'all topics'}: no jobs")
 
 
 @job.command(
@@ -128,10 +122,7 @@ def show(id: str, outcomes: int) -> None:
 
 
 def _said(id: str, changed: bool, done: str, not_done: str) -> None:
-    if common_options().json:
-        output.document({"job": id, done: changed})
-    else:
-        click.echo(f"{id}: {done if changed else not_done}")
+    common_options().report({"job": id, done: changed}, f"{id}: {done if changed else not_done}")
 
 
 @job.command(examples=("rmq job pause orders.1a2b3c4d",))
@@ -158,10 +149,7 @@ def resume(id: str, detach: bool) -> None:
             _said(id, resumed, "resumed", f"is {found.state}")
             return
         found = work(client, found)
-    if common.json:
-        output.document(_fields(found))
-    else:
-        click.echo(f"{id}: {found.state}, {_progress_text(found)} done")
+    common.report(_fields(found), f"{id}: {found.state}, {_progress_text(found)} done")
 
 
 @job.command(examples=("rmq job stop orders.1a2b3c4d",))

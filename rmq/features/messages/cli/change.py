@@ -9,7 +9,6 @@ from datetime import datetime
 import click
 
 import rmq
-from rmq.terminal import output
 from rmq.terminal.app import NOTHING, PARTLY, Command, Failed
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION, MOMENT
@@ -55,15 +54,11 @@ def _change_each(
                 break
     if failure and not results:
         raise failure
-    if common.json:
-        output.document(
-            [{"id": str(message_id), "status": status} for message_id, status in results]
-        )
-    else:
-        columns = [Column("ID", style="cyan"), Column("STATUS"), Column("WHY")]
-        output.table(
-            columns, [[str(message_id), s, WHY_NOT.get(s, "")] for message_id, s in results]
-        )
+    common.listing(
+        [{"id": str(message_id), "status": status} for message_id, status in results],
+        [Column("ID", style="cyan"), Column("STATUS"), Column("WHY")],
+        [[str(message_id), status, WHY_NOT.get(status, "")] for message_id, status in results],
+    )
     if failure:
         raise Failed(
             f"stopped after {len(results)} of {len(message_ids)}: {failure}",

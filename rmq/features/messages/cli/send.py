@@ -145,10 +145,7 @@ def send(
         raise click.UsageError(f"body: {error}{hint}") from None
     with common.client() as client:
         result = _open_topic(client, topic, raw, create).send_many([outgoing], **send_options)[0]
-    if common.json:
-        output.document(result_fields(result))
-        return
-    click.echo(str(result.message_id))
+    common.report(result_fields(result), str(result.message_id))
     common.note(_result_text(result))
 
 

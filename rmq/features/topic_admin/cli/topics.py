@@ -139,11 +139,11 @@ def create(name: str, **given: Any) -> None:
         new_topic = client.topic(name, **_without_none(given))
         created = new_topic.open()
         settings = new_topic.settings.shown()
-    if common.json:
-        output.document({"topic": name, "created": created, "settings": settings})
-    else:
-        slots = text.plural(settings["slots"], "slot")
-        click.echo(f"{name}: {'created' if created else 'is there already'}, {slots}")
+    slots = text.plural(settings["slots"], "slot")
+    common.report(
+        {"topic": name, "created": created, "settings": settings},
+        f"{name}: {'created' if created else 'is there already'}, {slots}",
+    )
 
 
 @topic.command(
@@ -227,10 +227,10 @@ def pause(name: str, why: str, by: str | None, verb: PauseVerb = "receive") -> N
     common = common_options()
     with common.client() as client:
         pause = client.admin.topic_pause(name, verb=verb, by=by, why=why)
-    if common.json:
-        output.document({"topic": name, "verb": verb, "paused": _pause_fields(pause)})
-    else:
-        click.echo(f"{name}: {_VERB_TEXTS[verb]}{_pause_text(pause)}")
+    common.report(
+        {"topic": name, "verb": verb, "paused": _pause_fields(pause)},
+        f"{name}: {_VERB_TEXTS[verb]}{_pause_text(pause)}",
+    )
 
 
 @topic.command("resume", examples=("rmq topic resume orders", "rmq topic resume orders --send"))
@@ -241,10 +241,10 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
     common = common_options()
     with common.client() as client:
         ended = client.admin.topic_resume(name, verb=verb)
-    if common.json:
-        output.document({"topic": name, "resumed": ended and _pause_fields(ended)})
-    else:
-        click.echo(f"{name}: {'resumed' if ended else 'was not paused'}")
+    common.report(
+        {"topic": name, "resumed": ended and _pause_fields(ended)},
+        f"{name}: {'resumed' if ended else 'was not paused'}",
+    )
 
 
 @topic.command(
@@ -346,12 +346,10 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
     with common.client() as client:
         deleted = client.admin.topic_delete(name, dry_run=True)
         if dry_run:
-            if common.json:
-                output.document({"topic": name, "dry_run": True} | _deleted_fields(deleted))
-            else:
-                click.echo(
-                    f"{name}: would delete it with {_contents_text(deleted)}; nothing was changed"
-                )
+            common.report(
+                {"topic": name, "dry_run": True} | _deleted_fields(deleted),
+                f"{name}: would delete it with {_contents_text(deleted)}; nothing was changed",
+            )
             return
         if deleted.messages and not force:
             raise Refused(
@@ -361,10 +359,10 @@ def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
         confirm(name, f"delete topic {name!r} for good, with {_contents_text(deleted)}", yes)
         with progress("deleting") as on_progress:
             deleted = client.admin.topic_delete(name, force=force, progress=on_progress)
-    if common.json:
-        output.document({"topic": name, "dry_run": False} | _deleted_fields(deleted))
-    else:
-        click.echo(f"{name}: deleted, with {_contents_text(deleted)}")
+    common.report(
+        {"topic": name, "dry_run": False} | _deleted_fields(deleted),
+        f"{name}: deleted, with {_contents_text(deleted)}",
+    )
 
 
 def _deleted_fields(deleted: rmq.DeleteResult) -> dict[str, int]:
