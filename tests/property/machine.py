@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, ClassVar
+from typing import Any
 
-import redis
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 import rmq
 from rmq.kernel.consumer import settle as settle_flow
 from rmq.kernel.core import record
-from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.topic import context
-from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport import scripts
-from tests.property.driver import Driver
-from tests.property.model import Model, Msg
-from tests.property.snapshot import Look, Violation, check_keys, check_shape, claim, look
-from tests.servers import Server
-
-START_MS = 1_790_000_000_000
-WINDOW_S = 10
-TOPIC = "machine"
+from tests.property.ground import TOPIC, Ground, HeldDelivery
+from tests.property.model import Msg
 
 some = st.integers(0, 999)
 rarely = st.sampled_from([False, False, False, True])
@@ -36,125 +26,14 @@ LARGE = 14  # bytes: all bodies but the first nine have as many
 MODES = {"k0": "first", "k1": "last", "k2": "collect", "k3": "collect"}
 
 
-class TopicContext:
-    """A delivery that a consumer holds, with the lease it had when it was handed over."""
-
-    def __init__(self, consumer: Any, delivery: Any) -> None:
-        self.consumer = consumer
-        self.delivery = delivery
-        self.id = bytes(delivery.id)
-
-    @property
-    def receipt(self) -> float:
-        return float(self.delivery.receipt.score)
-
-
-class Machine(RuleBasedStateMachine):
-    """A topic, one or several consumers, a clock that only this machine moves."""
-
-    server: ClassVar[Server]
-    slots: ClassVar[int] = 1
-    max_retries: ClassVar[int] = 2
-    retry: ClassVar[Any] = "immediate"
-    timed_priority: ClassVar[int] = 0  # 0: "first"
-    is_async: ClassVar[bool] = False
-    looks_again: ClassVar[bool] = True  # a receive that finds expired messages alone goes on
-    consumes: ClassVar[str] = "plain"  # or "ordered", or "mixed": each consumer as it falls
-    driver_class: ClassVar[type[Driver]] = Driver
-    steps: ClassVar[int] = 0
-    reached: ClassVar[Counter[str]] = Counter()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.raw: redis.Redis = self.server.raw()
-        self.raw.config_set("maxmemory", 0)
-        self.raw.flushall()
-        self.now = START_MS
-        self.tick_to(START_MS)
-        self.driver = self.driver_class(self.server.url, self.is_async)
-        ladder = (0,) if self.retry == "immediate" else self.retry.ladder(self.max_retries)
-        self.model = Model(
-            self.slots, self.max_retries, ladder, WINDOW_S * 1000, self.timed_priority
-        )
-        self.ids: list[tuple[bytes, str | None]] = []
-        self.told: set[bytes] = set()  # told "stored"
-        self.handles: list[TopicContext] = []
-        self.old: list[tuple[bytes, float]] = []  # receipts that were handed out
-        self.batches: dict[bytes, int] = {}  # the last batch in which a message was delivered
-        self.serial = self.receives = 0
-        self.unloaded = False  # whether the server lacks the script of the next take
-        self.full = self.broken = False
-
-    # --- the ground
-
-    def tick_to(self, now: int) -> None:
-        self.now = now
-        context.set_clock(now * 1000)
-
-    def claim(self, holds: bool, text: str) -> None:
-        if not holds:
-            self.broken = True
-            raise Violation(text)
-
-    def do(self, call: Any, *refusals: type[Exception], lost: bool = False) -> Any:
-        """Make a call; a refusal that may come is returned, any other error is a violation."""
-        self.driver.lost = lost
-        before = self.driver.doubled
-        try:
-            return self.driver.do(call())
-        except refusals as error:
-            return error
-        except Exception as error:
-            self.broken = True
-            raise Violation(f"unexpected {type(error).__name__}: {error}") from error
-        finally:
-            self.driver.lost = False
-            if self.driver.doubled > before:
-                self.reached["lost reply, sent again"] += 1
-
-    def same(self, what: str) -> None:
-        """Nothing has changed since the last step."""
-        now = self.look()
-        for before, after in zip(self.seen, now, strict=True):
-            self.claim(before.state() == after.state(), f"{what} changed something")
-
-    def look(self) -> list[Look]:
-        return look(self.raw, self.keys)
-
-    @initialize()
-    def create(self) -> None:
-        self.topic = self.open_topic()
-        self.claim(self.do(self.topic.open), "the topic was there before")
-        self.keys = [SlotKeys("rmq", TOPIC, n) for n in range(self.slots)]
-        self.seen = self.look()
+class Machine(Ground):
+    """The rules: what producers, consumers, administrators and the world do."""
 
     @initialize(count=st.integers(0, 4))
     def begin(self, count: int) -> None:
         if hasattr(self, "keys"):
             for n in range(count):
                 self.sent(self.new_id(n), self.body(n), False)
-
-    def open_topic(self) -> Any:
-        return self.driver.client.topic(
-            TOPIC,
-            slots=self.slots,
-            max_retries=self.max_retries,
-            retry=self.retry,
-            timed_priority=self.timed_priority or "first",
-            dedup_window=WINDOW_S,
-            max_body=60,
-        )
-
-    def body(self, which: int) -> dict[str, int]:
-        self.serial += 1
-        return {"n": self.serial, "x": which % 7}
-
-    def new_id(self, which: int, key: str | None = None) -> Any:
-        basis = key or f"b{which % 5}"
-        id = self.do(lambda: self.topic.new_id(basis))
-        self.claim(id.slot == slot_of(basis, self.slots), "new_id: another slot")
-        self.ids.append((id, key))
-        return id
 
     # --- sending
 
@@ -370,7 +249,7 @@ class Machine(RuleBasedStateMachine):
 
     def receive(
         self, limit: int, lease: float, lost: bool, pops: bool = False, ordered: bool | None = None
-    ) -> list[TopicContext]:
+    ) -> list[HeldDelivery]:
         if ordered is None:
             ordered = self.consumes == "ordered"
         mode = "at_most_once" if pops else "at_least_once"
@@ -381,7 +260,7 @@ class Machine(RuleBasedStateMachine):
             self.in_order(got)
         expected = self.expect(limit, round(lease * 1000), lost, pops, ordered)
         self.took(got, expected, pops)
-        handles = [TopicContext(consumer, delivery) for delivery in got]
+        handles = [HeldDelivery(consumer, delivery) for delivery in got]
         self.old += [(handle.id, handle.receipt) for handle in handles if not pops]
         if self.full and got:
             self.reached["received at maxmemory"] += 1
@@ -436,7 +315,7 @@ class Machine(RuleBasedStateMachine):
         self.settle_held(which, verb, wait, lost)
 
     def settle_held(self, which: list[int], verb: str, wait: int | None, lost: bool) -> None:
-        chosen: list[TopicContext] = []
+        chosen: list[HeldDelivery] = []
         for one in which:
             handle = self.handles[one % len(self.handles)]
             if handle not in chosen:
@@ -655,70 +534,7 @@ class Machine(RuleBasedStateMachine):
             self.full = what == "full"
             self.raw.config_set("maxmemory", 1 if self.full else 0)
 
-    # --- what must hold
-
-    @invariant()
-    def holds(self) -> None:
-        if not hasattr(self, "keys"):
-            return
-        type(self).steps += 1
-        self.broken = True
-        self.seen = self.look()
-        gone = {m.id for m in self.model.msgs.values() if m.state == "gone"}
-        for slot, seen in enumerate(self.seen):
-            check_shape(seen, slot, self.max_retries + 1)
-            self.check_model(slot, seen)
-        self.reached["large bodies"] += sum(len(seen.referred) for seen in self.seen)
-        live = {id for seen in self.seen for id in seen.records}
-        claim(not live - set(self.model.msgs), "a message nobody sent")
-        lost = self.told - live - gone
-        claim(not lost, f"lost: {len(lost)} told stored are nowhere")
-        if self.steps % 5 == 0:
-            check_keys(self.raw, TOPIC, self.keys)
-        self.reached["timed joined its priority"] += self.model.joined
-        self.reached["retries led a take"] += self.model.retries_led
-        self.reached["priorities led a take"] += self.model.priorities_led
-        self.reached["expired"] += self.model.expired
-        self.reached["in order: blocked"] += self.model.blocked
-        self.reached["in order: held"] += self.model.held_back
-        self.reached["in order: one alone"] += self.model.alone
-        self.model.joined = self.model.retries_led = self.model.expired = 0
-        self.model.priorities_led = 0
-        self.model.blocked = self.model.held_back = self.model.alone = 0
-        self.broken = False
-
-    def check_model(self, slot: int, seen: Look) -> None:
-        mine = [m for m in self.model.msgs.values() if m.slot == slot]
-        for place in ("store", "prepare", "dead"):
-            wanted = {m.id for m in mine if m.state == place}
-            found = set(getattr(seen, place))
-            claim(
-                found == wanted,
-                f"{place}: {len(wanted - found)} missing, {len(found - wanted)} too many",
-            )
-        for msg in mine:
-            claim((msg.id in seen.failures) == msg.failed, "a failure too many, or one missing")
-            if msg.state == "store":
-                whole = int(seen.store[msg.id])
-                wanted_score = {
-                    "timed": msg.due or 500_000_000_000 + msg.order,
-                    "priority": msg.joins, "retry": msg.left,
-                }[msg.family]  # fmt: skip
-                claim(whole == wanted_score, f"score {whole}, the model says {wanted_score}")
-            elif msg.state == "prepare":
-                claim(seen.prepare[msg.id] == msg.receipt, "another receipt than was handed out")
-        index = {key: id for key, (id, _) in self.model.slots[slot].index.items()}
-        found_index = {key.decode(): id for key, (id, _) in seen.merge.items()}
-        claim(found_index == index, "the merge index is not the waiting merging messages")
-        counted = int(seen.slot.get(b"delivered", 0)), int(seen.slot.get(b"accepted", 0))
-        s = self.model.slots[slot]
-        claim(counted == (s.delivered, s.accepted), f"counters {counted}")
-        marks = seen.slot.get(b"ordered"), seen.slot.get(b"holder", b"")
-        wanted_marks = b"%d" % max(s.hold, 1) if s.in_order else None, s.holder
-        claim(marks == wanted_marks, f"in order: {marks}, the model says {wanted_marks}")
-        if self.consumes == "ordered":
-            batches = {self.batches.get(id) for id in seen.prepare}
-            claim(len(batches) <= 1, f"slot {slot}: two batches in flight")
+    # --- the end
 
     def drain(self) -> None:
         """Liveness: without faults and with a handler that is always well, everything settles."""
