@@ -29,10 +29,7 @@ def errors_of_a_storm(server: Server, name: str, *words: str) -> list[BaseExcept
 
 @pytest.mark.fault("F24", control=True)
 def test_a_client_that_does_not_load_on_noscript_tells_its_caller(
-    ours: Server,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert errors_of_a_storm(ours, name, "SCRIPT", "FLUSH") == []
 
@@ -45,8 +42,7 @@ def test_a_client_that_does_not_load_on_noscript_tells_its_caller(
     monkeypatch.setattr("rmq.kernel.transport.calls.kind_of", kind)
     errors = errors_of_a_storm(ours, f"{name}-broken", "SCRIPT", "FLUSH")
 
-    with capsys.disabled():
-        print(f"\nFIG control, nothing is loaded again: {len(errors)} of 2 threads failed")
+    print(f"FIG control, nothing is loaded again: {len(errors)} of 2 threads failed")
     assert errors
     assert all(isinstance(error, rmq.ScriptFailed) for error in errors)
     assert "No matching script" in str(errors[0])
@@ -54,10 +50,7 @@ def test_a_client_that_does_not_load_on_noscript_tells_its_caller(
 
 @pytest.mark.fault("F25", control=True)
 def test_a_client_that_repeats_nothing_tells_its_caller(
-    ours: Server,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert errors_of_a_storm(ours, name, *kill) == []
@@ -68,8 +61,7 @@ def test_a_client_that_repeats_nothing_tells_its_caller(
     monkeypatch.setattr(RetryDeadline, "next_pause", give_up)
     errors = errors_of_a_storm(ours, f"{name}-broken", *kill)
 
-    with capsys.disabled():
-        print(f"\nFIG control, nothing is repeated: {len(errors)} of 2 threads failed")
+    print(f"FIG control, nothing is repeated: {len(errors)} of 2 threads failed")
     assert [type(error) for error in errors] == [rmq.OutcomeUnknown]  # its producer ignores them
 
 
@@ -98,10 +90,7 @@ def seconds_in_a_hole(server: Server, name: str, most_s: float) -> float:
 
 @pytest.mark.fault("F10", control=True)
 def test_a_client_of_rmq_without_a_timeout_hangs_in_a_black_hole(
-    ours: Server,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noticed_s = seconds_in_a_hole(ours, name, 30)
     assert noticed_s < 10
@@ -115,6 +104,5 @@ def test_a_client_of_rmq_without_a_timeout_hangs_in_a_black_hole(
     most_s = 2 * noticed_s + 1
     waited_s = seconds_in_a_hole(ours, f"{name}-broken", most_s)
 
-    with capsys.disabled():
-        print(f"\nFIG control, no timeout: not told in {most_s:.1f} s, otherwise {noticed_s:.1f} s")
+    print(f"FIG control, no timeout: not told in {most_s:.1f} s, otherwise {noticed_s:.1f} s")
     assert waited_s == most_s

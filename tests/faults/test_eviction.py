@@ -217,13 +217,12 @@ def after_eviction(server: Server, name: str) -> Losses:
 
 @pytest.mark.fault("F19")
 def test_what_is_evicted_is_named_or_counted_and_nothing_else_moves(
-    evicting: Server, name: str, capsys: pytest.CaptureFixture[str]
+    evicting: Server, name: str
 ) -> None:
     """Peer bug: Redis evicts keys of a queue, and nobody is told."""
     found = after_eviction(evicting, name)
 
-    with capsys.disabled():
-        print(f"\nFIG allkeys-lru, {TOPICS} topics, half of their keys evicted: {found}")
+    print(f"FIG allkeys-lru, {TOPICS} topics, half of their keys evicted: {found}")
     assert found.named > 0
     assert found.counted > 0
     assert (found.silent, found.moved) == (0, 0)
@@ -241,23 +240,17 @@ TOLERANT: list[Change] = [
 
 @pytest.mark.fault("F19", control=True)
 def test_a_take_that_tolerates_missing_records_moves_what_is_left_of_messages(
-    evicting: Server,
-    name: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    evicting: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scripts, "load", loader(TOLERANT))
     found = after_eviction(evicting, name)
 
-    with capsys.disabled():
-        print(f"\nFIG control, a take that needs no record: {found}")
+    print(f"FIG control, a take that needs no record: {found}")
     assert found.moved > 0
 
 
 @pytest.mark.fault("F19", control=True)
-def test_a_bare_queue_is_empty_and_tells_nobody(
-    evicting: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bare_queue_is_empty_and_tells_nobody(evicting: Server, name: str) -> None:
     keys = [f"bare:{name}:{number}".encode() for number in range(TOPICS)]
     with evicting.raw() as raw:
         for key in keys:
@@ -265,6 +258,5 @@ def test_a_bare_queue_is_empty_and_tells_nobody(
         evict(raw, keys, TOPICS // 2)
         received = sum(raw.rpop(key) is not None for key in keys for _ in range(COUNT))
 
-    with capsys.disabled():
-        print(f"\nFIG control, lists: {TOPICS * COUNT - received} of {TOPICS * COUNT} lost, 0 told")
+    print(f"FIG control, lists: {TOPICS * COUNT - received} of {TOPICS * COUNT} lost, 0 told")
     assert 0 < received < TOPICS * COUNT

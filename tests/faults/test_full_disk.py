@@ -88,25 +88,21 @@ def play(disk: Disk, name: str) -> tuple[Verdict, int]:
 
 @pytest.mark.fault("F20")
 @pytest.mark.parametrize("disk", ["always", "everysec"], indirect=True)
-def test_a_full_disk_loses_nothing_that_was_answered(
-    disk: Disk, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_loses_nothing_that_was_answered(disk: Disk, name: str) -> None:
     verdict, refused = play(disk, name)
 
-    with capsys.disabled():
-        print(f"\nFIG full disk, {disk.server.options[1]}: {verdict}; {refused} refused")
+    print(f"FIG full disk, {disk.server.options[1]}: {verdict}; {refused} refused")
     assert verdict.state == "valid", verdict
 
 
 @pytest.mark.fault("F20", control=True)
 @pytest.mark.parametrize("disk", [None], indirect=True)
 def test_a_redis_that_writes_no_file_notices_no_full_disk_and_loses_all(
-    disk: Disk, name: str, capsys: pytest.CaptureFixture[str]
+    disk: Disk, name: str
 ) -> None:
     verdict, refused = play(disk, name)
 
-    with capsys.disabled():
-        print(f"\nFIG control, full disk, no AOF: {verdict}; {refused} refused")
+    print(f"FIG control, full disk, no AOF: {verdict}; {refused} refused")
     assert refused == 0
     assert len(verdict.lost) == verdict.answered == 1000
 
@@ -114,7 +110,7 @@ def test_a_redis_that_writes_no_file_notices_no_full_disk_and_loses_all(
 @pytest.mark.fault("F20", control=True)
 @pytest.mark.parametrize("disk", ["everysec"], indirect=True)
 def test_a_client_that_takes_a_refusal_for_an_answer_loses_what_was_refused(
-    disk: Disk, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    disk: Disk, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exchange, answers = Transport._exchange, dict[int, list[Any]]()
 
@@ -129,7 +125,6 @@ def test_a_client_that_takes_a_refusal_for_an_answer_loses_what_was_refused(
     monkeypatch.setattr(Transport, "_exchange", careless)
     verdict, refused = play(disk, name)
 
-    with capsys.disabled():
-        print(f"\nFIG control, full disk, a refusal is taken for an answer: {verdict}")
+    print(f"FIG control, full disk, a refusal is taken for an answer: {verdict}")
     assert refused == 0
     assert verdict.lost

@@ -52,7 +52,7 @@ def outcome(call: object) -> str:
 @pytest.mark.fault("F20")
 @pytest.mark.parametrize("disk", ["always", "everysec"], indirect=True)
 def test_a_full_disk_with_many_messages_stops_everything_and_loses_nothing(
-    disk: Disk, name: str, capsys: pytest.CaptureFixture[str]
+    disk: Disk, name: str
 ) -> None:
     server = disk.server
     assert server.process is not None
@@ -85,11 +85,10 @@ def test_a_full_disk_with_many_messages_stops_everything_and_loses_nothing(
         deep.drain()
 
     verdict = deep.history.verdict(fired=sum(refused.values()))
-    with capsys.disabled():
-        print(
-            f"\nFIG full disk, {WAITING:,} waiting, {server.options[1]}: {verdict}; the producer "
-            f"met {refused}, receive {dict(told)}, ack {told_ack}, stats {told_stats}"
-        )
+    print(
+        f"FIG full disk, {WAITING:,} waiting, {server.options[1]}: {verdict}; the producer "
+        f"met {refused}, receive {dict(told)}, ack {told_ack}, stats {told_stats}"
+    )
     assert verdict.state == "valid", verdict
     assert told_ack == "Unavailable"
     assert told_stats == ("Unavailable" if is_always else "done")
@@ -101,9 +100,7 @@ def test_a_full_disk_with_many_messages_stops_everything_and_loses_nothing(
 
 @pytest.mark.fault("F20", control=True)
 @pytest.mark.parametrize("disk", [None], indirect=True)
-def test_many_messages_without_an_aof_are_seen_to_be_lost(
-    disk: Disk, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_messages_without_an_aof_are_seen_to_be_lost(disk: Disk, name: str) -> None:
     with Deep(disk.server.url, name) as deep:
         deep.fill()
         full(disk)
@@ -113,7 +110,6 @@ def test_many_messages_without_an_aof_are_seen_to_be_lost(
         told = outcome(lambda: deep.drain())
 
     verdict = deep.history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG control, full disk, {WAITING:,} waiting, no AOF: {verdict}; {told} is raised")
+    print(f"FIG control, full disk, {WAITING:,} waiting, no AOF: {verdict}; {told} is raised")
     assert verdict.state == "invalid"
     assert len(verdict.lost) == WAITING - CALL

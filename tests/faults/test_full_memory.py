@@ -71,7 +71,7 @@ def settle_in_every_way(deep: Deep) -> None:
 
 @pytest.mark.fault("F18")
 def test_many_messages_are_drained_at_maxmemory_and_the_producer_goes_on(
-    raw: redis.Redis, name: str, capsys: pytest.CaptureFixture[str]
+    raw: redis.Redis, name: str
 ) -> None:
     with Deep(url_of(raw), name) as deep:
         empty = used(raw)
@@ -103,11 +103,10 @@ def test_many_messages_are_drained_at_maxmemory_and_the_producer_goes_on(
 
     verdict = deep.history.verdict(fired=deep.refused.total())
     ratio = full_rate / free_rate
-    with capsys.disabled():
-        print(
-            f"\nFIG maxmemory, {WAITING:,} waiting: {verdict}; {deep.refused.total()} calls of the "
-            f"producer refused, drained {full_rate:,.0f}/s, {ratio:.2f} of the rate without a limit"
-        )
+    print(
+        f"FIG maxmemory, {WAITING:,} waiting: {verdict}; {deep.refused.total()} calls of the "
+        f"producer refused, drained {full_rate:,.0f}/s, {ratio:.2f} of the rate without a limit"
+    )
     assert verdict.state == "valid", verdict
     assert redriven.sent == 10
     assert not any(held[one] for one in ("priority", "retries", "due", "in_flight", "dead"))
@@ -115,9 +114,7 @@ def test_many_messages_are_drained_at_maxmemory_and_the_producer_goes_on(
 
 
 @pytest.mark.fault("F18", control=True)
-def test_a_redis_that_evicts_is_seen_to_lose(
-    raw: redis.Redis, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_redis_that_evicts_is_seen_to_lose(raw: redis.Redis, name: str) -> None:
     raw.config_set("maxmemory-policy", "allkeys-random")
     with Deep(url_of(raw), name) as deep:
         deep.fill()
@@ -135,7 +132,6 @@ def test_a_redis_that_evicts_is_seen_to_lose(
             told = "nothing"
 
     verdict = deep.history.verdict(fired=evicted)
-    with capsys.disabled():
-        print(f"\nFIG control, a Redis that evicts: {verdict}; {told} is raised")
+    print(f"FIG control, a Redis that evicts: {verdict}; {told} is raised")
     assert verdict.state == "invalid"
     assert verdict.lost

@@ -62,7 +62,6 @@ def killed_in_the_handler(
 @pytest.mark.fault("F4")
 def test_messages_of_a_killed_consumer_come_back_after_their_lease(
     server: Server, client: rmq.Client, name: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Peer bug: a crash in the midst of a job loses it."""
     history, attempts, recovered = killed_in_the_handler(
@@ -70,8 +69,7 @@ def test_messages_of_a_killed_consumer_come_back_after_their_lease(
     )
 
     verdict = history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG kill -9 consumer: {verdict}; recovery {recovered:.2f} s, lease {LEASE_S} s")
+    print(f"FIG kill -9 consumer: {verdict}; recovery {recovered:.2f} s, lease {LEASE_S} s")
     assert verdict.state == "valid", verdict
     assert attempts == [2, 2, 2]
     assert verdict.duplicates == 3
@@ -93,7 +91,6 @@ def test_at_most_once_loses_what_a_killed_consumer_had(
 
 def test_a_killed_producer_leaves_what_was_answered_and_no_copies(
     server: Server, client: rmq.Client, name: str, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     topic = client.topic(name)
     topic.open()
@@ -114,8 +111,7 @@ def test_a_killed_producer_leaves_what_was_answered_and_no_copies(
     drained(topic, history)
 
     verdict = history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG kill -9 producer: {verdict}; {len(attempted) - len(answered)} unanswered")
+    print(f"FIG kill -9 producer: {verdict}; {len(attempted) - len(answered)} unanswered")
     assert len(attempted) - len(answered) <= 1
     assert verdict.state == "valid", verdict
     assert verdict.duplicates == 0
@@ -138,9 +134,7 @@ def written(server: Server) -> None:
 
 
 @pytest.mark.fault("F1")
-def test_a_killed_redis_loses_nothing_that_was_answered(
-    durable: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_redis_loses_nothing_that_was_answered(durable: Server, name: str) -> None:
     with Load(durable.url, name) as load:
         time.sleep(0.6)
         written(durable)
@@ -154,13 +148,12 @@ def test_a_killed_redis_loses_nothing_that_was_answered(
         load.drain()
 
     verdict = load.history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG kill -9 redis, {durable.options[1]}: {verdict}; recovery {recovered:.2f} s")
+    print(f"FIG kill -9 redis, {durable.options[1]}: {verdict}; recovery {recovered:.2f} s")
     assert verdict.state == "valid", verdict
 
 
 @pytest.mark.fault("F1", control=True)
-def test_a_redis_without_aof_is_seen_to_lose(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_redis_without_aof_is_seen_to_lose(name: str) -> None:
     """Negative control: the same kill without persistence, and the loss is seen."""
     server = Server(any_binary())
     try:

@@ -31,9 +31,7 @@ LEASE_S = 5.0
 
 
 @pytest.mark.fault("F24", control=True)
-def test_a_client_that_does_not_load_scripts_again_sees_each_flush(
-    ours: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_that_does_not_load_scripts_again_sees_each_flush(ours: Server) -> None:
     with ours.raw() as raw:
         failed, text = 0, "return 1"
         sha = raw.script_load(text)
@@ -45,15 +43,12 @@ def test_a_client_that_does_not_load_scripts_again_sees_each_flush(
             except redis.exceptions.NoScriptError:
                 failed += 1
 
-    with capsys.disabled():
-        print(f"\nFIG control, SCRIPT FLUSH: {failed} of 5 calls of a bare client failed")
+    print(f"FIG control, SCRIPT FLUSH: {failed} of 5 calls of a bare client failed")
     assert failed == 5
 
 
 @pytest.mark.fault("F25", control=True)
-def test_a_client_that_does_not_repeat_sees_each_cut(
-    ours: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_that_does_not_repeat_sees_each_cut(ours: Server) -> None:
     failed = 0
     with ours.raw() as raw:
         for _ in range(5):
@@ -64,8 +59,7 @@ def test_a_client_that_does_not_repeat_sees_each_cut(
                 raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
                 failed += isinstance(call.exception(), redis.ConnectionError)
 
-    with capsys.disabled():
-        print(f"\nFIG control, CLIENT KILL: {failed} of 5 calls of a bare client failed")
+    print(f"FIG control, CLIENT KILL: {failed} of 5 calls of a bare client failed")
     assert failed == 5
 
 
@@ -126,11 +120,11 @@ def on_a_slow_line(line: Proxy, name: str, folder: Path) -> Scene:
 @pytest.mark.fault("F9")
 @pytest.mark.slow
 def test_heartbeats_keep_leases_on_a_slow_line_with_resets(
-    ours: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ours: Server, name: str, tmp_path: Path
 ) -> None:
     with between(ours.port) as line:
         with on_a_slow_line(line, name, tmp_path) as scene:
-            found = scene.judge(f"slow line, {2 * DELAY_S:g} s a round trip", capsys)
+            found = scene.judge(f"slow line, {2 * DELAY_S:g} s a round trip")
         assert found.duplicates == 0
 
 

@@ -108,15 +108,14 @@ def play(
 
 @pytest.mark.fault("F0")
 def test_each_message_is_delivered_once_and_in_order_of_priority(
-    client: rmq.Client, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+    client: rmq.Client, name: str, clock: Clock
 ) -> None:
     """Delayed, merged and failed ones too."""
     seed, rng = seeded()
     history, inversions = play(client, name, rng, clock)
 
     verdict = history.verdict(fired=1)  # there is none; the next test shows that it would be seen
-    with capsys.disabled():
-        print(f"\nFIG no fault: {verdict}; {inversions} inversions, seed {seed}")
+    print(f"FIG no fault: {verdict}; {inversions} inversions, seed {seed}")
     assert verdict.state == "valid", verdict
     assert verdict.duplicates > 10  # those that failed
     assert inversions == 0
@@ -124,13 +123,12 @@ def test_each_message_is_delivered_once_and_in_order_of_priority(
 
 @pytest.mark.fault("F0", control=True)
 def test_the_order_of_several_slots_is_seen_as_inversions(
-    client: rmq.Client, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+    client: rmq.Client, name: str, clock: Clock
 ) -> None:
     """Priorities are strict inside a slot alone."""
     history, inversions = play(client, name, random.Random(1), clock, slots=4)
 
-    with capsys.disabled():
-        print(f"\nFIG control, four slots: {inversions} inversions")
+    print(f"FIG control, four slots: {inversions} inversions")
     assert history.verdict(fired=1).state == "valid"
     assert inversions > 4
 
@@ -153,12 +151,6 @@ def test_a_message_that_is_delivered_twice_is_seen(client: rmq.Client, name: str
 
     verdict = history.verdict(fired=1)
     assert (verdict.state, verdict.unexplained) == ("invalid", 1)
-
-
-SMALLEST: list[Change] = [
-    *MUTANTS["smallest priority first"],
-    ("prepare", "elseif on_top and all <= priorities then", "elseif false then"),
-]
 
 
 @pytest.mark.parametrize("change", [SMALLEST, EARLY, BLIND], ids=["smallest", "early", "blind"])
@@ -242,15 +234,11 @@ def received_by_two(client: rmq.Client, name: str) -> Verdict:
 
 @pytest.mark.fault("F0", control=True)
 def test_a_take_that_leaves_what_it_takes_is_seen_as_duplicates(
-    client: rmq.Client,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert received_by_two(client, name).state == "valid"
 
     monkeypatch.setattr(scripts, "load", loader(LEAVES))
     verdict = received_by_two(client, f"{name}-broken")
-    with capsys.disabled():
-        print(f"\nFIG control, a take that leaves what it takes: {verdict}")
+    print(f"FIG control, a take that leaves what it takes: {verdict}")
     assert (verdict.state, verdict.unexplained) == ("invalid", 5)

@@ -141,30 +141,24 @@ def send(topic: rmq.Topic, history: History, number: int, durability: Any) -> st
 
 
 @pytest.mark.fault("F11", "F12", optional=True)
-def test_what_was_confirmed_as_replicated_survives_a_partition(
-    network: Network, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_confirmed_as_replicated_survives_a_partition(network: Network, name: str) -> None:
     history, phases = play(
         network, name, rmq.Replicated(1, PATIENCE_S), rmq.Replicated(1, CONFIRM_S)
     )
 
     verdict = history.verdict(fired=network.cuts)
-    with capsys.disabled():
-        print(f"\nFIG master and replica cut off, Replicated(1): {verdict}")
+    print(f"FIG master and replica cut off, Replicated(1): {verdict}")
     assert verdict.state == "valid", verdict
     assert [set(phase) for phase in phases] == [{"confirmed"}, {"refused"}] * 2
     assert verdict.recovered == COUNT  # those of the first cut came through when it healed
 
 
 @pytest.mark.fault("F11", "F12", control=True, optional=True)
-def test_what_was_confirmed_in_memory_is_lost_by_a_partition(
-    network: Network, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_confirmed_in_memory_is_lost_by_a_partition(network: Network, name: str) -> None:
     history, _ = play(network, name, "memory", "memory")
 
     verdict = history.verdict(fired=network.cuts)
-    with capsys.disabled():
-        print(f"\nFIG control, master and replica cut off, memory: {verdict}")
+    print(f"FIG control, master and replica cut off, memory: {verdict}")
     assert verdict.lost == list(range(3 * COUNT, 4 * COUNT))
 
 
@@ -299,13 +293,12 @@ def bodies(topic: rmq.Topic) -> set[Any]:
 @pytest.mark.timeout(240)
 @pytest.mark.fault("F13", "F14", optional=True)
 def test_nothing_that_a_cut_off_master_took_counts_as_replicated(
-    network: Network, name: str, capsys: pytest.CaptureFixture[str]
+    network: Network, name: str
 ) -> None:
     confirmed, lost, refused = lost_by_a_partition(network, name, rmq.Replicated(1, CONFIRM_S))
 
-    with capsys.disabled():
-        print(f"\nFIG master cut off from its sentinels, Replicated(1): {confirmed} confirmed, "
-              f"lost {lost}, {refused} refused meanwhile")  # fmt: skip
+    print(f"FIG master cut off from its sentinels, Replicated(1): {confirmed} confirmed, "
+          f"lost {lost}, {refused} refused meanwhile")  # fmt: skip
     assert lost == {"sync": 0, "async": 0}
     assert min(refused.values()) > 0
 
@@ -314,16 +307,15 @@ def test_nothing_that_a_cut_off_master_took_counts_as_replicated(
 @pytest.mark.fault("F13", "F14", control=True, optional=True)
 @pytest.mark.parametrize("with_companion", [False, True])
 def test_what_a_cut_off_master_took_is_lost_without_a_replica_on_the_other_side(
-    network: Network, name: str, capsys: pytest.CaptureFixture[str], with_companion: bool
+    network: Network, name: str, with_companion: bool
 ) -> None:
     """Also where a replica on the master's side confirms it: 1 is less than a majority of 3."""
     durability = rmq.Replicated(1, CONFIRM_S) if with_companion else "memory"
     confirmed, lost, _ = lost_by_a_partition(network, name, durability, with_companion)
 
-    with capsys.disabled():
-        what = "Replicated(1), one replica with it" if with_companion else "memory"
-        print(f"\nFIG control, master cut off from its sentinels, {what}: {confirmed} confirmed, "
-              f"lost {lost}")  # fmt: skip
+    what = "Replicated(1), one replica with it" if with_companion else "memory"
+    print(f"FIG control, master cut off from its sentinels, {what}: {confirmed} confirmed, "
+          f"lost {lost}")  # fmt: skip
     assert min(lost.values()) > 0
 
 

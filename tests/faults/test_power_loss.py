@@ -72,23 +72,21 @@ def play(folder: Path, fsync: str, name: str) -> tuple[Verdict, int]:
 
 @pytest.mark.fault("F2")
 def test_an_aof_that_is_always_synced_loses_nothing_with_the_power(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path
 ) -> None:
     verdict, gone = play(tmp_path, "always", name)
 
-    with capsys.disabled():
-        print(f"\nFIG power loss, always: {verdict}; {gone} bytes gone")
+    print(f"FIG power loss, always: {verdict}; {gone} bytes gone")
     assert verdict.state == "valid", verdict
 
 
 @pytest.mark.fault("F2", control=True)
 def test_an_aof_that_is_synced_each_second_is_seen_to_lose_that_second(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path
 ) -> None:
     verdict, gone = play(tmp_path, "everysec", name)
 
-    with capsys.disabled():
-        print(f"\nFIG control, power loss, everysec: {verdict}; {gone} bytes gone")
+    print(f"FIG control, power loss, everysec: {verdict}; {gone} bytes gone")
     assert gone > 0
     assert verdict.lost
     assert verdict.lost == list(range(verdict.lost[0], verdict.answered + 1)), "not the end alone"

@@ -18,7 +18,7 @@ COUNT = 400
 
 @pytest.mark.fault("F31")
 def test_leases_that_many_consumers_find_go_back_once_and_cost_one_retry(
-    server: Server, name: str, clock: Clock, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, clock: Clock
 ) -> None:
     history, attempts = History(), set()
     with rmq.Client(server.url) as client:
@@ -52,7 +52,6 @@ def test_leases_that_many_consumers_find_go_back_once_and_cost_one_retry(
         rolled_back = client.admin.stats(name)["rolled_back"]
 
     verdict = history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG {REAPERS} reapers: {verdict}; {rolled_back} leases given back")
+    print(f"FIG {REAPERS} reapers: {verdict}; {rolled_back} leases given back")
     assert verdict.state == "valid", verdict
     assert (attempts, rolled_back) == ({2}, COUNT)

@@ -40,7 +40,7 @@ def fill(server: Server, count: int = 300) -> None:
 
 @pytest.mark.fault("F33")
 def test_a_redis_that_is_killed_while_it_rewrites_loses_nothing(
-    rewriting: Server, name: str, capsys: pytest.CaptureFixture[str]
+    rewriting: Server, name: str
 ) -> None:
     fill(rewriting)
     began = 0
@@ -69,15 +69,12 @@ def test_a_redis_that_is_killed_while_it_rewrites_loses_nothing(
         load.drain()
 
     verdict = load.history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG killed in a rewrite: {verdict}; {began} rewrites before, {recovered:.2f} s")
+    print(f"FIG killed in a rewrite: {verdict}; {began} rewrites before, {recovered:.2f} s")
     assert verdict.state == "valid", verdict
 
 
 @pytest.mark.fault("F33", control=True)
-def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(
-    own_server: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(own_server: Server, name: str) -> None:
     history = History()
     with rmq.Client(own_server.url, retry_for=5) as client, own_server.raw() as raw:
         topic = client.topic(name)
@@ -101,8 +98,7 @@ def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(
         drained(client.topic(name), history)
 
     verdict = history.verdict(fired=1)
-    with capsys.disabled():
-        print(f"\nFIG control, the rewritten part is gone: {verdict}")
+    print(f"FIG control, the rewritten part is gone: {verdict}")
     assert len(verdict.lost) == 20
 
 

@@ -256,11 +256,7 @@ def stranded(client: rmq.Client, server: Server, name: str) -> int:
 
 @pytest.mark.fault("F30", control=True)
 def test_an_opening_that_overwrites_the_settings_strands_messages(
-    shop: rmq.Client,
-    ours: Server,
-    name: str,
-    weaken: Break,
-    capsys: pytest.CaptureFixture[str],
+    shop: rmq.Client, ours: Server, name: str, weaken: Break
 ) -> None:
     assert stranded(shop, ours, name) == 0
 
@@ -269,8 +265,7 @@ def test_an_opening_that_overwrites_the_settings_strands_messages(
     unread = "if ARGV[2] ~= '1' then return { -1 } end\nlocal created = 0"
     weaken([("topic", reads, writes + reads), ("topic", "local created = 0", unread)])
     count = stranded(shop, ours, f"{name}-broken")
-    with capsys.disabled():
-        print(f"\nFIG control, the last one's settings stand: {count} of 40 stranded")
+    print(f"FIG control, the last one's settings stand: {count} of 40 stranded")
     assert 0 < count < 40
 
 

@@ -145,7 +145,7 @@ def lease_end(server: Server, topic: str) -> float:
 
 @pytest.mark.fault("F13")
 def test_a_killed_master_costs_no_confirmed_message_and_clients_follow_as_bare_redis_py_does(
-    service: Sentinels, name: str, capsys: pytest.CaptureFixture[str]
+    service: Sentinels, name: str
 ) -> None:
     url = service.url()
     handled: dict[str, list[int]] = {"sync": [], "async": []}
@@ -197,14 +197,13 @@ def test_a_killed_master_costs_no_confirmed_message_and_clients_follow_as_bare_r
         running.join(FAILOVER_S)
         assert not running.is_alive()
 
-    with capsys.disabled():
-        shown = ", ".join(f"{kind} {gap:.2f} s" for kind, gap in gaps.items())
-        again = sum(len(seen) - len(set(seen)) for seen in handled.values())
-        print(
-            f"\nFIG failover by Sentinel, kill -9: gaps {shown}, bare redis-py {bare.gap_s:.2f} s; "
-            f"replicated: {sum(len(load.done) for load in kept.values())} confirmed, 0 lost, "
-            f"{again} handled again"
-        )
+    shown = ", ".join(f"{kind} {gap:.2f} s" for kind, gap in gaps.items())
+    again = sum(len(seen) - len(set(seen)) for seen in handled.values())
+    print(
+        f"FIG failover by Sentinel, kill -9: gaps {shown}, bare redis-py {bare.gap_s:.2f} s; "
+        f"replicated: {sum(len(load.done) for load in kept.values())} confirmed, 0 lost, "
+        f"{again} handled again"
+    )
     assert held == [(1, False)]  # its lease was renewed at the new master
     assert max(gaps.values()) <= GAP_LIMIT * bare.gap_s + GAP_SLACK_S
 
@@ -248,7 +247,6 @@ def test_nothing_is_sent_to_an_old_master_that_wakes_up(
 @pytest.mark.fault("F13", "F14", control=True)
 def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
     service: Sentinels, drive: Callable[..., Driver], name: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """The control of the test above."""
 
@@ -260,8 +258,7 @@ def test_a_client_that_does_not_ask_again_is_seen_to_send_to_the_old_master(
         monkeypatch.setattr(module, "check_role", lambda reply, connection: None)
     driver = drive(service.url(), timeout=5)
     strays = strays_after_waking(service, driver, name)
-    with capsys.disabled():
-        print(f"\nFIG control, no question and no ROLE: {strays} of 50 sends to the old master")
+    print(f"FIG control, no question and no ROLE: {strays} of 50 sends to the old master")
     assert strays > 0
 
 

@@ -76,26 +76,20 @@ def play(pair: Pair, name: str, before: Any, after: Any) -> tuple[History, int]:
 
 
 @pytest.mark.fault("F11", "F12")
-def test_what_was_confirmed_as_replicated_survives_a_stale_replica(
-    pair: Pair, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_confirmed_as_replicated_survives_a_stale_replica(pair: Pair, name: str) -> None:
     history, refused = play(pair, name, rmq.Replicated(1, PATIENCE_S), rmq.Replicated(1, 0.1))
 
     verdict = history.verdict(fired=pair.line.fired)
-    with capsys.disabled():
-        print(f"\nFIG stale replica, Replicated(1): {verdict}; {refused} told as not durable")
+    print(f"FIG stale replica, Replicated(1): {verdict}; {refused} told as not durable")
     assert verdict.state == "valid", verdict
     assert (verdict.answered, refused) == (COUNT, COUNT)
 
 
 @pytest.mark.fault("F11", "F12", control=True)
-def test_what_was_confirmed_in_memory_is_lost_by_a_stale_replica(
-    pair: Pair, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_confirmed_in_memory_is_lost_by_a_stale_replica(pair: Pair, name: str) -> None:
     history, refused = play(pair, name, "memory", "memory")
 
     verdict = history.verdict(fired=pair.line.fired)
-    with capsys.disabled():
-        print(f"\nFIG control, stale replica, memory: {verdict}")
+    print(f"FIG control, stale replica, memory: {verdict}")
     assert verdict.lost == list(range(COUNT, 2 * COUNT))
     assert refused == 0

@@ -67,9 +67,7 @@ def sent_and_moved(server: Server, name: str) -> None:
 
 
 @pytest.mark.fault("F3")
-def test_a_torn_aof_leaves_no_message_half_moved(
-    kept: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torn_aof_leaves_no_message_half_moved(kept: Server, name: str) -> None:
     seed, rng = seeded()
     sent_and_moved(kept, name)
     size = end_of(Path(kept.dir)).stat().st_size
@@ -79,16 +77,13 @@ def test_a_torn_aof_leaves_no_message_half_moved(
     cuts = [1, 2, *(rng.randrange(3, size // 2) for _ in range(CUTS))]
     found = torn(kept, name, cuts)
 
-    with capsys.disabled():
-        told = f"{len(cuts)} cuts of up to {max(cuts)} bytes, {sum(found)} half moved"
-        print(f"\nFIG torn AOF: {told}, seed {seed}")
+    told = f"{len(cuts)} cuts of up to {max(cuts)} bytes, {sum(found)} half moved"
+    print(f"FIG torn AOF: {told}, seed {seed}")
     assert found == [0] * len(cuts)
 
 
 @pytest.mark.fault("F3", control=True)
-def test_a_move_in_two_commands_is_seen_half_moved(
-    kept: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_move_in_two_commands_is_seen_half_moved(kept: Server, name: str) -> None:
     """Peer bug: a job is removed and added by two commands, and lost between them."""
     with rmq.Client(kept.url) as client:
         client.topic(name).send("x")
@@ -101,6 +96,5 @@ def test_a_move_in_two_commands_is_seen_half_moved(
     cuts = random.Random(1).sample(range(1, 40), 5)
     found = torn(kept, name, cuts)
 
-    with capsys.disabled():
-        print(f"\nFIG control, torn AOF: a move in two commands, {sum(found)} half moved")
+    print(f"FIG control, torn AOF: a move in two commands, {sum(found)} half moved")
     assert found == [1] * len(cuts)

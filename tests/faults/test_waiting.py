@@ -67,7 +67,7 @@ def calls(server: Server) -> int:
 
 @pytest.mark.parametrize("slots", [1, 8])
 def test_an_idle_consumer_costs_about_a_command_a_second(
-    quiet: Server, name: str, slots: int, capsys: pytest.CaptureFixture[str]
+    quiet: Server, name: str, slots: int
 ) -> None:
     with rmq.Client(quiet.url) as client:
         client.topic(name, slots=slots).open()
@@ -80,15 +80,14 @@ def test_an_idle_consumer_costs_about_a_command_a_second(
         waiting.consumer._interrupt()
         waiting.thread.join(PATIENCE_S)
 
-    with capsys.disabled():
-        print(f"\nFIG idle consumer, {slots} slots: {rate:.1f} commands/s")
+    print(f"FIG idle consumer, {slots} slots: {rate:.1f} commands/s")
     assert not waiting.errors
     assert 0 < rate <= 1.4
 
 
 @pytest.mark.parametrize("slots", [1, 8])
 def test_a_message_wakes_an_idle_consumer(
-    quiet: Server, name: str, slots: int, unasked: None, capsys: pytest.CaptureFixture[str]
+    quiet: Server, name: str, slots: int, unasked: None
 ) -> None:
     with rmq.Client(quiet.url) as client, rmq.Client(quiet.url) as producer:
         client.topic(name, slots=slots).open()
@@ -98,8 +97,7 @@ def test_a_message_wakes_an_idle_consumer(
         producer.topic(name).send(1)
         delay = waiting.after(sent)
 
-    with capsys.disabled():
-        print(f"\nFIG wake, {slots} slots: {delay * 1000:.0f} ms")
+    print(f"FIG wake, {slots} slots: {delay * 1000:.0f} ms")
     assert delay < LATE_S
 
 
@@ -114,9 +112,7 @@ def test_a_due_time_wakes_an_idle_consumer_and_not_before(
         assert -0.01 < Waiting(client, name).after(sent) - 1.4 < LATE_S
 
 
-def test_a_lost_wake_signal_costs_about_a_second(
-    quiet: Server, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_wake_signal_costs_about_a_second(quiet: Server, name: str) -> None:
     with rmq.Client(quiet.url) as client, rmq.Client(quiet.url) as producer, quiet.raw() as raw:
         waiting = Waiting(client, name)
         asleep(quiet, name)
@@ -126,8 +122,7 @@ def test_a_lost_wake_signal_costs_about_a_second(
         producer.topic(name).send(1)
         delay = waiting.after(sent)
 
-    with capsys.disabled():
-        print(f"\nFIG lost wake signal: {delay:.2f} s")
+    print(f"FIG lost wake signal: {delay:.2f} s")
     assert delay < LATE_S
 
 

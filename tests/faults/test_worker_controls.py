@@ -22,14 +22,13 @@ def scene(server: Server, name: str, tmp_path: Path):
         yield made
 
 
-def report(scene: Scene, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    with capsys.disabled():
-        print(f"\nFIG control, {what}: {scene.account()}")
+def report(scene: Scene, what: str) -> None:
+    print(f"FIG control, {what}: {scene.account()}")
 
 
 @pytest.mark.slow
 def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
-    server: Server, scene: Scene, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, scene: Scene, name: str, tmp_path: Path
 ) -> None:
     with Scene(server, f"{name}-well", tmp_path / "well", "sync") as well:
         for one, mutant in ((well, ""), (scene, "blind_heartbeat")):
@@ -41,7 +40,7 @@ def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
         well.drained()
         time.sleep(2 * LEASE_S)
 
-        report(scene, capsys, "a heartbeat that renews for a stopped process")
+        report(scene, "a heartbeat that renews for a stopped process")
         assert well.account().state == "valid"
         assert scene.account().state == "invalid"
         assert scene.account().lost == [0]
@@ -49,9 +48,7 @@ def test_a_heartbeat_that_renews_for_a_stopped_process_is_caught(
 
 @pytest.mark.fault("F9", control=True)
 @pytest.mark.slow
-def test_a_worker_that_renews_nothing_is_caught(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_renews_nothing_is_caught(scene: Scene) -> None:
     scene.send(1, do=("hold", 4))
     scene.worker("idle_heartbeat", worker={"heartbeat": "thread"})
     scene.seen("deliver", 2)
@@ -59,16 +56,14 @@ def test_a_worker_that_renews_nothing_is_caught(
     scene.drained()
 
     scene.fired = 1
-    report(scene, capsys, "no renewal")
+    report(scene, "no renewal")
     assert scene.account().unexplained == [0]
     assert scene.account().overlaps == []
     assert scene.account().state == "invalid"
 
 
 @pytest.mark.slow
-def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_handler_that_does_not_see_its_lost_lease_is_caught(scene: Scene) -> None:
     scene.send(1, do=("hold", 5))  # beside the next one for longer than the account lets pass
     scene.worker("idle_heartbeat+never_tells", worker={"heartbeat": "thread"})
     scene.seen("deliver", 2)
@@ -76,32 +71,28 @@ def test_a_handler_that_does_not_see_its_lost_lease_is_caught(
     scene.drained()
 
     scene.fired = 1
-    report(scene, capsys, "no renewal, d.lost never true")
+    report(scene, "no renewal, d.lost never true")
     assert len(scene.account().overlaps) == 1
     assert scene.account().state == "invalid"
 
 
 @pytest.mark.fault("F4", control=True)
 @pytest.mark.slow
-def test_a_worker_that_settles_before_it_handles_is_caught(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_settles_before_it_handles_is_caught(scene: Scene) -> None:
     scene.send(1, do=("hold", 30))
     worker = scene.worker("acks_first")
     scene.seen("deliver")
     worker.kill()
     scene.drained()
 
-    report(scene, capsys, "settles before it handles")
+    report(scene, "settles before it handles")
     assert scene.account().lost == [0]
     assert scene.account().state == "invalid"
 
 
 @pytest.mark.fault("F6", control=True)
 @pytest.mark.slow
-def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(scene: Scene) -> None:
     """As `test_sigterm_finishes_what_runs...` asks, but after SIGKILL."""
     [running] = scene.send(1, do=("hold", 1.5))
     first = scene.worker(concurrency=1)
@@ -110,7 +101,7 @@ def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
     scene.worker()
     scene.drained()
 
-    report(scene, capsys, "SIGKILL in place of SIGTERM")
+    report(scene, "SIGKILL in place of SIGTERM")
     assert scene.account().duplicates == 1
     assert not scene.events("done", pid=first.pid)
     assert scene.events("deliver", attempt=2)
@@ -118,9 +109,7 @@ def test_a_worker_that_is_killed_and_not_asked_to_stop_burns_a_retry(
 
 @pytest.mark.fault("F5", control=True)
 @pytest.mark.slow
-def test_an_ack_that_ignores_the_receipt_is_caught(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_ack_that_ignores_the_receipt_is_caught(scene: Scene) -> None:
     scene.send(1, do=("hold", MEANWHILE_S), again=("hold", 60))
     zombie = scene.worker("acks_by_id")
     scene.seen("deliver")
@@ -132,16 +121,14 @@ def test_an_ack_that_ignores_the_receipt_is_caught(
     wait_for(lambda: not scene.held(), "the zombie's ack")
     other.kill()
 
-    report(scene, capsys, "an ack by id alone")
+    report(scene, "an ack by id alone")
     assert scene.account().lost == [0]
     assert scene.account().state == "invalid"
 
 
 @pytest.mark.fault("F5", control=True)
 @pytest.mark.slow
-def test_a_zombie_that_begins_what_it_has_lost_is_caught(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_zombie_that_begins_what_it_has_lost_is_caught(scene: Scene) -> None:
     scene.send(1, do=("hold", MEANWHILE_S))
     scene.send(3)
     zombie = scene.worker("begins_anything", concurrency=1, prefetch=4)
@@ -153,15 +140,13 @@ def test_a_zombie_that_begins_what_it_has_lost_is_caught(
     zombie.go_on()
     scene.seen("done", 4, pid=zombie.pid)
 
-    report(scene, capsys, "begins what it has lost")
+    report(scene, "begins what it has lost")
     assert set(scene.account().zombies) == {1, 2, 3}
     assert scene.account().state == "invalid"
 
 
 @pytest.mark.slow
-def test_a_heartbeat_thread_behind_the_gil_is_caught(
-    scene: Scene, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_heartbeat_thread_behind_the_gil_is_caught(scene: Scene) -> None:
     """As the docs say of heartbeat="thread"; and the account would see it in a process."""
     scene.send(1, do=("gil", 2 * MEANWHILE_S))
     scene.worker(worker={"heartbeat": "thread"})
@@ -171,7 +156,7 @@ def test_a_heartbeat_thread_behind_the_gil_is_caught(
     scene.seen("done", 2)
 
     scene.fired = 1
-    report(scene, capsys, "a heartbeat thread and the GIL")
+    report(scene, "a heartbeat thread and the GIL")
     assert scene.account().unexplained == [0]
     assert scene.account().state == "invalid"
 

@@ -66,7 +66,7 @@ def scenes_of(pair: Pair, name: str, tmp_path: Path, **options: Any) -> Any:
 @pytest.mark.fault("F12")
 @pytest.mark.slow
 def test_a_failover_loses_nothing_that_the_replica_has(
-    pair: Pair, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: Pair, name: str, tmp_path: Path
 ) -> None:
     with scenes_of(pair, name, tmp_path, durability=rmq.Replicated(1, 5)) as scenes:
         for scene in scenes:
@@ -86,7 +86,7 @@ def test_a_failover_loses_nothing_that_the_replica_has(
             done = scene.seen("done", n=scene.sent[-1])[0]
             scene.drained()
             took = (done["t"] - promoted) / 1e9
-            found = scene.judge("failover behind one address", capsys, f"flows {took:.2f} s later")
+            found = scene.judge("failover behind one address", f"flows {took:.2f} s later")
             assert found.dead == 0
             assert not scene.events("lost")
 
@@ -94,7 +94,7 @@ def test_a_failover_loses_nothing_that_the_replica_has(
 @pytest.mark.fault("F12", control=True)
 @pytest.mark.slow
 def test_a_replica_that_missed_messages_is_seen_to_lose_them(
-    pair: Pair, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pair: Pair, name: str, tmp_path: Path
 ) -> None:
     """The control: without durability, a stale replica loses what it never got."""
     with scenes_of(pair, name, tmp_path) as scenes:
@@ -111,7 +111,6 @@ def test_a_replica_that_missed_messages_is_seen_to_lose_them(
         for scene in scenes:
             wait_for(lambda scene=scene: not scene.held(), scene.how_it_stands)
             found = scene.account()
-            with capsys.disabled():
-                print(f"\nFIG control, stale replica, {scene.kind}: {found}")
+            print(f"FIG control, stale replica, {scene.kind}: {found}")
             assert found.lost == scene.sent[1:]
             assert found.state == "invalid"

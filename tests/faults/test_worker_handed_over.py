@@ -42,19 +42,17 @@ def scenes(server: Server, name: str, tmp_path: Path):
         yield made
 
 
-def drained(
-    scenes: list[Scene], what: str, credits: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def drained(scenes: list[Scene], what: str, credits: int) -> None:
     for scene in scenes:
         scene.drained()
-        found = scene.judge(what, capsys, f"{credits} credits seen")
+        found = scene.judge(what, f"{credits} credits seen")
         assert found.dead == 0
     assert credits > len(scenes), "nothing was handed over: this has shown nothing"
 
 
 @pytest.mark.slow
 def test_a_stopped_worker_that_is_still_counted_holds_one_lease_and_no_message_for_ever(
-    scenes: list[Scene], capsys: pytest.CaptureFixture[str]
+    scenes: list[Scene],
 ) -> None:
     credits = trickle(scenes, 2)
     for scene in scenes:
@@ -69,12 +67,10 @@ def test_a_stopped_worker_that_is_still_counted_holds_one_lease_and_no_message_f
         scene.children[0].go_on()
     credits += trickle(scenes, 1)
 
-    drained(scenes, "SIGSTOP of a worker with a credit", credits, capsys)
+    drained(scenes, "SIGSTOP of a worker with a credit", credits)
 
 
-def test_killed_workers_with_credits_lose_nothing(
-    scenes: list[Scene], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_workers_with_credits_lose_nothing(scenes: list[Scene]) -> None:
     credits = trickle(scenes, 2)
     for _ in range(2):
         for scene in scenes:
@@ -82,13 +78,11 @@ def test_killed_workers_with_credits_lose_nothing(
             scene.worker()
         credits += trickle(scenes, 2)
 
-    drained(scenes, "kill -9 of workers with credits", credits, capsys)
+    drained(scenes, "kill -9 of workers with credits", credits)
 
 
 @pytest.mark.slow
-def test_cut_subscriptions_cost_nothing(
-    server: Server, scenes: list[Scene], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cut_subscriptions_cost_nothing(server: Server, scenes: list[Scene]) -> None:
     credits = trickle(scenes, 1)
     since = time.monotonic_ns()
     for _ in range(10):
@@ -99,5 +93,5 @@ def test_cut_subscriptions_cost_nothing(
         scene.redis_fault(since)
     credits += trickle(scenes, 1)
 
-    drained(scenes, "subscriptions cut every 0.4 s", credits, capsys)
+    drained(scenes, "subscriptions cut every 0.4 s", credits)
     assert not any(scene.events("lost") for scene in scenes)

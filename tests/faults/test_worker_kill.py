@@ -28,7 +28,7 @@ TRIES, TRY_S = 4, 5.0
 
 @pytest.mark.fault("F4")
 def test_messages_of_a_killed_worker_come_back_after_their_lease(
-    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path
 ) -> None:
     """Peer bug: jobs of a dead worker come back only when some process starts."""
     with stages(server, name, tmp_path, lease=LEASE_S) as scenes:
@@ -47,7 +47,7 @@ def test_messages_of_a_killed_worker_come_back_after_their_lease(
             scene.drained()
             again = [e for e in scene.events("deliver") if e["pid"] != first.pid]
             took = recovery(again[0], scene.events("kill")[0])
-            scene.judge("kill -9 worker", capsys, f"recovery {took:.2f} s, lease {LEASE_S:g} s")
+            scene.judge("kill -9 worker", f"recovery {took:.2f} s, lease {LEASE_S:g} s")
             assert [e["attempt"] for e in again] == [2] * 3
             assert took < 2 * LEASE_S + LATE_S
 
@@ -55,7 +55,7 @@ def test_messages_of_a_killed_worker_come_back_after_their_lease(
 @pytest.mark.fault("F7")
 @pytest.mark.slow
 def test_a_message_that_kills_its_process_is_dead_after_its_tries_and_harms_no_other(
-    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path
 ) -> None:
     """The kinds side by side: it takes a lease a try, and each is long enough to be kept."""
     how: dict[str, Any] = {"slots": 2, "lease": TRY_S, "max_retries": TRIES - 1}
@@ -79,7 +79,7 @@ def test_a_message_that_kills_its_process_is_dead_after_its_tries_and_harms_no_o
             scene.fired = len(scene.events("exit"))
             others = [e["attempt"] for e in scene.events("deliver") if e["n"] != poison]
             scene.judge(
-                "os._exit in the handler", capsys,
+                "os._exit in the handler",
                 f"{starts[scene.kind]} starts, the others needed at most {max(others)} attempts",
             )  # fmt: skip
             assert scene.held() == 0
@@ -90,7 +90,7 @@ def test_a_message_that_kills_its_process_is_dead_after_its_tries_and_harms_no_o
 
 @pytest.mark.slow
 def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
-    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path
 ) -> None:
     how: dict[str, Any] = {"slots": 1, "lease": TRY_S}
     with stages(server, name, tmp_path, ("sync", "async", "batch"), **how) as scenes:
@@ -107,12 +107,12 @@ def test_what_waits_behind_a_suspect_is_handed_back_before_it_begins(
             scene.drained()
             scene.fired = len(scene.events("exit"))
             others = [e["attempt"] for e in scene.events("deliver") if e["n"] != 0]
-            scene.judge("behind a suspect", capsys, f"at most {max(others)} attempts")
+            scene.judge("behind a suspect", f"at most {max(others)} attempts")
             assert max(others) <= 3, "two deaths before it is a suspect"
 
 
 def test_what_a_killed_worker_had_not_begun_comes_back_at_once_and_costs_no_retry(
-    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path
 ) -> None:
     """Its heartbeat hands that back: nobody waits for a lease; only what ran can be a suspect."""
     with stages(server, name, tmp_path, slots=1, lease=120) as scenes:
@@ -173,7 +173,7 @@ def stats_of(scene: Scene) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_a_killed_heartbeat_is_replaced_even_while_the_worker_stops(
-    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path
 ) -> None:
     # A lease outlasts the start of a heartbeat on a busy machine, and the work outlasts the lease.
     with stages(server, name, tmp_path, lease=15) as scenes:
@@ -198,7 +198,7 @@ def test_a_killed_heartbeat_is_replaced_even_while_the_worker_stops(
         for scene, first, mine in zip(scenes, firsts, heartbeats, strict=True):
             code = first.ended()
             scene.drained()
-            found = scene.judge("kill -9 heartbeat, twice", capsys)
+            found = scene.judge("kill -9 heartbeat, twice")
             assert code == 0
             assert len({one.pid for one in mine}) == 3
             assert found.duplicates == 0
@@ -207,7 +207,7 @@ def test_a_killed_heartbeat_is_replaced_even_while_the_worker_stops(
 
 @pytest.mark.slow
 def test_a_worker_killed_every_second_loses_nothing(
-    server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path
 ) -> None:
     with Scene(server, name, tmp_path, "sync", lease=LEASE_S) as scene:
         scene.worker()
@@ -221,7 +221,7 @@ def test_a_worker_killed_every_second_loses_nothing(
             victim = scene.worker()
         scene.drained()
 
-        found = scene.judge("one of two workers killed every second", capsys, "5 kills")
+        found = scene.judge("one of two workers killed every second", "5 kills")
         assert found.dead == 0
         assert found.duplicates >= 5
 

@@ -23,7 +23,7 @@ def at_work(scene: Scene, count: int) -> None:
 
 @pytest.mark.fault("F1")
 def test_a_killed_redis_costs_workers_nothing(
-    own_server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_server: Server, name: str, tmp_path: Path
 ) -> None:
     with stages(own_server, name, tmp_path, lease=20) as scenes:
         for scene in scenes:
@@ -46,7 +46,7 @@ def test_a_killed_redis_costs_workers_nothing(
             done = scene.seen("done", n=last)[0]
             scene.drained()
             took = (done["t"] - back) / 1e9
-            found = scene.judge("kill -9 redis, AOF, 1 s", capsys, f"all flows {took:.2f} s later")
+            found = scene.judge("kill -9 redis, AOF, 1 s", f"all flows {took:.2f} s later")
             assert found.dead == 0
             assert found.duplicates == 0
 
@@ -54,7 +54,7 @@ def test_a_killed_redis_costs_workers_nothing(
 @pytest.mark.fault("F32")
 @pytest.mark.slow
 def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path
 ) -> None:
     server = Server(any_binary())
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
             scene.drained()
             took = (done["t"] - back) / 1e9
             found = scene.judge(
-                f"SIGSTOP redis {FROZEN_S:g} s, lease 2 s", capsys, f"all flows {took:.2f} s later"
+                f"SIGSTOP redis {FROZEN_S:g} s, lease 2 s", f"all flows {took:.2f} s later"
             )
             assert found.dead == 0
         assert alive == [None] * len(KINDS)
@@ -92,7 +92,7 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
 @pytest.mark.fault("F32")
 @pytest.mark.slow
 def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
-    name: str, tmp_path: Path, heartbeat_dies: bool, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, heartbeat_dies: bool
 ) -> None:
     """Redis carries it out when it wakes; by then the heartbeat has given up, or is another one."""
     server = Server(any_binary())
@@ -112,16 +112,14 @@ def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
         scene.redis_fault(since)
         scene.drained()
 
-        found = scene.judge("SIGSTOP redis 8 s, lease 18 s", capsys, f"{heartbeat_dies=}")
+        found = scene.judge("SIGSTOP redis 8 s, lease 18 s", f"{heartbeat_dies=}")
         assert found.duplicates == 0
         assert not scene.events("lost")
 
 
 @pytest.mark.fault("F25")
 @pytest.mark.slow
-def test_connections_cut_every_100_ms_cost_workers_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_connections_cut_every_100_ms_cost_workers_nothing(name: str, tmp_path: Path) -> None:
     server = Server(any_binary())
     words = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     with ExitStack() as stack:
@@ -143,13 +141,13 @@ def test_connections_cut_every_100_ms_cost_workers_nothing(
         for scene in scenes:
             scene.drained()
             scene.fired = cuts
-            found = scene.judge("connections cut every 100 ms", capsys, f"{cuts} cuts")
+            found = scene.judge("connections cut every 100 ms", f"{cuts} cuts")
             assert found.duplicates == 0
             assert not scene.events("lost")
 
 
 def test_a_worker_waits_for_a_redis_that_is_away_longer_than_its_watchdog(
-    own_server: Server, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    own_server: Server, name: str, tmp_path: Path
 ) -> None:
     """Peer bug: a worker stops consuming after an outage, and its health check is green."""
     with Scene(own_server, name, tmp_path, "sync") as scene:
@@ -169,7 +167,7 @@ def test_a_worker_waits_for_a_redis_that_is_away_longer_than_its_watchdog(
         scene.drained()
         wait_for(lambda: scene.events("health")[-1]["ok"], "it says that it is well")
 
-        scene.judge("redis away 4 s, watchdog 2 s", capsys)
+        scene.judge("redis away 4 s, watchdog 2 s")
         assert alive
         assert worker.process.poll() is None
 
@@ -179,7 +177,6 @@ def test_a_worker_waits_for_a_redis_that_is_away_longer_than_its_watchdog(
 )
 def test_a_worker_that_does_not_move_exits_70_with_stacks(
     server: Server, name: str, tmp_path: Path, mutant: str, kind: str,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     with Scene(server, name, tmp_path, kind) as scene:
         scene.send(1)
@@ -189,8 +186,7 @@ def test_a_worker_that_does_not_move_exits_70_with_stacks(
 
         started = scene.events("health", ok=True)[0]
         took = (scene.events("gone")[0]["t"] - started["t"]) / 1e9
-        with capsys.disabled():
-            print(f"\nFIG {mutant}, watchdog 2 s: exit {code} after {took:.2f} s")
+        print(f"FIG {mutant}, watchdog 2 s: exit {code} after {took:.2f} s")
         assert code == 70
         assert took > 1.5
         assert "has not moved for 2 s" in worker.stderr_text()

@@ -19,7 +19,7 @@ EACH_KIND = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in 
 @pytest.mark.parametrize("kind", EACH_KIND)
 @pytest.mark.fault("F5")
 def test_a_zombie_changes_nothing_and_begins_nothing(
-    server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path, kind: str
 ) -> None:
     with Scene(server, name, tmp_path, kind, slots=1, lease=LEASE_S) as scene:
         [held] = scene.send(1, do=("hold", 5), again=("hold", 12))
@@ -38,7 +38,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
         scene.drained()
 
         took = recovery(again, scene.events("stop")[0])
-        found = scene.judge("SIGSTOP worker", capsys, f"recovery {took:.2f} s, lease {LEASE_S:g} s")
+        found = scene.judge("SIGSTOP worker", f"recovery {took:.2f} s, lease {LEASE_S:g} s")
         assert not done_by_other
         assert still_held is not None
         assert still_held.queue == "prepare"
@@ -52,7 +52,7 @@ def test_a_zombie_changes_nothing_and_begins_nothing(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.fault("F6")
 def test_sigterm_finishes_what_runs_and_hands_back_the_rest_unburnt(
-    server: Server, name: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    server: Server, name: str, tmp_path: Path, kind: str
 ) -> None:
     """Peer bug: jobs are lost or doubled at shutdown."""
     with Scene(server, name, tmp_path, kind, slots=1, lease=60) as scene:
@@ -66,7 +66,7 @@ def test_sigterm_finishes_what_runs_and_hands_back_the_rest_unburnt(
         scene.worker()
         scene.drained()
 
-        found = scene.judge("SIGTERM", capsys)
+        found = scene.judge("SIGTERM")
         assert code == 0
         assert found.duplicates == 0
         assert {e["n"] for e in scene.events("done", pid=first.pid)} == {running}
@@ -84,7 +84,6 @@ CASES = [
 @pytest.mark.fault("F6")
 def test_what_runs_beyond_the_grace_time_is_handed_back_unburnt(
     server: Server, name: str, tmp_path: Path, kind: str, act: str,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     with Scene(server, name, tmp_path, kind, lease=60) as scene:
         scene.send(1, do=(act, 40))
@@ -99,7 +98,7 @@ def test_what_runs_beyond_the_grace_time_is_handed_back_unburnt(
         scene.drained()
 
         took = recovery(scene.events("deliver")[-1], scene.events("term")[0])
-        scene.judge(f"SIGTERM in {act}, grace 0.3 s", capsys, f"recovery {took:.2f} s, lease 60 s")
+        scene.judge(f"SIGTERM in {act}, grace 0.3 s", f"recovery {took:.2f} s, lease 60 s")
         assert code == 4
         assert [e["attempt"] for e in scene.events("deliver")] == [1, 1]
 
@@ -109,7 +108,6 @@ def test_what_runs_beyond_the_grace_time_is_handed_back_unburnt(
 )
 def test_a_handler_that_blocks_all_threads_keeps_its_leases(
     server: Server, name: str, tmp_path: Path, kind: str, act: str,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     with Scene(server, name, tmp_path, kind, slots=1, lease=LEASE_S) as scene:
         scene.send(1, do=(act, 2.5 * LEASE_S))
@@ -120,7 +118,7 @@ def test_a_handler_that_blocks_all_threads_keeps_its_leases(
         scene.drained()
 
         scene.fired = 1
-        found = scene.judge(f"{act} for 2.5 leases", capsys)
+        found = scene.judge(f"{act} for 2.5 leases")
         assert found.duplicates == 0
         assert {e["attempt"] for e in scene.events("deliver")} == {1}
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 import rmq
 from tests.faults.process import PATIENCE_S, Process, wait_for
@@ -203,11 +202,10 @@ class Scene:
         """The account so far."""
         return account(events(self.log), self.sent, self.dead(), fired=self.fired)
 
-    def judge(self, what: str, capsys: pytest.CaptureFixture[str], more: str = "") -> Account:
+    def judge(self, what: str, more: str = "") -> Account:
         """Print the account, and insist that it is valid."""
         found = self.account()
-        with capsys.disabled():
-            print(f"\nFIG {what}, {self.kind}: {found}{more and '; '}{more}")
+        print(f"FIG {what}, {self.kind}: {found}{more and '; '}{more}")
         assert found.state == "valid", (found, found.overlaps, self._status())
         return found
 

@@ -474,7 +474,7 @@ def test_a_url_that_cannot_work_is_refused(kind: str, url: str, text: str) -> No
         "redis+sentinel://127.0.0.1:1/orders?sentinel_password=s3@s3cret",
     ],
 )
-def test_a_password_is_never_shown(kind: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_password_is_never_shown(kind: str, url: str) -> None:
     shown = ""
     try:
         api = connect(kind, url, retry_for=0)
