@@ -28,6 +28,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from tests.patience import wait_for
 from tests.servers import die_with_parent, free_port
 
 LOG = "16M"  # of InnoDB; what it was installed with, or starting writes another one
@@ -179,10 +180,9 @@ class DatabaseServer:
         assert self.process is not None
         killed = self.signal(signal.SIGKILL)
         self.process.wait()
-        until = time.monotonic() + START_S
-        while any(_runs(one) for one in killed):
-            assert time.monotonic() < until, f"{killed} does not die"
-            time.sleep(0.005)
+        wait_for(
+            lambda: not any(_runs(one) for one in killed), lambda: f"{killed} does not die", START_S
+        )
 
     def restart(self) -> None:
         """Kill it, and start it again on what it has on disk."""

@@ -31,6 +31,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from tests.patience import wait_for
+
 ROOT = Path(__file__).parents[1]
 DRIVERS = ("sqlalchemy.dialects.postgresql.psycopg", "psycopg", "pymysql", "sqlite3")
 START_S = 60.0
@@ -162,10 +164,7 @@ def start(output: File | None = None) -> str:
             [sys.executable, "-m", "tests.forkserver", path], cwd=ROOT, stdin=subprocess.PIPE,
             stdout=output, stderr=output,
         )  # fmt: skip
-        until = time.monotonic() + START_S
-        while not os.path.exists(path):
-            assert time.monotonic() < until, "the fork server does not start"
-            time.sleep(0.005)
+        wait_for(lambda: os.path.exists(path), "the fork server does not start", START_S)
         _running = server, path
     return _running[1]
 

@@ -8,11 +8,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.servers import Server
+if TYPE_CHECKING:
+    from tests.servers import Server
 
 PATIENCE_S = 30.0  # for what takes moments when nobody else is on this machine
+
+WAIT_S = 60.0  # so long a test waits for what may be held up by all that runs beside it
+POLL_S, MOST_POLL_S = 0.005, 0.05
+
+
+def wait_for(
+    what: Callable[[], Any],
+    why: str | Callable[[], str] = "it did not come to pass",
+    within: float = WAIT_S,
+    most_poll_s: float = MOST_POLL_S,
+) -> Any:
+    """Poll until it is true, and return it.
+
+    `why`: what is waited for, or how it stands then; `most_poll_s`: between two looks.
+    """
+    until, pause_s = time.monotonic() + within, POLL_S
+    while not (found := what()):
+        if time.monotonic() > until:
+            raise AssertionError(
+                f"not within {within:g} s: {why if isinstance(why, str) else why()}"
+            )
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, most_poll_s)
+    return found
 
 
 def asleep(server: Server, topic: str, count: int = 1) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import redis
 
+from tests.patience import wait_for
 from tests.servers import Server
 
 SERVICE = "orders-db"
@@ -165,7 +165,4 @@ class Sentinels:
 
     @staticmethod
     def _wait(what: Callable[[], bool], text: str) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while not what():
-            assert time.monotonic() < until, f"not within {PATIENCE_S:g} s: {text}"
-            time.sleep(0.02)
+        wait_for(what, text, PATIENCE_S)

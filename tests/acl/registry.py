@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import rmq
 from rmq.kernel.topic import context
 from rmq.kernel.transport.acl import ROLES, SCRIPTS, Role
 from tests.acl.scene import Scene, Step
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 STEPS: dict[Role, dict[str, Step]] = {role: {} for role in ROLES}
 ON_TOPICS = tuple(role for role in ROLES if SCRIPTS[role])
@@ -77,10 +76,7 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        until = time.monotonic() + PATIENCE_S
-        while not s.raw.hget(f"rmq:{{{s.name}_0}}:slot", "credits"):
-            assert time.monotonic() < until, "nobody waits"
-            time.sleep(0.002)
+        wait_for(lambda: s.raw.hget(f"rmq:{{{s.name}_0}}:slot", "credits"), "nobody waits")
         yield got
     finally:
         if thread.is_alive() and not got:
@@ -91,7 +87,4 @@ def waiting(s: Scene) -> Iterator[list[Any]]:
 
 def handed(s: Scene, got: list[Any]) -> None:
     """Wait until it has what was handed over."""
-    until = time.monotonic() + PATIENCE_S
-    while not got:
-        assert time.monotonic() < until, "nothing was handed over"
-        time.sleep(0.002)
+    wait_for(lambda: got, "nothing was handed over")

@@ -10,7 +10,7 @@ import rmq
 from rmq.kernel.topic import context
 from rmq.kernel.transport.acl import AclRules, Role, ServerVersion
 from tests.integration.driven import Driven, connect
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 USER, PASSWORD = "app", "secret"
@@ -118,10 +118,10 @@ class Scene:
         key = f"rmq:{{{self.name}_0}}:leases"
         first: Any = self.raw.zrange(key, 0, -1, withscores=True)
         assert first, "there is no lease"
-        until = time.monotonic() + PATIENCE_S
-        while self.raw.zrange(key, 0, -1, withscores=True) == first:
-            assert time.monotonic() < until, "the lease was not renewed"
-            time.sleep(0.05)
+        wait_for(
+            lambda: self.raw.zrange(key, 0, -1, withscores=True) != first,
+            "the lease was not renewed",
+        )
 
     def close(self) -> None:
         for made in reversed(self._made):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import DONE_WITHOUT, Scene, version_of
 from tests.acl.steps import STEPS
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 # By role: steps of other roles that it is refused; the commands of its own scripts do not suffice.
 # docs/security.md tells what does pass.
@@ -250,10 +249,7 @@ def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> No
     scene.raw.script_flush()  # the heartbeat has to load its scripts, too
     with caplog.at_level(logging.WARNING, "rmq"), rmq.Worker(client, concurrency=2) as worker:
         assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
-        until = time.monotonic() + 2 * PATIENCE_S
-        while not seen or scene.full.admin.stats(scene.name)["settled"] < 2:
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        wait_for(lambda: not (not seen or scene.full.admin.stats(scene.name)["settled"] < 2))
         assert [handler.topic for status in scene.full.admin.workers()
                 for handler in status.handlers].count(scene.name) == 1  # fmt: skip
 

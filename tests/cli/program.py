@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from tests.forkserver import Forked
+from tests.patience import wait_for
 from tests.servers import die_with_parent
 
 PATIENCE_S = 60.0  # on a machine that is busy with other things
@@ -35,15 +33,6 @@ def handle(body: dict, d: rmq.Delivery) -> None:
     time.sleep(body.get("sleep", 0))
     print(f"end {{body}}")
 """
-
-
-def until(what: Callable[[], Any], told: Callable[[], str] = str) -> Any:
-    """Wait for something to be true; what it then was."""
-    end = time.monotonic() + PATIENCE_S
-    while not (found := what()):
-        assert time.monotonic() < end, told()
-        time.sleep(0.02)
-    return found
 
 
 class Program:
@@ -82,7 +71,7 @@ class Program:
         return self.paths[1].read_text()
 
     def wait_for(self, text: str, count: int = 1) -> None:
-        until(lambda: (self.out + self.err).count(text) >= count, lambda: self.out + self.err)
+        wait_for(lambda: (self.out + self.err).count(text) >= count, lambda: self.out + self.err)
 
     def ready(self) -> Program:
         self.wait_for("shop: at work")

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from rmq.terminal import options
-from tests.cli.program import until
+from tests.patience import wait_for
 from tests.servers import free_port
 
 SECRET = "hunter2-very-secret"
@@ -212,11 +212,11 @@ def test_ctrl_c_in_a_stream_tells_where_to_go_on(shell, topic, client):
     )  # fmt: skip
     running.stdin.write(b"1\n2\n\n3\n")
     running.stdin.flush()
-    until(lambda: client.admin.stats(topic.name)["accepted"] == 3)
+    wait_for(lambda: client.admin.stats(topic.name)["accepted"] == 3)
     # Its reply has woken the program, which now waits for the next line.
     program = psutil.Process(running.pid)
     asleep = psutil.STATUS_SLEEPING
-    until(lambda: {time.sleep(0.02) or program.status() for _ in range(10)} == {asleep})
+    wait_for(lambda: {time.sleep(0.02) or program.status() for _ in range(10)} == {asleep})
 
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=90)

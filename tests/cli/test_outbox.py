@@ -17,7 +17,7 @@ from rmq.outbox import Outbox, Relay, metadata
 from rmq.sql.outbox.tables import stubs
 from tests.cli.conftest import Shell, ndjson
 from tests.databases import Database
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_run_creates_topics_as_the_program_declares_them(
     fill(engine, name, 1)
     process = shell.start("outbox", "run", "--app", module, stderr=-1, cwd=tmp_path)
     try:
-        eventually(lambda: name in client.admin.topics())
+        wait_for(lambda: name in client.admin.topics())
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=90)
     finally:

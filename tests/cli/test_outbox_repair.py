@@ -13,7 +13,7 @@ import pytest
 
 from tests.databases import Database
 from tests.forkserver import Forked
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 from tests.sql.lossy import HOUR, Lossy
 from tests.sql.stubs import drain
@@ -279,7 +279,7 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         "tests.cli.command", "outbox", "run", "--max-sends", "3", env=env, stderr=subprocess.PIPE
     )
     try:
-        until(lambda: scene.row(lost).sends == 2 and got, 60)
+        wait_for(lambda: scene.row(lost).sends == 2 and got, 60)
     finally:
         process.terminate()
         _, err = process.communicate(timeout=90)

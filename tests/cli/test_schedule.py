@@ -11,7 +11,7 @@ import pytest
 
 import rmq
 from tests.cli.conftest import Shell
-from tests.integration.working import until
+from tests.patience import wait_for
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_work_serves_schedules_until_it_is_stopped(
     topic.every("tick", every=0.1).declare()
 
     working = shell.start("schedule", "work", topic.name, stderr=subprocess.PIPE)
-    until(lambda: client.admin.schedule(topic.name, "tick").sent >= 3)
+    wait_for(lambda: client.admin.schedule(topic.name, "tick").sent >= 3)
     working.send_signal(number)
     _, err = working.communicate(timeout=60)
 

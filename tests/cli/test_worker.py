@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.cli.program import SHOP, Program, until, write
+from tests.cli.program import SHOP, Program, write
+from tests.patience import wait_for
 
 
 def settled(topic: rmq.Topic) -> int:
@@ -49,7 +50,7 @@ def test_it_tells_what_it_serves_handles_messages_and_tells_what_it_did(shop, or
 def test_concurrency_is_that_of_the_process(shop, orders, start):
     program = start("shop", "--concurrency", 1).ready()
     orders.send_many([rmq.Outgoing({"id": n, "sleep": 0.2}) for n in range(4)])
-    until(lambda: program.out.count("end") == 4)
+    wait_for(lambda: program.out.count("end") == 4)
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0
@@ -178,7 +179,7 @@ def test_a_process_whose_handler_holds_the_gil_is_killed_with_its_stacks(
     topic.send(1)
     program.wait_for("was killed by SIGABRT")
     topic.send_many([rmq.Outgoing(0) for _ in range(20)])
-    until(lambda: settled(topic) >= 20)
+    wait_for(lambda: settled(topic) >= 20)
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0
@@ -220,7 +221,7 @@ def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
     topic.send_many([rmq.Outgoing(body) for body in bodies])
 
     program = start("shop").ready()
-    until(lambda: settled(topic) == len(bodies), lambda: program.out + program.err)
+    wait_for(lambda: settled(topic) == len(bodies), lambda: program.out + program.err)
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0
@@ -236,13 +237,13 @@ def test_a_process_that_a_handler_forks_does_not_go_on_as_a_worker(
 
 def test_a_process_that_dies_is_replaced_and_the_others_go_on(shop, orders, start):
     program = start("shop", "--processes", 2).ready()
-    until(lambda: len(program.children()) == 2)
+    wait_for(lambda: len(program.children()) == 2)
     orders.send({"die": 1})
     program.wait_for("exited with 1")
     for n in range(20):
         orders.send({"id": n})
     program.wait_for("end", 21)  # the one that killed its process, too: on its second attempt
-    until(lambda: len(program.children()) == 2 and settled(orders) == 21)
+    wait_for(lambda: len(program.children()) == 2 and settled(orders) == 21)
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0
@@ -278,7 +279,7 @@ def test_a_second_signal_reaches_all_processes(shop, orders, start):
 def test_a_signal_to_the_whole_service_is_still_the_first_one(shop, orders, start):
     """As systemd stops a service: every process of it gets SIGTERM."""
     program = start("shop", "--processes", 2).ready()
-    until(lambda: len(program.children()) == 2)
+    wait_for(lambda: len(program.children()) == 2)
     orders.send({"sleep": 1})
     program.wait_for("begin")
     for child in program.children():
@@ -291,7 +292,7 @@ def test_a_signal_to_the_whole_service_is_still_the_first_one(shop, orders, star
 
 def test_the_processes_of_a_killed_supervisor_finish_and_end(shop, orders, start):
     program = start("shop", "--processes", 2).ready()
-    until(lambda: len(program.children()) == 2)
+    wait_for(lambda: len(program.children()) == 2)
     orders.send({"sleep": 0.7})
     program.wait_for("begin")
     children = program.children()
@@ -299,7 +300,7 @@ def test_the_processes_of_a_killed_supervisor_finish_and_end(shop, orders, start
     program.end()
 
     program.wait_for("end {'sleep': 0.7}")
-    until(lambda: not any(one.is_running() for one in children))
+    wait_for(lambda: not any(one.is_running() for one in children))
 
     assert "end {'sleep': 0.7}" in program.out
     assert settled(orders) == 1
@@ -371,13 +372,13 @@ def test_the_probe_follows_redis_down_and_up_again(tmp_path, own_server, name, s
     url = health_url(program)
     assert url.startswith("http://127.0.0.1:")
 
-    until(lambda: probe(url + "/readyz") == (200, {"ok": True, "problems": []}))
+    wait_for(lambda: probe(url + "/readyz") == (200, {"ok": True, "problems": []}))
     own_server.kill()
-    until(lambda: probe(url + "/readyz")[0] == 503)
+    wait_for(lambda: probe(url + "/readyz")[0] == 503)
     assert name in " ".join(probe(url + "/readyz")[1]["problems"])
     assert probe(url + "/livez")[0] == 200, "a new worker would not bring Redis back"
     own_server.start()
-    until(lambda: probe(url + "/readyz")[0] == 200)
+    wait_for(lambda: probe(url + "/readyz")[0] == 200)
 
     assert probe(url + "/else")[0] == 404
     program.ask(signal.SIGTERM)
@@ -396,7 +397,7 @@ def test_metrics_of_all_processes_come_from_one_place(tmp_path, server, name, cl
         with urllib.request.urlopen(url + "/metrics", timeout=60) as reply:
             return str(reply.read().decode())
 
-    until(lambda: "seen_total 2.0" in metrics(), metrics)
+    wait_for(lambda: "seen_total 2.0" in metrics(), metrics)
 
     totals = [line for line in metrics().splitlines() if line.startswith("seen_total")]
     assert totals == ["seen_total 2.0"]

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.cli.program import SHOP, until, write
+from tests.cli.program import SHOP, write
+from tests.patience import wait_for
 
 PREFIX = "prefix{}"  # each test lists only its own processes
 BEAT_S = 0.2
@@ -74,7 +75,7 @@ def test_two_processes_are_listed_with_their_numbers_and_vanish_when_they_stop(
     plain, near, name, prefix, raw, start, run
 ):
     program = start("shop", "--processes", 2).ready()
-    until(lambda: len(near.admin.workers()) == 2)
+    wait_for(lambda: len(near.admin.workers()) == 2)
     children = {child.pid for child in program.children()}
 
     workers = near.admin.workers()
@@ -100,7 +101,7 @@ def test_a_running_handler_is_shown_until_it_ends(
     end = tmp_path / "end"
     sent = near.topic(name).send({"until": str(end), "secret": "hidden"}).id
 
-    (status,) = until(lambda: [one for one in near.admin.workers() if one.running])
+    (status,) = wait_for(lambda: [one for one in near.admin.workers() if one.running])
     shown = run("worker", "show", status.id[:4], "--prefix", prefix)
     text = run("worker", "ls", "--prefix", prefix, COLUMNS="80").stdout
 
@@ -116,13 +117,13 @@ def test_a_running_handler_is_shown_until_it_ends(
     assert row[head.index("RUNS") : head.index("RUNS") + 4].strip() == "1"
     assert max(map(len, text.splitlines())) <= 80
     end.touch()
-    until(lambda: not near.admin.workers()[0].running)
-    until(lambda: near.admin.workers()[0].handlers[0].counts["ack"] == 1)
+    wait_for(lambda: not near.admin.workers()[0].running)
+    wait_for(lambda: near.admin.workers()[0].handlers[0].counts["ack"] == 1)
 
 
 def test_a_killed_process_grows_old_and_expires(fading, near, raw, prefix, start):
     program = start("shop").ready()
-    (status,) = until(near.admin.workers)
+    (status,) = wait_for(near.admin.workers)
     assert status.pid == program.process.pid
     os.kill(status.pid, signal.SIGKILL)
     program.end()
@@ -135,15 +136,15 @@ def test_a_killed_process_grows_old_and_expires(fading, near, raw, prefix, start
     assert ages, "it vanished with its process"
     assert max(ages) > FADING_S
     assert max(ages) <= 3 * FADING_S
-    until(lambda: keys(raw, prefix) == [])
+    wait_for(lambda: keys(raw, prefix) == [])
 
 
 def test_the_next_report_removes_the_id_of_a_process_that_died(near, raw, beating, prefix, start):
     raw.zadd(f"{prefix}:workers", {"deadbeef": 1})
     start("shop").ready()
-    (status,) = until(near.admin.workers)
+    (status,) = wait_for(near.admin.workers)
 
-    until(lambda: raw.zscore(f"{prefix}:workers", "deadbeef") is None)
+    wait_for(lambda: raw.zscore(f"{prefix}:workers", "deadbeef") is None)
 
     assert raw.zrange(f"{prefix}:workers", 0, -1) == [status.id.encode()]
 

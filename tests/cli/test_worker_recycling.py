@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.cli.program import until, write
+from tests.cli.program import write
 from tests.cli.test_worker import address, settled
+from tests.patience import wait_for
 
 HEAD = """
 import os, time, threading
@@ -88,9 +89,9 @@ def test_after_max_messages_a_process_is_replaced_and_each_message_is_handled_on
     count = 80
     program = make(STEADY, "--max-messages", 40).ready()
     orders.send_many([rmq.Outgoing(n) for n in range(count)])
-    until(lambda: len(ended(program)) >= count, lambda: program.out + program.err)
-    until(lambda: settled(orders) == count)
-    until(lambda: "was recycled" in program.err)  # one has reached its limit, and may look late
+    wait_for(lambda: len(ended(program)) >= count, lambda: program.out + program.err)
+    wait_for(lambda: settled(orders) == count)
+    wait_for(lambda: "was recycled" in program.err)  # one has reached its limit, and may look late
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0
@@ -117,7 +118,7 @@ def test_after_max_messages_a_process_is_replaced_and_each_message_is_handled_on
 def test_without_a_limit_a_process_stays(make, orders):
     program = make(STEADY, "--processes", 1).ready()
     orders.send_many([rmq.Outgoing(n) for n in range(120)])
-    until(lambda: len(ended(program)) == 120)
+    wait_for(lambda: len(ended(program)) == 120)
 
     assert len({pid for _, pid in ended(program)}) == 1
     assert "recycled" not in program.err
@@ -127,13 +128,13 @@ def test_without_a_limit_a_process_stays(make, orders):
 def test_a_process_above_max_memory_is_replaced(make, orders):
     program = make(GROWING, "--max-memory", "300M").ready()
     orders.send(100)
-    until(lambda: len(ended(program)) == 1)
+    wait_for(lambda: len(ended(program)) == 1)
     first = ended(program)[0][1]
     orders.send(400_000_000)
     program.wait_for("was recycled")
     assert "bytes of memory, of 314572800 (max_memory)" in program.err
     orders.send(100)
-    until(lambda: len(ended(program)) == 3)
+    wait_for(lambda: len(ended(program)) == 3)
     program.ask(signal.SIGTERM)
 
     assert program.end() == 0
@@ -159,14 +160,14 @@ def test_a_hanging_handler_has_its_process_replaced_and_other_deliveries_are_not
     orders.send("hang")
     program.wait_for("begin hang 1")
     first = program.children()[0].pid
-    until(lambda: stats_of(orders)["later"] == 1)  # it has failed at its max_runtime
+    wait_for(lambda: stats_of(orders)["later"] == 1)  # it has failed at its max_runtime
     orders.send("busy")
     program.wait_for("begin busy 1")
     program.wait_for("exited with 70")
 
     # its first delivery was handed back: the second is attempt 1 again
     program.wait_for("end busy 1")
-    until(lambda: settled(orders) == 1)
+    wait_for(lambda: settled(orders) == 1)
     assert "beyond its max_runtime (timeout_kill)" in program.err
     assert "; starting another in" not in program.err
     assert [child.pid for child in program.children()] != [first]
@@ -181,7 +182,7 @@ def test_a_hanging_handler_has_its_process_replaced_and_other_deliveries_are_not
 def test_without_timeout_kill_a_process_with_a_hanging_handler_goes_on(make, orders):
     program = make(HANGING, "--processes", 1, limit=0.3).ready()
     orders.send("hang")
-    until(lambda: stats_of(orders)["later"] == 1)
+    wait_for(lambda: stats_of(orders)["later"] == 1)
     for n in range(3):
         orders.send(f"other{n}")
     program.wait_for("end other", 3)

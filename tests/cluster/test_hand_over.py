@@ -27,8 +27,9 @@ from tests.faults.test_hand_over import (
     topic,
 )
 from tests.integration.driven import connect
-from tests.integration.test_hand_over import credits_in, eventually
+from tests.integration.test_hand_over import credits_in
 from tests.lua.crediting import break_script
+from tests.patience import wait_for
 from tests.servers import engines
 
 __all__ = [
@@ -308,10 +309,10 @@ def test_a_message_for_a_connection_that_died_comes_soon_and_costs_no_retry(
         thread.start()
         master = calm_cluster.master_of(SlotKeys("rmq", name, 0).slot)
         for number in range(5):
-            eventually(lambda: credits_in(server, name) == [1])
+            wait_for(lambda: credits_in(server, name) == [1])
             master.raw().execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             topic.send(number)
-            eventually(lambda: len(got) > number)  # noqa: B023
+            wait_for(lambda: len(got) > number)  # noqa: B023
         topic.send("end")
         thread.join(PATIENCE_S)
 
@@ -363,7 +364,7 @@ def test_without_shard_channels_consumers_are_woken_and_nothing_is_handed_over(
             with rmq.Worker(client, heartbeat="thread"):
                 for number in range(5):
                     topic.send(number)
-                    eventually(lambda: len(ran) > number)  # noqa: B023
+                    wait_for(lambda: len(ran) > number)  # noqa: B023
     finally:
         cluster.stop()
 

@@ -20,7 +20,8 @@ from tests.faults.bank_books import Books, audit
 from tests.faults.process import Process
 from tests.faults.storm import Hurry, seeded as seeded
 from tests.faults.worker_account import events
-from tests.faults.worker_scene import PATIENCE_S, WAITING, wait_for
+from tests.faults.worker_scene import PATIENCE_S, WAITING
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S = 2.0  # those who live keep it, also on a machine that is busy

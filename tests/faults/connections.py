@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import rmq
 from bench.soak.proxy import Proxy, between
-from tests.patience import PATIENCE_S
 from tests.property.driver import Driver
 from tests.servers import Server
 
@@ -69,11 +67,3 @@ def idle(driver: Driver) -> list[Any]:
         return list(transport._idle)
 
     return driver.loop.run_until_complete(look())
-
-
-def eventually(what: Callable[[], Any]) -> None:
-    """Wait for something to be true."""
-    until = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.01)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import rmq
 from tests.faults.checker import History
-from tests.faults.process import wait_for
+from tests.patience import wait_for
 
 LONG = bool(os.environ.get("RMQ_TEST_LONG"))
 WAITING = 1_000_000 if LONG else 20_000

@@ -46,10 +46,10 @@ from bench.soak.proxy import Proxy
 from tests.conftest import any_binary
 from tests.faults.hostile_pull import REPEATED, Pull
 from tests.faults.preload import Clock
-from tests.faults.process import wait_for
 from tests.faults.storm import Played, Watch, insist
 from tests.faults.worker_account import SLACK_NS, Account, account, events
 from tests.faults.worker_scene import KINDS, Child, Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S, MAX_RUNTIME_S, HANG_S = 4.0, 1.0, 8.0

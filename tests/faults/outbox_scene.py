@@ -21,7 +21,8 @@ from tests.faults.aof import lives
 from tests.faults.outbox_books import Auditor, Books, Event
 from tests.faults.process import Process
 from tests.faults.storm import Hurry
-from tests.faults.worker_scene import WAITING, wait_for
+from tests.faults.worker_scene import WAITING
+from tests.patience import wait_for
 from tests.servers import Server
 
 PATIENCE_S = 120.0  # for what takes seconds when nobody else is on this machine

@@ -5,34 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.forkserver import Forked
+from tests.patience import wait_for
 
-POLL_S, MOST_POLL_S = 0.005, 0.05
 PATIENCE_S = 60.0  # for what takes a second when nobody else is on this machine
-
-
-def wait_for(
-    what: Callable[[], Any], why: str | Callable[[], str], within: float = PATIENCE_S,
-    most_poll_s: float = MOST_POLL_S,
-) -> Any:  # fmt: skip
-    """Poll until it is true, and return it.
-
-    `why`: what is waited for, or how it stands then; `most_poll_s`: between two looks.
-    """
-    until, pause_s = time.monotonic() + within, POLL_S
-    while not (found := what()):
-        if time.monotonic() > until:
-            told = why if isinstance(why, str) else why()
-            raise AssertionError(f"not within {within:g} s: {told}")
-        time.sleep(pause_s)
-        pause_s = min(pause_s * 1.2, most_poll_s)
-    return found
 
 
 class Process:

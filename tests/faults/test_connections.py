@@ -16,8 +16,8 @@ import rmq
 from bench.soak.proxy import Proxy, between
 from rmq.kernel.transport import pool
 from tests.conftest import any_binary
-from tests.faults.connections import IDLE, SOON_S, drive, eventually, fill, idle, proxy
-from tests.patience import PATIENCE_S
+from tests.faults.connections import IDLE, SOON_S, drive, fill, idle, proxy
+from tests.patience import PATIENCE_S, wait_for
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
 
@@ -142,8 +142,8 @@ def test_a_server_that_is_no_master_is_left_for_the_one_behind_the_same_address(
             consumer = topic.consumer()
             (d,) = driver.do(consumer.receive(1))
             successor.replicaof("127.0.0.1", str(old.port))
-            eventually(lambda: successor.info("replication")["master_link_status"] == "up")
-            eventually(lambda: successor.exists(f"rmq:{{{name}_0}}:slot"))
+            wait_for(lambda: successor.info("replication")["master_link_status"] == "up")
+            wait_for(lambda: successor.exists(f"rmq:{{{name}_0}}:slot"))
 
             successor.replicaof("NO", "ONE")
             if reply == "NOREPLICAS":

@@ -15,8 +15,8 @@ from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.errors import code_of
 from tests.conftest import any_binary
 from tests.faults.checker import History, Verdict
-from tests.faults.process import wait_for
 from tests.faults.test_kill import drained
+from tests.patience import wait_for
 from tests.servers import Server
 
 UNLIMITED = resource.RLIM_INFINITY

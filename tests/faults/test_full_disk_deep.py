@@ -15,9 +15,9 @@ import pytest
 import rmq
 from tests.faults.aof import end_of
 from tests.faults.deep import CALL, LONG, WAITING, Deep
-from tests.faults.process import wait_for
 from tests.faults.test_full_disk import UNLIMITED, Disk
 from tests.faults.test_kill import written
+from tests.patience import wait_for
 
 ROOM = 300_000  # bytes that the file may still grow by
 

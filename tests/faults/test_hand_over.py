@@ -21,9 +21,9 @@ from rmq.kernel.transport.steps import AwaitSignal, Command, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.forkserver import Forked
 from tests.integration.driven import connect
-from tests.integration.test_hand_over import credits_in, eventually
+from tests.integration.test_hand_over import credits_in
 from tests.lua.crediting import break_script
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 LIMIT = 8
@@ -53,7 +53,7 @@ def log(tmp_path: Path) -> Path:
 def sleeper(server: Server, topic: rmq.Topic, log: Path) -> Iterator[Forked]:
     """A consumer in a process of its own, which has left its credit."""
     with running("wait", server.url, topic.name, log) as child:
-        eventually(lambda: credits_in(server, topic.name) == [1])
+        wait_for(lambda: credits_in(server, topic.name) == [1])
         yield child
 
 
@@ -71,7 +71,7 @@ def test_a_message_for_a_stopped_consumer_comes_back_with_its_lease(
     sleeper.send_signal(signal.SIGCONT)
     topic.send({"n": 3})
     assert wait_for_lines(log, "deliver") == [["deliver", "3", "1"]]  # and not the first
-    eventually(lambda: client.admin.stats(topic.name)["settled"] == 3)
+    wait_for(lambda: client.admin.stats(topic.name)["settled"] == 3)
 
 
 def test_a_message_for_a_consumer_that_was_stopped_for_a_moment_is_not_lost(
@@ -91,7 +91,7 @@ def test_a_message_for_a_killed_consumer_waits_for_another(
     sleeper.kill()
     sleeper.wait()
     with server.raw() as raw:
-        eventually(lambda: not raw.pubsub_channels(f"*{topic.name}*"))
+        wait_for(lambda: not raw.pubsub_channels(f"*{topic.name}*"))
 
     topic.send({"n": 1})
 
@@ -134,7 +134,7 @@ def test_lost_and_late_replies_around_credits_lose_no_message_and_no_retry(
         for number in range(20):
             topic.send({"n": number})
             time.sleep(0.04 if number % 3 else 0.11)
-        eventually(lambda: len(got) >= 20)
+        wait_for(lambda: len(got) >= 20)
         over.set()
         thread.join(PATIENCE_S)
 

@@ -13,6 +13,7 @@ from tests.conftest import any_binary
 from tests.faults.checker import History
 from tests.faults.child import running, wait_for_lines
 from tests.faults.load import Load
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S = 1.0
@@ -127,10 +128,11 @@ def durable(request: pytest.FixtureRequest) -> Iterator[Server]:
 def written(server: Server) -> None:
     """Wait until no fsync runs: while one does, `everysec` answers before it writes."""
     with server.raw() as raw:
-        until = time.monotonic() + LATE_S
-        while raw.info("persistence")["aof_pending_bio_fsync"]:
-            assert time.monotonic() < until, raw.info("persistence")
-            time.sleep(0.001)
+        wait_for(
+            lambda: not raw.info("persistence")["aof_pending_bio_fsync"],
+            lambda: str(raw.info("persistence")),
+            LATE_S,
+        )
 
 
 @pytest.mark.fault("F1")

@@ -14,9 +14,9 @@ from bench.soak.proxy import between
 from rmq.kernel.core.keys import SlotKeys
 from tests.conftest import any_binary
 from tests.faults.load import Load
-from tests.faults.process import wait_for
 from tests.faults.test_storms import every, judge
 from tests.faults.worker_scene import Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 LONG = bool(os.environ.get("RMQ_TEST_LONG"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import rmq
 from rmq.kernel.transport.subscription import SubscriptionRefused
 from tests.integration.driven import connect
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 ALLOWED = ("+@all", "~rmq:*", "resetchannels")
@@ -39,10 +38,9 @@ def app(request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatc
 def sleeping(each_server: Server, name: str) -> None:
     """Wait until a consumer has noted that it sleeps."""
     with each_server.raw() as raw:
-        until = time.monotonic() + PATIENCE_S
-        while int(raw.hget(f"rmq:{{{name}_0}}:slot", "waiting") or 0) == 0:
-            assert time.monotonic() < until, "nobody sleeps"
-            time.sleep(0.01)
+        wait_for(
+            lambda: int(raw.hget(f"rmq:{{{name}_0}}:slot", "waiting") or 0) != 0, "nobody sleeps"
+        )
 
 
 def test_a_send_while_a_consumer_sleeps_is_stored_and_wakes_it_late(

@@ -21,7 +21,7 @@ from tests.faults.outbox_scene import PATIENCE_S, Shop, opened
 from tests.faults.outbox_shop import HELD, STORM, UNWATCHED
 from tests.faults.outbox_storm import played
 from tests.faults.storm import END_S, seeded
-from tests.faults.worker_scene import wait_for
+from tests.patience import wait_for
 from tests.servers import Server
 
 STUBS = int(os.environ.get("RMQ_TEST_STUBS", "") or 250)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,7 +22,7 @@ from tests.faults.checker import History
 from tests.faults.partition import ADDRESSES, Network, NotPermitted
 from tests.faults.test_kill import drained
 from tests.faults.test_sentinel import senders
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.sentinels import SERVICE, SentinelServer
 from tests.servers import Server
 
@@ -42,13 +41,6 @@ def network() -> Iterator[Network]:
         pytest.skip(f"no network namespaces: {error}")
     yield made
     made.close()
-
-
-def eventually(what: Callable[[], Any], text: str, wait_s: float = PATIENCE_S) -> None:
-    until = time.monotonic() + wait_s
-    while not what():
-        assert time.monotonic() < until, text
-        time.sleep(0.02)
 
 
 def replicas_of(server: Server) -> int:
@@ -78,7 +70,7 @@ class Pair:
             )
             stack.callback(self.replica.stop)
         with network.inside("left"):
-            eventually(lambda: replicas_of(self.master) == 1, "the replica does not follow")
+            wait_for(lambda: replicas_of(self.master) == 1, "the replica does not follow")
             self.catch_up()
 
     def catch_up(self) -> None:
@@ -184,7 +176,7 @@ class Service:
             self.new = self._server(stack, "--replicaof", *master)
         count = 2 if with_companion else 1
         with network.inside("left"):
-            eventually(lambda: replicas_of(self.old) == count, "the replicas do not follow")
+            wait_for(lambda: replicas_of(self.old) == count, "the replicas do not follow")
         lines = ["bind 0.0.0.0", "protected-mode no"]
         self.sentinels = []
         with network.inside("right"):
@@ -193,7 +185,7 @@ class Service:
                     SentinelServer(any_binary(), self.old.port, 2, lines=lines, host=master[0])
                 )
                 stack.callback(self.sentinels[-1].stop)
-            eventually(lambda: self._know_all(count), "the sentinels do not know all")
+            wait_for(lambda: self._know_all(count), "the sentinels do not know all")
 
     @staticmethod
     def _server(stack: ExitStack, *options: str) -> Server:
@@ -249,10 +241,10 @@ def lost_by_a_partition(
         network.cut()
         try:
             with network.inside("right"):
-                eventually(service.is_replaced, "no other master")
+                wait_for(service.is_replaced, "no other master")
             # The old one is written to meanwhile, and says that it is the master.
             progress = {kind: len(load.done) + len(load.errors) for kind, load in loads.items()}
-            eventually(
+            wait_for(
                 lambda: all(len(load.done) + len(load.errors) > progress[kind] + 5
                             for kind, load in loads.items()),
                 "the clients on the left do nothing",
@@ -263,8 +255,8 @@ def lost_by_a_partition(
         finally:
             network.heal()
         with network.inside("left"):
-            eventually(lambda: role(service.old)[0] == b"slave", "the old master stays one", 60)
-            eventually(lambda: role(service.old)[3] == b"connected", "it does not follow", 60)
+            wait_for(lambda: role(service.old)[0] == b"slave", "the old master stays one", 60)
+            wait_for(lambda: role(service.old)[3] == b"connected", "it does not follow", 60)
         go_on(loads, 10)
         for load in loads.values():
             load.stop()
@@ -277,7 +269,7 @@ def lost_by_a_partition(
 def go_on(loads: dict[str, Any], count: int) -> None:
     start = {kind: len(load.done) for kind, load in loads.items()}
     for kind, load in loads.items():
-        eventually(lambda kind=kind, load=load: len(load.done) >= start[kind] + count,
+        wait_for(lambda kind=kind, load=load: len(load.done) >= start[kind] + count,
                    f"{kind} does not go on: {load.errors[-1:]}", 60)  # fmt: skip
 
 

@@ -19,10 +19,10 @@ import pytest
 
 import rmq
 from tests.faults.ordered_worker import Account, account
-from tests.faults.process import wait_for
 from tests.faults.storm import END_S, Played, Watch, insist, seeded
 from tests.faults.test_resize import FIRST, JOIN_S, Producer, records, resize
 from tests.forkserver import Forked
+from tests.patience import wait_for
 from tests.servers import Server
 
 WORKERS, KILLS = 4, 4

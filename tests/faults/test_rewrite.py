@@ -17,6 +17,7 @@ from tests.faults.aof import end_of
 from tests.faults.checker import History
 from tests.faults.load import Load
 from tests.faults.test_kill import drained
+from tests.patience import wait_for
 from tests.servers import Server
 
 LATE_S = 60.0
@@ -83,10 +84,11 @@ def test_an_aof_whose_rewritten_part_is_gone_is_seen_to_lose(own_server: Server,
             topic.send({"n": number})
             history.answer(number)
         raw.bgrewriteaof()
-        until = time.monotonic() + LATE_S
-        while raw.info("persistence")["aof_rewrite_in_progress"]:
-            assert time.monotonic() < until, raw.info("persistence")
-            time.sleep(0.01)
+        wait_for(
+            lambda: not raw.info("persistence")["aof_rewrite_in_progress"],
+            lambda: str(raw.info("persistence")),
+            LATE_S,
+        )
         own_server.kill()
         files = sorted(Path(own_server.dir).rglob("*"))
         bases = [path for path in files if ".base." in path.name]

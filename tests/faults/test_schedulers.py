@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import rmq
-from tests.faults.process import wait_for
 from tests.faults.scheduler_child import running
 from tests.faults.storm import END_S, Played, Watch, insist, seeded
 from tests.forkserver import Forked
+from tests.patience import wait_for
 from tests.servers import Server
 
 SCHEDULES, EVERY_MS = 100, 1000  # a hundred messages a second

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import signal
 import threading
@@ -24,7 +25,7 @@ from rmq.kernel.transport.master_finder_blocking import MasterFinder
 from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.conftest import any_binary
 from tests.faults.connections import drive, fill
-from tests.patience import PATIENCE_S, asleep
+from tests.patience import PATIENCE_S, asleep, wait_for
 from tests.property.driver import Driver
 from tests.sentinels import SERVICE, Sentinels
 from tests.servers import Server
@@ -129,11 +130,8 @@ def bare_load(service: Sentinels) -> Load:
     return Load(write)
 
 
-def eventually(what: Callable[[], Any], text: str | Callable[[], str]) -> None:
-    until = time.monotonic() + FAILOVER_S
-    while not what():
-        assert time.monotonic() < until, text if isinstance(text, str) else text()
-        time.sleep(0.02)
+# Patience for sentinels.
+eventually = functools.partial(wait_for, within=FAILOVER_S)
 
 
 def lease_end(server: Server, topic: str) -> float:

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from bench.soak.checker import LEAST_SENDS
-from tests.faults.process import wait_for
 from tests.forkserver import Forked
+from tests.patience import wait_for
 
 SEED = 7
 SECONDS = 0.1  # minutes: 6 s

@@ -14,9 +14,9 @@ from bench.soak.proxy import Proxy, between
 from rmq.kernel.transport import subscription
 from rmq.kernel.transport.steps import POLL_S, AwaitSignal, Flow, Subscription
 from tests.conftest import any_binary
-from tests.faults.connections import drive, eventually, proxy
+from tests.faults.connections import drive, proxy
 from tests.integration.test_hand_over import credits_in
-from tests.patience import PATIENCE_S, asleep
+from tests.patience import PATIENCE_S, asleep, wait_for
 from tests.property.driver import Driver
 from tests.servers import Server, free_port
 
@@ -42,7 +42,7 @@ def test_a_waiting_consumer_moves_its_subscription_to_the_new_master(name: str) 
             thread.start()
             asleep(old, name)
             successor.replicaof("127.0.0.1", str(old.port))
-            eventually(lambda: successor.exists(f"rmq:{{{name}_0}}:slot"))
+            wait_for(lambda: successor.exists(f"rmq:{{{name}_0}}:slot"))
             successor.replicaof("NO", "ONE")
             raw.replicaof("127.0.0.1", str(free_port()))  # and it hears nothing from its successor
             proxy.target = new.port
@@ -121,9 +121,9 @@ def test_a_half_open_subscription_is_noticed_and_made_anew(
         asleep(ours, name, 2)  # the server still believes in the old one
 
         for number in range(3):
-            eventually(lambda: credits_in(ours, name) == [1])
+            wait_for(lambda: credits_in(ours, name) == [1])
             producer.topic(name).send(number)  # which hands it over to who listens
-            eventually(lambda: waiting[number:])  # noqa: B023
+            wait_for(lambda: waiting[number:])  # noqa: B023
         assert waiting == [(0, 1), (1, 1), (2, 1)]
 
 
@@ -155,7 +155,7 @@ def test_a_subscription_that_answers_is_kept(
     with ours.raw() as raw:
         pings = raw.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"]
         subscribed = raw.info("commandstats")["cmdstat_subscribe"]["calls"]
-        eventually(lambda: raw.info("commandstats")["cmdstat_ping"]["calls"] >= pings + 5)
+        wait_for(lambda: raw.info("commandstats")["cmdstat_ping"]["calls"] >= pings + 5)
         assert raw.info("commandstats")["cmdstat_subscribe"]["calls"] == subscribed
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from tests.faults.worker_account import account, events
 from tests.faults.worker_child import Book, Play
-from tests.faults.worker_scene import LEASE_S, Scene, wait_for
+from tests.faults.worker_scene import LEASE_S, Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 MEANWHILE_S = 5.0  # so long that somebody can be stopped, or started, on a busy machine

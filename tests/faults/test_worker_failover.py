@@ -14,8 +14,8 @@ import pytest
 import rmq
 from bench.soak.proxy import Proxy, between
 from tests.conftest import any_binary
-from tests.faults.worker_scene import KINDS, Scene, stages, wait_for
-from tests.patience import PATIENCE_S
+from tests.faults.worker_scene import KINDS, Scene, stages
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server, following
 
 

@@ -9,15 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.faults.worker_scene import (
-    KINDS,
-    PATIENCE_S,
-    Scene,
-    alive,
-    recovery,
-    stages,
-    wait_for,
-)
+from tests.faults.worker_scene import KINDS, PATIENCE_S, Scene, alive, recovery, stages
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S = 5.0  # renewed every 1.7 s: a busy machine has 3.3 s to spare

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import any_binary
-from tests.faults.worker_scene import KINDS, Child, Scene, stages, wait_for
+from tests.faults.worker_scene import KINDS, Child, Scene, stages
+from tests.patience import wait_for
 from tests.servers import Server
 
 FROZEN_S = 10.0

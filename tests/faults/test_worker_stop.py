@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import rmq
-from tests.faults.worker_scene import KINDS, Scene, recovery, wait_for
+from tests.faults.worker_scene import KINDS, Scene, recovery
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S = 5.0  # of those who are to keep it on a busy machine

@@ -14,9 +14,10 @@ from typing import Any
 import psutil
 
 import rmq
-from tests.faults.process import PATIENCE_S, Process, wait_for
+from tests.faults.process import PATIENCE_S, Process
 from tests.faults.worker_account import Account, Event, account, events
 from tests.faults.worker_child import Book
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S = 1.0  # of those who are to lose it: who is to keep it has two at least

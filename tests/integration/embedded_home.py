@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import redis
 from rmq.kernel.transport import embedded, embedded_supervisor
 from rmq.kernel.transport.embedded import Embedded
 from tests.forkserver import Forked
+from tests.patience import wait_for
 from tests.servers import binary_of
 
 REPO = Path(__file__).resolve().parents[2]
@@ -45,15 +45,6 @@ def _living(
             is_named = process.name().startswith(names)
             if is_named and process.status() != psutil.STATUS_ZOMBIE and is_it(process):
                 yield process
-
-
-def until(true: Callable[[], Any], seconds: float = 30.0) -> bool:
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def client(handle: Embedded) -> redis.Redis:
@@ -123,7 +114,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Others) -> Ite
     embedded._servers.clear()
     for process in others.all:
         process.kill()
-    left = not until(lambda: free(directory))
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: free(directory))
+    left = not free(directory)
     for process in [*servers(directory), *supervisors(directory)]:
         process.kill()
     assert not left, "a server or supervisor outlived its owner"

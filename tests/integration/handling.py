@@ -13,6 +13,7 @@ import pytest
 
 import rmq
 from tests.integration.driven import Driven
+from tests.patience import wait_for
 
 WITHIN_S = 60.0  # a bound for what should take moments: the machine is shared
 
@@ -25,13 +26,7 @@ every_kind = pytest.mark.parametrize(
 )
 
 
-def eventually(what: Callable[[], Any], within: float = WITHIN_S) -> Any:
-    """Wait for something to be true; its value."""
-    until = time.monotonic() + within
-    while not (found := what()):
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.01)
-    return found
+eventually = wait_for
 
 
 def threads_left() -> list[str]:

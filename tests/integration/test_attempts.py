@@ -10,7 +10,8 @@ from typing import Any
 import rmq
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 
 def here() -> str:
@@ -101,7 +102,7 @@ def test_a_handler_s_attempts_keep_their_tracebacks(scene: Scene, api: Any, name
     scene.handle(topic, work)
     topic.send(7)
     with scene.working():
-        (dead,) = eventually(lambda: api.admin.peek(name, queue="dead"))
+        (dead,) = wait_for(lambda: api.admin.peek(name, queue="dead"))
 
     assert numbered(dead) == [(n, "failed", f"LookupError: no order {n}") for n in (3, 2, 1)]
     for each in dead.attempts:

@@ -13,8 +13,7 @@ import pytest
 import rmq
 from tests.integration.audit_child import start
 from tests.integration.auditing import lose, lost, producer
-from tests.integration.working import until
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 ROUNDS = 5
 
@@ -27,7 +26,7 @@ def _quiet(client: rmq.Client, names: list[str]) -> None:
             client.admin.rollback(name)
         return not any(client.admin.stats(name)["in_flight"] for name in names)
 
-    until(over, PATIENCE_S)
+    wait_for(over, PATIENCE_S)
 
 
 def _all_of_it(client: rmq.Client, name: str, also: str) -> bool:
@@ -73,7 +72,7 @@ def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name
         for turn in range(ROUNDS):
             time.sleep(0.8)
             sent = sum(client.admin.stats(one)["accepted"] for one in names)
-            until(
+            wait_for(
                 lambda than=sent: sum(client.admin.stats(n)["accepted"] for n in names) > than + 50,
                 PATIENCE_S,
             )
@@ -86,8 +85,8 @@ def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name
                 client.admin.redrive(one, reason="rejected" if turn % 2 else None)
                 if turn % 3:
                     client.admin.purge(one, "store" if turn % 3 == 1 else "dead", keep=0)
-        until(lambda: _all_of_it(client, kept, "dead_dropped"), PATIENCE_S)
-        until(lambda: _all_of_it(client, full, "dropped expired"), PATIENCE_S)
+        wait_for(lambda: _all_of_it(client, kept, "dead_dropped"), PATIENCE_S)
+        wait_for(lambda: _all_of_it(client, full, "dropped expired"), PATIENCE_S)
     finally:
         for child in producers + consumers:
             child.kill()

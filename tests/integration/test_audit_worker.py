@@ -11,7 +11,7 @@ import rmq
 from rmq.features.audit import auditor
 from tests.integration.auditing import lose, lost, producer
 from tests.integration.driven import both_clients, connect
-from tests.integration.working import until
+from tests.patience import wait_for
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_worker_reports_what_is_missing(kind, server, raw, client, name, caplog)
             caplog.at_level(logging.ERROR, "rmq"),
             rmq.Worker(getattr(mine, "target", mine), heartbeat="thread"),
         ):
-            until(lambda: audit.missing and seen)
+            wait_for(lambda: audit.missing and seen)
 
     assert audit.missing == {name: 2}
     assert lost(told[0]) == expected
@@ -85,9 +85,9 @@ def test_workers_take_turns(server, raw, client, name):
         workers.append(rmq.Worker(mine, heartbeat="thread"))
     for one in workers:
         one.start()
-    until(lambda: len(reports) >= 5, 60)
+    wait_for(lambda: len(reports) >= 5, 60)
     # Who had the turn before learns only at its next look that another one tells of it now.
-    until(lambda: sum(bool(one.missing) for one in audits) == 1, 60)
+    wait_for(lambda: sum(bool(one.missing) for one in audits) == 1, 60)
     for worker, mine in zip(workers, clients, strict=True):
         worker.stop()
         mine.close()
@@ -112,9 +112,9 @@ def test_worker_whose_redis_is_away_goes_on_auditing(own_server, name, caplog):
         topic.handler()(lambda body: None)
         with rmq.Worker(mine, heartbeat="thread"):
             own_server.kill()
-            until(lambda: "cannot be audited just now" in caplog.text)
+            wait_for(lambda: "cannot be audited just now" in caplog.text)
             own_server.start()
-            until(lambda: audit.missing == {name: 0})
+            wait_for(lambda: audit.missing == {name: 0})
 
 
 def test_interval_and_threshold_are_checked():

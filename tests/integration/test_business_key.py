@@ -9,8 +9,9 @@ import pytest
 import rmq
 from tests.integration.claims import KEY, Kept, by_key, kept, once
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
 from tests.integration.test_worker_outcomes import dead_of
+from tests.patience import wait_for
 
 __all__ = ["kept"]  # a fixture
 
@@ -32,7 +33,7 @@ def test_the_key_is_the_id_a_header_or_a_function_of_the_body(
     scene.handle(topic, lambda d: None, guards=[once(key=key)])
     sent = topic.send({"n": 7}, headers={"Idempotency-Key": "k 1"})
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert kept.states() == {expected or f"default:{sent.id.placed(0, 0)}": "consumed"}
 
@@ -54,11 +55,11 @@ def test_by_default_a_dedup_key_that_is_sent_again_after_its_window_is_new_work(
     with scene.working():
         for n in range(2):
             sent = topic.send(n, dedup_key="order 7")
-            eventually(lambda n=n: api.admin.stats(name)["settled"] == n + 1)
+            wait_for(lambda n=n: api.admin.stats(name)["settled"] == n + 1)
     bases = [topic.send(n, dedup_key="order 7", slot_basis=str(n)) for n in range(2, 10)]
     stored = [n for n, one in enumerate(bases, 2) if one.status == "stored"]  # one for each slot
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 2 + len(stored))
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2 + len(stored))
 
     assert len(stored) > 1
     assert sorted(ran) == [(n, attempt) for n in [0, 1, *stored] for attempt in (1, 2)]
@@ -84,7 +85,7 @@ def test_by_default_a_dead_letter_with_a_dedup_key_keeps_its_key_when_it_is_redr
 
     api.admin.redrive(name)
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
 
     assert ran == ["y"]
 
@@ -100,7 +101,7 @@ def test_the_key_of_one_consumer_is_not_that_of_another(
     kept.redis.set(f"rmq:{{{name}_0}}:claim:default:p", "consumed x:1 1")
     topic.send({KEY: "p"})
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert len(ran) == 1
 
@@ -169,7 +170,7 @@ def test_a_typed_body_is_read_once_and_the_key_is_of_what_the_handler_gets(
     topic.send({"id": 7})
     topic.send({"id": "not a number"})
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 1)
         (dead,) = dead_of(client, name)
 
     assert ran == [Payment(id=7)]

@@ -10,7 +10,8 @@ import pytest
 
 import rmq
 from tests.integration.claims import KEY, Kept, kept, once
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 __all__ = ["kept"]  # a fixture
 
@@ -57,13 +58,13 @@ def test_a_run_beyond_its_limit_keeps_its_claim_until_it_ends(
     topic.send({KEY: "p"})
 
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["nack"] == 1)
+        wait_for(lambda: worker.counts()[name]["nack"] == 1)
         time.sleep(BEYOND_S)
         assert worker.counts()[name]["release"] >= 1  # the retry has found it busy
         assert (slow.ran, kept.states()) == ([1], {"default:p": "consuming"})
         slow.go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
 
     assert slow.ran == ([1, 2] if end == "fails" else [1])
     assert kept.states() == {"default:p": "consumed"}
@@ -84,11 +85,11 @@ def test_a_run_that_outlives_its_worker_keeps_its_claim_until_it_ends(
     assert worker.stop(0.1) is False
 
     with scene.working() as another:
-        eventually(lambda: another.counts()[name]["release"] >= 1)
+        wait_for(lambda: another.counts()[name]["release"] >= 1)
         time.sleep(BEYOND_S)
         assert (slow.ran, kept.states()) == ([1], {"default:p": "consuming"})
         slow.go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert slow.ran == ([1, 1] if end == "fails" else [1])  # handed back: it cost no retry
     assert kept.states() == {"default:p": "consumed"}
@@ -106,11 +107,11 @@ def test_a_run_whose_lease_is_lost_keeps_its_claim_until_it_ends(
         assert slow.begun.wait(60)
         kept.redis.delete(f"rmq:{{{name}_0}}:prepare")  # as a Redis that has lost it
         topic.send({KEY: "p"})
-        eventually(lambda: worker.counts()[name]["release"] >= 1)
+        wait_for(lambda: worker.counts()[name]["release"] >= 1)
         time.sleep(BEYOND_S)
         assert (slow.ran, kept.states()) == ([1], {"default:p": "consuming"})
         slow.go.set()
-        eventually(lambda: worker.counts()[name]["duplicate"] == 1)
+        wait_for(lambda: worker.counts()[name]["duplicate"] == 1)
 
     assert slow.ran == [1]
     assert kept.states() == {"default:p": "consumed"}
@@ -132,7 +133,7 @@ def test_a_run_that_gave_its_own_delivery_back_keeps_no_claim(
     topic.send({KEY: "p"})
 
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert ran == [1, 2]
     assert kept.states() == {"default:p": "consumed"}

@@ -14,7 +14,8 @@ from rmq.kernel.consumer import claim
 from rmq.kernel.core.claim import KEPT
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually, threads_left
+from tests.integration.handling import Scene, threads_left
+from tests.patience import wait_for
 
 __all__ = ["kept"]  # a fixture
 LEASE_S = 5  # renewed every 1.7 s: a busy machine has 3.3 s to spare
@@ -35,8 +36,8 @@ def test_an_owner_that_lost_its_claim_neither_marks_nor_deletes_it_and_learns_of
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
     with scene.working() as worker, caplog.at_level(logging.ERROR, "rmq"):
-        eventually(lambda: sum(worker.counts()[name][v] for v in ("ack", "nack")) == 1)
-        eventually(lambda: worker.counts()[name]["claim_lost"] == (not fails))
+        wait_for(lambda: sum(worker.counts()[name][v] for v in ("ack", "nack")) == 1)
+        wait_for(lambda: worker.counts()[name]["claim_lost"] == (not fails))
 
     assert kept.redis.get(kept.key("p")) == "consuming somebody:7 1"
     assert ("the claim of" in caplog.text) == (not fails)
@@ -51,10 +52,10 @@ def test_a_claim_deleted_by_hand_lets_the_work_be_done_again(
     scene.handle(topic, lambda d: ran.append(d.id), guards=[once()])
     topic.send({KEY: "p"})
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
         kept.redis.delete(kept.key("p"))
         topic.send({KEY: "p"})
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
 
     assert len(ran) == 2
 
@@ -76,8 +77,8 @@ def test_a_claim_is_renewed_with_its_lease(
     scene.handle(topic, work, guards=[once()], concurrency=2)
     topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
     with scene.working(heartbeat=heartbeat) as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert len(ran) == 1
@@ -100,7 +101,7 @@ def test_a_claim_that_nobody_renews_is_lost(
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["claim_lost"] == 1)
+        wait_for(lambda: worker.counts()[name]["claim_lost"] == 1)
 
     assert kept.states() == {}
 
@@ -119,15 +120,15 @@ def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
     with scene.working() as worker:
-        eventually(lambda: running)
+        wait_for(lambda: running)
         stem = f"rmq:{{{name}_0}}:"
         kept.redis.delete(stem + "prepare", stem + "leases")  # as a Redis that lost them
-        eventually(lambda: running[0]._claim.state == KEPT)
+        wait_for(lambda: running[0]._claim.state == KEPT)
         kept.redis.delete(kept.key("p"))
         go.set()
-        eventually(lambda: worker.counts()[name]["lost"] == 1)
-        eventually(lambda: worker.counts()[name]["claim_lost"])
-    eventually(lambda: not threads_left())
+        wait_for(lambda: worker.counts()[name]["lost"] == 1)
+        wait_for(lambda: worker.counts()[name]["claim_lost"])
+    wait_for(lambda: not threads_left())
 
     assert worker.counts()[name]["claim_lost"] == 1
 
@@ -147,14 +148,14 @@ def test_what_has_not_begun_when_its_claim_is_lost_is_claimed_anew(
     scene.handle(topic, work, guards=[once()], concurrency=1, prefetch=2)
     topic.send_many([rmq.Outgoing({KEY: key}) for key in ("first", "behind")])
     with scene.working() as worker:
-        eventually(lambda: len(kept.keys()) == 2)
+        wait_for(lambda: len(kept.keys()) == 2)
         kept.redis.delete(kept.key("behind"))
         beat = worker._running.memory.last_round()
         # Two renewals, which find out.
-        eventually(lambda: worker._running.memory.last_round() > beat + LEASE_S * 0.7 + 0.2)
+        wait_for(lambda: worker._running.memory.last_round() > beat + LEASE_S * 0.7 + 0.2)
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert ran == [("first", "consuming"), ("behind", "consuming")]
@@ -178,9 +179,9 @@ def test_a_frozen_owner_finds_its_claim_gone_after_a_successor_has_finished(
     scene.handle(topic, work, guards=[once()], concurrency=2)
     topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(2)])
     with scene.working():
-        eventually(lambda: len(runs) == 2)
-        eventually(lambda: kept.states() == {"default:p": "consumed"})
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: len(runs) == 2)
+        wait_for(lambda: kept.states() == {"default:p": "consumed"})
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
 
     assert kept.states() == {"default:p": "consumed"}
     assert len(runs) == 2

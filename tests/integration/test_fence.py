@@ -13,7 +13,8 @@ import pytest
 import rmq
 from tests.conftest import Clock
 from tests.integration.driven import both_clients, connect
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -166,7 +167,7 @@ def test_a_handler_sees_a_larger_fence_at_every_attempt(
 
     scene.handle(topic, work, concurrency=1, **options)
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 5)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 5)
 
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert all(len(found) >= 3 and found == sorted(set(found)) for found in seen.values())

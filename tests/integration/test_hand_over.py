@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from rmq.kernel.transport import scripts as transport_scripts
 from rmq.kernel.transport.steps import Command
 from tests.integration.driven import connect
 from tests.integration.test_resize import basis_of
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 LEASE_S = 20 * PATIENCE_S  # nothing here waits for it
@@ -63,13 +63,6 @@ def credits_in(server: Server, topic: str, slots: int = 1) -> list[int]:
     return [field.count(b";") for field in found]
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.005)
-
-
 def leave_a_credit(server: Server, topic: rmq.Topic, ran: list[Any]) -> None:
     """Send messages until a worker, which notes them in `ran`, has left a credit.
 
@@ -80,7 +73,7 @@ def leave_a_credit(server: Server, topic: rmq.Topic, ran: list[Any]) -> None:
         assert time.monotonic() < until, f"no credit after {len(ran)} messages"
         before = len(ran)
         topic.send("warm")
-        eventually(lambda: len(ran) > before)  # noqa: B023
+        wait_for(lambda: len(ran) > before)  # noqa: B023
         look_until = time.monotonic() + 0.5
         while credits_in(server, topic.name) != [1] and time.monotonic() < look_until:
             time.sleep(0.005)
@@ -106,12 +99,12 @@ def test_a_message_that_comes_alone_costs_one_script_until_it_is_acked(
     consumer = Waiting(kind, server.url, topic.name)
     made: list[int] = []
     for number in range(6):
-        eventually(lambda: len(consumer.got) > number)  # noqa: B023
-        eventually(lambda: credits_in(server, topic.name) == [1])
+        wait_for(lambda: len(consumer.got) > number)  # noqa: B023
+        wait_for(lambda: credits_in(server, topic.name) == [1])
         before = scripts_run(server)
         topic.send(number)
-        eventually(lambda: len(consumer.got) > number + 1)  # noqa: B023
-        eventually(lambda: credits_in(server, topic.name) == [1])
+        wait_for(lambda: len(consumer.got) > number + 1)  # noqa: B023
+        wait_for(lambda: credits_in(server, topic.name) == [1])
         made.append(scripts_run(server) - before)
 
     assert min(made) == 3  # send, ack, and the prepare that leaves the next credit
@@ -130,12 +123,12 @@ def test_a_worker_leaves_a_credit_for_eight_messages(
             for _ in range(count):
                 before = len(ran)
                 topic.send("one")
-                eventually(lambda: len(ran) > before)  # noqa: B023
-                eventually(lambda: not raw.exists(f"rmq:{{{topic.name}_0}}:prepare"))  # acked
+                wait_for(lambda: len(ran) > before)  # noqa: B023
+                wait_for(lambda: not raw.exists(f"rmq:{{{topic.name}_0}}:prepare"))  # acked
 
         for _ in range(3):
             leave_a_credit(server, topic, ran)
-            eventually(lambda: not raw.exists(f"rmq:{{{topic.name}_0}}:prepare"))
+            wait_for(lambda: not raw.exists(f"rmq:{{{topic.name}_0}}:prepare"))
             before, began = scripts_run(server), time.monotonic()
             run(16)
             asked = 3 * (1 + int(time.monotonic() - began))  # each second
@@ -160,7 +153,7 @@ def test_a_message_for_a_credit_of_a_lease_that_is_renewed_no_more_is_taken_anew
         worker._running.engine.feeds[0].consumer.stop_renewing()
         topic.send("x")
         topic.send("y")
-        eventually(lambda: len(ran) == warm + 2)
+        wait_for(lambda: len(ran) == warm + 2)
 
     assert sorted(ran[warm:]) == [("x", 1), ("y", 1)]
 
@@ -169,15 +162,15 @@ def test_a_message_wakes_one_of_many_consumers(
     kind: str, server: Server, topic: rmq.Topic, client: rmq.Client
 ) -> None:
     consumers = [Waiting(kind, server.url, topic.name) for _ in range(3)]
-    eventually(lambda: credits_in(server, topic.name) == [3])
+    wait_for(lambda: credits_in(server, topic.name) == [3])
 
     topic.send("one")
-    eventually(lambda: any(one.got for one in consumers))
-    eventually(lambda: credits_in(server, topic.name) == [3])
+    wait_for(lambda: any(one.got for one in consumers))
+    wait_for(lambda: credits_in(server, topic.name) == [3])
 
     for one in consumers:
         topic.send("end")
-        eventually(lambda: sum(("end", 1) in one.got for one in consumers) > consumers.index(one))
+        wait_for(lambda: sum(("end", 1) in one.got for one in consumers) > consumers.index(one))
     for one in consumers:
         one.thread.join(PATIENCE_S)
     assert sorted(len(one.got) for one in consumers) == [1, 1, 2]
@@ -218,7 +211,7 @@ def test_messages_that_race_the_end_of_a_wait_come_once_and_cost_no_retry(
         topic.send(number)
         time.sleep(chance.uniform(0, 0.03))
 
-    eventually(lambda: len(got) >= count)
+    wait_for(lambda: len(got) >= count)
     over.set()
     for thread in threads:
         thread.join(PATIENCE_S)
@@ -240,7 +233,7 @@ def test_no_more_are_received_than_asked_for_though_each_slot_hands_over_one(
                 target=lambda calls=calls: calls.append(consumer.receive(1, wait=PATIENCE_S))
             )
             thread.start()
-            eventually(lambda: credits_in(server, name, 3) == [1, 1, 1])
+            wait_for(lambda: credits_in(server, name, 3) == [1, 1, 1])
             topic.send_many([rmq.Outgoing(slot, slot_basis=basis_of(slot, 3)) for slot in range(3)])
             thread.join(PATIENCE_S)
             [deliveries] = calls
@@ -257,11 +250,11 @@ def test_a_batch_is_handed_over_as_far_as_the_credit_goes(
     kind: str, server: Server, topic: rmq.Topic, client: rmq.Client
 ) -> None:
     consumer = Waiting(kind, server.url, topic.name, max_messages=3)
-    eventually(lambda: credits_in(server, topic.name) == [1])
+    wait_for(lambda: credits_in(server, topic.name) == [1])
 
     topic.send_many([rmq.Outgoing(number) for number in range(10)])
 
-    eventually(lambda: len(consumer.got) == 10)
+    wait_for(lambda: len(consumer.got) == 10)
     assert consumer.end(client, topic.name) == [(number, 1) for number in range(10)]
 
 
@@ -274,7 +267,7 @@ def test_slots_hand_over_one_by_one_and_the_others_credits_are_withdrawn(
         got: list[Any] = []
         thread = threading.Thread(target=lambda: got.extend(consumer.receive(5, wait=PATIENCE_S)))
         thread.start()
-        eventually(lambda: credits_in(server, name, 3) == [1, 1, 1])
+        wait_for(lambda: credits_in(server, name, 3) == [1, 1, 1])
         topic.send("x")
         thread.join(PATIENCE_S)
         assert [delivery.body for delivery in got] == ["x"]
@@ -286,10 +279,10 @@ def test_at_most_once_a_message_is_settled_before_it_is_handed_over(
     kind: str, server: Server, topic: rmq.Topic, client: rmq.Client
 ) -> None:
     consumer = Waiting(kind, server.url, topic.name, mode="at_most_once")
-    eventually(lambda: credits_in(server, topic.name) == [1])
+    wait_for(lambda: credits_in(server, topic.name) == [1])
 
     topic.send("once")
-    eventually(lambda: consumer.got)
+    wait_for(lambda: consumer.got)
 
     assert client.admin.stats(topic.name)["settled"] == 1
     assert consumer.end(client, topic.name) == [("once", 1)]
@@ -336,7 +329,7 @@ def test_an_interrupted_wait_gives_back_what_was_handed_over(
         got: list[Any] = []
         thread = threading.Thread(target=lambda: got.extend(consumer.receive(1, wait=PATIENCE_S)))
         thread.start()
-        eventually(lambda: credits_in(server, topic.name) == [1])
+        wait_for(lambda: credits_in(server, topic.name) == [1])
         if moment == "before":
             topic.send("x")
         consumer._interrupt()
@@ -360,7 +353,7 @@ def test_a_cancelled_receive_gives_back_what_was_handed_over(
         ):
             for number in range(20):
                 task = asyncio.create_task(consumer.receive(1, wait=PATIENCE_S))
-                await asyncio.to_thread(eventually, lambda: credits_in(server, topic.name) == [1])
+                await asyncio.to_thread(wait_for, lambda: credits_in(server, topic.name) == [1])
                 topic.send(number)
                 if number % 2:
                     await asyncio.sleep(0)
@@ -395,13 +388,13 @@ def test_a_message_for_a_connection_that_died_comes_soon_and_costs_no_retry(
         consumer = Waiting(kind, own_server.url, name)
 
         for number in range(2):
-            eventually(lambda: credits_in(own_server, name) == [1])
+            wait_for(lambda: credits_in(own_server, name) == [1])
             with raw.pipeline(transaction=True) as both:  # the consumer has no time to notice
                 both.client_pause(100, all=False)
                 both.execute()
             raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             topic.send("x")
-            eventually(lambda: len(consumer.got) > number)  # noqa: B023 - long before its lease ends
+            wait_for(lambda: len(consumer.got) > number)  # noqa: B023 - long before its lease ends
         assert {attempt for _, attempt in consumer.end(client, name)} == {1}
 
 
@@ -409,7 +402,7 @@ def test_what_a_stranger_publishes_is_ignored(
     kind: str, server: Server, topic: rmq.Topic, client: rmq.Client
 ) -> None:
     consumer = Waiting(kind, server.url, topic.name)
-    eventually(lambda: credits_in(server, topic.name) == [1])
+    wait_for(lambda: credits_in(server, topic.name) == [1])
     with server.raw() as raw:
         entry = raw.hget(f"rmq:{{{topic.name}_0}}:slot", "credits")
         assert entry is not None
@@ -425,7 +418,7 @@ def test_what_a_stranger_publishes_is_ignored(
         ):
             raw.publish(entry.split()[0], payload)
     topic.send("real")
-    eventually(lambda: consumer.got)
+    wait_for(lambda: consumer.got)
 
     assert consumer.end(client, topic.name) == [("real", 1)]
 
@@ -455,10 +448,10 @@ def test_the_script_that_withdraws_is_loaded_where_the_server_lost_it(
             assert consumer.receive(1, wait=0.1) == []
             return bool(raw.script_exists(withdraw)[0])
 
-        eventually(withdrawn)
+        wait_for(withdrawn)
         raw.script_flush()
         raw.script_load(
             transport_scripts.load("prepare").text
         )  # a take that is repeated leaves no credit
-        eventually(withdrawn)
+        wait_for(withdrawn)
         consumer.close()

@@ -16,7 +16,7 @@ import redis
 import rmq
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.script_connection import RedisError, ScriptConnection
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server
 
 TEXTS = {
@@ -125,10 +125,10 @@ def test_a_worker_that_is_part_of_a_program_is_not_one_to_be_killed(
         memory = worker._running.memory
         turns = memory.shared.times
         until = turns[1]
-        eventually(lambda: turns[1] != until)  # the watchdog has made a turn
+        wait_for(lambda: turns[1] != until)  # the watchdog has made a turn
         assert turns[4] == turns[5] == 0
         worker._running.watchdog.allow_kill()  # as `run` says
-        eventually(lambda: turns[4])
+        wait_for(lambda: turns[4])
         assert turns[5] == 60
 
 
@@ -145,7 +145,7 @@ def test_held_messages_are_renewed_by_one_call_and_their_receipts_stay(
 
     topic.send_many([rmq.Outgoing(n) for n in range(500)])
     with rmq.Worker(client) as worker:
-        eventually(lambda: worker.counts()[name]["held"] == 500)
+        wait_for(lambda: worker.counts()[name]["held"] == 500)
         keys = [f"rmq:{{{name}_{slot}}}:prepare" for slot in range(2)]
         receipts = [raw.zrange(key, 0, -1, withscores=True) for key in keys]
         calls = raw.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -157,7 +157,7 @@ def test_held_messages_are_renewed_by_one_call_and_their_receipts_stay(
             message.deadline is not None for message in client.admin.peek(name, 9, "prepare")
         )
         go.append(True)
-        eventually(lambda: client.admin.stats(name)["settled"] == 500)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 500)
 
     assert asked < 60, "two leases, every 1.7 s, and an idle consumer's questions"
     assert client.admin.stats(name)["rolled_back"] == 0

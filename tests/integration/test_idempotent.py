@@ -12,8 +12,9 @@ import rmq
 from rmq.kernel.consumer import claim
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
 from tests.integration.test_worker_outcomes import dead_of, is_idle
+from tests.patience import wait_for
 
 __all__ = ["kept"]  # a fixture
 
@@ -28,8 +29,8 @@ def test_copies_of_a_key_run_once_and_all_are_settled(
     topic.send_many([rmq.Outgoing({KEY: f"p{n % 30}"}) for n in range(90)])
 
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 90)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 90)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert ran == Counter({f"p{n}": 1 for n in range(30)})
@@ -45,7 +46,7 @@ def test_without_the_guard_the_copies_run(scene: Scene, api: Any, name: str) -> 
     topic.send_many([rmq.Outgoing({KEY: "p"}) for _ in range(3)])
 
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 3)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 3)
 
     assert ran == Counter(p=3)
 
@@ -68,11 +69,11 @@ def test_a_copy_of_what_is_in_progress_is_not_acked_and_costs_no_retry(
     copy = topic.send({KEY: "p"}).id
 
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["release"] >= 3)
+        wait_for(lambda: worker.counts()[name]["release"] >= 3)
         assert api.admin.stats(name)["settled"] == 0
         assert kept.states() == {"default:p": "consuming"}
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
 
     assert attempts[0] == (first, 1)
     assert len(attempts) == 2
@@ -114,7 +115,7 @@ def test_whatever_is_not_an_ack_gives_the_claim_up(
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
     with scene.working() as worker:
-        eventually(lambda: ran and worker.counts()[name]["held"] == 0)
+        wait_for(lambda: ran and worker.counts()[name]["held"] == 0)
 
     assert ran == [{"default:p": "consuming"}]
     assert kept.states() == {}
@@ -130,7 +131,7 @@ def test_an_own_ack_marks_the_key_as_done(scene: Scene, api: Any, name: str, kep
     scene.handle(topic, work, guards=[once()])
     topic.send({KEY: "p"})
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert kept.states() == {"default:p": "consumed"}
 
@@ -146,8 +147,8 @@ def test_a_batch_gets_one_message_of_each_key(
         topic, lambda ds: batches.append([d.body[KEY] for d in ds]), guards=[once()], batch=20
     )
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 20)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert sorted(key for batch in batches for key in batch) == [f"p{n}" for n in range(5)]
@@ -165,7 +166,7 @@ def test_an_ordered_handler_keeps_its_order_and_skips_copies(
         for _ in range(2):
             topic.send({KEY: n}, slot_basis="account")
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 20)
 
     assert ran == list(range(10))
 
@@ -184,11 +185,11 @@ def test_where_claims_cannot_be_taken_nothing_is_run_and_no_retry_is_spent(
     topic.send({KEY: "p"})
 
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["release"] >= 2)
+        wait_for(lambda: worker.counts()[name]["release"] >= 2)
         assert attempts == []
         assert kept.redis.type(key) == "list"
         kept.redis.delete(key)
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert attempts == [1]
 
@@ -206,7 +207,7 @@ def test_what_a_stopping_worker_hands_back_keeps_no_claim(
     scene.handle(topic, work, guards=[once()], concurrency=1, prefetch=10)
     topic.send_many([rmq.Outgoing({KEY: n}) for n in range(10)])
     with scene.working() as worker:
-        eventually(lambda: len(kept.keys()) == 10)
+        wait_for(lambda: len(kept.keys()) == 10)
         threading.Timer(0.3, go.set).start()
         worker.stop(5)
 
@@ -229,7 +230,7 @@ def test_hooks_run_for_the_run_and_not_for_its_copies(link: Any, handles: str, n
     scene.handle(topic, lambda d: None, guards=[once()])
     topic.send_many([rmq.Outgoing({KEY: 1}) for _ in range(3)])
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 3)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 3)
 
     assert seen == ["before", "ack"]
 
@@ -251,8 +252,8 @@ def test_a_check_that_says_done_settles_without_running(
     scene.handle(topic, lambda d: ran.append(d.body[KEY]), guards=[once(check=check)])
     topic.send_many([rmq.Outgoing({KEY: key}) for key in ("done", "open")])
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 2)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert sorted(asked) == ["done", "open"]
@@ -297,7 +298,7 @@ def test_an_async_check_is_awaited_and_refused_for_a_plain_handler(
 
     topic.send({KEY: 1})
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 1)
     assert ran == []
 
     with pytest.raises(rmq.InvalidType, match=r"check: .* is async, and handler"):

@@ -15,7 +15,8 @@ import rmq
 from rmq import Outgoing
 from rmq.interceptors import Prometheus
 from rmq.kernel.core.telemetry import METRICS
-from tests.integration.working import handle, until, work
+from tests.integration.working import handle, work
+from tests.patience import wait_for
 from tests.servers import Server
 
 STYLES = ("plain", "async")
@@ -57,10 +58,10 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     with pytest.raises(rmq.EncodeError):
         topic.send({1})
     with rmq.Worker(getattr(client, "target", client), heartbeat="thread"):
-        until(lambda: total(registry, "rmq_handled_total") == 3)
-        until(lambda: total(registry, "rmq_duplicates_total") == 1)
-        until(lambda: total(registry, "rmq_in_hand") == 0)
-        until(lambda: [one for one in samples(registry) if one.name == "rmq_audit_missing"])
+        wait_for(lambda: total(registry, "rmq_handled_total") == 3)
+        wait_for(lambda: total(registry, "rmq_duplicates_total") == 1)
+        wait_for(lambda: total(registry, "rmq_in_hand") == 0)
+        wait_for(lambda: [one for one in samples(registry) if one.name == "rmq_audit_missing"])
         found = list(registry.collect())
 
     catalogue = {metric.name: metric for metric in METRICS}
@@ -104,11 +105,11 @@ def test_a_run_beyond_its_max_runtime_is_counted_at_once_and_once(
     topic.send("x")
 
     with rmq.Worker(getattr(client, "target", client), heartbeat="thread"):
-        until(lambda: total(registry, "rmq_handled_total") == 1)
+        wait_for(lambda: total(registry, "rmq_handled_total") == 1)
         assert total(registry, "rmq_handled_total", verb="overrun") == 1
         assert total(registry, "rmq_handler_seconds_count") == 0
         go.set()
-        until(lambda: total(registry, "rmq_handler_seconds_count") == 1)
+        wait_for(lambda: total(registry, "rmq_handler_seconds_count") == 1)
 
     assert total(registry, "rmq_handled_total") == 1
 
@@ -157,10 +158,10 @@ def test_what_workers_hold_is_watched_and_summed(
         ):
             for worker in (one, two, two):
                 metrics.watch(worker)
-            until(lambda: total(registry, "rmq_in_hand", topic=name) == 4)
+            wait_for(lambda: total(registry, "rmq_in_hand", topic=name) == 4)
             assert total(registry, "rmq_taken_total", topic=name) == 4
             go.set()
-            until(lambda: total(registry, "rmq_in_hand", topic=name) == 0)
+            wait_for(lambda: total(registry, "rmq_in_hand", topic=name) == 0)
 
 
 def test_a_worker_that_is_gone_is_no_longer_watched(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.integration.test_hand_over import credits_in, eventually
-from tests.patience import PATIENCE_S
+from tests.integration.test_hand_over import credits_in
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 BODIES = [0, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_deliveries_come_one_by_one_and_a_break_gives_back_what_was_not_settled(
     thread.start()
     for body in BODIES:
         topic.send(body)
-        eventually(lambda: len(got) > body)  # noqa: B023
+        wait_for(lambda: len(got) > body)  # noqa: B023
     thread.join(PATIENCE_S)
 
     assert got == [(body, 1) for body in BODIES]
@@ -98,7 +98,7 @@ def test_another_thread_or_task_ends_the_iteration_by_closing_the_consumer(
                     await delivery.ack()
 
             task = asyncio.create_task(iterate())
-            await asyncio.to_thread(eventually, lambda: credits_in(server, topic.name) == [1])
+            await asyncio.to_thread(wait_for, lambda: credits_in(server, topic.name) == [1])
             if race:
                 topic.send("x")
             began = time.monotonic()
@@ -119,7 +119,7 @@ def test_another_thread_or_task_ends_the_iteration_by_closing_the_consumer(
 
             thread = threading.Thread(target=iterate, daemon=True)
             thread.start()
-            eventually(lambda: credits_in(server, topic.name) == [1])
+            wait_for(lambda: credits_in(server, topic.name) == [1])
             if race:
                 topic.send("x")
             began = time.monotonic()
@@ -145,7 +145,7 @@ def work_slowly(consumer: rmq.Consumer) -> None:
 
 def test_ctrl_c_ends_the_iteration_and_costs_no_retry(server: Server, topic: rmq.Topic) -> None:
     def interrupt() -> None:
-        eventually(lambda: credits_in(server, topic.name) == [1])
+        wait_for(lambda: credits_in(server, topic.name) == [1])
         topic.send("x")
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -167,7 +167,7 @@ def test_a_signal_handler_may_close_the_consumer_that_waits(
     server: Server, topic: rmq.Topic
 ) -> None:
     def stop() -> None:
-        eventually(lambda: credits_in(server, topic.name) == [1])
+        wait_for(lambda: credits_in(server, topic.name) == [1])
         os.kill(os.getpid(), signal.SIGUSR1)
 
     with (

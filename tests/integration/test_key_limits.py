@@ -11,7 +11,8 @@ import pytest
 import rmq
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -100,7 +101,7 @@ def test_workers_do_all_the_work_and_one_message_of_a_tenant_at_a_time(
     scene.handle(topic, work, concurrency=8)
     topic.send_many([of("abc"[n % 3], n) for n in range(45)])
     with scene.working():
-        eventually(lambda: sum(map(len, order.values())) == 45)
+        wait_for(lambda: sum(map(len, order.values())) == 45)
 
     assert most == 1
     assert together > 1, "tenants do not wait for each other"

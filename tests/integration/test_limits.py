@@ -11,8 +11,9 @@ import pytest
 import rmq
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
 from tests.integration.test_topic_change import send_each, slots_of
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -118,7 +119,7 @@ def test_workers_stay_within_the_concurrency_and_do_all_the_work(scene: Scene, n
     scene.handle(topic, work, concurrency=8)
     topic.send_many([rmq.Outgoing(n) for n in range(30)])
     with scene.working():
-        eventually(lambda: done == 30)
+        wait_for(lambda: done == 30)
 
     assert most == 2
 

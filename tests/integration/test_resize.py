@@ -14,8 +14,9 @@ from rmq.kernel.consumer import claim
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import slot_of
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -369,6 +370,6 @@ def test_worker_goes_on_over_two_resizes(scene: Scene, name: str) -> None:
             topic.send(n, slot_basis=str(n % 7))
             if n in (100, 200):
                 scene.api.admin.topic_resize(name, 8 if n == 100 else 4)
-        eventually(lambda: len(seen) >= 300)
+        wait_for(lambda: len(seen) >= 300)
     assert sorted(seen) == list(range(300))
     assert scene.api.admin.stats(name)["records"] == 0

@@ -17,7 +17,7 @@ from rmq.features.schedules.dispatch import POLL_S
 from rmq.kernel.transport.steps import RawCommand
 from rmq.worker import Scheduler
 from tests.conftest import Clock
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 
 HOUR = 3600
@@ -60,7 +60,7 @@ def test_idle_worker_of_many_topics_asks_one_question_about_schedules(
         another.topic("other").every("yearly", cron="0 0 1 1 *").declare()
 
     with rmq.Worker(client, heartbeat="thread"):
-        until(lambda: calls(raw)["smembers"])
+        wait_for(lambda: calls(raw)["smembers"])
         time.sleep(1)  # what a start asks
         before, began = calls(raw), time.monotonic()
         time.sleep(6.5)
@@ -76,7 +76,7 @@ def test_idle_scheduler_of_all_topics_asks_one_question(
 ) -> None:
     client, raw = idle
     with Scheduler(client, topics="all"):
-        until(lambda: calls(raw)["smembers"])
+        wait_for(lambda: calls(raw)["smembers"])
         before, began = calls(raw), time.monotonic()
         time.sleep(6.5)
         asked = calls(raw) - before
@@ -94,9 +94,9 @@ def test_scheduler_asks_the_topic_that_is_due_and_all_topics_every_three_seconds
         client.topic(f"t{number}").every("yearly", every=365 * 24 * HOUR).declare()
     client.topic("often").every("tick", every=0.2).declare()
     with Scheduler(client, topics="all"):
-        until(lambda: client.admin.schedule("often", "tick").sent)
+        wait_for(lambda: client.admin.schedule("often", "tick").sent)
         before, began = calls(raw), time.monotonic()
-        until(lambda: (calls(raw) - before)["hget"] >= 100)  # a look at all topics is inside
+        wait_for(lambda: (calls(raw) - before)["hget"] >= 100)  # a look at all topics is inside
         time.sleep(max(0.0, began + 3.5 - time.monotonic()))
         asked = calls(raw) - before
         watched_s = time.monotonic() - began

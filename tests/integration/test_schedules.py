@@ -15,7 +15,8 @@ from rmq.features.schedules import dispatch, due, flows
 from rmq.worker import Scheduler
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
-from tests.integration.working import until, work
+from tests.integration.working import work
+from tests.patience import wait_for
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 NOON = datetime(2026, 3, 27, 12, tzinfo=BERLIN)  # two days before summer time
@@ -333,7 +334,7 @@ def test_scheduler_notices_what_others_declare_in_topics_made_later(api, name, m
     with serving(api, topics="all"), rmq.Client(api.url) as another:
         another.topic(name).every("tick", every=0.1).declare()
 
-        until(lambda: another.admin.schedule(name, "tick").sent >= 3)
+        wait_for(lambda: another.admin.schedule(name, "tick").sent >= 3)
 
 
 def test_idle_scheduler_asks_one_question_in_three_seconds(api, name, monkeypatch) -> None:
@@ -347,7 +348,7 @@ def test_idle_scheduler_asks_one_question_in_three_seconds(api, name, monkeypatc
 
     monkeypatch.setattr(dispatch.Dispatch, "send_due", counted)
     with serving(api, topics=[name]):
-        until(lambda: len(asked) == 2)
+        wait_for(lambda: len(asked) == 2)
 
     assert asked[1] - asked[0] >= 3
 
@@ -365,7 +366,7 @@ def test_scheduler_goes_on_after_an_error(api, name, monkeypatch, caplog, error)
     monkeypatch.setattr(dispatch.Dispatch, "send_due", failing)
     api.topic(name).every("tick", every=0.1).declare()
     with caplog.at_level(logging.WARNING, "rmq"), serving(api, topics=[name]):
-        until(lambda: api.admin.schedule(name, "tick").sent)
+        wait_for(lambda: api.admin.schedule(name, "tick").sent)
 
     assert [record.message for record in warnings_of(caplog)] == [
         "schedules cannot be served just now: down"
@@ -443,4 +444,4 @@ def test_scheduler_is_started_again_after_its_stop(api, name) -> None:
     for _ in range(2):
         before = api.admin.schedule(name, "tick").sent if name in api.admin.topics() else 0
         with service:
-            until(lambda before=before: api.admin.schedule(name, "tick").sent > before)
+            wait_for(lambda before=before: api.admin.schedule(name, "tick").sent > before)

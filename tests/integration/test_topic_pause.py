@@ -11,8 +11,9 @@ import pytest
 import rmq
 from rmq.features.topic_admin import flows
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
 from tests.integration.test_topic_change import Cut, Cutting, slots_of
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -172,4 +173,4 @@ def test_worker_waits_while_its_topic_is_paused(scene: Scene, name: str) -> None
         time.sleep(0.3)  # as long as a worker that took it would need many times over
         assert runs == []
         scene.api.admin.topic_resume(name)
-        eventually(lambda: runs == [1])
+        wait_for(lambda: runs == [1])

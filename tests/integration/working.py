@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import rmq
+from tests.patience import wait_for
 
-
-def until(true: Callable[[], Any], wait_s: float = 60) -> None:
-    """Wait for it."""
-    end = time.monotonic() + wait_s
-    while not true():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
+until = wait_for
 
 
 def handle(

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, text
 
 import rmq
 from rmq import ledger, outbox
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server
 
 pytestmark = pytest.mark.slow  # `make test` reads the README alone
@@ -115,7 +115,7 @@ class Program:
             return stats["settled"] + stats["dead"] == (count or len(bodies))
 
         with rmq.Worker(self.client, heartbeat="thread"):
-            eventually(ended)
+            wait_for(ended)
 
     def close(self) -> None:
         self.client.close()

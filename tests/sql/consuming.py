@@ -9,7 +9,7 @@ import pytest
 
 import rmq
 from tests.databases import Database
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 from tests.sql.lossy import Lossy
 
@@ -48,8 +48,8 @@ class Consuming(Lossy):
     def work(self, true: Callable[[], Any]) -> None:
         """Run a worker until it is so, and nothing is in flight any more."""
         with rmq.Worker(self.client, heartbeat="thread"):
-            until(true, 30)
-            until(lambda: not self.client.admin.stats(self.name)["in_flight"], 30)
+            wait_for(true, 30)
+            wait_for(lambda: not self.client.admin.stats(self.name)["in_flight"], 30)
 
 
 @pytest.fixture(params=["sync", "async"])

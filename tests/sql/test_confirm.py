@@ -16,7 +16,7 @@ from rmq.sql.database import now_ms
 from rmq.sql.outbox import confirm_queries
 from rmq.sql.outbox.tables import logs, stubs
 from tests.databases import Database
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 from tests.sql.consuming import Consuming, scene
 from tests.sql.lossy import HOUR
@@ -226,7 +226,7 @@ def test_what_cannot_ask_its_database_costs_no_retry_and_runs_nothing(
     scene.consume(lambda body, d: done.append(body), stands)
 
     with rmq.Worker(scene.client, heartbeat="thread") as worker:
-        until(lambda: worker.counts()[scene.name]["release"] >= 2, 30)
+        wait_for(lambda: worker.counts()[scene.name]["release"] >= 2, 30)
         assert (done, worker.counts()[scene.name]["nack"]) == ([], 0)
 
 
@@ -266,7 +266,7 @@ def test_work_that_is_done_and_cannot_be_confirmed_is_confirmed_later_and_not_do
     )
 
     with rmq.Worker(scene.client, heartbeat="thread") as worker:
-        until(lambda: worker.counts()[scene.name]["duplicate"], 30)
+        wait_for(lambda: worker.counts()[scene.name]["duplicate"], 30)
         counts = worker.counts()[scene.name]
 
     assert done == [1]

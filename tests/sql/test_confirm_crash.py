@@ -17,7 +17,7 @@ from rmq.sql.database import now_ms
 from rmq.sql.outbox.tables import logs
 from tests.databases import Database
 from tests.forkserver import Forked
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 from tests.sql import confirm_child
 from tests.sql.lossy import HOUR, Lossy
@@ -61,7 +61,7 @@ def test_killed_consumer_leaves_its_note_and_the_next_one_confirms_what_is_booke
 
     confirm_child.build(scene.client, scene.engine, scene.name)
     with rmq.Worker(scene.client, heartbeat="thread"):
-        until(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", 30)
 
     assert bookings(scene) == [7]
     assert scene.logged() == []
@@ -82,6 +82,6 @@ def test_note_of_a_killed_consumer_holds_a_lost_message_back_for_log_for_and_no_
     assert scene.round() == Round(sent=1)
     confirm_child.build(scene.client, scene.engine, scene.name)
     with rmq.Worker(scene.client, heartbeat="thread"):
-        until(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", 30)
     assert bookings(scene) == [7]
     assert scene.logged() == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from pathlib import Path
 from subprocess import PIPE
 
@@ -13,7 +12,7 @@ import sqlalchemy as sa
 
 from tests.databases import Postgres
 from tests.forkserver import Forked
-from tests.patience import PATIENCE_S
+from tests.patience import wait_for
 
 
 def test_a_database_is_fresh_and_keeps_what_is_committed(database):
@@ -77,8 +76,8 @@ def test_a_postgresql_whose_tests_were_killed_ends_and_leaves_no_shared_memory()
     pid, segment, place = child.stdout.readline().split()
     assert child.wait(60) == -9
 
-    until = time.monotonic() + PATIENCE_S
-    while Path("/proc", pid).exists() or segment in shared_memory():
-        assert time.monotonic() < until, f"server {pid} or segment {segment} is still there"
-        time.sleep(0.02)
+    wait_for(
+        lambda: not (Path("/proc", pid).exists() or segment in shared_memory()),
+        lambda: f"server {pid} or segment {segment} is still there",
+    )
     shutil.rmtree(place)

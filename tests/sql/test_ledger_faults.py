@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.sql.ledger import renewal, rows
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.sql.ledgers import OTHER, Books, Copy, Ran
 
 
@@ -61,7 +61,7 @@ def test_work_that_could_not_be_marked_is_marked_once_the_database_is_back(
 
     server.start()
     own_books.outside.dispose()
-    eventually(lambda: own_books.states() == {"k": "consumed"})
+    wait_for(lambda: own_books.states() == {"k": "consumed"})
     assert own_books.run(guard, OTHER, again) is False
     assert (again.times, own_books.owner()) == (0, "m1:1")
 

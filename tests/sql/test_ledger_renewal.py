@@ -12,7 +12,7 @@ import sqlalchemy as sa
 import rmq
 from rmq.ledger import Ledger
 from rmq.sql.ledger import renewal, rows
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.sql.ledgers import OTHER, Books, Copy, Ran, outlive_hold, together
 
 # The task of an async ledger ends with its event loop.
@@ -162,7 +162,7 @@ def test_handlers_that_use_up_the_pool_neither_starve_the_renewal_nor_cost_a_ret
 
     with pytest.raises(rmq.Snooze):  # there is no connection to mark it either
         books.run(guard, Copy(), work)
-    eventually(lambda: books.states() == {"k": "consumed"})
+    wait_for(lambda: books.states() == {"k": "consumed"})
     give()
     if books.is_async:
         books.wait(source.dispose())
@@ -201,7 +201,7 @@ def test_work_that_cannot_be_marked_is_given_up_when_its_mark_would_have_expired
     store = unmarked(books, monkeypatch, ttl_ms=500)
 
     assert renews(store, books)
-    eventually(lambda: not renews(store, books))
+    wait_for(lambda: not renews(store, books))
     assert "'k' of t is done and could not be marked as done" in caplog.text
     assert "could not be renewed" not in caplog.text
 
@@ -249,7 +249,7 @@ def test_a_close_leaves_the_claim_of_a_running_handler_and_the_next_claim_begins
 
     for key in ("k", "k2"):
         assert books.run(guard, Copy(key), work)
-        eventually(lambda: not renews(store, books))
+        wait_for(lambda: not renews(store, books))
     assert other.times == 0
 
 

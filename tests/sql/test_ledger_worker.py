@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 import rmq
 from rmq.ledger import exactly_once, metadata
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.sql.ledgers import Books, Copy, effects
 
 MESSAGES, KEYS = 60, 20
@@ -58,7 +58,7 @@ def settled(client: rmq.Client, name: str) -> int:
 
 
 def counts_of(worker: rmq.Worker, name: str) -> dict[str, int]:
-    eventually(lambda: worker.counts()[name]["held"] == 0)
+    wait_for(lambda: worker.counts()[name]["held"] == 0)
     return dict(worker.counts()[name])
 
 
@@ -75,7 +75,7 @@ def test_copies_of_a_key_take_effect_once_and_all_are_acked(
     topic.send_many([rmq.Outgoing(f"p{n % KEYS}") for n in range(MESSAGES)])
 
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: settled(client, name) == MESSAGES)
+        wait_for(lambda: settled(client, name) == MESSAGES)
         counts = counts_of(worker, name)
 
     found = ran if way == "Ledger" else books.effects()
@@ -93,7 +93,7 @@ def test_without_a_guard_the_copies_would_take_effect(
     topic.send_many([rmq.Outgoing("p") for _ in range(3)])
 
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: settled(client, name) == 3)
+        wait_for(lambda: settled(client, name) == 3)
 
     assert ran == ["p"] * 3
 
@@ -127,10 +127,10 @@ def test_a_copy_of_what_is_in_progress_costs_no_retry_and_is_not_acked_before_it
 
     with rmq.Worker(client, heartbeat="thread") as worker:
         within.wait(30)
-        eventually(lambda: worker.counts()[name]["release"] >= 2)
+        wait_for(lambda: worker.counts()[name]["release"] >= 2)
         assert settled(client, name) == 0
         go_on.set()
-        eventually(lambda: settled(client, name) == 2)
+        wait_for(lambda: settled(client, name) == 2)
         counts = counts_of(worker, name)
 
     assert len(ran) == (0 if books.is_async else 1)
@@ -156,7 +156,7 @@ def test_a_failed_run_is_retried_and_takes_effect_once(
     topic.send("p")
 
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: settled(client, name) == 1)
+        wait_for(lambda: settled(client, name) == 1)
         counts = counts_of(worker, name)
 
     assert attempts == [1, 2, 3]
@@ -180,10 +180,10 @@ def test_without_the_table_messages_are_nacked_and_done_once_it_is_there(
     topic.send("p")
 
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: worker.counts()[name]["nack"] >= 2)
+        wait_for(lambda: worker.counts()[name]["nack"] >= 2)
         assert (ran, settled(client, name)) == ([], 0)
         metadata.create_all(books.outside)
-        eventually(lambda: settled(client, name) == 1)
+        wait_for(lambda: settled(client, name) == 1)
 
     assert ran == ["p"]
 
@@ -206,14 +206,14 @@ def test_a_database_that_is_away_for_a_while_loses_and_repeats_nothing(
 
     with rmq.Worker(client, heartbeat="thread") as worker:
         topic.send("before")
-        eventually(lambda: settled(client, name) == 1)
+        wait_for(lambda: settled(client, name) == 1)
         server.kill()
         topic.send_many([rmq.Outgoing(f"p{n}") for n in range(5)])
-        eventually(lambda: worker.counts()[name]["release"] >= 10)
+        wait_for(lambda: worker.counts()[name]["release"] >= 10)
         assert ran == ["before"]
         server.start()
         own_books.outside.dispose()
-        eventually(lambda: settled(client, name) == 6)
+        wait_for(lambda: settled(client, name) == 6)
         assert worker.counts()[name]["nack"] == 0
 
     assert sorted(ran) == ["before", *(f"p{n}" for n in range(5))]

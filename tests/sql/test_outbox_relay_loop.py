@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Relay
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.sql.stubs import drain, fill, prepared, states
 
 
@@ -64,7 +64,7 @@ def test_an_idle_loop_asks_the_database_about_once_a_second(database, client, na
         time.sleep(3)  # the pauses grow to a second within the first
         asked.clear()
         time.sleep(3)
-        until(lambda: any("rmq_stub" in one for one in asked))
+        wait_for(lambda: any("rmq_stub" in one for one in asked))
         found = [one for one in asked if "rmq_stub" in one]
 
     assert 1 <= len(found) <= 5
@@ -72,7 +72,7 @@ def test_an_idle_loop_asks_the_database_about_once_a_second(database, client, na
 
 def test_the_loop_ends_with_an_error_where_the_table_is_missing(database, client):
     with Running(Relay(Outbox(), database.engine(), client)) as running:
-        until(lambda: running.error is not None)
+        wait_for(lambda: running.error is not None)
 
     assert isinstance(running.error, rmq.ConfigurationError)
 
@@ -82,11 +82,11 @@ def test_the_loop_outlives_a_restart_of_the_database(own_database, client, name)
 
     with Running(Relay(outbox, engine, client)) as running:
         fill(engine, outbox, name, ["before"])
-        until(lambda: states(engine) == {("unconfirmed", 1): 1})
+        wait_for(lambda: states(engine) == {("unconfirmed", 1): 1})
         own_database.server.restart()
         engine.dispose()
         fill(engine, outbox, name, ["after"])
-        until(lambda: states(engine) == {("unconfirmed", 1): 2})
+        wait_for(lambda: states(engine) == {("unconfirmed", 1): 2})
 
     assert running.error is None
     assert drain(client.topic(name)) == ["before", "after"]
@@ -100,10 +100,10 @@ def test_the_loop_outlives_a_restart_of_redis(database, own_server, name, caplog
 
         with Running(Relay(outbox, engine, client)) as running:
             fill(engine, outbox, name, [1, 2])
-            until(lambda: "Redis is away" in caplog.text)
+            wait_for(lambda: "Redis is away" in caplog.text)
             fill(engine, outbox, name, [3])  # rows are not locked while it waits
             own_server.start()
-            until(lambda: states(engine) == {("unconfirmed", 1): 3})
+            wait_for(lambda: states(engine) == {("unconfirmed", 1): 3})
 
         assert running.error is None
         assert drain(client.topic(name)) == [1, 2, 3]

@@ -10,7 +10,7 @@ from rmq.kernel.topic.context import slot_of
 from rmq.outbox import Outbox, Relay, Resender
 from rmq.sql.outbox import relay as relay_module, relay_queries as sql
 from rmq.sql.outbox.tables import stubs
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.sql.stubs import drain, fill, prepared, rows, states
 
 
@@ -31,9 +31,9 @@ def test_a_full_topic_waits_and_the_others_go_on(database, client, name, monkeyp
     assert states(engine) == {("unconfirmed", 1): 9, ("unconfirmed", 0): 4}
     assert drain(free) == list(range(6))
     found = drain(full)
-    until(lambda: relay.run_once())
+    wait_for(lambda: relay.run_once())
     found += drain(full)
-    until(lambda: relay.run_once())
+    wait_for(lambda: relay.run_once())
     assert found + drain(full) == list(range(7))
 
 

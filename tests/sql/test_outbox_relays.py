@@ -16,7 +16,7 @@ from rmq.outbox import Outbox, Relay, Resender, Round
 from rmq.sql.outbox import dispatch, relay_queries as sql
 from rmq.sql.outbox.tables import stubs
 from tests.forkserver import Forked
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.sql.stubs import drain, prepared, rows
 
 
@@ -46,10 +46,7 @@ def left(engine):
 
 
 def wait_until_sent(engine, seconds=120.0):
-    end = time.monotonic() + seconds
-    while left(engine):
-        assert time.monotonic() < end, f"{left(engine)} are still unsent"
-        time.sleep(0.05)
+    wait_for(lambda: not left(engine), lambda: f"{left(engine)} are still unsent", seconds)
 
 
 # --- what is locked -----------------------------------------------------------------------------
@@ -198,7 +195,7 @@ def test_what_a_frozen_process_has_locked_is_free_after_the_limit(
         thread.start()
         try:
             assert frozen.wait(60)
-            until(lambda: kind(outbox, engine, client).run_once() in (1, Round(sent=1)))
+            wait_for(lambda: kind(outbox, engine, client).run_once() in (1, Round(sent=1)))
         finally:
             thaw.set()
             thread.join(60)
@@ -223,7 +220,7 @@ def test_a_call_that_waits_for_replicas_longer_than_the_limit_is_marked(
             with contextlib.suppress(sa.exc.SQLAlchemyError):  # a busy machine
                 return relay.run_once()
 
-        until(sends)
+        wait_for(sends)
 
 
 def test_the_limit_is_gone_from_the_connection_when_a_turn_is_over(sharing, client, name):

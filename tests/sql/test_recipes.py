@@ -14,7 +14,7 @@ import rmq
 from examples import recipes
 from examples.recipes import MESSAGES, RECIPES
 from tests.databases import Database
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 
 AT_ONCE = 8
 DONE = {"change_price": (300, 1000, 0), "pay": (280, 970, 0), "add_points": (280, 1000, 3)}
@@ -126,7 +126,7 @@ def test_copies_and_lost_acks_through_a_worker_change_once(
 
     topic.send_many([rmq.Outgoing(MESSAGES[name_of_recipe])] * 10)
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 10)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 10)
 
     assert told["done"] == 1
     assert sum(told.values()) >= 10

@@ -21,7 +21,7 @@ from rmq.sql.outbox.dispatch import Dispatcher
 from rmq.sql.outbox.lost import LossDetector
 from tests.databases import Database, impatience
 from tests.forkserver import Forked
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 from tests.sql.lossy import Lossy
 from tests.sql.stubs import drain
@@ -160,7 +160,7 @@ def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key
             stands = exactly_once(scene.engine)
         client.topic(name).handler(stands(work))
         with rmq.Worker(client, heartbeat="thread"):
-            until(lambda: client.admin.stats(name)["settled"], 30)
+            wait_for(lambda: client.admin.stats(name)["settled"], 30)
 
     consumed(scene.client)  # and dies before it confirms
     flush(scene)

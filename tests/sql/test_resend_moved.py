@@ -12,7 +12,7 @@ from rmq.outbox import Round
 from rmq.sql.outbox import inspect
 from rmq.sql.outbox.lost import LossDetector
 from tests.databases import Database
-from tests.integration.working import until
+from tests.patience import wait_for
 from tests.servers import Server
 from tests.sql.lossy import Lossy
 
@@ -110,7 +110,7 @@ def test_a_consumer_of_the_other_topic_does_the_work_and_confirms_the_stub(
         done.append(body)
 
     with rmq.Worker(scene.client, heartbeat="thread"):
-        until(lambda: scene.status(id) == "confirmed")
+        wait_for(lambda: scene.status(id) == "confirmed")
 
     assert done == ["for another topic"]
     assert scene.status(id) == "confirmed"

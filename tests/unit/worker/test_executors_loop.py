@@ -7,8 +7,7 @@ import threading
 
 from rmq.worker.executors import LoopHeartbeat
 from rmq.worker.running import EventLoopThread
-from tests.integration.handling import eventually
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 
 async def forever(begun: threading.Event, ended: list[str]) -> None:
@@ -35,12 +34,12 @@ def test_what_is_left_in_it_is_cancelled_when_it_ends() -> None:
 def test_a_beat_tells_for_how_long_its_loop_is_blocked() -> None:
     loop = EventLoopThread()
     beat = LoopHeartbeat(loop.loop)
-    eventually(lambda: beat.lag() == 0)
+    wait_for(lambda: beat.lag() == 0)
     release = threading.Event()
     loop.loop.call_soon_threadsafe(release.wait)
 
-    eventually(lambda: beat.lag() > 0.2)
+    wait_for(lambda: beat.lag() > 0.2)
     release.set()
-    eventually(lambda: beat.lag() == 0)
+    wait_for(lambda: beat.lag() == 0)
     beat.stop()
     loop.stop(PATIENCE_S)
