@@ -13,7 +13,6 @@ import rmq
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import opening
 from rmq.kernel.transport import scripts
-from tests.conftest import any_binary
 from tests.property.driver import Driver
 from tests.property.mutants import Change, loader
 from tests.servers import Server
@@ -21,13 +20,6 @@ from tests.servers import Server
 TOPICS, COUNT = 60, 5
 BODY = "x" * 4000
 ROOM = 100_000  # bytes that are left when the policy begins to matter
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
 
 
 @pytest.fixture

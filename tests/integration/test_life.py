@@ -360,14 +360,15 @@ def test_a_second_receive_at_the_same_time_is_refused(server: Server, name: str)
         assert consumer.receive() == []
 
 
+@pytest.mark.parametrize("slots", [1, 8])
 def test_an_idle_consumer_wakes_for_a_message(
-    api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+    api: Any, server: Server, name: str, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the signal: nobody looks once a second for what no signal told."""
     import threading
 
     monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 10 * PATIENCE_S)
-    topic = api.topic(name, slots=8)
+    topic = api.topic(name, slots=slots)
     topic.open()
 
     def send_soon() -> None:
