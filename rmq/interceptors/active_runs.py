@@ -13,7 +13,7 @@ import time
 from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
 
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import DeliveryData, held_of
 from rmq.kernel.core.record import TIMED
 from rmq.kernel.core.telemetry import lateness_s
 
@@ -94,7 +94,7 @@ def late_s(delivery: DeliveryData) -> float | None:
     """
     if delivery.attempt != 1:
         return None
-    entry, due = delivery._record, 0
+    entry, due = held_of(delivery).record, 0
     if entry[0] & TIMED:
         due = int.from_bytes(entry[8:14], "big")
     made = delivery.id.made_at

@@ -11,12 +11,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rmq.errors import DecodeError, StorageError
 from rmq.kernel.consumer import scripts
-from rmq.kernel.consumer.consumer_blocking import Delivery
-from rmq.kernel.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.delivery import OPEN, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
@@ -27,7 +26,7 @@ from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
-from rmq.worker.disposition import Disposition, Overrun, runtime_exceeded
+from rmq.worker.disposition import Disposition, Overrun, Show, runtime_exceeded
 from rmq.worker.feed import HandlerConsumer
 from rmq.worker.runner import Runner, Unhandled
 from rmq.worker.running import check_hooks
@@ -37,7 +36,7 @@ TRIES_MAX = 10  # a worker retries without end; a drain has to end
 STEP_US = 1000  # the smallest step of the clock
 
 Verb = Literal["ack", "nack", "reject", "release", "lost", "own"]
-Dispositions = list[tuple[DeliveryData, Disposition]]
+Dispositions = list[tuple[HeldDelivery, Disposition]]
 
 
 class Endless(AssertionError):
@@ -104,13 +103,13 @@ class _Recorder(Interceptor):
 class DrainedHandler:
     """A handler with its runner."""
 
-    def __init__(self, handler: Handler, hooks: Hooks, process_values: Values) -> None:
+    def __init__(self, handler: Handler, show: Show, hooks: Hooks, process_values: Values) -> None:
         self.handler = handler
         check_hooks(hooks, [handler])
-        self.runner = Runner(handler, hooks.inside(_Recorder(self)), None, process_values)
+        self.runner = Runner(handler, show, hooks.inside(_Recorder(self)), None, process_values)
         self.raised: BaseException | None = None
 
-    def run(self, deliveries: list[DeliveryData]) -> Dispositions:
+    def run(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run a plain function."""
         self.raised, started = None, time.monotonic()
         if self.handler.batch:
@@ -124,16 +123,16 @@ class DrainedHandler:
         ]
 
     def _in_time(
-        self, delivery: DeliveryData, disposition: Disposition, took: float
+        self, delivery: HeldDelivery, disposition: Disposition, took: float
     ) -> Disposition:
         """Return the disposition; that of an overrun if the run exceeded its max_runtime."""
         limit = self.handler.runtime_of(delivery)
-        if limit is None or took <= limit or delivery._state != OPEN:
+        if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
         self.raised = runtime_exceeded(limit)
         return self.runner.disposition_of_overrun(Overrun(delivery, limit))
 
-    async def run_async(self, deliveries: list[DeliveryData]) -> Dispositions:
+    async def run_async(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run an async function."""
         self.raised = None
         if self.handler.batch:
@@ -141,7 +140,7 @@ class DrainedHandler:
         return [(deliveries[0], await self.runner.run_async(deliveries[0]))]
 
 
-Run = tuple[DrainedHandler | None, list[DeliveryData]]  # None: no handler for their type
+Run = tuple[DrainedHandler | None, list[HeldDelivery]]  # None: no handler for their type
 
 
 class DrainedTopic:
@@ -159,12 +158,13 @@ class DrainedTopic:
         self.name = self.context.name
         self._handlers = handlers
         self._unhandled = unhandled
-        self._drained = {
-            handler: DrainedHandler(handler, hooks, process_values) for handler in handlers
-        }
         self._most = most_taken(handlers)
         first = next(iter(handlers))
         self.consumer = HandlerConsumer(transport, first, handlers=handlers)
+        self._drained = {
+            handler: DrainedHandler(handler, self.consumer.show_for(handler), hooks, process_values)
+            for handler in handlers
+        }
 
     @property
     def has_async(self) -> bool:
@@ -176,8 +176,8 @@ class DrainedTopic:
         self.consumer.receive_state.ready_at = []  # due times of its slots, in real time
         deliveries = with_retries(lambda: self.consumer.take(self._most, 0))
         runs: list[Run] = []
-        batches: dict[Handler, list[DeliveryData]] = {}
-        for delivery in cast("list[DeliveryData]", deliveries):
+        batches: dict[Handler, list[HeldDelivery]] = {}
+        for delivery in deliveries:
             handler = self._handlers.route(delivery.type)
             if handler is None or not handler.batch:
                 runs.append((None if handler is None else self._drained[handler], [delivery]))
@@ -189,26 +189,26 @@ class DrainedTopic:
             batch.append(delivery)
         return runs
 
-    def dispositions_unhandled(self, deliveries: list[DeliveryData]) -> Dispositions:
+    def dispositions_unhandled(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Decide about deliveries whose type no handler has."""
         return [(delivery, self._unhandled.disposition(delivery)) for delivery in deliveries]
 
-    def release(self, deliveries: list[DeliveryData]) -> None:
+    def release(self, deliveries: list[HeldDelivery]) -> None:
         """Release the deliveries that are not settled."""
-        open_ones = [delivery for delivery in deliveries if delivery._state == OPEN]
-        self.consumer.release(cast("list[Delivery]", open_ones))
+        open_ones = [delivery for delivery in deliveries if delivery.state == OPEN]
+        self.consumer.release(open_ones)
 
     def settle(
-        self, delivery: DeliveryData, disposition: Disposition, raised: BaseException | None
+        self, delivery: HeldDelivery, disposition: Disposition, raised: BaseException | None
     ) -> Result:
         """Settle a delivery by its disposition; `raised`: what its handler raised."""
         verb: Verb = disposition.verb
-        mine, error = cast("list[Delivery]", [delivery]), raised
+        mine, error = [delivery], raised
         if isinstance(error, asyncio.CancelledError):  # at its max_runtime
             error = disposition.error if isinstance(disposition.error, BaseException) else None
         elif disposition.verb == "reject" and disposition.kind == "u":
             error = DecodeError(str(disposition.error))
-        if delivery._state != OPEN:
+        if delivery.state != OPEN:
             verb = "own"
         elif with_retries(lambda: self._carry_out(mine, disposition)):
             verb = "lost"
@@ -216,7 +216,7 @@ class DrainedTopic:
             self.name, delivery.id, delivery.body, delivery.attempt, verb, error, delivery.type
         )
 
-    def _carry_out(self, mine: list[Delivery], disposition: Disposition) -> list[Delivery]:
+    def _carry_out(self, mine: list[HeldDelivery], disposition: Disposition) -> list[HeldDelivery]:
         if disposition.verb == "ack":
             return self.consumer.ack(mine)
         if disposition.verb == "nack":
@@ -273,7 +273,7 @@ class Drain:
 
     def steps(
         self,
-    ) -> Generator[tuple[DrainedHandler, list[DeliveryData]], Dispositions, list[Result]]:
+    ) -> Generator[tuple[DrainedHandler, list[HeldDelivery]], Dispositions, list[Result]]:
         """Yield the deliveries to run; receive their dispositions."""
         idle = 0
         while True:
@@ -303,7 +303,7 @@ class Drain:
                 return self._results
 
     def _fail_if_endless(
-        self, over: bool, deliveries: list[DeliveryData], topic: DrainedTopic
+        self, over: bool, deliveries: list[HeldDelivery], topic: DrainedTopic
     ) -> None:
         if not over:
             return

@@ -44,7 +44,7 @@ from rmq.kernel.consumer import claim as claim_flow
 from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.core import failure
 from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, KEPT, UNSURE, Claim
-from rmq.kernel.core.delivery import SETTLED, DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.delivery import SETTLED, DeliveryData, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.interceptor import Outcome
 from rmq.kernel.core.retry import Policy, draw_wait_ms
 from rmq.kernel.core.validation import TEN_YEARS_MS, duration_ms
@@ -69,32 +69,32 @@ class DetachedClaims:
         self._transport = transport
         self._handler = handler
         self.lost = 0  # claims that were gone before their runs had ended
-        self._running: set[DeliveryData] = set()
-        self._detached: dict[DeliveryData, float] = {}  # delivery -> until when its claim holds
+        self._running: set[HeldDelivery] = set()
+        self._detached: dict[HeldDelivery, float] = {}  # delivery -> until when its claim holds
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def begin(self, delivery: DeliveryData) -> None:
+    def begin(self, delivery: HeldDelivery) -> None:
         """Note that a run begins."""
-        if delivery._claim is not None and delivery._claim.state == FIRST:
+        if delivery.claim is not None and delivery.claim.state == FIRST:
             self._running.add(delivery)
 
-    def end(self, delivery: DeliveryData, done: bool) -> None:
+    def end(self, delivery: HeldDelivery, done: bool) -> None:
         """Note that a run has ended. `done`: its work is done, and must not be repeated."""
         if delivery in self._running:
-            assert delivery._claim is not None
+            assert delivery.claim is not None
             with self._lock:
-                delivery._claim.work_done |= done
+                delivery.claim.work_done |= done
                 self._running.discard(delivery)
 
-    def keep(self, deliveries: Iterable[DeliveryData] | None = None) -> None:
+    def keep(self, deliveries: Iterable[HeldDelivery] | None = None) -> None:
         """Keep the claims of these deliveries if they run; None: of all running deliveries.
 
         Called before the deliveries are released, which removes all other claims.
         """
         with self._lock:
             for delivery in list(self._running if deliveries is None else deliveries):
-                claim = delivery._claim
+                claim = delivery.claim
                 if delivery in self._running and claim is not None and claim.state == FIRST:
                     claim.state = KEPT
                     self._detached[delivery] = time.monotonic() + self._hold_ms / 1000
@@ -136,7 +136,7 @@ class DetachedClaims:
                 pause = AGAIN_S
                 self._drop_expired(ended, error)
 
-    def _renew(self, running: list[DeliveryData]) -> None:
+    def _renew(self, running: list[HeldDelivery]) -> None:
         until = time.monotonic() + self._hold_ms / 1000
         claims = _claims(running)
         extra_commands = claim_flow.renew(self._handler.context, claims, self._hold_ms)
@@ -146,7 +146,7 @@ class DetachedClaims:
             self._detached[delivery] = until
             self._drop_if_lost(delivery)
 
-    def _settle(self, ended: list[DeliveryData]) -> None:
+    def _settle(self, ended: list[HeldDelivery]) -> None:
         done = [delivery for delivery in _claims(ended) if delivery.work_done]
         free = [delivery for delivery in _claims(ended) if not delivery.work_done]
         self._run_commands(claim_flow.settle(self._handler.context, done, free))
@@ -157,7 +157,7 @@ class DetachedClaims:
     def _run_commands(self, extra_commands: ExtraCommands) -> None:
         self._transport.run(claim_flow.run_alone(extra_commands))
 
-    def _drop_if_lost(self, delivery: DeliveryData) -> bool:
+    def _drop_if_lost(self, delivery: HeldDelivery) -> bool:
         if not delivery.claim_lost:
             return False
         self._forget(delivery)
@@ -168,7 +168,7 @@ class DetachedClaims:
         )  # fmt: skip
         return True
 
-    def _drop_expired(self, ended: list[DeliveryData], error: Exception) -> None:
+    def _drop_expired(self, ended: list[HeldDelivery], error: Exception) -> None:
         """Forget ended runs whose claims have expired while Redis did not answer."""
         for delivery in ended:
             if time.monotonic() > self._detached[delivery]:
@@ -178,13 +178,13 @@ class DetachedClaims:
                     self._handler, delivery.id, error,
                 )  # fmt: skip
 
-    def _forget(self, delivery: DeliveryData) -> None:
+    def _forget(self, delivery: HeldDelivery) -> None:
         with self._lock:
             self._detached.pop(delivery, None)
 
 
-def _claims(deliveries: Iterable[DeliveryData]) -> list[Claim]:
-    return [delivery._claim for delivery in deliveries if delivery._claim is not None]
+def _claims(deliveries: Iterable[HeldDelivery]) -> list[Claim]:
+    return [delivery.claim for delivery in deliveries if delivery.claim is not None]
 
 
 class Disposition(NamedTuple):
@@ -203,23 +203,24 @@ UNDONE = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # what only sta
 LOOKED_AT = 100  # of a list that a handler returns
 INTERRUPTED_S = 1.0  # until a run comes again that the code of another one cancelled
 
-Settled = tuple[DeliveryData, Disposition]
-Result = tuple[DeliveryData, Disposition, BaseException | None]  # with the raised exception
+Settled = tuple[HeldDelivery, Disposition]
+Show = Callable[[HeldDelivery], DeliveryData]  # makes what a program sees of a delivery
+Result = tuple[HeldDelivery, Disposition, BaseException | None]  # with the raised exception
 
 
 class Overrun(NamedTuple):
     """A run that exceeded its max_runtime, and the deliveries that wait behind it in order."""
 
-    delivery: DeliveryData
+    delivery: HeldDelivery
     max_runtime_s: float
-    rest: Sequence[DeliveryData] = ()
+    rest: Sequence[HeldDelivery] = ()
 
 
 class Halt:
     """An ordered run that cannot go on: the failed delivery, and the rest, released before it."""
 
     def __init__(
-        self, failed: tuple[DeliveryData, Disposition] | None, rest: list[DeliveryData]
+        self, failed: tuple[HeldDelivery, Disposition] | None, rest: list[HeldDelivery]
     ) -> None:
         self.failed = failed
         self.rest = rest
@@ -293,16 +294,16 @@ def _seconds(delay: Any) -> float:
 
 
 def outcome_of(
-    delivery: DeliveryData, disposition: Disposition, seconds: float, raised: BaseException | None
+    delivery: HeldDelivery, disposition: Disposition, seconds: float, raised: BaseException | None
 ) -> Outcome:
     """Return the outcome of a run, for the hooks."""
     error = None if isinstance(raised, Snooze) else raised
     if delivery.lost:
         return Outcome("lost", seconds, error)
-    return Outcome("own" if delivery._state == SETTLED else disposition.verb, seconds, error)
+    return Outcome("own" if delivery.state == SETTLED else disposition.verb, seconds, error)
 
 
-def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[DeliveryData, Outcome]]:
+def outcomes(results: Iterable[Result], started: float) -> Iterator[tuple[HeldDelivery, Outcome]]:
     """Yield the deliveries of a batch with their outcomes, for the hooks after a run.
 
     Args:
@@ -318,18 +319,22 @@ class HandlerDispositions:
 
     Args:
         handler: ran them, or will.
+        show: makes what the handler sees of a delivery.
         is_stopping: whether who cancels a run stops it, so that it is handed back.
     """
 
-    def __init__(self, handler: Handler, is_stopping: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, handler: Handler, show: Show, is_stopping: Callable[[], bool] = lambda: True
+    ) -> None:
         self._handler = handler
+        self._show = show
         self.is_stopping = is_stopping
 
     # --- before the handler is run ---------------------------------------------------------------
 
-    def by_claim(self, delivery: DeliveryData) -> Disposition | None:
+    def by_claim(self, delivery: HeldDelivery) -> Disposition | None:
         """Decide by the state of its claim, before the handler is run; None: run it."""
-        claim = delivery._claim
+        claim = delivery.claim
         if claim is None or claim.state == FIRST:
             return None
         if claim.state == DONE:
@@ -342,11 +347,11 @@ class HandlerDispositions:
             return undecodable(claim.error)
         return self.by_error(delivery, claim.error)
 
-    def split_by_claim(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[Settled]]:
+    def split_by_claim(self, batch: list[HeldDelivery]) -> tuple[list[HeldDelivery], list[Settled]]:
         """Return the deliveries to run, and the dispositions of those that claims decide."""
         if self._handler.claims is None:
             return batch, []
-        ready: list[DeliveryData] = []
+        ready: list[HeldDelivery] = []
         decided: list[Settled] = []
         for delivery in batch:
             disposition = self.by_claim(delivery)
@@ -356,11 +361,11 @@ class HandlerDispositions:
                 decided.append((delivery, disposition))
         return ready, decided
 
-    def split_by_fit(self, batch: list[DeliveryData]) -> tuple[list[DeliveryData], list[Result]]:
+    def split_by_fit(self, batch: list[HeldDelivery]) -> tuple[list[HeldDelivery], list[Result]]:
         """Read the bodies; return the deliveries whose bodies fit, and the results of the rest."""
         if self._handler.body_converter is None:
             return batch, []
-        ready: list[DeliveryData] = []
+        ready: list[HeldDelivery] = []
         results: list[Result] = []
         for delivery in batch:
             try:
@@ -386,12 +391,12 @@ class HandlerDispositions:
                     "with a yield, which a decorator may hide; remove the yield"
                 )
 
-    def by_error(self, delivery: DeliveryData, error: BaseException) -> Disposition:
+    def by_error(self, delivery: HeldDelivery, error: BaseException) -> Disposition:
         """Decide by what the handler raised."""
-        return disposition_for(self._handler, delivery, error)
+        return disposition_for(self._handler, self._show(delivery), error)
 
     def of_wrapped(
-        self, run: WrappedRun, delivery: DeliveryData, raised: BaseException | None
+        self, run: WrappedRun, delivery: HeldDelivery, raised: BaseException | None
     ) -> Disposition:
         """Decide for a run inside hooks, middleware and dependencies."""
         if raised is None:
@@ -400,7 +405,7 @@ class HandlerDispositions:
             return undecodable(run.misfit)
         return self.by_error(delivery, raised)
 
-    def of_batch(self, batch: list[DeliveryData], raised: BaseException | None) -> list[Result]:
+    def of_batch(self, batch: list[HeldDelivery], raised: BaseException | None) -> list[Result]:
         """Decide for all deliveries of a batch by what its one call raised."""
         if raised is None:
             return [(delivery, ACK, None) for delivery in batch]

@@ -13,20 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmq.errors import RMQError
-from rmq.kernel.consumer import claim, receive, settle, state
+from rmq.kernel.consumer import claim, receive, state
 from rmq.kernel.consumer.consumer import AsyncDelivery
-from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
-from rmq.kernel.consumer.settle import Leases, Settling
+from rmq.kernel.consumer.consumer_blocking import Delivery
+from rmq.kernel.consumer.flows import ConsumerFlows, SettleWith
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData
+from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, Subscription, pipeline
-from rmq.worker.disposition import FROM_DELIVERY
+from rmq.worker.disposition import FROM_DELIVERY, Show
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.runner import Unhandled, UnhandledRunner
 from rmq.worker.runs import TrickleDetector
@@ -60,36 +60,42 @@ class HandlerConsumer:
         handlers: TopicHandlers | None = None,
     ) -> None:
         lease = None if handler.lease_ms is None else handler.lease_ms / 1000
-        self._consumer = Consumer(
-            transport, handler.context, lease, "at_least_once", handler.ordered
-        )
-        self._consumer._settles_fast = True
-        if tracker is not None:
-            self._consumer.share_leases(tracker)
-        self.tracker = tracker
         self.transport = transport
+        self._flows = ConsumerFlows(handler.context, lease, "at_least_once", handler.ordered)
+        self._flows.settles_fast = True
+        if tracker is not None:
+            self._flows.share_leases(tracker)
+        self.tracker = tracker
         self.context = handler.context
         self._handler = handler
         self._handlers = handlers
         self._has_claims = any(each.claims is not None for each in handlers or (handler,))
-        self._async_verbs = AsyncVerbs(self._consumer)
-        if handlers is None and handler.is_async:
-            self._consumer._delivery = AsyncDelivery  # type: ignore[assignment]
-            self._consumer._settles = self._async_verbs
 
-    def take(self, most: int, wait: float) -> list[Delivery]:
+    def show_for(self, handler: Handler) -> Show:
+        """Return the function that makes what a handler sees of a delivery."""
+        if handler.is_async:
+            settle_async = SettleWith(self._flows, self._run_in_thread)
+            return lambda delivery: AsyncDelivery(delivery, settle_async)
+        settle = SettleWith(self._flows, self.transport.run)
+        return lambda delivery: Delivery(delivery, settle)
+
+    def _run_in_thread(self, flow: Flow[Any]) -> Awaitable[Any]:
+        """Run a flow for a verb that an async handler awaits."""
+        return asyncio.to_thread(self.transport.run, flow)
+
+    def take(self, most: int, wait: float) -> list[HeldDelivery]:
         """Receive messages, and claim their keys where their handlers have claims."""
-        return self._prepare_all(self._consumer.receive(most, wait))
+        return self._prepare_all(self.transport.run(self._flows.receive(most, wait)))
 
-    def take_ready(self, limit: int) -> list[Delivery]:
+    def take_ready(self, limit: int) -> list[HeldDelivery]:
         """As `take`, from the slots that have work, without waiting."""
         ready = partial(receive.receive_ready, self.receive_state, limit)
-        return self._prepare_all(self.transport.run(self._consumer._receive_by(limit, ready)))
+        return self._prepare_all(self.transport.run(self._flows.receive_by(limit, ready)))
 
-    def take_handed_over(self) -> list[Delivery]:
+    def take_handed_over(self) -> list[HeldDelivery]:
         """Receive what has come for the credit that `take_ready` left."""
         come = partial(receive.take_handed_over, self.receive_state)
-        return self._prepare_all(self.transport.run(self._consumer._receive_by(BATCH_MAX, come)))
+        return self._prepare_all(self.transport.run(self._flows.receive_by(BATCH_MAX, come)))
 
     def withdraw_credit(self) -> None:
         """Withdraw the credit that `take_ready` left; what came for it is released."""
@@ -101,47 +107,43 @@ class HandlerConsumer:
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
             self.transport.run(state.report(self.receive_state))
 
-    def _prepare_all(self, deliveries: list[Delivery]) -> list[Delivery]:
-        if self._handlers is not None or self._has_claims:
+    def _prepare_all(self, deliveries: list[HeldDelivery]) -> list[HeldDelivery]:
+        if deliveries and self._has_claims:
             for delivery in deliveries:
-                self._prepare(delivery)
-            if deliveries and self._has_claims:
-                self._claim_keys(deliveries)
+                self._prepare_claim(delivery)
+            self._claim_keys(deliveries)
         return deliveries
 
-    def _prepare(self, delivery: Delivery) -> None:
-        """Make a delivery one for its handler: of its kind, and with the claim it needs."""
+    def _prepare_claim(self, delivery: HeldDelivery) -> None:
+        """Give a delivery the claim that its handler needs."""
         handler: Handler | None = self._handler
         if self._handlers is not None:
             handler = self._handlers.route(delivery.type)
-            if handler is not None and handler.is_async:
-                delivery.__class__ = AsyncDelivery  # type: ignore[assignment]
-                delivery._origin = delivery._origin._replace(consumer=self._async_verbs)
         if handler is not None and handler.claims is not None:
             # User code. A message that kills the process here counts as begun.
             if self.tracker is not None:
                 self.tracker.begin(delivery)
-            handler.claims.prepare(delivery, handler.convert_body)
+            handler.claims.prepare(self.show_for(handler)(delivery), handler.convert_body)
             if self.tracker is not None:
                 self.tracker.undo_begin(delivery)
 
-    def _claim_keys(self, deliveries: list[Delivery]) -> None:
+    def _claim_keys(self, deliveries: list[HeldDelivery]) -> None:
         """Claim the keys of deliveries in one call. Those without an answer are released later."""
         try:
-            self.transport.run(self._consumer._claim(deliveries))
+            self.transport.run(self._flows.claim(deliveries))
         except Exception as error:  # the deliveries are held and must be reported
             log.warning("claims of %s are not known: %s", self.context.name, error)
         if self.tracker is not None:
             slots = self.context.settings.first_slots
             self.tracker.add_claims(deliveries, lambda name: claim.claim_slot(name, slots))
 
-    def with_expired_leases(self, deliveries: Iterable[DeliveryData]) -> set[DeliveryData]:
+    def with_expired_leases(self, deliveries: Iterable[HeldDelivery]) -> set[HeldDelivery]:
         """Return the deliveries whose last delivery ended with an expired lease; in one call.
 
         All of them while Redis cannot tell: a message that kills would run beside the others.
         """
         mine = list(deliveries)
-        calls = [scripts.get(delivery._origin.keys, delivery._id) for delivery in mine]
+        calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in mine]
         try:
             messages = self.transport.run(pipeline(calls))
         except RMQError:
@@ -154,45 +156,42 @@ class HandlerConsumer:
 
     # --- verbs -----------------------------------------------------------------------------------
 
-    def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+    def ack(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
         """As `Consumer.ack`."""
-        return self._consumer.ack(deliveries)
+        return self.transport.run(self._flows.ack(deliveries))
 
-    def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
+    def release(
+        self, deliveries: Iterable[HeldDelivery], *, delay: Duration = 0
+    ) -> list[HeldDelivery]:
         """As `Consumer.release`."""
-        return self._consumer.release(deliveries, delay=delay)
+        return self.transport.run(self._flows.release(deliveries, delay))
 
     def fail(
         self,
-        deliveries: list[Delivery],
+        deliveries: list[HeldDelivery],
         wait_s: float | None,
-        errors: Mapping[Delivery, failure.Error],
-    ) -> list[Delivery]:
+        errors: Mapping[HeldDelivery, failure.Error],
+    ) -> list[HeldDelivery]:
         """Nack deliveries, each with its own error; return those whose lease was lost."""
         wait_ms = None if wait_s is None else round(wait_s * 1000)
+        return self.transport.run(self._flows.nack_each(deliveries, wait_ms, errors))
 
-        def build(given: list[Delivery], leases: Leases) -> Settling[str]:
-            worker = failure.this_worker()
-            encoded = [failure.encode(errors[delivery], worker) for delivery in given]
-            extra = claim.unclaim(self.context, given)
-            return settle.nack(self.context, leases, encoded, wait_ms, extra)
-
-        return self.transport.run(self._consumer._settle("nack", deliveries, build))
-
-    def bury(self, deliveries: list[Delivery], reason: failure.Error, kind: str) -> list[Delivery]:
+    def bury(
+        self, deliveries: list[HeldDelivery], reason: failure.Error, kind: str
+    ) -> list[HeldDelivery]:
         """Reject deliveries. `kind`: r by the handler; u the body does not fit; n no handler."""
-        return self.transport.run(self._consumer._reject(deliveries, reason, kind))
+        return self.transport.run(self._flows.reject(deliveries, reason, kind))
 
-    def begin(self, delivery: DeliveryData) -> None:
+    def begin(self, delivery: HeldDelivery) -> None:
         """Note that a handler is about to be called with a delivery."""
         if self.tracker is not None:
             self.tracker.begin(delivery)
 
-    def is_claim_lost(self, delivery: DeliveryData) -> bool:
+    def is_claim_lost(self, delivery: HeldDelivery) -> bool:
         """Return whether the heartbeat found that the claim of a delivery is lost."""
         return self.tracker is not None and self.tracker.is_claim_lost(delivery)
 
-    def abandon(self, deliveries: Iterable[DeliveryData]) -> None:
+    def abandon(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Give up deliveries that Redis refuses to settle: their leases end, and with them others.
 
         A shared lease ends as a whole. What else it holds can be settled until then.
@@ -208,33 +207,23 @@ class HandlerConsumer:
     @property
     def receive_state(self) -> ReceiveState:
         """The state of its slots: when each has work."""
-        return self._consumer._receive_state
+        return self._flows.state
 
     def close(self) -> None:
         """Hand back unsettled deliveries, and unsubscribe."""
-        left = [d for d in list(self._consumer._open.values()) if d._state == OPEN]
+        left = [d for d in list(self._flows.open.values()) if d.state == OPEN]
         self.receive_state.lateness.take()  # reported by now, or Redis cannot be reached
         try:
-            self._consumer.close()
+            if not self._flows.is_closed:
+                self.receive_state.interrupted = True
+                self.transport.interrupt(self.receive_state.subscription)
+                try:
+                    self.transport.run(self._flows.close())
+                finally:
+                    self.transport.unsubscribe(self.receive_state.subscription)
         finally:
             for delivery in left:
-                delivery._state = LOST  # a handler that still runs can see it
-
-
-class AsyncVerbs:
-    """The verbs of a consumer for async handlers; each call runs in a thread."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-        self._verb_for = consumer._verb_for
-        self._transport = self
-
-    async def run(self, flow: Flow[Any]) -> Any:
-        """Run a flow of the consumer."""
-        return await asyncio.to_thread(self._consumer._transport.run, flow)
-
-    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        return partial(asyncio.to_thread, getattr(self._consumer, verb))
+                delivery.state = LOST  # a handler that still runs can see it
 
 
 CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
@@ -329,7 +318,7 @@ class TopicFeed:
         """The queue of the first handler; in order, that of all messages of the topic."""
         return next(iter(self.queues.values()))
 
-    def runner_for(self, delivery: DeliveryData) -> Runner | UnhandledRunner:
+    def runner_for(self, delivery: HeldDelivery) -> Runner | UnhandledRunner:
         """Return what runs a delivery."""
         handler = self.handlers.route(delivery.type)
         if handler is None:
@@ -377,7 +366,7 @@ class TopicFeed:
             self._not_before = time.monotonic() + GATHER_S
         return count > 0
 
-    def _accept(self, deliveries: Sequence[DeliveryData]) -> int:
+    def _accept(self, deliveries: Sequence[HeldDelivery]) -> int:
         """Hand received deliveries over to the queues; return how many they are."""
         if deliveries:
             self._state.until = time.monotonic() + CREDIT_S
@@ -395,12 +384,12 @@ class TopicFeed:
         self.error_state.clear()
         self._pause_s = PAUSE_S
 
-    def _dispatch(self, deliveries: list[DeliveryData]) -> None:
+    def _dispatch(self, deliveries: list[HeldDelivery]) -> None:
         """Hand deliveries to the queues of their handlers; settle those that have none."""
         if self.handlers.ordered or self.handlers.is_single:
             self._put(self.first_queue, deliveries)
             return
-        by_handler: dict[Handler | None, list[DeliveryData]] = {}
+        by_handler: dict[Handler | None, list[HeldDelivery]] = {}
         for delivery in deliveries:
             by_handler.setdefault(self.handlers.route(delivery.type), []).append(delivery)
         for handler, mine in by_handler.items():
@@ -411,7 +400,7 @@ class TopicFeed:
             for delivery in mine:
                 self.first_queue.settler.put((delivery, self.unhandled.disposition(delivery)))
 
-    def _put(self, queue: HandlerQueue, deliveries: list[DeliveryData]) -> None:
+    def _put(self, queue: HandlerQueue, deliveries: list[HeldDelivery]) -> None:
         queue.taken += len(deliveries)
         if self._state.interrupted:  # the worker is stopping
             queue.runs.release(deliveries)
@@ -421,7 +410,7 @@ class TopicFeed:
                 retries = self.context.settings.max_retries
                 first = min(FROM_DELIVERY, max(2, retries + 1))  # the first delivery is none
                 self._suspect_below = retries - first + 2
-            old = [one for one in deliveries if one._score % 1000 < self._suspect_below]
+            old = [one for one in deliveries if one.score % 1000 < self._suspect_below]
             suspects = self.consumer.with_expired_leases(old) if old else set()
             queue.put(deliveries, suspects)
         except Exception as error:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
@@ -66,7 +66,7 @@ class HandlerQueue:
         error_state: ErrorState,
         on_settled: Callable[[], None],
         is_stopping: Callable[[], bool],
-        runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
+        runner_for: Callable[[HeldDelivery], Runner | UnhandledRunner],
         values: Values | None,
         suspects: PoisonSuspects,
     ) -> None:
@@ -75,7 +75,9 @@ class HandlerQueue:
         detached_claims = (
             None if handler.claims is None else DetachedClaims(consumer.transport, handler)
         )
-        runner = Runner(handler, hooks, detached_claims, values, is_stopping)
+        runner = Runner(
+            handler, consumer.show_for(handler), hooks, detached_claims, values, is_stopping
+        )
         self.taken = 0
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
         self._executor = executor
@@ -89,9 +91,9 @@ class HandlerQueue:
             handler, consumer, runner, self.settler, is_stopping, runner_for, self.suspects
         )
         self._runner_for = runner_for
-        self._partial_batch: list[DeliveryData] = []  # waits for more messages
+        self._partial_batch: list[HeldDelivery] = []  # waits for more messages
         self._partial_since = 0.0
-        self._last_suspect: DeliveryData | None = None  # waits until nothing else runs
+        self._last_suspect: HeldDelivery | None = None  # waits until nothing else runs
         self._ordered_begun = 0  # runs of an ordered handler
         self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
 
@@ -114,7 +116,7 @@ class HandlerQueue:
             **self.settler.tally, **self.settler.claim_counts,
         }  # fmt: skip
 
-    def hung_runs(self) -> list[DeliveryData]:
+    def hung_runs(self) -> list[HeldDelivery]:
         """Return the runs that go on beyond their max_runtime; each by its first delivery.
 
         The thread hangs, or the task swallows its cancellation. The delivery is settled already.
@@ -165,7 +167,7 @@ class HandlerQueue:
 
     # --- dispatch --------------------------------------------------------------------------------
 
-    def put(self, deliveries: list[DeliveryData], suspects: set[DeliveryData]) -> None:
+    def put(self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]) -> None:
         """Hand received deliveries to the executor; suspects alone, and as many as may run."""
         self.begin_last_suspect()  # if it has waited for a minute, others may be taken already
         if self.suspects.is_held_back():
@@ -185,8 +187,8 @@ class HandlerQueue:
             self.lane.put(deliveries)
 
     def _start_suspects(
-        self, deliveries: list[DeliveryData], suspects: set[DeliveryData]
-    ) -> list[DeliveryData]:
+        self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]
+    ) -> list[HeldDelivery]:
         """Begin the suspects that may run; release the deliveries that would have to wait for them.
 
         Returns:
@@ -195,7 +197,7 @@ class HandlerQueue:
         suspected = [delivery for delivery in deliveries if delivery in suspects]
         others = [delivery for delivery in deliveries if delivery not in suspects]
         free = self.handler.concurrency - len(self.runs.times.running)
-        begun: list[DeliveryData] = []
+        begun: list[HeldDelivery] = []
         for delivery in suspected:
             is_last = self._is_last(delivery)
             if len(begun) >= free or not self.suspects.begin(
@@ -229,8 +231,8 @@ class HandlerQueue:
         return others
 
     def _until_suspect(
-        self, run: list[DeliveryData], suspects: set[DeliveryData]
-    ) -> list[DeliveryData]:
+        self, run: list[HeldDelivery], suspects: set[HeldDelivery]
+    ) -> list[HeldDelivery]:
         """Return the part of an ordered run before its first suspect, or that suspect alone."""
         place = next(n for n, delivery in enumerate(run) if delivery in suspects)
         if place:
@@ -249,7 +251,7 @@ class HandlerQueue:
         self._put_off(run)
         return []
 
-    def _put_off(self, deliveries: list[DeliveryData]) -> None:
+    def _put_off(self, deliveries: list[HeldDelivery]) -> None:
         """Release deliveries until a suspect has ended; in order, the first holds up the others."""
         wait = Disposition("release", self.suspects.wait_s())
         if self.handler.ordered:
@@ -257,7 +259,7 @@ class HandlerQueue:
         else:
             self.runs.release(deliveries, wait)
 
-    def _is_last(self, delivery: DeliveryData) -> bool:
+    def _is_last(self, delivery: HeldDelivery) -> bool:
         return delivery.attempt > self.handler.context.settings.max_retries
 
     def begin_last_suspect(self) -> None:
@@ -279,7 +281,7 @@ class HandlerQueue:
             return float("inf")
         return self._partial_since + self.handler.linger_s
 
-    def _fill_batches(self, deliveries: list[DeliveryData]) -> None:
+    def _fill_batches(self, deliveries: list[HeldDelivery]) -> None:
         """Hand full batches to the executor; one that is not full waits for `linger`."""
         size = self.handler.batch
         if not self._partial_batch:

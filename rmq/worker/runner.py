@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmq.errors import DecodeError
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import DeliveryData, HeldDelivery
 from rmq.kernel.core.interceptor import Hooks, active, call_hook, call_hooks_async
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.handlers.around import WrappedCall, WrappedRun, wrapped_call
@@ -36,6 +36,7 @@ from rmq.worker.disposition import (
     DONE_BEFORE,
     Disposition,
     HandlerDispositions,
+    Show,
     error_of_cancel,
     outcome_of,
     outcomes,
@@ -53,6 +54,7 @@ class HandlerRunner:
     Args:
         handler: is run.
         dispositions: of its deliveries.
+        show: makes what it and the hooks see of a delivery.
         hooks: of the interceptors.
         process_values: of the dependencies and lifespans of this process; filled before the first
             run.
@@ -62,10 +64,12 @@ class HandlerRunner:
         self,
         handler: Handler,
         dispositions: HandlerDispositions,
+        show: Show,
         hooks: Hooks,
         process_values: Values,
     ) -> None:
         self._handler = handler
+        self._show = show
         self._pid = os.getpid()
         self._dispositions = dispositions
         self._hooks = hooks
@@ -92,24 +96,25 @@ class AsyncRunner(HandlerRunner):
     A run is cancelled at its `max_runtime`.
     """
 
-    async def run(self, delivery: DeliveryData) -> Disposition:
+    async def run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler for one delivery."""
         decide = self._dispositions
-        if delivery._claim is not None and (disposition := decide.by_claim(delivery)):
+        if delivery.claim is not None and (disposition := decide.by_claim(delivery)):
             return await self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+        shown = self._show(delivery)
         if self._hooks.before_handle:
-            await call_hooks_async(self._hooks.before_handle, delivery)
+            await call_hooks_async(self._hooks.before_handle, shown)
         started = time.monotonic()
         raised: BaseException | None = None
         run: WrappedRun | None = None
         try:
             if self.wrapped is None:
                 call: Callable[..., Awaitable[object]] = partial(
-                    self._call, *self._handler.arguments(delivery)
+                    self._call, *self._handler.arguments(delivery, shown)
                 )
             else:
                 run = WrappedRun()
-                call = partial(self.wrapped.run_async, run, delivery)
+                call = partial(self.wrapped.run_async, run, shown)
         except DecodeError as error:
             raised, disposition = error, undecodable(error)
         else:
@@ -120,12 +125,12 @@ class AsyncRunner(HandlerRunner):
                 disposition = ACK if raised is None else decide.by_error(delivery, raised)
         if self._hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
-            await call_hooks_async(self._hooks.after_handle, delivery, outcome)
+            await call_hooks_async(self._hooks.after_handle, shown, outcome)
         return disposition
 
-    async def _done_before(self, delivery: DeliveryData) -> Disposition:
+    async def _done_before(self, delivery: HeldDelivery) -> Disposition:
         for guard in self._middleware:
-            raised = await self._raised_by(partial(guard.on_duplicate_async, delivery))
+            raised = await self._raised_by(partial(guard.on_duplicate_async, self._show(delivery)))
             if raised is not None:
                 return self._dispositions.by_error(delivery, raised)
         return DONE_BEFORE
@@ -151,21 +156,24 @@ class AsyncRunner(HandlerRunner):
             self._leave_fork()
         self._dispositions.check_returned(returned)
 
-    async def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+    async def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
         """Run the handler for a list of deliveries."""
         batch, early = self._dispositions.split_by_claim(batch)
-        for delivery in batch:
-            await call_hooks_async(self._hooks.before_handle, delivery)
+        shown = {delivery: self._show(delivery) for delivery in batch}
+        for each in shown.values():
+            await call_hooks_async(self._hooks.before_handle, each)
         started = time.monotonic()
         ready, results = self._dispositions.split_by_fit(batch)
         if ready:
             limits = [self._handler.runtime_of(delivery) for delivery in ready]
             seconds = min((limit for limit in limits if limit is not None), default=None)
             function = self._call if self.wrapped is None else self.wrapped.run_batch_async
-            raised = await self._raised_by(partial(function, ready), seconds)
+            raised = await self._raised_by(
+                partial(function, [shown[each] for each in ready]), seconds
+            )
             results += self._dispositions.of_batch(ready, raised)
         for delivery, outcome in outcomes(results, started):
-            await call_hooks_async(self._hooks.after_handle, delivery, outcome)
+            await call_hooks_async(self._hooks.after_handle, shown[delivery], outcome)
         return early + [(delivery, disposition) for delivery, disposition, _ in results]
 
 
@@ -189,20 +197,21 @@ log = logging.getLogger("rmq")
 class PlainRunner(HandlerRunner):
     """Runs one plain handler, with its middleware and the hooks of interceptors."""
 
-    def run(self, delivery: DeliveryData) -> Disposition:
+    def run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler for one delivery."""
         decide = self._dispositions
-        if delivery._claim is not None and (disposition := decide.by_claim(delivery)):
+        if delivery.claim is not None and (disposition := decide.by_claim(delivery)):
             return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+        shown = self._show(delivery)
         for hook in self._hooks.before_handle:
-            call_hook(hook, delivery)
+            call_hook(hook, shown)
         started = time.monotonic()
         raised: BaseException | None = None
         if self.wrapped is not None:
-            disposition, raised = self._run_wrapped(self.wrapped, delivery)
+            disposition, raised = self._run_wrapped(self.wrapped, delivery, shown)
         else:
             try:
-                arguments = self._handler.arguments(delivery)
+                arguments = self._handler.arguments(delivery, shown)
             except DecodeError as error:
                 raised, disposition = error, undecodable(error)
             else:
@@ -214,23 +223,23 @@ class PlainRunner(HandlerRunner):
         if self._hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             for hook in self._hooks.after_handle:
-                call_hook(hook, delivery, outcome)
+                call_hook(hook, shown, outcome)
         return disposition
 
-    def _done_before(self, delivery: DeliveryData) -> Disposition:
+    def _done_before(self, delivery: HeldDelivery) -> Disposition:
         try:
             for guard in self._middleware:
-                guard.on_duplicate(delivery)
+                guard.on_duplicate(self._show(delivery))
         except Exception as error:
             return self._dispositions.by_error(delivery, error)
         return DONE_BEFORE
 
     def _run_wrapped(
-        self, wrapped: WrappedCall, delivery: DeliveryData
+        self, wrapped: WrappedCall, delivery: HeldDelivery, shown: DeliveryData
     ) -> tuple[Disposition, BaseException | None]:
         run, raised = WrappedRun(), None
         try:
-            wrapped.run(run, delivery)
+            wrapped.run(run, shown)
         except BaseException as error:
             raised = error
         return self._dispositions.of_wrapped(run, delivery, raised), raised
@@ -242,23 +251,25 @@ class PlainRunner(HandlerRunner):
             self._leave_fork()
         self._dispositions.check_returned(returned)
 
-    def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
         """Run the handler for a list of deliveries."""
         batch, early = self._dispositions.split_by_claim(batch)
-        for delivery in batch:
+        shown = {delivery: self._show(delivery) for delivery in batch}
+        for each in shown.values():
             for hook in self._hooks.before_handle:
-                call_hook(hook, delivery)
+                call_hook(hook, each)
         started, raised = time.monotonic(), None
         ready, results = self._dispositions.split_by_fit(batch)
         try:
             if ready:
-                (self._call if self.wrapped is None else self.wrapped.run_batch)(ready)
+                function = self._call if self.wrapped is None else self.wrapped.run_batch
+                function([shown[delivery] for delivery in ready])
         except BaseException as error:
             raised = error
         results += self._dispositions.of_batch(ready, raised)
         for delivery, outcome in outcomes(results, started):
             for hook in self._hooks.after_handle:
-                call_hook(hook, delivery, outcome)
+                call_hook(hook, shown[delivery], outcome)
         return early + [(delivery, disposition) for delivery, disposition, _ in results]
 
 
@@ -267,6 +278,7 @@ class Runner:
 
     Args:
         handler: is run.
+        show: makes what the handler sees of a delivery.
         hooks: of the interceptors.
         claims: of its runs, if it has any.
         process_values: of the dependencies and lifespans of this process.
@@ -279,22 +291,24 @@ class Runner:
     def __init__(
         self,
         handler: Handler,
+        show: Show,
         hooks: Hooks,
         claims: DetachedClaims | None = None,
         process_values: Values | None = None,
         is_stopping: Callable[[], bool] = lambda: True,
     ) -> None:
         self.claims = claims
+        self.show = show
         self.hooks = hooks
         self._handler = handler
-        self._dispositions = HandlerDispositions(handler, is_stopping)
+        self._dispositions = HandlerDispositions(handler, show, is_stopping)
         values = {} if process_values is None else process_values  # filled before the first run
         if handler.is_async:
-            self._async = AsyncRunner(handler, self._dispositions, hooks, values)
+            self._async = AsyncRunner(handler, self._dispositions, show, hooks, values)
         else:
-            self._plain = PlainRunner(handler, self._dispositions, hooks, values)
+            self._plain = PlainRunner(handler, self._dispositions, show, hooks, values)
 
-    def runtime_of(self, delivery: DeliveryData) -> float | None:
+    def runtime_of(self, delivery: HeldDelivery) -> float | None:
         """Return how long one run may take, seconds; None: for ever."""
         return self._handler.runtime_of(delivery)
 
@@ -304,7 +318,7 @@ class Runner:
 
     # --- in a thread -----------------------------------------------------------------------------
 
-    def run(self, delivery: DeliveryData) -> Disposition:
+    def run(self, delivery: HeldDelivery) -> Disposition:
         """Run a plain function for one delivery."""
         if self.claims is None:
             return self._plain.run(delivery)
@@ -313,7 +327,7 @@ class Runner:
             done.update([delivery] if disposition.verb == "ack" else [])
         return disposition
 
-    def run_batch(self, batch: list[DeliveryData]) -> list[Settled]:
+    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
         """Run a plain function for a list of deliveries."""
         if self.claims is None:
             return self._plain.run_batch(batch)
@@ -324,7 +338,7 @@ class Runner:
 
     # --- in an event loop ------------------------------------------------------------------------
 
-    async def run_async(self, delivery: DeliveryData) -> Disposition:
+    async def run_async(self, delivery: HeldDelivery) -> Disposition:
         """Run an async function for one delivery."""
         if self.claims is None:
             return await self._async.run(delivery)
@@ -333,7 +347,7 @@ class Runner:
             done.update([delivery] if disposition.verb == "ack" else [])
         return disposition
 
-    async def run_batch_async(self, batch: list[DeliveryData]) -> list[Settled]:
+    async def run_batch_async(self, batch: list[HeldDelivery]) -> list[Settled]:
         """Run an async function for a list of deliveries."""
         if self.claims is None:
             return await self._async.run_batch(batch)
@@ -345,10 +359,10 @@ class Runner:
 
 @contextmanager
 def _tracked(
-    claims: DetachedClaims, deliveries: Iterable[DeliveryData]
-) -> Iterator[set[DeliveryData]]:
+    claims: DetachedClaims, deliveries: Iterable[HeldDelivery]
+) -> Iterator[set[HeldDelivery]]:
     """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
-    done: set[DeliveryData] = set()
+    done: set[HeldDelivery] = set()
     for delivery in deliveries:
         claims.begin(delivery)
     try:
@@ -358,7 +372,7 @@ def _tracked(
             claims.end(delivery, delivery in done)
 
 
-def _acked(settled: Iterable[Settled]) -> list[DeliveryData]:
+def _acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
 
@@ -374,7 +388,7 @@ class Unhandled:
         self._context = handlers.context
         self._met_ms: dict[str | None, int] = {}  # when this process first met a type, epoch ms
 
-    def disposition(self, delivery: DeliveryData) -> Disposition:
+    def disposition(self, delivery: HeldDelivery) -> Disposition:
         """Decide how an unhandled delivery is settled: released for a while, or rejected."""
         message_type, now_ms = delivery.type, context.now_ms()
         met_ms = self._met_ms.get(message_type)
@@ -420,15 +434,15 @@ class UnhandledRunner:
     def __init__(self, unhandled: Unhandled) -> None:
         self._unhandled = unhandled
 
-    def runtime_of(self, delivery: DeliveryData) -> float | None:
+    def runtime_of(self, delivery: HeldDelivery) -> float | None:
         """Return None: nothing is run."""
         return None
 
-    def run(self, delivery: DeliveryData) -> Disposition:
+    def run(self, delivery: HeldDelivery) -> Disposition:
         """Decide how it is settled."""
         return self._unhandled.disposition(delivery)
 
-    async def run_async(self, delivery: DeliveryData) -> Disposition:
+    async def run_async(self, delivery: HeldDelivery) -> Disposition:
         """Decide how it is settled."""
         return self._unhandled.disposition(delivery)
 
@@ -439,7 +453,7 @@ def _described(message_type: str | None) -> str:
     )
 
 
-def _age_ms(delivery: DeliveryData, now_ms: int, known_ms: int) -> int:
+def _age_ms(delivery: HeldDelivery, now_ms: int, known_ms: int) -> int:
     """Return how long a message has been due, by this machine's clock.
 
     An id that was derived from a dedup key has no time, and under a test's clock no id has one: the

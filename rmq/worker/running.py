@@ -46,7 +46,7 @@ from rmq.worker.scheduler import SchedulerThread
 from rmq.worker.watchdog import WATCH_S, Watchdog
 
 if TYPE_CHECKING:
-    from rmq.kernel.core.delivery import DeliveryData
+    from rmq.kernel.core.delivery import HeldDelivery
     from rmq.worker.queue import HandlerQueue
 
 
@@ -199,7 +199,7 @@ class RecyclingLimits:
                 0, int(self.max_messages * JITTER)
             )
         self._memory_at = float("-inf")  # when the memory was looked at
-        self._hangs: dict[DeliveryData, float] = {}  # run -> since when it is beyond max_runtime
+        self._hangs: dict[HeldDelivery, float] = {}  # run -> since when it is beyond max_runtime
 
     def reached(self, counts: Mapping[str, Mapping[str, int]]) -> str:
         """Return which limit of messages or memory is reached, as text for the log; "" if none."""

@@ -23,7 +23,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData
+from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.interceptor import call_hook
 from rmq.kernel.handlers.handler import Handler
 from rmq.worker.disposition import (
@@ -70,7 +70,7 @@ class HandlerRuns:
         runner: Runner,
         settler: Settler,
         is_stopping: Callable[[], bool],
-        runner_for: Callable[[DeliveryData], Runner | UnhandledRunner],
+        runner_for: Callable[[HeldDelivery], Runner | UnhandledRunner],
         suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
@@ -100,14 +100,14 @@ class HandlerRuns:
             return self._run_in_order
         return self._run_batch if batch else self._run_one
 
-    def _may_run(self, delivery: DeliveryData) -> bool:
+    def _may_run(self, delivery: HeldDelivery) -> bool:
         """Return whether the lease and the claim are still valid; otherwise report the delivery."""
-        if time.monotonic() >= delivery._origin.until and delivery.lost:
-            delivery._state = LOST
+        if time.monotonic() >= delivery.origin.until and delivery.lost:
+            delivery.state = LOST
             self.consumer.abandon([delivery])
             self._report(delivery, ACK)
             return False
-        if delivery._claim is not None and self.consumer.is_claim_lost(delivery):
+        if delivery.claim is not None and self.consumer.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # the next delivery claims the key again
             return False
         if self.suspects.is_held_back(delivery):
@@ -115,53 +115,56 @@ class HandlerRuns:
             return False
         return True
 
-    def _run_one(self, delivery: DeliveryData) -> None:
+    def _run_one(self, delivery: HeldDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery])
             self._report(delivery, self.runner.run(delivery))
 
-    async def _run_one_async(self, delivery: DeliveryData) -> None:
+    async def _run_one_async(self, delivery: HeldDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery], CANCEL_S)
             self._report(delivery, await self._run_cancellable(delivery, self.runner))
 
     async def _run_cancellable(
-        self, delivery: DeliveryData, runner: Runner | UnhandledRunner
+        self, delivery: HeldDelivery, runner: Runner | UnhandledRunner
     ) -> Disposition:
         try:
             return await runner.run_async(delivery)
         except asyncio.CancelledError as error:
             raised = error_of_cancel(error, self._is_stopping)  # in a hook
-            return disposition_for(self.handler, delivery, raised)
+            return disposition_for(self.handler, self.runner.show(delivery), raised)
 
-    def _begin_batch(self, batch: list[DeliveryData], margin_s: float = 0.0) -> list[DeliveryData]:
+    def _begin_batch(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> list[HeldDelivery]:
         ready = [delivery for delivery in batch if self._may_run(delivery)]
         if ready:
             self._begin_run(ready, margin_s)
         return ready
 
-    def _run_batch(self, batch: list[DeliveryData]) -> None:
+    def _run_batch(self, batch: list[HeldDelivery]) -> None:
         ready = self._begin_batch(batch)
         for delivery, disposition in self.runner.run_batch(ready):
             self._report(delivery, disposition)
 
-    async def _run_batch_async(self, batch: list[DeliveryData]) -> None:
+    async def _run_batch_async(self, batch: list[HeldDelivery]) -> None:
         ready = self._begin_batch(batch, CANCEL_S)
         try:
             dispositions = await self.runner.run_batch_async(ready)
         except asyncio.CancelledError as error:
             raised = error_of_cancel(error, self._is_stopping)
-            dispositions = [(each, disposition_for(self.handler, each, raised)) for each in ready]
+            dispositions = [
+                (each, disposition_for(self.handler, self.runner.show(each), raised))
+                for each in ready
+            ]
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
 
-    def _run_in_order(self, run: list[DeliveryData]) -> None:
+    def _run_in_order(self, run: list[HeldDelivery]) -> None:
         with closing(self._steps_in_order(run)) as steps:
             delivery = next(steps, None)
             while delivery is not None:
                 delivery = _resume(steps, self._runner_for(delivery).run(delivery))
 
-    async def _run_in_order_async(self, run: list[DeliveryData]) -> None:
+    async def _run_in_order_async(self, run: list[HeldDelivery]) -> None:
         with closing(self._steps_in_order(run, CANCEL_S)) as steps:
             delivery = next(steps, None)
             while delivery is not None:
@@ -169,8 +172,8 @@ class HandlerRuns:
                 delivery = _resume(steps, await self._run_cancellable(delivery, runner))
 
     def _steps_in_order(
-        self, run: list[DeliveryData], margin_s: float = 0.0
-    ) -> Generator[DeliveryData, Disposition, None]:
+        self, run: list[HeldDelivery], margin_s: float = 0.0
+    ) -> Generator[HeldDelivery, Disposition, None]:
         """Yield each delivery of an ordered run that is to be run; take its disposition."""
         try:
             for place, delivery in enumerate(run):
@@ -195,7 +198,7 @@ class HandlerRuns:
         self.settler.on_settled()
 
     def _report_in_order(
-        self, run: list[DeliveryData], place: int, disposition: Disposition
+        self, run: list[HeldDelivery], place: int, disposition: Disposition
     ) -> bool:
         """Report a delivery of an ordered run; return whether the run has to stop here."""
         delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
@@ -203,14 +206,14 @@ class HandlerRuns:
         if delivery in self._overdue:  # settled when it exceeded its max_runtime, with the rest
             self._overdue.discard(delivery)
             return True
-        if disposition.verb in ("ack", "reject") and delivery._state == OPEN:
+        if disposition.verb in ("ack", "reject") and delivery.state == OPEN:
             self._report(delivery, disposition)
             return False
         # It failed, or the handler settled it by itself, perhaps as failed.
         self.settler.put(Halt((delivery, disposition), rest))
         return True
 
-    def _begin_run(self, batch: list[DeliveryData], margin_s: float = 0.0) -> None:
+    def _begin_run(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> None:
         """Note that a run begins. Its first delivery identifies it.
 
         Args:
@@ -228,12 +231,12 @@ class HandlerRuns:
                 until = time.monotonic() + seconds + margin_s
                 self._runtime_limits.begin(delivery, until, seconds)
 
-    def _report(self, delivery: DeliveryData, disposition: Disposition) -> None:
+    def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
         disposition = _rendered(disposition)
         self._end_run(delivery)
         self.settler.put(delivery if disposition is ACK else (delivery, disposition))
 
-    def _end_run(self, delivery: DeliveryData) -> None:
+    def _end_run(self, delivery: HeldDelivery) -> None:
         """Note that a delivery runs no longer, or never began."""
         self._runtime_limits.end(delivery)
         began = self.times.end(delivery)
@@ -265,7 +268,7 @@ class HandlerRuns:
             )
             self.settler.put(overrun)
             for hook in self.runner.hooks.on_overrun:
-                call_hook(hook, delivery)
+                call_hook(hook, self.runner.show(delivery))
 
     def first_limit(self) -> float:
         """Return when the first running delivery exceeds its max_runtime; infinity: none does."""
@@ -280,8 +283,8 @@ def _rendered(disposition: Disposition) -> Disposition:
 
 
 def _resume(
-    steps: Generator[DeliveryData, Disposition, None], disposition: Disposition
-) -> DeliveryData | None:
+    steps: Generator[HeldDelivery, Disposition, None], disposition: Disposition
+) -> HeldDelivery | None:
     """Send a disposition to an ordered run; return the next delivery, None at its end."""
     try:
         return steps.send(disposition)
@@ -398,21 +401,21 @@ class RuntimeLimits:
         overdue: deliveries that are settled as failed although their runs go on; added to here.
     """
 
-    def __init__(self, overdue: set[DeliveryData]) -> None:
-        self.running: dict[DeliveryData, tuple[float, float]] = {}  # end, max_runtime in seconds
+    def __init__(self, overdue: set[HeldDelivery]) -> None:
+        self.running: dict[HeldDelivery, tuple[float, float]] = {}  # end, max_runtime in seconds
         self._overdue = overdue
         self._lock = threading.Lock()  # a run ends in time or late, not both
-        self._rest: dict[DeliveryData, Sequence[DeliveryData]] = {}
+        self._rest: dict[HeldDelivery, Sequence[HeldDelivery]] = {}
 
-    def begin(self, delivery: DeliveryData, until: float, max_runtime_s: float) -> None:
+    def begin(self, delivery: HeldDelivery, until: float, max_runtime_s: float) -> None:
         """Note until when a delivery may run."""
         self.running[delivery] = until, max_runtime_s
 
-    def wait_behind(self, delivery: DeliveryData, rest: Sequence[DeliveryData]) -> None:
+    def wait_behind(self, delivery: HeldDelivery, rest: Sequence[HeldDelivery]) -> None:
         """Note the deliveries that wait behind a running one, in order."""
         self._rest[delivery] = rest
 
-    def end(self, delivery: DeliveryData) -> None:
+    def end(self, delivery: HeldDelivery) -> None:
         """Forget a delivery that runs no longer."""
         if self.running:
             with self._lock:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.core import failure
 from rmq.kernel.core.claim import KEPT
-from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData
+from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.steps import is_master_away
@@ -71,17 +71,17 @@ class ReportBatch:
     def __init__(
         self,
         items: Iterable[Any],
-        overdue: set[DeliveryData],
+        overdue: set[HeldDelivery],
         disposition_of_overrun: Callable[[Overrun], Disposition],
     ) -> None:
-        self.acks: list[DeliveryData] = []
+        self.acks: list[HeldDelivery] = []
         self.duplicates = 0  # acks of deliveries whose work had been done before
-        self.others: list[tuple[DeliveryData, Disposition]] = []
+        self.others: list[tuple[HeldDelivery, Disposition]] = []
         self.flushed: list[threading.Event] = []  # set when all reports are carried out
         self.halts: list[Halt] = []
-        self.overran: list[DeliveryData] = []
+        self.overran: list[HeldDelivery] = []
         for item in items:
-            if isinstance(item, DeliveryData):
+            if isinstance(item, HeldDelivery):
                 if overdue and item in overdue:
                     overdue.discard(item)
                 else:
@@ -106,9 +106,9 @@ class ReportBatch:
                 self.others.append(item)
 
 
-def deliveries_of(item: Any) -> list[DeliveryData]:
+def deliveries_of(item: Any) -> list[HeldDelivery]:
     """Return the deliveries that a report is about."""
-    if isinstance(item, DeliveryData):
+    if isinstance(item, HeldDelivery):
         return [item]
     if isinstance(item, Halt):
         return item.rest + ([item.failed[0]] if item.failed is not None else [])
@@ -154,13 +154,13 @@ class Settler:
         self._reports: SimpleQueue[Any] = SimpleQueue()
         self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
         self._is_queued = False  # in the queue of the thread
-        self.overdue: set[DeliveryData] = set()  # settled while their runs go on
+        self.overdue: set[HeldDelivery] = set()  # settled while their runs go on
         self.finished = 0
         self.tally = {"ack": 0, "nack": 0, "reject": 0, "release": 0, "lost": 0, "own": 0}
         self._duplicates = 0
         self._claims_lost = 0
         self.unsettled = 0  # given up at the end, because Redis could not be reached
-        self._counted: list[list[DeliveryData]] = []  # added to `finished` in this turn
+        self._counted: list[list[HeldDelivery]] = []  # added to `finished` in this turn
 
     @property
     def claim_counts(self) -> dict[str, int]:
@@ -231,7 +231,7 @@ class Settler:
                 self._consumer.abandon(left)
                 self._count(left)
 
-    def _counted_deliveries(self) -> set[DeliveryData]:
+    def _counted_deliveries(self) -> set[HeldDelivery]:
         return {delivery for deliveries in self._counted for delivery in deliveries}
 
     def _carry_out(self, items: list[Any]) -> None:
@@ -246,14 +246,14 @@ class Settler:
             if halt.failed is not None:
                 self._settle_others([halt.failed])
         for delivery in reports.overran:
-            delivery._state = LOST  # the handler, which still runs, can see it
+            delivery.state = LOST  # the handler, which still runs, can see it
         for event in reports.flushed:
             self.thread.after_aside(event.set)
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates
         for delivery in reports.acks:
-            claim = delivery._claim
+            claim = delivery.claim
             if claim is not None and claim.lost and claim.state != KEPT:  # kept: counted there
                 self._claims_lost += 1
                 log.error(
@@ -262,9 +262,9 @@ class Settler:
                     self._handler, delivery.id,
                 )  # fmt: skip
 
-    def _settle_others(self, dispositions: Sequence[tuple[DeliveryData, Disposition]]) -> None:
-        failed: dict[float | None, list[tuple[DeliveryData, Any]]] = {}
-        released: dict[float, list[DeliveryData]] = {}
+    def _settle_others(self, dispositions: Sequence[tuple[HeldDelivery, Disposition]]) -> None:
+        failed: dict[float | None, list[tuple[HeldDelivery, Any]]] = {}
+        released: dict[float, list[HeldDelivery]] = {}
         for delivery, disposition in dispositions:
             if disposition.verb == "ack":
                 self._settle("ack", [delivery], self._consumer.ack)
@@ -291,7 +291,7 @@ class Settler:
         for delay, deliveries in released.items():
             self._settle("release", deliveries, partial(self._consumer.release, delay=delay))
 
-    def _log_failure(self, delivery: DeliveryData, what: str, error: failure.Error) -> None:
+    def _log_failure(self, delivery: HeldDelivery, what: str, error: failure.Error) -> None:
         """Log a failure in one line. The traceback is in the message, and in a DEBUG log."""
         text, trace = failure.render(error)
         log.warning(
@@ -300,7 +300,7 @@ class Settler:
         )  # fmt: skip
 
     def _settle_aside(
-        self, verb: str, deliveries: list[DeliveryData], call: Callable[[list[Any]], list[Any]]
+        self, verb: str, deliveries: list[HeldDelivery], call: Callable[[list[Any]], list[Any]]
     ) -> None:
         """Settle deliveries whose masters are away; called by the thread for these."""
         try:
@@ -312,14 +312,14 @@ class Settler:
             self._count(deliveries)
         self.on_settled()
 
-    def _count(self, deliveries: list[DeliveryData]) -> None:
+    def _count(self, deliveries: list[HeldDelivery]) -> None:
         with self._counting:
             self.finished += len(deliveries)
 
     def _settle(
         self,
         verb: str,
-        deliveries: list[DeliveryData],
+        deliveries: list[HeldDelivery],
         call: Callable[[list[Any]], list[Any]],
         is_aside: bool = False,
     ) -> None:
@@ -331,9 +331,7 @@ class Settler:
         outage: RMQError | None = None
         while True:
             # A delivery that a late reply showed as settled still has to be reported by its verb.
-            left = [
-                delivery for delivery in left if delivery._state == OPEN or delivery._unconfirmed
-            ]
+            left = [delivery for delivery in left if delivery.state == OPEN or delivery.unconfirmed]
             try:
                 lost = call(left) if left else []
                 if outage is not None:
@@ -352,12 +350,12 @@ class Settler:
                 continue  # the handler settled it just now
             except (Unavailable, OutcomeUnknown) as error:
                 if is_master_away(error) and not is_aside and not self.thread.is_abandoned:
-                    rest = [d for d in left if d._state == OPEN or d._unconfirmed]
+                    rest = [d for d in left if d.state == OPEN or d.unconfirmed]
                     self._counted.append(rest)
                     away = set(rest)
                     deliveries = [d for d in deliveries if d not in away]
                     left = [d for d in left if d not in away]
-                    lost = [d for d in left if d._state == LOST]
+                    lost = [d for d in left if d.state == LOST]
                     with self._counting:
                         self.tally[verb] += len(left) - len(lost)
                         self.tally["lost"] += len(lost)
@@ -375,7 +373,7 @@ class Settler:
                 self._consumer.abandon(left)
                 break
         if len(left) < len(deliveries):
-            lost_in_all = sum(delivery._state == LOST for delivery in deliveries)
+            lost_in_all = sum(delivery.state == LOST for delivery in deliveries)
             lost_before = lost_in_all - len(lost)  # their runs never began
             with self._counting:
                 self.tally["lost"] += lost_before

@@ -128,7 +128,7 @@ def keeps_limits(s: Scene) -> None:
 def waits(s: Scene) -> None:
     s.topic()
     with s.api.topic(s.name).consumer() as consumer:
-        state = inner_of(consumer)._receive_state
+        state = inner_of(consumer)._flows.state
         for wait in (0.3, 1, 3, 10):  # a subscription that takes long leaves no time for a credit
             assert consumer.receive(wait=wait) == []  # leaves a credit, and withdraws it
             held = state.subscription.held

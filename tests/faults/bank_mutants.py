@@ -6,7 +6,7 @@ from typing import Any
 
 from rmq.kernel.consumer import claim as claim_flow
 from rmq.kernel.core.claim import BUSY
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import HeldDelivery
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.rows import CONSUMED
@@ -23,10 +23,10 @@ def deletes_any_claim(faults: Any) -> None:
     release = HandlerConsumer.release
 
     def releases(self: HandlerConsumer, deliveries: Any, *, delay: Any = 0) -> Any:
-        mine = [deliveries] if isinstance(deliveries, DeliveryData) else list(deliveries)
+        mine = [deliveries] if isinstance(deliveries, HeldDelivery) else list(deliveries)
         for one in mine:
-            if one._claim is not None:
-                key = claim_flow.claim_key(self.context, one._claim.name)
+            if one.claim is not None:
+                key = claim_flow.claim_key(self.context, one.claim.name)
                 self.transport.raw_command("unclaim", "DEL", key)
         return release(self, mine, delay=delay)
 
@@ -42,7 +42,7 @@ def acks_busy(faults: Any) -> None:
     by_claim = HandlerDispositions.by_claim
 
     def acks(self: HandlerDispositions, one: Any) -> Any:
-        busy = one._claim is not None and one._claim.state == BUSY
+        busy = one.claim is not None and one.claim.state == BUSY
         return DONE_BEFORE if busy else by_claim(self, one)
 
     HandlerDispositions.by_claim = acks  # type: ignore[method-assign]

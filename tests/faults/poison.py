@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import rmq
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker import engine
 from rmq.worker.disposition import PoisonSuspects
 from rmq.worker.feed import HandlerConsumer
@@ -24,7 +24,7 @@ DIES_S, HOLDS_S = 0.2, 0.6
 _found = HandlerConsumer.with_expired_leases
 
 
-def _from_the_third(self: HandlerConsumer, deliveries: Iterable[DeliveryData]) -> set[DeliveryData]:
+def _from_the_third(self: HandlerConsumer, deliveries: Iterable[HeldDelivery]) -> set[HeldDelivery]:
     return _found(self, [one for one in deliveries if one.attempt >= 3])
 
 

@@ -82,7 +82,7 @@ def test_a_cancelled_receive_ends_at_once_and_is_handed_back_when_redis_goes_on(
             until = time.monotonic() + 30
             while True:
                 stats = await client.admin.stats(name)
-                if stats["in_flight"] == 0 and not consumer._receive_state.unanswered:
+                if stats["in_flight"] == 0 and not consumer._flows.state.unanswered:
                     break
                 assert time.monotonic() < until, stats
                 await asyncio.sleep(0.02)

@@ -146,7 +146,7 @@ def test_lost_and_late_replies_around_credits_lose_no_message_and_no_retry(
 def listening(topic: rmq.Topic, hand_overs: int) -> Iterator[tuple[ReceiveState, Any]]:
     """A consumer that listens all the time, as a worker does, and what runs its flows."""
     with topic.consumer() as consumer:
-        state, until = consumer._receive_state, time.monotonic() + PATIENCE_S
+        state, until = consumer._flows.state, time.monotonic() + PATIENCE_S
         while not state.subscription.own_channel:  # until it is subscribed
             assert time.monotonic() < until, "it does not subscribe"
             assert consumer.receive(1, wait=0.06) == []

@@ -161,7 +161,7 @@ def test_a_caller_that_gives_the_number_up_loses_the_batch_from_sight(
     scene.lose("prepare")
     with pytest.raises(rmq.OutcomeUnknown):
         scene.do(consumer.receive(5))
-    consumer._receive_state.unanswered = None
+    consumer._flows.state.unanswered = None
 
     seen = scene.all_of(consumer)
 

@@ -24,6 +24,7 @@ from typing import Any
 import redis
 
 import rmq
+from rmq.kernel.core.delivery import held_of
 from rmq.kernel.core.score import shared_lease
 from tests.faults import worker_mutants
 
@@ -103,7 +104,7 @@ class Play:
 
     def _lease_end(self, d: Any) -> int | None:
         """When the lease of a delivery ends, epoch ms; None where it is not known, or is gone."""
-        keys, score = d._origin.keys, d.receipt.score
+        keys, score = held_of(d).origin.keys, d.receipt.score
         try:
             if self.raw.zscore(keys.prepare, d.id.member) != score:
                 return None

@@ -54,10 +54,10 @@ def acks_by_id() -> None:
 
     def ack(self: HandlerConsumer, deliveries: Any) -> list[Any]:
         for one in deliveries:
-            keys = one._origin.keys
+            keys = one.origin.keys
             self.transport.raw_command("ack", "ZREM", keys.prepare, one.id.member)
             self.transport.raw_command("ack", "HDEL", keys.records, one.id.member)
-            one._state = SETTLED
+            one.state = SETTLED
         assert self.tracker is not None
         self.tracker.forget(deliveries)
         return []

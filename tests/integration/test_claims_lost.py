@@ -12,6 +12,7 @@ import pytest
 import rmq
 from rmq.kernel.consumer import claim
 from rmq.kernel.core.claim import KEPT
+from rmq.kernel.core.delivery import held_of
 from tests.integration.claims import KEY, Kept, kept, once
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, threads_left
@@ -123,7 +124,7 @@ def test_a_claim_that_is_lost_after_its_lease_is_counted_once(
         wait_for(lambda: running)
         stem = f"rmq:{{{name}_0}}:"
         kept.redis.delete(stem + "prepare", stem + "leases")  # as a Redis that lost them
-        wait_for(lambda: running[0]._claim.state == KEPT)
+        wait_for(lambda: held_of(running[0]).claim.state == KEPT)
         kept.redis.delete(kept.key("p"))
         go.set()
         wait_for(lambda: worker.counts()[name]["lost"] == 1)

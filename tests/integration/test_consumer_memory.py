@@ -9,7 +9,7 @@ import pytest
 
 import rmq
 from rmq.kernel.consumer import flows as consumer_flow
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import HeldDelivery
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene
@@ -19,7 +19,8 @@ from tests.patience import wait_for
 def deliveries_in_memory(name: str) -> int:
     gc.collect()
     return sum(
-        isinstance(thing, DeliveryData) and thing.topic == name for thing in gc.get_objects()
+        isinstance(thing, HeldDelivery) and thing.origin.keys.topic == name
+        for thing in gc.get_objects()
     )
 
 

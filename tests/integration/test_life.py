@@ -427,7 +427,7 @@ def test_a_waiting_consumer_and_who_looks_drop_what_has_had_its_time(
     with topic.consumer() as consumer:
         assert consumer.receive(1) == []
         assert ran == []
-        consumer._receive_state.tidy_at = 0.0
+        consumer._flows.state.tidy_at = 0.0
         assert consumer.receive(1) == []
     assert len(ran) >= 2  # once for each slot, and on while there is more
 

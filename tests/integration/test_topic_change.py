@@ -222,7 +222,7 @@ def furnish(api: Any, name: str) -> Any:
             one.nack(error="dead")
         consumer.ack(consumer.receive(2, wait=5))
         consumer.receive(2, wait=5)
-        consumer._receive_state.lease_ms = 5  # what is open is not handed back by the end of `with`
+        consumer._flows.state.lease_ms = 5  # what is open is not handed back by the end of `with`
         return topic
 
 

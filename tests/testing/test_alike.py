@@ -55,8 +55,8 @@ class Side:
     def receive(self, name: str, most: int) -> Any:
         # Its idea of when slots have work is in real time; this time is the test's. How often it
         # has looked at them, and so which is the first, depends on that.
-        self.consumers[name]._receive_state.ready_at = []
-        self.consumers[name]._receive_state.first_slot = 0
+        self.consumers[name]._flows.state.ready_at = []
+        self.consumers[name]._flows.state.first_slot = 0
         found = self.consumers[name].receive(most)
         if name != "pops":
             self.held += found

@@ -14,7 +14,7 @@ from typing import Any
 from rmq.errors import RMQError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core.claim import BUSY, FIRST, UNSURE, Claim
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import DeliveryData, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic.context import TopicContext, slot_of
@@ -31,7 +31,7 @@ _Build = Callable[[SlotKeys, list[Claim]], Command[Any]]
 _Calls = Sequence[tuple[Command[Any], list[Claim]]]
 
 
-def new_owner(delivery: DeliveryData) -> bytes:
+def new_owner(delivery: DeliveryData | HeldDelivery) -> bytes:
     """Name the owner of a delivery's claim: message id, delivery number and a random part.
 
     A Redis that lost its last second gives the delivery numbers of that second again, while a claim
@@ -117,8 +117,8 @@ class ExtraCommands:
                 claim.lost = isinstance(reply, RMQError) or not reply[position]
 
 
-def _claims_in(deliveries: Iterable[DeliveryData], *states: str) -> list[Claim]:
-    return [d._claim for d in deliveries if d._claim and d._claim.state in states]
+def _claims_in(deliveries: Iterable[HeldDelivery], *states: str) -> list[Claim]:
+    return [d.claim for d in deliveries if d.claim and d.claim.state in states]
 
 
 def _finish_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
@@ -137,13 +137,13 @@ def _unclaim_calls(context: TopicContext, claims: list[Claim]) -> _Calls:
     return _calls(context, claims, build)
 
 
-def finish(context: TopicContext, deliveries: Iterable[DeliveryData]) -> ExtraCommands | None:
+def finish(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraCommands | None:
     """Mark the claims of deliveries as done; None where there are none."""
     claims = held(deliveries)
     return ExtraCommands(_finish_calls(context, claims)) if claims else None
 
 
-def unclaim(context: TopicContext, deliveries: Iterable[DeliveryData]) -> ExtraCommands | None:
+def unclaim(context: TopicContext, deliveries: Iterable[HeldDelivery]) -> ExtraCommands | None:
     """End the claims of deliveries that go back; None where there are none.
 
     The claim of finished work is marked as done: the next delivery has only to confirm it. All
@@ -170,7 +170,7 @@ def renew(context: TopicContext, claims: Sequence[Claim], lease_ms: int) -> Extr
     return ExtraCommands(_calls(context, claims, build)) if claims else None
 
 
-def held(deliveries: Iterable[DeliveryData]) -> list[Claim]:
+def held(deliveries: Iterable[HeldDelivery]) -> list[Claim]:
     """Return the claims that deliveries hold."""
     return _claims_in(deliveries, FIRST)
 

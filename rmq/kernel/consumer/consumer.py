@@ -11,20 +11,32 @@ repeats the commands that had no reply, under the same numbers, for up to a minu
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from types import TracebackType
+from typing import TypeVar
 
 from rmq.errors import ClaimLost, LeaseLost, StorageError
-from rmq.kernel.consumer.flows import ConsumerFlows, Mode
-from rmq.kernel.core.delivery import OPEN, DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.consumer.flows import ConsumerFlows, Mode, SettleWith, Verb
+from rmq.kernel.core.delivery import (
+    DeliveryData,
+    HeldDelivery,
+    Reject,
+    Retry,
+    Snooze,
+    held_all,
+    held_of,
+)
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.steps import Flow
 
+D = TypeVar("D", bound=DeliveryData)
 DISPOSITIONS = (Snooze, Retry, Reject)  # raised by a handler to choose how its delivery is settled
 
 
-def raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
+def raise_if_lost(lost: Sequence[HeldDelivery], verb: str) -> None:
     """Raise LeaseLost for the first of the deliveries whose lease was lost."""
     if lost:
         raise LeaseLost(
@@ -35,15 +47,22 @@ def raise_if_lost(lost: Sequence[DeliveryData], verb: str) -> None:
         )
 
 
-def raise_if_claim_lost(delivery: DeliveryData) -> None:
+def raise_if_claim_lost(delivery: HeldDelivery) -> None:
     """Raise ClaimLost where an acked delivery had lost its claim before."""
-    if delivery.claim_lost:
-        assert delivery._claim is not None
+    claim = delivery.claim
+    if claim is not None and claim.lost:
         raise ClaimLost(
-            f"claim: {delivery._claim.name.decode()!r} was gone when the work of {delivery.id} was "
-            "done: it had expired, or was deleted. The message is acked; look whether the work was "
-            "done twice, and give a longer lease, or extend it while you work"
+            f"claim: {claim.name.decode()!r} was gone when the work of {delivery.id} was done: it "
+            "had expired, or was deleted. The message is acked; look whether the work was done "
+            "twice, and give a longer lease, or extend it while you work"
         )
+
+
+def carry_out(verb: Verb, deliveries: Iterable[D]) -> Flow[list[D]]:
+    """Carry out a verb; return the deliveries whose lease was lost."""
+    given = list(deliveries)
+    lost = set((yield from verb(held_all(given))))
+    return [delivery for delivery in given if held_of(delivery) in lost] if lost else []
 
 
 class AsyncDelivery(DeliveryData):
@@ -57,8 +76,9 @@ class AsyncDelivery(DeliveryData):
 
     async def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
-        raise_if_lost(await self._origin.consumer.ack([self]), "ack")
-        raise_if_claim_lost(self)
+        flows, run = self._settle_with
+        raise_if_lost(await run(flows.ack([self._held])), "ack")
+        raise_if_claim_lost(self._held)
 
     async def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -69,19 +89,23 @@ class AsyncDelivery(DeliveryData):
             delay: until the retry; None: the topic's policy; 0: at once.
             error: kept with the failure and shown with the dead letter.
         """
-        raise_if_lost(await self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+        flows, run = self._settle_with
+        raise_if_lost(await run(flows.nack([self._held], delay=delay, error=error)), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
         """Make it a dead letter at once, whatever retries remain."""
-        raise_if_lost(await self._origin.consumer.reject([self], reason), "reject")
+        flows, run = self._settle_with
+        raise_if_lost(await run(flows.reject([self._held], reason)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
         """Hand it back unworked, now or for `delay`; costs no retry."""
-        raise_if_lost(await self._origin.consumer.release([self], delay=delay), "release")
+        flows, run = self._settle_with
+        raise_if_lost(await run(flows.release([self._held], delay=delay)), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
-        raise_if_lost(await self._origin.consumer.extend([self], lease), "extend")
+        flows, run = self._settle_with
+        raise_if_lost(await run(flows.extend([self._held], lease)), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -92,28 +116,26 @@ class AsyncDelivery(DeliveryData):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._state == OPEN:
-            verdict = self._origin.consumer._verb_for(error)
+        if not self.is_settled:
+            flows, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = await self._origin.consumer._transport.run(verdict([self]))
+                lost = await run(flows.verb_for(error)([self._held]))
             except StorageError:
                 if is_expected:
                     raise
                 return False  # the handler's own error goes on its way; the lease expires by itself
             if is_expected:
                 raise_if_lost(lost, "settle")
-                raise_if_claim_lost(self)
+                raise_if_claim_lost(self._held)
         return isinstance(error, DISPOSITIONS)
 
 
-class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
+class AsyncConsumer:
     """Receives deliveries of one topic. For `async with`: leaving hands back unsettled deliveries.
 
     One task receives with it; deliveries may be settled in any task.
     """
-
-    _delivery = AsyncDelivery
 
     def __init__(
         self,
@@ -123,8 +145,9 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         mode: Mode,
         ordered: bool = False,
     ) -> None:
-        super().__init__(context, lease, mode, ordered)
         self._transport = transport
+        self._flows = ConsumerFlows(context, lease, mode, ordered)
+        self._settle_with = SettleWith(self._flows, transport.run)
 
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0
@@ -148,15 +171,16 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
                 hands back the messages that this call may have leased; that costs no retry.
         """
-        return await self._transport.run(self._receive(max_messages, wait))
+        held = await self._transport.run(self._flows.receive(max_messages, wait))
+        return [AsyncDelivery(each, self._settle_with) for each in held]
 
     async def ack(self, deliveries: Iterable[AsyncDelivery]) -> list[AsyncDelivery]:
         """Settle deliveries for good; return those whose lease was lost, none if all is well."""
-        return await self._transport.run(self._ack(deliveries))
+        return await self._transport.run(carry_out(self._flows.ack, deliveries))
 
     async def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
         """Settle deliveries by their receipts, from any process; return the lost ones."""
-        return await self._transport.run(self._ack_receipts(receipts))
+        return await self._transport.run(self._flows.ack_receipts(receipts))
 
     async def nack(
         self,
@@ -166,30 +190,34 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         error: BaseException | str | None = None,
     ) -> list[AsyncDelivery]:
         """Give deliveries back as failed; return those whose lease was lost."""
-        return await self._transport.run(self._nack(deliveries, delay, error))
+        nack = partial(self._flows.nack, delay=delay, error=error)
+        return await self._transport.run(carry_out(nack, deliveries))
 
     async def reject(
         self, deliveries: Iterable[AsyncDelivery], reason: BaseException | str
     ) -> list[AsyncDelivery]:
         """Make deliveries dead letters; return those whose lease was lost."""
-        return await self._transport.run(self._reject(deliveries, reason))
+        reject = partial(self._flows.reject, reason=reason)
+        return await self._transport.run(carry_out(reject, deliveries))
 
     async def release(
         self, deliveries: Iterable[AsyncDelivery], *, delay: Duration = 0
     ) -> list[AsyncDelivery]:
         """Hand deliveries back unworked; return those whose lease was lost."""
-        return await self._transport.run(self._release(deliveries, delay))
+        release = partial(self._flows.release, delay=delay)
+        return await self._transport.run(carry_out(release, deliveries))
 
     async def extend(
         self, deliveries: Iterable[AsyncDelivery], lease: Duration | None = None
     ) -> list[AsyncDelivery]:
         """Extend leases; return those whose lease was lost."""
-        return await self._transport.run(self._extend(deliveries, lease))
+        extend = partial(self._flows.extend, lease=lease)
+        return await self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
         """Make `receive` return at once, now and at every later call; from another task."""
-        self._receive_state.interrupted = True
-        self._transport.interrupt(self._receive_state.subscription)
+        self._flows.state.interrupted = True
+        self._transport.interrupt(self._flows.state.subscription)
 
     async def close(self) -> None:
         """Hand back unsettled deliveries, and unsubscribe.
@@ -198,14 +226,14 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         an empty list, and an iteration. In a signal handler that has interrupted a blocking
         `receive` it does no more than that; close it again behind the loop, as `async with` does.
         """
-        if not self._closed:
+        if not self._flows.is_closed:
             self._interrupt()
-            if self._transport.is_reentrant(self._receive_state.lock.owner):
+            if self._transport.is_reentrant(self._flows.state.lock.owner):
                 return
             try:
-                await self._transport.run(self._close())
+                await self._transport.run(self._flows.close())
             finally:
-                await self._transport.unsubscribe(self._receive_state.subscription)
+                await self._transport.unsubscribe(self._flows.state.subscription)
 
     async def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         """Receive deliveries one by one, for ever: `async for delivery in consumer`.
@@ -218,7 +246,7 @@ class AsyncConsumer(ConsumerFlows[AsyncDelivery]):
         Raises:
             Unavailable, OutcomeUnknown: as `receive`; another loop continues.
         """
-        state = self._receive_state
+        state = self._flows.state
         while not state.interrupted:
             deliveries = await self.receive(1, wait=None)
             for delivery in deliveries if not state.interrupted else ():  # else close releases them

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 
 from rmq.errors import StorageError
-from rmq.kernel.consumer.consumer import DISPOSITIONS, raise_if_claim_lost, raise_if_lost
-from rmq.kernel.consumer.flows import ConsumerFlows, Mode
-from rmq.kernel.core.delivery import OPEN, DeliveryData
+from rmq.kernel.consumer.consumer import DISPOSITIONS, carry_out, raise_if_claim_lost, raise_if_lost
+from rmq.kernel.consumer.flows import ConsumerFlows, Mode, SettleWith
+from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
@@ -27,8 +28,9 @@ class Delivery(DeliveryData):
 
     def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
-        raise_if_lost(self._origin.consumer.ack([self]), "ack")
-        raise_if_claim_lost(self)
+        flows, run = self._settle_with
+        raise_if_lost(run(flows.ack([self._held])), "ack")
+        raise_if_claim_lost(self._held)
 
     def nack(
         self, *, delay: Duration | None = None, error: BaseException | str | None = None
@@ -39,19 +41,23 @@ class Delivery(DeliveryData):
             delay: until the retry; None: the topic's policy; 0: at once.
             error: kept with the failure and shown with the dead letter.
         """
-        raise_if_lost(self._origin.consumer.nack([self], delay=delay, error=error), "nack")
+        flows, run = self._settle_with
+        raise_if_lost(run(flows.nack([self._held], delay=delay, error=error)), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
         """Make it a dead letter at once, whatever retries remain."""
-        raise_if_lost(self._origin.consumer.reject([self], reason), "reject")
+        flows, run = self._settle_with
+        raise_if_lost(run(flows.reject([self._held], reason)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
         """Hand it back unworked, now or for `delay`; costs no retry."""
-        raise_if_lost(self._origin.consumer.release([self], delay=delay), "release")
+        flows, run = self._settle_with
+        raise_if_lost(run(flows.release([self._held], delay=delay)), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
-        raise_if_lost(self._origin.consumer.extend([self], lease), "extend")
+        flows, run = self._settle_with
+        raise_if_lost(run(flows.extend([self._held], lease)), "extend")
 
     def __enter__(self) -> Delivery:
         return self
@@ -62,28 +68,26 @@ class Delivery(DeliveryData):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._state == OPEN:
-            verdict = self._origin.consumer._verb_for(error)
+        if not self.is_settled:
+            flows, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = self._origin.consumer._transport.run(verdict([self]))
+                lost = run(flows.verb_for(error)([self._held]))
             except StorageError:
                 if is_expected:
                     raise
                 return False  # the handler's own error goes on its way; the lease expires by itself
             if is_expected:
                 raise_if_lost(lost, "settle")
-                raise_if_claim_lost(self)
+                raise_if_claim_lost(self._held)
         return isinstance(error, DISPOSITIONS)
 
 
-class Consumer(ConsumerFlows[Delivery]):
+class Consumer:
     """Receives deliveries of one topic. For `with`: leaving hands back unsettled deliveries.
 
     One thread receives with it; deliveries may be settled in any thread.
     """
-
-    _delivery = Delivery
 
     def __init__(
         self,
@@ -93,8 +97,9 @@ class Consumer(ConsumerFlows[Delivery]):
         mode: Mode,
         ordered: bool = False,
     ) -> None:
-        super().__init__(context, lease, mode, ordered)
         self._transport = transport
+        self._flows = ConsumerFlows(context, lease, mode, ordered)
+        self._settle_with = SettleWith(self._flows, transport.run)
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages: lease them and return their deliveries.
@@ -116,15 +121,16 @@ class Consumer(ConsumerFlows[Delivery]):
             Unavailable, OutcomeUnknown: Redis cannot be reached. The next call, or `close`, first
                 hands back the messages that this call may have leased; that costs no retry.
         """
-        return self._transport.run(self._receive(max_messages, wait))
+        held = self._transport.run(self._flows.receive(max_messages, wait))
+        return [Delivery(each, self._settle_with) for each in held]
 
     def ack(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Settle deliveries for good; return those whose lease was lost, none if all is well."""
-        return self._transport.run(self._ack(deliveries))
+        return self._transport.run(carry_out(self._flows.ack, deliveries))
 
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> list[Receipt]:
         """Settle deliveries by their receipts, from any process; return the lost ones."""
-        return self._transport.run(self._ack_receipts(receipts))
+        return self._transport.run(self._flows.ack_receipts(receipts))
 
     def nack(
         self,
@@ -134,26 +140,30 @@ class Consumer(ConsumerFlows[Delivery]):
         error: BaseException | str | None = None,
     ) -> list[Delivery]:
         """Give deliveries back as failed; return those whose lease was lost."""
-        return self._transport.run(self._nack(deliveries, delay, error))
+        nack = partial(self._flows.nack, delay=delay, error=error)
+        return self._transport.run(carry_out(nack, deliveries))
 
     def reject(self, deliveries: Iterable[Delivery], reason: BaseException | str) -> list[Delivery]:
         """Make deliveries dead letters; return those whose lease was lost."""
-        return self._transport.run(self._reject(deliveries, reason))
+        reject = partial(self._flows.reject, reason=reason)
+        return self._transport.run(carry_out(reject, deliveries))
 
     def release(self, deliveries: Iterable[Delivery], *, delay: Duration = 0) -> list[Delivery]:
         """Hand deliveries back unworked; return those whose lease was lost."""
-        return self._transport.run(self._release(deliveries, delay))
+        release = partial(self._flows.release, delay=delay)
+        return self._transport.run(carry_out(release, deliveries))
 
     def extend(
         self, deliveries: Iterable[Delivery], lease: Duration | None = None
     ) -> list[Delivery]:
         """Extend leases; return those whose lease was lost."""
-        return self._transport.run(self._extend(deliveries, lease))
+        extend = partial(self._flows.extend, lease=lease)
+        return self._transport.run(carry_out(extend, deliveries))
 
     def _interrupt(self) -> None:
         """Make `receive` return at once, now and at every later call; from another thread."""
-        self._receive_state.interrupted = True
-        self._transport.interrupt(self._receive_state.subscription)
+        self._flows.state.interrupted = True
+        self._transport.interrupt(self._flows.state.subscription)
 
     def close(self) -> None:
         """Hand back unsettled deliveries, and unsubscribe.
@@ -162,14 +172,14 @@ class Consumer(ConsumerFlows[Delivery]):
         an empty list, and an iteration. In a signal handler that has interrupted a blocking
         `receive` it does no more than that; close it again behind the loop, as `with` does.
         """
-        if not self._closed:
+        if not self._flows.is_closed:
             self._interrupt()
-            if self._transport.is_reentrant(self._receive_state.lock.owner):
+            if self._transport.is_reentrant(self._flows.state.lock.owner):
                 return
             try:
-                self._transport.run(self._close())
+                self._transport.run(self._flows.close())
             finally:
-                self._transport.unsubscribe(self._receive_state.subscription)
+                self._transport.unsubscribe(self._flows.state.subscription)
 
     def __iter__(self) -> Iterator[Delivery]:
         """Receive deliveries one by one, for ever: `for delivery in consumer`.
@@ -182,7 +192,7 @@ class Consumer(ConsumerFlows[Delivery]):
         Raises:
             Unavailable, OutcomeUnknown: as `receive`; another loop continues.
         """
-        state = self._receive_state
+        state = self._flows.state
         while not state.interrupted:
             deliveries = self.receive(1, wait=None)
             for delivery in deliveries if not state.interrupted else ():  # else close releases them

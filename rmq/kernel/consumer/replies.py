@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from rmq.errors import (
     InvalidReceipt,
@@ -20,7 +20,7 @@ from rmq.errors import (
 )
 from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
-from rmq.kernel.core.delivery import OPEN, DeliveryData
+from rmq.kernel.core.delivery import OPEN, HeldDelivery
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
@@ -73,7 +73,6 @@ class ReceiptAcks:
         return Lease(receipt.id.slot, receipt.id, receipt.score)
 
 
-D = TypeVar("D", bound=DeliveryData)
 RECHECK_S = 0.01  # between two looks at what another thread or task repeats
 
 
@@ -107,14 +106,14 @@ class MissingReplies:
     def add(
         self,
         verb: str,
-        deliveries: list[D],
+        deliveries: list[HeldDelivery],
         settling: Settling[Any],
-        note: Callable[[list[D], Any], object],
+        note: Callable[[list[HeldDelivery], Any], object],
     ) -> None:
         """Keep a settling until it is answered; the deliveries in question are unconfirmed."""
         for delivery in deliveries:
-            if delivery._state == OPEN:
-                delivery._unconfirmed = verb
+            if delivery.state == OPEN:
+                delivery.unconfirmed = verb
         slots = frozenset(settling.slots)
         self.waiting.append(_Unanswered(settling, slots, lambda answer: note(deliveries, answer)))
 

@@ -5,10 +5,6 @@ thousand, or hundred, each in a replay session of its own. The reply has a lette
 in order. A settling without a reply keeps its sessions and their numbers, so it can be run again:
 calls that were made answer as before, and the others are made. Extra commands go before the calls,
 in the same round trip.
-
-Check whether deliveries under shared leases are still held: what `extend` does in a worker.
-
-A worker renews such a lease as long as it holds a delivery, so there is nothing to extend.
 """
 
 from __future__ import annotations
@@ -18,31 +14,13 @@ from itertools import chain
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
-from rmq.kernel.consumer import claim, scripts
+from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand
-
-
-def check_held(consumer: Any, deliveries: Iterable[Any]) -> Flow[list[Any]]:
-    """Return the deliveries that are lost. Claims are renewed; nothing else is changed."""
-    context, letters = consumer._context, ""
-    given, _ = consumer._leases(deliveries)
-    lease_ms = consumer._receive_state.lease_ms or context.settings.lease_ms
-    extra = claim.renew(context, claim.held(given), lease_ms)
-    if extra is not None:
-        yield from claim.run_alone(extra)
-    for delivery in given:
-        key, member = delivery._origin.keys.prepare, member_of(delivery._id)
-        score = yield RawCommand("extend", "ZSCORE", key, member)
-        is_held = score is not None and float(score) == delivery._score
-        letters += UNKNOWN if is_held else "0"
-    lost: list[Any] = consumer._note_letters(given, letters)
-    return lost
-
 
 T = TypeVar("T")
 # Deliveries of one call with an error for each, or of an ack where Redis frees large bodies: it
@@ -360,3 +338,15 @@ def extend(
         return scripts.extend(keys, session, part.ids, part.scores, lease_ms)
 
     return Settling(context, leases, build, _deadlines, extra)
+
+
+def check_held(context: TopicContext, leases: Leases) -> Flow[str]:
+    """Ask whether leases are still held. A letter for each: ? held, 0 lost."""
+    letters = ""
+    for slot, message_id, score in zip(leases.slots, leases.ids, leases.scores, strict=True):
+        held = None  # a topic that was created anew may have fewer slots
+        if slot < len(context.slots):
+            key = context.slots[slot].prepare
+            held = yield RawCommand("extend", "ZSCORE", key, member_of(message_id))
+        letters += UNKNOWN if held is not None and float(held) == score else "0"
+    return letters

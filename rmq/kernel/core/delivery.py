@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
+from rmq.errors import InvalidType
 from rmq.kernel.core import record
 from rmq.kernel.core.claim import Claim
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Receipt
-from rmq.kernel.core.record import Record
 from rmq.kernel.core.score import moment, receipt_deadline_ms, receipt_retries_left
 from rmq.kernel.core.validation import Duration
 
@@ -49,7 +49,6 @@ class Retry(Exception):
 class BatchOrigin(NamedTuple):
     """The data that the deliveries of one batch share."""
 
-    consumer: Any  # the Consumer, AsyncConsumer or worker's consumer that settles them
     keys: SlotKeys
     newest: int  # acceptance number of the slot's newest message
     retries: int  # of a fresh message
@@ -57,69 +56,157 @@ class BatchOrigin(NamedTuple):
     lease: SharedLease | None = None  # that they share; None: each has its own
 
 
-class DeliveryData:
-    """The data of a delivery. All but the body is read from the record when it is asked for."""
+class HeldDelivery:
+    """A delivery as RMQ itself holds it: the record, the lease, and how far it is settled.
+
+    A program sees it through a `Delivery` or an `AsyncDelivery`, which can be made at any time.
+
+    Attributes:
+        origin: of its batch.
+        raw_id: the 16 bytes of the message's id.
+        score: of its receipt.
+        record: the stored message.
+        fence: the delivery number.
+        body: decoded; as the handler gets it, once it was converted.
+        state: OPEN, SETTLED or LOST.
+        unconfirmed: the verb that was sent and whose reply was not read.
+        claim: on its business key.
+    """
 
     __slots__ = (
-        "_claim",
-        "_id",
-        "_origin",
-        "_record",
-        "_score",
-        "_state",
-        "_unconfirmed",
-        "body",
-        "fence",
+        "body", "claim", "fence", "origin", "raw_id", "record", "score", "state", "unconfirmed",
     )  # fmt: skip
 
     def __init__(
-        self, origin: BatchOrigin, id: bytes, score: float, entry: bytes, fence: int, body: Any
+        self, origin: BatchOrigin, raw_id: bytes, score: float, entry: bytes, fence: int, body: Any
     ) -> None:
-        self._origin = origin
-        self._id = id
-        self._score = score
-        self._record = entry
-        self._state = OPEN
-        self._unconfirmed = ""  # the verb that was sent and whose reply was not read
-        self._claim: Claim | None = None  # on its business key
+        self.origin = origin
+        self.raw_id = raw_id
+        self.score = score
+        self.record = entry
+        self.state = OPEN
+        self.unconfirmed = ""
+        self.claim: Claim | None = None
         self.fence = fence
         self.body = body
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
-
-    def _read(self) -> Record:
-        return record.read(self._record)
-
     @property
     def id(self) -> MessageId:
-        """The message's id: the same at each delivery, and the one that `send` returned."""
-        return MessageId(self._id)
-
-    @property
-    def topic(self) -> str:
-        """The name of the topic from which the message was received."""
-        return self._origin.keys.topic
-
-    @property
-    def slot(self) -> int:
-        """The index of its slot, from 0; messages of one `slot_basis` have the same one."""
-        return self._origin.keys.index
-
-    @property
-    def receipt(self) -> Receipt:
-        """The receipt of this delivery; `str()` gives its text form."""
-        return Receipt(MessageId(self._id), self._score)
+        """The message's id."""
+        return MessageId(self.raw_id)
 
     @property
     def retries_left(self) -> int:
         """How many retries remain after this delivery."""
-        return receipt_retries_left(self._score)
+        return receipt_retries_left(self.score)
 
     @property
     def attempt(self) -> int:
         """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
-        return self._origin.retries - self.retries_left + 1
+        return self.origin.retries - self.retries_left + 1
+
+    @property
+    def deadline(self) -> datetime:
+        """The time at which the lease ends; as `DeliveryData.deadline`."""
+        if self.origin.lease is None:
+            return moment(receipt_deadline_ms(self.score))
+        left_s = self.origin.lease.safe_until() - time.monotonic()
+        return datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
+
+    @property
+    def due(self) -> datetime | None:
+        """The time at which a timed message was due; None for a message that was due when sent."""
+        due_ms = record.read(self.record).due_ms
+        return moment(due_ms) if due_ms else None
+
+    @property
+    def type(self) -> str | None:
+        """The message's type; None: it was sent without one."""
+        return record.type_of(self.record)
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """The headers that RMQ itself added."""
+        return record.marks(record.headers_of(self.record))
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease is gone, as far as is known."""
+        lease = self.origin.lease
+        return self.state == LOST or (self.state == OPEN and lease is not None and lease.is_lost())
+
+    @property
+    def claim_lost(self) -> bool:
+        """Whether its claim was gone when it was extended or acked."""
+        return self.claim is not None and self.claim.lost
+
+    def queue_position(self) -> int:
+        """Return its place among waiting messages: the priority, or the due time in epoch ms."""
+        return int.from_bytes(self.record[1:4], "big") or int.from_bytes(self.record[8:14], "big")
+
+
+class DeliveryData:
+    """The data of a delivery. All but the body is read from the record when it is asked for."""
+
+    __slots__ = ("_held", "_settle_with")
+
+    def __init__(self, held: HeldDelivery, settle_with: Any) -> None:
+        self._held = held
+        self._settle_with = settle_with
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same delivery: there may be several objects of one."""
+        return isinstance(other, DeliveryData) and other._held is self._held
+
+    def __hash__(self) -> int:
+        return hash(self._held)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} attempt {self.attempt}>"
+
+    @property
+    def body(self) -> Any:
+        """Its body; in a handler, as the annotation asks for it."""
+        return self._held.body
+
+    @body.setter
+    def body(self, body: Any) -> None:
+        self._held.body = body
+
+    @property
+    def fence(self) -> int:
+        """Its delivery number: each delivery of a slot has a larger one than those before."""
+        return self._held.fence
+
+    @property
+    def id(self) -> MessageId:
+        """The message's id: the same at each delivery, and the one that `send` returned."""
+        return self._held.id
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic from which the message was received."""
+        return self._held.origin.keys.topic
+
+    @property
+    def slot(self) -> int:
+        """The index of its slot, from 0; messages of one `slot_basis` have the same one."""
+        return self._held.origin.keys.index
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt of this delivery; `str()` gives its text form."""
+        return Receipt(self._held.id, self._held.score)
+
+    @property
+    def retries_left(self) -> int:
+        """How many retries remain after this delivery."""
+        return self._held.retries_left
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
+        return self._held.attempt
 
     @property
     def deadline(self) -> datetime:
@@ -127,36 +214,32 @@ class DeliveryData:
 
         In a worker, which renews leases: until when it surely holds, by the clock of this machine.
         """
-        if self._origin.lease is None:
-            return moment(receipt_deadline_ms(self._score))
-        left_s = self._origin.lease.safe_until() - time.monotonic()
-        return datetime.now(UTC) + timedelta(seconds=max(0.0, left_s))
+        return self._held.deadline
 
     @property
     def priority(self) -> int | None:
         """Its priority; None for a timed message without one."""
-        return int.from_bytes(self._record[1:4], "big") or None
+        return int.from_bytes(self._held.record[1:4], "big") or None
 
     @property
     def due(self) -> datetime | None:
         """The time at which a timed message was due; None for a message that was due when sent."""
-        due_ms = self._read().due_ms
-        return moment(due_ms) if due_ms else None
+        return self._held.due
 
     @property
     def headers(self) -> Mapping[str, str]:
         """The headers of its producer, read-only; those of RMQ itself are in `marks`."""
-        return record.user_headers(record.headers_of(self._record))
+        return record.user_headers(record.headers_of(self._held.record))
 
     @property
     def type(self) -> str | None:
         """Its type, by which a worker chooses the handler; None: it was sent without one."""
-        return record.type_of(self._record)
+        return self._held.type
 
     @property
     def marks(self) -> Mapping[str, str]:
         """The headers that RMQ itself added: their names begin with `rmq-`."""
-        return record.marks(record.headers_of(self._record))
+        return self._held.marks
 
     @property
     def schedule_time(self) -> datetime | None:
@@ -167,17 +250,18 @@ class DeliveryData:
     @property
     def merge_key(self) -> str | None:
         """The key by which it merged while it waited; None: it was sent without one."""
-        return self._read().merge_key or None
+        return record.read(self._held.record).merge_key or None
 
     @property
     def offset(self) -> int:
         """Its acceptance number in the slot, as `send` returned it."""
-        return record.offset_of(self._read().offset_low, self._origin.newest)
+        low = record.read(self._held.record).offset_low
+        return record.offset_of(low, self._held.origin.newest)
 
     @property
     def is_settled(self) -> bool:
         """Whether this delivery has ended: acked, given back, or lost."""
-        return self._state != OPEN
+        return self._held.state != OPEN
 
     @property
     def lost(self) -> bool:
@@ -186,18 +270,35 @@ class DeliveryData:
         In a worker, which renews leases, this is always up to date; elsewhere it is known after
         a verb failed.
         """
-        return self._state == LOST or (
-            self._state == OPEN and self._origin.lease is not None and self._origin.lease.is_lost()
-        )
+        return self._held.lost
 
     @property
     def claim_lost(self) -> bool:
         """Whether the claim on its business key was gone when it was extended or acked."""
-        return self._claim is not None and self._claim.lost
+        return self._held.claim_lost
 
-    def _queue_position(self) -> int:
-        """Return its place among waiting messages: the priority, or the due time in epoch ms."""
-        return int.from_bytes(self._record[1:4], "big") or int.from_bytes(self._record[8:14], "big")
+
+def held_of(delivery: DeliveryData) -> HeldDelivery:
+    """Return the delivery that a program sees through this one."""
+    return delivery._held
+
+
+def settle_with_of(delivery: DeliveryData) -> Any:
+    """Return what settles a delivery: a `SettleWith` of rmq.kernel.consumer.flows."""
+    return delivery._settle_with
+
+
+def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
+    """Return those that a program sees through these.
+
+    Raises:
+        InvalidType: one is no delivery.
+    """
+    given = list(deliveries)
+    for delivery in given:
+        if not isinstance(delivery, DeliveryData):
+            raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
+    return list(map(held_of, given))
 
 
 class SharedLease(Protocol):
@@ -222,10 +323,10 @@ class SharedLeases(Protocol):
     def handed_over(self, slot: int, number: int) -> SharedLease:
         """Return the lease of a batch that was handed over; it may be one that is used no more."""
 
-    def hold(self, deliveries: Iterable[Any]) -> None:
+    def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count deliveries that are handed over; their leases are renewed from now on."""
 
-    def forget(self, deliveries: Iterable[Any]) -> None:
+    def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count deliveries no longer: they are settled, or lost."""
 
     def retire(self, slot: int) -> None:

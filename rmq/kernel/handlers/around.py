@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rmq.errors import DecodeError, InvalidType
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import DeliveryData, held_of
 from rmq.kernel.core.interceptor import Hook, Hooks, Middleware, run_through, run_through_async
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import RunScope, Values
@@ -112,7 +112,7 @@ class WrappedCall:
 
     def _arguments(self, run: WrappedRun, delivery: DeliveryData) -> tuple[Any, ...]:
         try:
-            return self._handler.arguments(delivery)
+            return self._handler.arguments(held_of(delivery), delivery)
         except DecodeError as error:
             run.misfit = error
             raise

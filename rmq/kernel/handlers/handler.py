@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import interceptor, retry as policies
-from rmq.kernel.core.delivery import DeliveryData, Reject, Retry, Snooze
+from rmq.kernel.core.delivery import DeliveryData, HeldDelivery, Reject, Retry, Snooze
 from rmq.kernel.core.interceptor import Middleware
 from rmq.kernel.core.record import HEADERS
 from rmq.kernel.core.retry import Policy
@@ -139,18 +139,20 @@ class Handler:
         for each in self.middleware:
             each.check_lease(lease_ms if self.lease_ms is None else self.lease_ms)
 
-    def convert_body(self, delivery: DeliveryData) -> Any:
+    def convert_body(self, delivery: HeldDelivery) -> Any:
         """Convert a delivery's body to its type, unless it was converted before; return it.
 
         Raises:
             DecodeError: the body does not fit.
         """
-        if self.body_converter is not None and delivery._claim is None:
+        if self.body_converter is not None and delivery.claim is None:
             delivery.body = self.body_converter(delivery.body)
         return delivery.body
 
-    def arguments(self, delivery: DeliveryData) -> tuple[Any, ...]:
+    def arguments(self, delivery: HeldDelivery, shown: DeliveryData) -> tuple[Any, ...]:
         """Return the arguments that the function is called with.
+
+        `shown`: what it sees of the delivery.
 
         Raises:
             DecodeError: the body does not fit.
@@ -161,8 +163,8 @@ class Handler:
         if self.takes == "b":
             return (body,)
         if self.takes == "bd":
-            return (body, delivery)
-        return (delivery, body) if self.takes == "db" else (delivery,)
+            return (body, shown)
+        return (shown, body) if self.takes == "db" else (shown,)
 
     def rule_for(
         self, error: BaseException, delivery: DeliveryData
@@ -176,7 +178,7 @@ class Handler:
         for kind in type(error).__mro__:
             if kind in self.rules:
                 return self.rules[kind]
-        own_policy = delivery.marks.get(RETRY_MARK) if delivery._record[0] & HEADERS else None
+        own_policy = delivery.marks.get(RETRY_MARK)
         if own_policy is not None:
             return policies.from_redis(own_policy)
         if self.retry is None or isinstance(self.retry, Policy):
@@ -185,9 +187,9 @@ class Handler:
         wait = self.retry(delivery, error)
         return None if wait is None else Retry(wait)
 
-    def runtime_of(self, delivery: DeliveryData) -> float | None:
+    def runtime_of(self, delivery: HeldDelivery) -> float | None:
         """Return how long one run may take, seconds; None: for ever."""
-        own = delivery.marks.get(RUNTIME_MARK) if delivery._record[0] & HEADERS else None
+        own = delivery.marks.get(RUNTIME_MARK) if delivery.record[0] & HEADERS else None
         return self.max_runtime_s if own is None else int(own) / 1000
 
 

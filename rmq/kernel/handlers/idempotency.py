@@ -20,15 +20,22 @@ from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.consumer.claim import new_owner
 from rmq.kernel.consumer.consumer import AsyncDelivery
 from rmq.kernel.consumer.consumer_blocking import Delivery
+from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.business_key import Key, check_consumer, key_reader
 from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, Claim
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import (
+    DeliveryData,
+    HeldDelivery,
+    held_all,
+    held_of,
+    settle_with_of,
+)
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.transport.steps import Flow
 
 F = TypeVar("F", bound=Callable[..., Any])
-D = TypeVar("D", bound=DeliveryData)
+D = TypeVar("D", Delivery, AsyncDelivery)
 Check = Callable[[Any], bool | Awaitable[bool]]
 KeyOf = Callable[[DeliveryData], str]
 
@@ -83,22 +90,22 @@ class Claims:
             InvalidKey: one of them has no usable key; nothing was claimed or settled.
             LeaseLost is not raised: a delivery that was lost meanwhile is left out.
         """
-        mine = self._prepared(deliveries, Delivery, key, ttl)
+        mine = _prepared(self.consumer, deliveries, Delivery, key, ttl)
         if not mine:
             return []
-        consumer = mine[0]._origin.consumer
-        claimed: list[Delivery] = consumer._transport.run(self._sort(consumer, mine))
+        flows, run = settle_with_of(mine[0])
+        claimed: list[Delivery] = run(self._sort(flows, mine))
         return claimed
 
     async def first_async(
         self, deliveries: Iterable[AsyncDelivery], *, key: Key = None, ttl: Duration = DAY_S
     ) -> list[AsyncDelivery]:
         """As `first`, for an async consumer."""
-        mine = self._prepared(deliveries, AsyncDelivery, key, ttl)
+        mine = _prepared(self.consumer, deliveries, AsyncDelivery, key, ttl)
         if not mine:
             return []
-        consumer = mine[0]._origin.consumer
-        claimed: list[AsyncDelivery] = await consumer._transport.run(self._sort(consumer, mine))
+        flows, run = settle_with_of(mine[0])
+        claimed: list[AsyncDelivery] = await run(self._sort(flows, mine))
         return claimed
 
     def claim(
@@ -116,38 +123,41 @@ class Claims:
         """
         return Claiming(self, delivery, key, ttl)
 
-    def _prepared(self, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration) -> list[D]:
-        middleware = Idempotent(self.consumer, key_reader(key), _ttl(ttl))
-        mine = list(deliveries)
-        for delivery in mine:
-            if not isinstance(delivery, kind):
-                raise InvalidType(
-                    f"deliveries: {type(delivery).__name__}; give what receive returned"
-                )
-            if delivery._origin.consumer is not mine[0]._origin.consumer:
-                raise InvalidValue("deliveries: they are of several consumers; claim for each")
-        claims = [middleware.claim_of(delivery) for delivery in mine]
-        for delivery, claim in zip(mine, claims, strict=True):
-            delivery._claim = claim
-        return mine
-
-    def _sort(self, consumer: Any, mine: Sequence[D]) -> Flow[list[D]]:
-        yield from consumer._claim(mine)
-        done = [delivery for delivery in mine if _state(delivery) == DONE]
-        back: dict[float, list[D]] = {}
-        for delivery in mine:
+    def _sort(self, flows: ConsumerFlows, mine: Sequence[D]) -> Flow[list[D]]:
+        held = held_all(mine)
+        yield from flows.claim(held)
+        done = [delivery for delivery in held if _state(delivery) == DONE]
+        back: dict[float, list[HeldDelivery]] = {}
+        for delivery in held:
             if _state(delivery) not in (FIRST, DONE):
-                assert delivery._claim is not None
-                back.setdefault(delivery._claim.wait_s, []).append(delivery)
+                assert delivery.claim is not None
+                back.setdefault(delivery.claim.wait_s, []).append(delivery)
         if done:
-            yield from consumer._ack(done)
+            yield from flows.ack(done)
         for wait_s, deliveries in back.items():
-            yield from consumer._release(deliveries, wait_s)
-        return [delivery for delivery in mine if _state(delivery) == FIRST]
+            yield from flows.release(deliveries, wait_s)
+        return [delivery for delivery in mine if _state(held_of(delivery)) == FIRST]
 
 
-def _state(delivery: DeliveryData) -> str:
-    return "" if delivery._claim is None else delivery._claim.state
+def _prepared(
+    consumer: str, deliveries: Iterable[D], kind: type[D], key: Key, ttl: Duration
+) -> list[D]:
+    """Give deliveries the claims that `first` and `claim` make."""
+    middleware = Idempotent(consumer, key_reader(key), _ttl(ttl))
+    mine = list(deliveries)
+    for delivery in mine:
+        if not isinstance(delivery, kind):
+            raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
+        if settle_with_of(delivery) is not settle_with_of(mine[0]):
+            raise InvalidValue("deliveries: they are of several consumers; claim for each")
+    claims = [middleware.claim_of(delivery) for delivery in mine]
+    for delivery, claim in zip(mine, claims, strict=True):
+        held_of(delivery).claim = claim
+    return mine
+
+
+def _state(delivery: HeldDelivery) -> str:
+    return "" if delivery.claim is None else delivery.claim.state
 
 
 def _ttl(ttl: Duration) -> int:
@@ -160,18 +170,19 @@ class Claiming:
     def __init__(self, claims: Claims, delivery: Any, key: Key, ttl: Duration) -> None:
         self._delivery = delivery
         kind: Any = AsyncDelivery if isinstance(delivery, AsyncDelivery) else Delivery
-        claims._prepared([delivery], kind, key, ttl)
+        _prepared(claims.consumer, [delivery], kind, key, ttl)
+        self._held = held_of(delivery)
 
     def _flow(self) -> Flow[bool]:
-        yield from self._delivery._origin.consumer._claim([self._delivery])
-        return _state(self._delivery) == FIRST
+        yield from settle_with_of(self._delivery).flows.claim([self._held])
+        return _state(self._held) == FIRST
 
     @property
     def _waits(self) -> bool:
-        return _state(self._delivery) == BUSY
+        return _state(self._held) == BUSY
 
     def __enter__(self) -> bool:
-        won: bool = self._delivery._origin.consumer._transport.run(self._flow())
+        won: bool = settle_with_of(self._delivery).run(self._flow())
         return won
 
     def __exit__(
@@ -180,14 +191,14 @@ class Claiming:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        delivery = self._delivery
-        if error is None and self._waits and not delivery.is_settled:
-            delivery.release(delay=delivery._claim.wait_s)
+        delivery, claim = self._delivery, self._held.claim
+        if error is None and self._waits and claim is not None and not delivery.is_settled:
+            delivery.release(delay=claim.wait_s)
         handled: bool = delivery.__exit__(kind, error, trace)
         return handled
 
     async def __aenter__(self) -> bool:
-        won: bool = await self._delivery._origin.consumer._transport.run(self._flow())
+        won: bool = await settle_with_of(self._delivery).run(self._flow())
         return won
 
     async def __aexit__(
@@ -196,9 +207,9 @@ class Claiming:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        delivery = self._delivery
-        if error is None and self._waits and not delivery.is_settled:
-            await delivery.release(delay=delivery._claim.wait_s)
+        delivery, claim = self._delivery, self._held.claim
+        if error is None and self._waits and claim is not None and not delivery.is_settled:
+            await delivery.release(delay=claim.wait_s)
         handled: bool = await delivery.__aexit__(kind, error, trace)
         return handled
 
@@ -227,24 +238,26 @@ class Idempotent(Middleware):
         Raises:
             InvalidKey: it has no usable key.
         """
-        known = delivery._claim  # a delivery that claims again after an error has the same owner
+        known = held_of(
+            delivery
+        ).claim  # a delivery that claims again after an error has the same owner
         owner = known.owner if known is not None and known.owner else new_owner(delivery)
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 
-    def prepare(self, delivery: DeliveryData, fit: Callable[[DeliveryData], object]) -> None:
+    def prepare(self, delivery: DeliveryData, fit: Callable[[HeldDelivery], object]) -> None:
         """Give a delivery its claim; one without a key fails when its turn comes.
 
         Args:
-            one: the delivery.
+            delivery: as the handler gets it.
             fit: makes its body what the handler gets, and the key is a function of.
         """
+        held = held_of(delivery)
         try:
-            fit(delivery)
-            delivery._claim = self.claim_of(delivery)
+            fit(held)
+            held.claim = self.claim_of(delivery)
         except Exception as error:
-            claim = Claim(b"", b"", 0)
-            claim.state, claim.error = FAILED, error
-            delivery._claim = claim
+            held.claim = Claim(b"", b"", 0)
+            held.claim.state, held.claim.error = FAILED, error
 
 
 class Checked(Idempotent):

@@ -24,7 +24,7 @@ from rmq.client.topic import AsyncTopic
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.kernel.core import generators
-from rmq.kernel.core.delivery import DeliveryData, Reject
+from rmq.kernel.core.delivery import DeliveryData, Reject, held_of
 from rmq.kernel.core.generators import Action, Call, Procedure
 from rmq.kernel.core.interceptor import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
 from rmq.sql.connections import InTransaction, WithConnection
@@ -138,8 +138,9 @@ class Confirms(Middleware):
 
 def _mark_worked(delivery: DeliveryData) -> None:
     """Note that the work is done, so that its claim is marked even if the stub is not confirmed."""
-    if delivery._claim is not None:
-        delivery._claim.work_done = True
+    claim = held_of(delivery).claim
+    if claim is not None:
+        claim.work_done = True
 
 
 def _is_async(engine: object) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from rmq.kernel.core.claim import FIRST
-from rmq.kernel.core.delivery import DeliveryData
+from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker.heartbeat.memory import (
     BEGUN_WORDS,
     CLAIM_TEXT,
@@ -165,9 +165,9 @@ class LeaseTracker:
         self._shared = memory.shared
         self._topic = topic
         self._leases: dict[int, HeldLease] = {}  # by slot: the one to take under
-        self._held: set[DeliveryData] = set()
-        self._begun: dict[DeliveryData, int] = {}  # row of those with which a handler was called
-        self._claims: dict[DeliveryData, tuple[int, int]] = {}  # row and serial
+        self._held: set[HeldDelivery] = set()
+        self._begun: dict[HeldDelivery, int] = {}  # row of those with which a handler was called
+        self._claims: dict[HeldDelivery, tuple[int, int]] = {}  # row and serial
         self._lock = threading.Lock()
 
     # --- for the consumer ------------------------------------------------------------------------
@@ -202,13 +202,13 @@ class LeaseTracker:
             return lease
         return HeldLease(self._shared, self._topic * SLOTS_MAX + slot, number, 0.0)
 
-    def hold(self, deliveries: Iterable[DeliveryData]) -> None:
+    def hold(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count deliveries that are handed over; their leases are renewed from now on."""
         with self._lock:
             self._held.update(deliveries)
             self._count(deliveries, 1)
 
-    def forget(self, deliveries: Iterable[DeliveryData]) -> None:
+    def forget(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Count deliveries no longer: they are settled, or lost. Each is counted once."""
         with self._lock:
             mine = [delivery for delivery in deliveries if delivery in self._held]
@@ -224,9 +224,9 @@ class LeaseTracker:
         if lease is not None:
             self._retire(lease)
 
-    def abandon(self, deliveries: Iterable[DeliveryData]) -> None:
+    def abandon(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Renew the leases of deliveries no more: nobody will settle them."""
-        for lease in {delivery._origin.lease for delivery in deliveries}:
+        for lease in {delivery.origin.lease for delivery in deliveries}:
             self._retire(cast("HeldLease", lease))
 
     def _retire(self, lease: HeldLease) -> None:
@@ -237,10 +237,10 @@ class LeaseTracker:
                 del self._leases[slot]
                 self._shared.words[self._shared.leases_at + lease.place * 3] = 0
 
-    def _count(self, deliveries: Iterable[DeliveryData], step: int) -> None:
+    def _count(self, deliveries: Iterable[HeldDelivery], step: int) -> None:
         changed: Any = None
         for delivery in deliveries:
-            lease: Any = delivery._origin.lease
+            lease: Any = delivery.origin.lease
             if lease is not changed:
                 self._write(changed)
                 changed = lease
@@ -253,7 +253,7 @@ class LeaseTracker:
             word = lease.number << NUMBER_SHIFT | lease.held
             self._shared.words[self._shared.leases_at + lease.place * 3] = word
 
-    def _drop_rows(self, delivery: DeliveryData) -> None:
+    def _drop_rows(self, delivery: HeldDelivery) -> None:
         self.undo_begin(delivery)
         row, _ = self._claims.pop(delivery, (-1, 0))
         if row >= 0:
@@ -261,15 +261,15 @@ class LeaseTracker:
 
     # --- for the worker --------------------------------------------------------------------------
 
-    def begin(self, delivery: DeliveryData) -> None:
+    def begin(self, delivery: HeldDelivery) -> None:
         """Note that a handler is about to be called with a delivery."""
-        lease: Any = delivery._origin.lease
-        self._begun[delivery] = self._memory.add_begun(lease.place, delivery._id)
+        lease: Any = delivery.origin.lease
+        self._begun[delivery] = self._memory.add_begun(lease.place, delivery.raw_id)
         claim = self._claims.get(delivery)
         if claim is not None:
             self._memory.begin_claim(*claim)
 
-    def undo_begin(self, delivery: DeliveryData) -> None:
+    def undo_begin(self, delivery: HeldDelivery) -> None:
         """Note that a delivery has not begun after all."""
         row = self._begun.pop(delivery, -1)
         if row >= 0:
@@ -280,17 +280,17 @@ class LeaseTracker:
         for slot in list(self._leases):
             self.retire(slot)
 
-    def add_claims(self, deliveries: Iterable[DeliveryData], slot_of: Any) -> None:
+    def add_claims(self, deliveries: Iterable[HeldDelivery], slot_of: Any) -> None:
         """Have the claims of deliveries renewed. `slot_of`: gives the slot of a claim's name."""
         for delivery in deliveries:
-            claim = delivery._claim
+            claim = delivery.claim
             if claim is not None and claim.state == FIRST:
                 place = self._topic * SLOTS_MAX + slot_of(claim.name)
                 row, serial = self._memory.add_claim(place, claim.name, claim.owner)
                 if row >= 0:
                     self._claims[delivery] = row, serial
 
-    def is_claim_lost(self, delivery: DeliveryData) -> bool:
+    def is_claim_lost(self, delivery: HeldDelivery) -> bool:
         """Return whether the heartbeat found that the claim of a delivery is lost."""
         claim = self._claims.get(delivery)
         return claim is not None and self._memory.is_claim_lost(*claim)

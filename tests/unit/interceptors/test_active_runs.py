@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from typing import Any
 
 import pytest
 
@@ -12,21 +13,24 @@ from rmq.interceptors import active_runs
 from rmq.interceptors.active_runs import Runs
 from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core import ids
-from rmq.kernel.core.delivery import BatchOrigin
+from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.score import receipt_score
+
+SETTLE_WITH: Any = None  # nothing is settled here
 
 
 def delivery(
     attempt: int = 1, due_ms: int = 0, topic: str = "a_b-c.0", dedup_key: bytes = b""
 ) -> Delivery:
-    origin = BatchOrigin(None, SlotKeys("rmq", topic, 12), 0, 16, 0.0)
+    origin = BatchOrigin(SlotKeys("rmq", topic, 12), 0, 16, 0.0)
     (id,) = ids.make(12, ids.topic_check("rmq", topic))
     if dedup_key:
         id = ids.derive(dedup_key, 12, id.check)
     head = bytes((1 if due_ms else 0,)) + bytes(7)
     entry = head + (due_ms.to_bytes(6, "big") if due_ms else b"") + b"{}"
-    return Delivery(origin, id, receipt_score(1_790_000_000, 17 - attempt, 1), entry, 1, {})
+    score = receipt_score(1_790_000_000, 17 - attempt, 1)
+    return Delivery(HeldDelivery(origin, id, score, entry, 1, {}), SETTLE_WITH)
 
 
 def test_the_topic_is_read_whatever_is_in_its_name() -> None:

@@ -13,10 +13,9 @@ import msgpack
 import pytest
 
 import rmq
-from rmq.kernel.consumer.consumer import AsyncDelivery
 from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.core import record
-from rmq.kernel.core.delivery import BatchOrigin, DeliveryData
+from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.score import receipt_score
 from rmq.kernel.handlers.handler import Handler
@@ -33,22 +32,25 @@ def registered(function: Callable[..., Any] | None = None, **options: Any) -> Ha
     return client._handlers.by_topic["orders"].default
 
 
-def delivered(
-    body: Any = None, attempt: int = 1, kind: type[DeliveryData] = Delivery, **marks: str
-) -> Any:
+def delivered(body: Any = None, attempt: int = 1, **marks: str) -> HeldDelivery:
     flags, envelope = 0, b""
     if marks:
         names = {"retry": RETRY_MARK, "max_runtime": RUNTIME_MARK}
         flags = record.HEADERS
         envelope = record.length_prefixed(msgpack.packb({names[k]: v for k, v in marks.items()}))
     entry = record.head(1, flags, 20) + bytes(4) + envelope + b"null"
-    origin = BatchOrigin(SimpleNamespace(), SimpleNamespace(index=0), 1, 16, float("inf"))  # type: ignore[arg-type]
+    origin = BatchOrigin(SimpleNamespace(index=0), 1, 16, float("inf"))  # type: ignore[arg-type]
     score = receipt_score(1_790_000_000, 17 - attempt, 1)
-    return kind(origin, bytes(16), score, entry, 1, body)
+    return HeldDelivery(origin, bytes(16), score, entry, 1, body)
+
+
+def show(delivery: HeldDelivery) -> Delivery:
+    settle_with: Any = None  # nothing is settled here
+    return Delivery(delivery, settle_with)
 
 
 def wait_of(handler: Handler, error: BaseException, one: Any = None) -> float | None:
-    disposition = disposition_for(handler, one or delivered(), error)
+    disposition = disposition_for(handler, show(one or delivered()), error)
     assert disposition.verb == "nack"
     return disposition.wait_s
 
@@ -59,7 +61,7 @@ FIXED = rmq.Levels((7,))  # no jitter: seven seconds
 def test_without_any_option_the_topic_rules() -> None:
     error = ValueError("no")
 
-    assert disposition_for(registered(), delivered(), error) == Disposition(
+    assert disposition_for(registered(), show(delivered()), error) == Disposition(
         "nack", POLICY_OF_THE_TOPIC, error
     )
 
@@ -87,9 +89,9 @@ def test_a_rule_for_the_error_comes_before_the_message_s_policy() -> None:
 def test_what_the_handler_raises_to_say_so_comes_before_all_rules() -> None:
     handler = registered(on_error={Exception: rmq.Reject("never"), rmq.Retry: rmq.Reject("nor")})
 
-    assert disposition_for(handler, delivered(), rmq.Snooze(9)) == Disposition("release", 9.0)
-    assert disposition_for(handler, delivered(), rmq.Retry(8)).wait_s == 8
-    assert disposition_for(handler, delivered(), rmq.Reject("why")).error == "why"
+    assert disposition_for(handler, show(delivered()), rmq.Snooze(9)) == Disposition("release", 9.0)
+    assert disposition_for(handler, show(delivered()), rmq.Retry(8)).wait_s == 8
+    assert disposition_for(handler, show(delivered()), rmq.Reject("why")).error == "why"
 
 
 def test_the_rule_of_the_most_derived_type_decides_in_any_order() -> None:
@@ -114,14 +116,14 @@ def test_a_rule_may_be_a_policy_by_object_or_word() -> None:
 def test_a_rule_to_snooze_costs_no_retry() -> None:
     handler = registered(on_error={ValueError: rmq.Snooze(60)})
 
-    assert disposition_for(handler, delivered(), ValueError()) == Disposition("release", 60.0)
+    assert disposition_for(handler, show(delivered()), ValueError()) == Disposition("release", 60.0)
 
 
 def test_a_rule_to_reject_tells_its_words_and_the_error() -> None:
     handler = registered(on_error={ValueError: rmq.Reject("bad order"), KeyError: rmq.Reject})  # type: ignore[dict-item]
 
-    told = disposition_for(handler, delivered(), ValueError("no id"))
-    bare = disposition_for(handler, delivered(), error := KeyError("id"))
+    told = disposition_for(handler, show(delivered()), ValueError("no id"))
+    bare = disposition_for(handler, show(delivered()), error := KeyError("id"))
 
     assert (told.verb, str(told.error)) == ("reject", "bad order")
     assert isinstance(told.error, rmq.Reject)
@@ -134,7 +136,7 @@ def test_a_retry_without_delay_leaves_the_wait_to_the_topic_and_tells_its_cause(
     asked = rmq.Retry()
     asked.__cause__ = cause
 
-    assert disposition_for(registered(), delivered(), asked) == Disposition(
+    assert disposition_for(registered(), show(delivered()), asked) == Disposition(
         "nack", POLICY_OF_THE_TOPIC, cause
     )
 
@@ -187,7 +189,7 @@ def test_a_broken_retry_function_leaves_it_to_the_topic_and_is_logged(
     error = ValueError("the handler's own")
 
     with caplog.at_level(logging.ERROR, "rmq"):
-        disposition = disposition_for(registered(retry=nonsense), delivered(), error)
+        disposition = disposition_for(registered(retry=nonsense), show(delivered()), error)
 
     assert disposition == Disposition("nack", POLICY_OF_THE_TOPIC, error)
     assert "the topic's policy applies" in caplog.text
@@ -197,7 +199,7 @@ def test_a_broken_retry_function_leaves_it_to_the_topic_and_is_logged(
 def test_a_delay_that_is_none_counts_as_a_failure_and_is_logged(
     bad: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert disposition_for(registered(), delivered(), bad) == Disposition(
+    assert disposition_for(registered(), show(delivered()), bad) == Disposition(
         "nack", POLICY_OF_THE_TOPIC, bad
     )
     assert "the topic's policy applies" in caplog.text
@@ -224,19 +226,19 @@ def test_the_message_s_max_runtime_comes_before_the_handler_s() -> None:
 def test_running_too_long_is_an_error_that_rules_can_name() -> None:
     handler = registered(on_error={rmq.RMQError: rmq.Reject("too slow")})
 
-    assert disposition_for(handler, delivered(), runtime_exceeded(2)).verb == "reject"
+    assert disposition_for(handler, show(delivered()), runtime_exceeded(2)).verb == "reject"
 
 
 # --- a run ---------------------------------------------------------------------------------------
 
 
 def run(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:
-    return Runner(registered(function, **options), Hooks()).run(delivered(given))
+    return Runner(registered(function, **options), show, Hooks()).run(delivered(given))
 
 
 def run_async(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:
-    one = delivered(given, kind=AsyncDelivery)
-    return asyncio.run(Runner(registered(function, **options), Hooks()).run_async(one))
+    one = delivered(given)
+    return asyncio.run(Runner(registered(function, **options), show, Hooks()).run_async(one))
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
@@ -359,9 +361,9 @@ def test_a_timeout_of_the_handler_s_own_is_not_max_runtime() -> None:
 
 def run_batch(function: Callable[..., Any], bodies: list[Any], **options: Any) -> list[Disposition]:
     handler = registered(function, batch=10, **options)
-    runner = Runner(handler, Hooks())
+    runner = Runner(handler, show, Hooks())
     if handler.is_async:
-        batch = [delivered(body, kind=AsyncDelivery) for body in bodies]
+        batch = [delivered(body) for body in bodies]
         found = asyncio.run(runner.run_batch_async(batch))
     else:
         batch = [delivered(body) for body in bodies]

@@ -12,7 +12,7 @@ import pytest
 
 import rmq
 from rmq.kernel.core import ids, record
-from rmq.kernel.core.delivery import BatchOrigin
+from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import context
@@ -43,15 +43,15 @@ def make_unhandled(**changes: Any) -> Unhandled:
     return Unhandled(handlers)
 
 
-def delivery(message_type: str | None = "x", due_ms: int | None = None) -> rmq.Delivery:
+def delivery(message_type: str | None = "x", due_ms: int | None = None) -> HeldDelivery:
     headers = {} if message_type is None else {record.TYPE_MARK: message_type}
     flags = (record.HEADERS if headers else 0) | (0 if due_ms is None else record.TIMED)
     envelope = b"" if due_ms is None else (START_MS + due_ms).to_bytes(6, "big")
     if headers:
         envelope += record.length_prefixed(msgpack.packb(headers))
     entry = record.head(1, flags, 100) + bytes(4) + envelope + b"{}"
-    origin = BatchOrigin(None, SlotKeys("rmq", "orders", 0, b"1"), 0, 16, 0.0)
-    return rmq.Delivery(origin, ids.make(0, 0)[0], 0.0, entry, 1, {})
+    origin = BatchOrigin(SlotKeys("rmq", "orders", 0, b"1"), 0, 16, 0.0)
+    return HeldDelivery(origin, ids.make(0, 0)[0], 0.0, entry, 1, {})
 
 
 def test_it_is_released_for_as_long_again_as_it_has_been_due() -> None:

@@ -40,7 +40,7 @@ def tracker(memory: WorkerMemory) -> LeaseTracker:
 def deliveries(lease: HeldLease, count: int = 1) -> list[Any]:
     origin = SimpleNamespace(lease=lease)
     return [
-        SimpleDelivery(_origin=origin, _id=bytes([n]) * 16, _claim=None, _state=OPEN)
+        SimpleDelivery(origin=origin, raw_id=bytes([n]) * 16, claim=None, state=OPEN)
         for n in range(count)
     ]
 
@@ -158,7 +158,7 @@ def test_what_has_begun_is_there_until_it_is_settled(
 
     tracker.begin(second)
 
-    assert heartbeat.begun() == {PLACE: [second._id[:8] + second._id[11:]]}
+    assert heartbeat.begun() == {PLACE: [second.raw_id[:8] + second.raw_id[11:]]}
     tracker.forget([second])
     assert heartbeat.begun() == {}
 
@@ -182,14 +182,14 @@ def test_claims_are_there_with_their_owner_until_settled(
     tracker: LeaseTracker, heartbeat: SharedMemory
 ) -> None:
     (mine,) = deliveries(taken(tracker))
-    mine._claim = Claim(b"shop:" + b"k" * 200, b"owner:1", 1000)
-    mine._claim.state = FIRST
+    mine.claim = Claim(b"shop:" + b"k" * 200, b"owner:1", 1000)
+    mine.claim.state = FIRST
     tracker.hold([mine])
 
     tracker.add_claims([mine], lambda name: SLOT + 1)
 
     ((row, serial, place, name, owner, begun),) = heartbeat.claims()
-    assert (place, name, owner) == (PLACE + 1, mine._claim.name, mine._claim.owner)
+    assert (place, name, owner) == (PLACE + 1, mine.claim.name, mine.claim.owner)
     assert not begun
     tracker.begin(mine)
     assert heartbeat.claims()[0][5]
