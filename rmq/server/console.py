@@ -275,7 +275,7 @@ class Console:
         if self._sign_in_url is not None:
             url = self._sign_in_url.replace("{path}", quote(page_request.root + path, safe=""))
             return RedirectResponse(url, 303)
-        refused = ApiError("forbidden", "the host application lets nobody in by this request")
+        refused = ApiError("forbidden", "the host application accepts no user for this request")
         return self._shown(request, page_request, self._of_error(page_request, refused))
 
 

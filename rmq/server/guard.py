@@ -122,7 +122,7 @@ class Guard:
             scope[principal.KEY] = found
         elif self._authentication.mode == "host":
             if not _is_of_console(path_of(scope)) and path_of(scope) not in ("", "/"):
-                raise ApiError("forbidden", "the host application lets nobody in by this request")
+                raise ApiError("forbidden", "the host application accepts no user for this request")
         elif not _is_of_console(path_of(scope)):
             raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
         if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):

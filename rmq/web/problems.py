@@ -46,7 +46,7 @@ KINDS = {
     "other-host": Kind(421, "The server has another name"),
     "too-many": Kind(429, "There are too many requests", is_passing=True),
     "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
-    "busy": Kind(429, "Too much goes on at a time", is_passing=True),
+    "busy": Kind(429, "Too many requests at a time", is_passing=True),
     "head-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The server failed"),
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
@@ -152,7 +152,7 @@ def of_exception(error: Exception, request_id: str, is_read: bool = False) -> Ap
             return ApiError(
                 "timeout",
                 "it takes too long, and nothing was changed; ask for less: a narrower filter, a "
-                "smaller limit, then go on with the cursor",
+                "smaller limit, then continue with the cursor",
             )
         case errors.OutcomeUnknown() | TimeoutError():
             log.info("request %s: %s", request_id, error or "timed out")

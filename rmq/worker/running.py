@@ -125,7 +125,7 @@ class EventLoopThread:
                     reason = repr(error)
                 if not self._ended:
                     worker_log.error(
-                        "%s in a handler's task or callback; the event loop goes on", reason
+                        "%s in a handler's task or callback; the event loop continues", reason
                     )
 
     def stop(self, wait_s: float) -> None:

@@ -48,7 +48,7 @@ class ErrorState:
         known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
         if self.error is None or type(self.error) is not type(known):
             log.error(
-                "topic %r cannot go on, and is tried again: %s", self._topic, failure.text_of(error)
+                "topic %r cannot continue; it is retried: %s", self._topic, failure.text_of(error)
             )
             if not isinstance(error, RMQError):
                 log.exception("unexpected")

@@ -282,7 +282,7 @@ class TestDeadLetters:
         told = err.decode()
         assert re.fullmatch(
             r"stopped while working, after \d+ of 20; "
-            r"rmq server goes on with job \S+, or rmq job resume; rmq job stop ends it",
+            r"rmq server continues job \S+, or rmq job resume; rmq job stop ends it",
             told.strip(),
         )
         assert 0 < client.admin.stats(topic.name)["dead"] < 20

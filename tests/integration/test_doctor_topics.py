@@ -200,7 +200,7 @@ def test_resize_that_nobody_finishes_is_named(
     monkeypatch.setattr(topics, "UNFINISHED_MS", 0)
     unfinished = one(client, "resizes")
     assert "from 2 to 4 slots" in unfinished.evidence
-    assert "nobody goes on with it" in unfinished.evidence
+    assert "no process continues it" in unfinished.evidence
     assert unfinished.fix == "rmq topic resize orders 4"
 
     client.admin.topic_resize("orders", 4)

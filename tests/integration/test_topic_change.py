@@ -284,7 +284,7 @@ def test_topic_that_was_deleted_and_made_anew_is_another_one(
     api.admin.topic_delete(name, force=True)
     api.topic(name, slots=8).open()
 
-    with pytest.raises(rmq.TopicVanished, match="created anew"):
+    with pytest.raises(rmq.TopicVanished, match="created again"):
         topic.send(2)
     with pytest.raises(rmq.SettingsMismatch, match="8 for slots"):
         topic.send(2)

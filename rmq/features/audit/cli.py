@@ -115,7 +115,7 @@ def _print(reports: list[rmq.AuditResult], all_topics: bool) -> None:
     if len(lost) > SHOWN:
         common.note(f"{SHOWN} of {terminal_text.number(len(lost))} ranges; --json shows more")
     if not all_topics and not shown_reports[0].producers and not shown_reports[0].numbered:
-        common.note(f"{shown_reports[0].topic}: nobody has numbered messages; see rmq.Audit")
+        common.note(f"{shown_reports[0].topic}: no messages are numbered; see rmq.Audit")
 
 
 def _numbers(missing_range: rmq.Missing) -> str:

@@ -40,4 +40,4 @@ def audit_trail(limit: int) -> None:
          text.neutral(line.subject) or "-", text.neutral(line.text)]
         for line in lines
     ]  # fmt: skip
-    common.listing(records, columns, rows, "nobody has done anything yet")
+    common.listing(records, columns, rows, "there are no acts yet")

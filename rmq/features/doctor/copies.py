@@ -208,7 +208,7 @@ def cluster(look: Look) -> Flow[list[Sight]]:
             found.append(
                 Sight(
                     "note",
-                    f"{info.address}: a master without replicas: when it dies, nobody serves its "
+                    f"{info.address}: a master without replicas: when it dies, no node serves its "
                     "hash slots",
                     "redis-cli --cluster add-node",
                 )

@@ -44,12 +44,12 @@ CHECKS = (
     Check("queue-members", "messages that are in no queue", topics.queue_members),
     Check("slot-skew", "slots with far more messages than others", topics.slot_skew),
     Check("blocked-heads", "slots in order that wait for long", topics.blocked_heads),
-    Check("no-consumer", "messages that wait, and nobody who takes them", topics.no_consumer),
+    Check("no-consumer", "messages that wait without a consumer", topics.no_consumer),
     Check("late", "messages that are due for long", topics.late),
     Check("dead-letters", "dead letters that grow", topics.dead_letters),
     Check("paused", "topics that are paused for longer than a day", topics.paused),
-    Check("resizes", "resizes that nobody finishes", topics.resizes),
-    Check("schedules", "schedules that nobody sends", topics.schedules),
+    Check("resizes", "resizes that are not finished", topics.resizes),
+    Check("schedules", "schedules that are overdue", topics.schedules),
 )
 NAMES = tuple(check.name for check in CHECKS)
 

@@ -113,7 +113,7 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
         for index, counts in enumerate(topic.slots):
             queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
             if queued != records:
-                what, count = "in no queue, which nobody gets", records - queued
+                what, count = "in no queue, so never delivered", records - queued
                 if queued > records:
                     what, count = "of its queues without record and body", queued - records
                 found.append(
@@ -317,7 +317,7 @@ def _resize(
     text = f"{topic.name}: resized from {resizing.before} to {slots} slots for {age(for_ms)}; "
     command = f"rmq topic resize {topic.name} {slots}"
     if not may_wait and for_ms >= (SERVER_UNFINISHED_MS if leader else UNFINISHED_MS):
-        return Sight("warning", f"{text}nobody goes on with it, and slots hold messages", command)
+        return Sight("warning", f"{text}no process continues it, and slots hold messages", command)
     if leader:
         return Sight("ok", f"{text}server {leader.decode(errors='replace')} finishes it")
     return Sight(

@@ -37,7 +37,7 @@ def _check_owner(context: TopicContext, lease: QueryLease, answers: Sequence[T])
             left_s = answer.left_ms / 1000
             raise QueryOwned(
                 f"query {lease.run} of topic {context.name!r} is run by {answer.owner}, for "
-                f"{left_s:.1f} s more unless it goes on; two drivers cannot share one checkpoint. "
+                f"{left_s:.1f} s more unless it renews; two drivers cannot share one checkpoint. "
                 "Stop the other one, or give this one a checkpoint and an output of its own",
                 left_s,
             )

@@ -119,7 +119,7 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
     if owner is not None and left_s > 0 and not force:
         raise QueryOwned(
             f"query {run} of topic {context.name!r} is run by {owner}, for {left_s:.1f} s more "
-            "unless it goes on; it would replay a batch that is gone. Stop it and wait so long, "
+            "unless it continues; it would replay a batch that is gone. Stop it and wait so long, "
             "or force the release; nothing was done",
             left_s,
         )

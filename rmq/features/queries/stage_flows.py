@@ -281,7 +281,7 @@ def _move(
         for session in sessions:
             context.sessions.give(session)
         if short:
-            raise NotDurable(f"{short}; publish again to go on")
+            raise NotDurable(f"{short}; publish again to continue")
         last: dict[tuple[int, str], PublishReply | None] = {}
         is_paused = False
         for pair, reply in zip(turn, replies, strict=True):

@@ -188,12 +188,12 @@ def topic_delete(
                 yield from _give_changed(context, resumed)
             raise _not_empty(context, held, "they are kept, and the topic stands")
     if not (yield scripts.topic_close(context, context.identity, True)):
-        raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile, by somebody else")
+        raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile by another client")
     held = yield from _delete_slots(context, context.slots, MOST if force else 0, progress)
     if held.messages and not force:
         yield from _restore(context)
         raise _not_empty(
-            context, held, "they were restored meanwhile and are kept; other slots begin anew"
+            context, held, "they were restored meanwhile and are kept; other slots start empty"
         )
     context.forget()
     others = yield from _delete_other_keys(context)

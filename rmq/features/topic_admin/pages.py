@@ -220,7 +220,7 @@ async def set_topic(request: PageRequest) -> View | Redirect:
         for name in typed:
             if str(found[name]) != was[name]:
                 raise SettingsMismatch(
-                    f"{name}: somebody changed it from {was[name]} to {found[name]} meanwhile; "
+                    f"{name}: changed from {was[name]} to {found[name]} by another client; "
                     "save again to replace that"
                 )
         changed = {name: _value(name, text.strip(), found[name]) for name, text in typed.items()}

@@ -183,7 +183,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
     while True:
         settings = context.settings
         if settings.layout and settings.layout.resizing:
-            raise InvalidValue(f"slots: somebody else is resizing topic {context.name!r} just now")
+            raise InvalidValue(f"slots: another client is resizing topic {context.name!r}")
         before = settings.slots
         known = replace(settings.layout or Layout(0, before, before), dealt=dealt)
         resizing = Resizing(since_ms, before, _awaited(before, slots))
@@ -195,7 +195,7 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
         if (yield from _change(context, fields)):
             return
         if context.settings.slots != before:
-            raise InvalidValue(f"slots: somebody else has resized topic {context.name!r} just now")
+            raise InvalidValue(f"slots: another client has just resized topic {context.name!r}")
 
 
 def _give(context: TopicContext) -> Flow[None]:
@@ -211,7 +211,7 @@ def _give(context: TopicContext) -> Flow[None]:
         yield from opening.give_slots(context)
     except RMQError as error:
         error.add_note(
-            f"topic {context.name!r} is being resized; run the same command again to go on, or let "
+            f"topic {context.name!r} is being resized; run the same command to continue, or let "
             "any program open the topic"
         )
         raise

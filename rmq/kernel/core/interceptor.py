@@ -234,7 +234,7 @@ def start_hooks(hooks: list[Hook], *args: Any) -> Iterator[Awaitable[Any]]:
 
 def log_hook_error(hook: Hook) -> None:
     """Log that a hook raised."""
-    log.exception("interceptor %s raised; the message goes on without it", hook.__qualname__)
+    log.exception("interceptor %s raised; the message continues without it", hook.__qualname__)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

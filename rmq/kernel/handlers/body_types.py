@@ -52,7 +52,7 @@ def converter(annotation: Any) -> Converter | None:
     if origin is Annotated and not reasons:
         return converter(args[0])
     raise InvalidType(
-        f"the body's type {_name(annotation)}: RMQ checks builtin types by itself; for this one "
+        f"the body's type {_name(annotation)}: RMQ itself checks builtin types; for this one "
         + (
             f"see the error of its library ({'; '.join(reasons)}), or annotate it as Any"
             if reasons

@@ -206,7 +206,7 @@ class Reader:
             elif parameter.default is _EMPTY:
                 raise self.refused(
                     function,
-                    f"nobody would fill {parameter.name!r}; give it rmq.Depends or a default",
+                    f"there is no value for {parameter.name!r}; give it rmq.Depends or a default",
                 )
             else:
                 continue

@@ -205,7 +205,7 @@ def _retry(asked: RetryOption | None) -> Policy | RetryFunction | None:
     if isinstance(asked, type):
         raise InvalidType(f"retry: the class {asked.__name__}; give an object: {asked.__name__}()")
     if is_async_function(asked):
-        raise InvalidType(f"retry: {asked!r} is async, and nobody would await it; make it plain")
+        raise InvalidType(f"retry: {asked!r} is async, and would not be awaited; make it plain")
     return asked
 
 

@@ -118,7 +118,7 @@ class Signature:
         """Return the parameters that get the body or the delivery."""
         for parameter in own:
             if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is _EMPTY:
-                raise self._refused(f"nobody would fill its keyword {parameter.name!r}")
+                raise self._refused(f"there is no value for its keyword {parameter.name!r}")
         taken = [
             parameter
             for parameter in own

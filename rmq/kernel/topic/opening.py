@@ -163,7 +163,7 @@ def _refuse_deleting(context: TopicContext, reply: TopicReply) -> None:
     if "deleting" in reply.kept:
         raise TopicVanished(
             f"topic {context.name!r} is being deleted; open it again when that is done to start it "
-            f"anew. If nobody deletes it any more, finish it: rmq topic delete {context.name}"
+            f"again. If no program is deleting it, finish it: rmq topic delete {context.name}"
         )
 
 
@@ -336,13 +336,13 @@ def _follow(context: TopicContext) -> Flow[None]:
         context.read_at = time.monotonic() - FOLLOW_S + AWAY_S  # its slots may be served
         return
     if reply.state < 0 or _created(reply) != context.identity:
-        anew = " and created anew" if reply.state >= 0 else ""
+        anew = " and created again" if reply.state >= 0 else ""
         if anew:
             context.forget()
         raise TopicVanished(
             f"topic {context.name!r} has vanished: it was deleted{anew}, or Redis was flushed, and "
             "its messages went with it. Open the topic again (topic.open()) to use what is there "
-            "now, or to start it anew",
+            "now, or to start it again",
             anew=bool(anew),
         )
     _refuse_deleting(context, reply)

@@ -89,7 +89,7 @@ def _adopt(context: TopicContext, reply: scripts.TopicReply) -> RMQError | None:
         return opening.not_found(context)
     if "deleting" in reply.kept:
         return TopicVanished(
-            f"topic {context.name!r} is being deleted. If nobody deletes it any more, finish it: "
+            f"topic {context.name!r} is being deleted. If no program is deleting it, finish it: "
             f"rmq topic delete {context.name}"
         )
     try:

@@ -246,7 +246,7 @@ def refusal_of_writes(name: str, server: str, text: str) -> Unavailable:
     refused = Unavailable(
         f"{name}: {server} refuses all writes, because it cannot write to its own disk "
         f"({text.removeprefix('MISCONF ')[:200]}); nothing was done. Make room on the disk of "
-        "Redis, then it goes on by itself; rmq doctor and the log of Redis tell more"
+        "Redis, then it continues; rmq doctor and the log of Redis say more"
     )
     refused._refuses_writes = True
     return refused
@@ -263,7 +263,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
     if code == "RMQANEW":
         return TopicVanished(
             f"{script}: {detail} is of a topic that was deleted, or lost by Redis, and "
-            "created anew since this client opened it, perhaps with other slots; the messages of "
+            "created again since this client opened it, perhaps with other slots; the messages of "
             "before went with it, and nothing was done. Open the topic again (topic.open()) to use "
             "what is there now; a send or receive does so at its next call",
             is_stamp=True,
@@ -277,7 +277,7 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
     if code == "RMQSTAGE":
         return StageLost(
             f"{script}: {detail} is not the stage that was written: it has expired, Redis "
-            "lost it, or somebody else has the same name. Nothing of it was published by this "
+            "lost it, or another client has the same name. Nothing of it was published by this "
             "call; stage the messages again, under another name"
         )
     if code == "RMQCLAIM":

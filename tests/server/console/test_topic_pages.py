@@ -253,7 +253,7 @@ def test_a_setting_that_two_people_change_is_asked_for_again(
     shown = fetch(url, form | {"lease": "60"})
 
     assert shown.status == 400
-    assert "somebody changed it from 30.0 to 300.0 meanwhile" in shown.text
+    assert "changed from 30.0 to 300.0 by another client" in shown.text
     assert client.admin.settings("orders").lease_ms == 300_000
     again = _fields(shown.text)
     assert (again["lease"], again["max_length"]) == ("60", "50")

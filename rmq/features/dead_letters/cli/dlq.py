@@ -249,7 +249,7 @@ def redrive(
     where = "back" if to is None else f"to {to}"
     common.report(record, f"{topic}: {terminal_text.plural(job.done, 'dead letter')} sent {where}")
     if job.state != "done":
-        common.note(f"job {job.id} is {job.state}; rmq job resume {job.id} goes on if it is paused")
+        common.note(f"job {job.id} is {job.state}; to resume a paused one: rmq job resume {job.id}")
         return PARTLY
     if job.refused:
         raise Failed(_refused_text(job), PARTLY if job.done else ERROR)

@@ -29,7 +29,7 @@ def started(job: rmq.Job) -> None:
 
 def work(client: rmq.Client, job: rmq.Job) -> rmq.Job:
     """Run a job with a progress bar, or watch the one who does; return it when it has ended."""
-    again = f"rmq server goes on with job {job.id}, or rmq job resume; rmq job stop ends it"
+    again = f"rmq server continues job {job.id}, or rmq job resume; rmq job stop ends it"
     with progress("working", again) as on_progress:
         return client.admin.job_run(job.id, progress=on_progress)
 

@@ -154,7 +154,7 @@ def takes_awaited(x: Annotated[int, rmq.Depends(awaited)]) -> int:
         (awaited, "run", "awaited: it is async, and a plain handler cannot await it"),
         (awaited, "process", "awaited: it is async, and a plain handler cannot await it"),
         (takes_awaited, "run", "takes_awaited: it is plain, and awaited is async"),
-        (takes_what, "run", "nobody would fill 'what'"),
+        (takes_what, "run", "there is no value for 'what'"),
         (takes_async_delivery, "run", "'d': here it gets rmq.Delivery"),
         (takes_unreadable, "run", "annotation of 'x' cannot be read .*import it at run time"),
         (takes_by_position, "run", "'x' cannot be given by name"),
@@ -256,5 +256,5 @@ def test_a_lifespan_with_a_parameter_that_nobody_fills_is_refused() -> None:
     def around(app: Any) -> Iterator[None]:
         yield
 
-    with pytest.raises(rmq.InvalidType, match="nobody would fill 'app'"):
+    with pytest.raises(rmq.InvalidType, match="there is no value for 'app'"):
         client.lifespan(around)
