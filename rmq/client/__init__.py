@@ -1,1 +1,1 @@
-"""Clients, topics, consumers and administration; sync and asyncio side by side."""
+"""Clients, topics, consumers and administration; the blocking classes are generated."""

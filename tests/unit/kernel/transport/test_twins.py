@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("no_finalizers")
 PACKAGE = Path(rmq.kernel.transport.__file__).parent
 ASYNC_NAMES = {
     "AsyncTransport": "Transport", "aredis": "redis", "AsyncPool": "Pool",
-    "AsyncSentinelPool": "SentinelPool", "AsyncMasterFinder": "MasterFinder",
-    "drive_async": "drive", "asyncio.sleep": "time.sleep", "(nowait=True)": "()",
+    "AsyncSentinelPool": "SentinelPool", "drive_async": "drive", "asyncio.sleep": "time.sleep",
+    "(nowait=True)": "()",
 }  # fmt: skip
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
 DIFFERENT = {
