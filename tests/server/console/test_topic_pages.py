@@ -109,7 +109,7 @@ def test_a_query_is_released_only_by_an_admin_who_types_the_name(scene: Scene) -
     assert "<dt>messages</dt><dd>2</dd>" in page.text
     assert (done.status, done.headers["Location"]) == (303, "/console/topics/orders/queries")
     assert scene.client.admin.stats("orders")["in_flight"] == 0
-    assert "It holds nothing" in scene.fetch(path, admin).text
+    assert "It holds no message" in scene.fetch(path, admin).text
 
 
 def test_queries_show_how_much_waits_to_be_read(console: Server, client: rmq.Client) -> None:
@@ -308,7 +308,7 @@ def test_a_resize_is_shown_as_it_goes_on_and_finished_by_the_server(
         while taken < 4:
             taken += len(batch := consumer.receive(10, wait=1))
             consumer.ack(batch)
-    page = until(lambda: _page_with(url, "No resize goes on"), "the end of the resize")
+    page = until(lambda: _page_with(url, "No resize is under way"), "the end of the resize")
     assert "<h2>4 slots" in page
 
 
