@@ -220,16 +220,25 @@ class Scene:
         self.forget()
         return topic
 
-    def handle(self, topic: Any, function: Callable[[Any], object], **options: Any) -> None:
+    def handle(
+        self,
+        topic: Any,
+        function: Callable[[Any], object],
+        *decorators: Callable[[Any], Any],
+        **options: Any,
+    ) -> None:
         """Register a handler that may block; a coroutine where the client is async."""
 
-        def handler(body: Any) -> None:
-            function(body)
+        def handler(given: Any) -> None:
+            function(given)
 
-        async def async_handler(body: Any) -> None:
-            await asyncio.to_thread(function, body)
+        async def async_handler(given: Any) -> None:
+            await asyncio.to_thread(function, given)
 
-        topic.handler(**options)(handler if self._kind == "sync" else async_handler)
+        decorated: Any = handler if self._kind == "sync" else async_handler
+        for decorator in decorators:
+            decorated = decorator(decorated)
+        topic.handler(**options)(decorated)
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -245,7 +254,7 @@ class Scene:
             raw.script_flush()
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Wait until something holds; it is asked every 2 ms."""
+        """Wait until something holds. As `wait_for` of tests/patience, by a clock that runs."""
         until = _monotonic() + DEADLINE_S
         while not condition():
             assert _monotonic() < until, f"not in {DEADLINE_S:g} s"
@@ -266,7 +275,7 @@ class Scene:
         if verb.islower():
             words = [b"EVALSHA", scripts.load(verb).sha.encode()]
         sent = self._recorder.requests
-        self.wait_until(lambda: sum(one.starts_with(words) for one in list(sent)) >= count)
+        self.wait_until(lambda: sum(request.count(*words) for request in list(sent)) >= count)
 
 
 Scenario = Callable[[Scene], object]

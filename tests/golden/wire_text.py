@@ -54,9 +54,9 @@ class Request(NamedTuple):
     commands: list[list[bytes]]
     thread: str
 
-    def starts_with(self, words: Sequence[bytes]) -> bool:
-        """Whether these are the first words of its first command."""
-        return self.commands[0][: len(words)] == list(words)
+    def count(self, *words: bytes) -> int:
+        """Return how many of the commands begin with these words."""
+        return sum(command[: len(words)] == list(words) for command in self.commands)
 
 
 def read_commands(packed: bytes) -> Iterator[list[bytes]]:
@@ -186,7 +186,7 @@ def _in_order(requests: Iterable[Request]) -> Iterator[Request]:
     """Sort scripts that are loaded one after the other: their order is that of a set."""
     loads: list[Request] = []
     for request in requests:
-        if request.starts_with((b"SCRIPT", b"LOAD")):
+        if request.count(b"SCRIPT", b"LOAD"):
             loads.append(request)
             continue
         yield from sorted(loads)

@@ -20,9 +20,9 @@ def scenario(function: Scenario) -> Scenario:
 
 
 def fill(scene: Scene, count: int = 5, **settings: Any) -> Any:
-    """Return a topic with messages."""
+    """Return a topic with messages, which go to two slots in turn if it has two."""
     topic = scene.topic(**settings)
-    topic.send_many([rmq.Outgoing(n, slot_basis=f"basis {n}") for n in range(count)])
+    topic.send_many([rmq.Outgoing(n, slot_basis=f"basis {4 * n}") for n in range(count)])
     scene.forget()
     return topic
 

@@ -47,7 +47,7 @@ def scripts_are_missing(scene: Scene) -> None:
     scene.flush_scripts()
     topic.send(1)
     scene.flush_scripts()
-    topic.send_many([rmq.Outgoing(n, slot_basis=f"basis {n}") for n in range(4)])
+    topic.send_many([rmq.Outgoing(n, slot_basis=f"basis {4 * n}") for n in range(4)])
 
 
 @scenario
