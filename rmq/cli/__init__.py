@@ -1,4 +1,4 @@
-"""The command line: the table of its commands.
+"""The command line; `commands` has the table of its commands.
 
 Each command is in the `cli` of its feature (`rmq/features`), the frame in `rmq/terminal`: options,
 output, errors and exit codes. Here stand those that belong to no feature:
@@ -12,106 +12,8 @@ worker          `rmq worker`: runs handlers; worker_group: where no command of t
 ledger, outbox, outbox_repair: `rmq ledger`, `rmq outbox`; database: the database of both
 """
 
-from rmq.terminal.app import Place, cli
-
-# A new command has a line here; the tests compare the sentence with the command's own help.
-COMMANDS = {
-    "ping": Place("rmq.cli.root:ping", "Ping Redis; print its version and how long it took."),
-    "topic": Place(
-        "rmq.features.topic_admin.cli.topics:topic", "Create, change, delete, list and show topics."
-    ),
-    "send": Place("rmq.features.messages.cli.send:send", "Send BODY to TOPIC."),
-    "peek": Place(
-        "rmq.features.messages.cli.inspect:peek", "Show messages of TOPIC without receiving them."
-    ),
-    "get": Place(
-        "rmq.features.messages.cli.inspect:get",
-        "Show the message ID of TOPIC in full, in whichever queue it is.",
-    ),
-    "tail": Place(
-        "rmq.features.messages.cli.tail:tail",
-        "Show messages of TOPIC as they are accepted, until Ctrl-C.",
-    ),
-    "cancel": Place(
-        "rmq.features.messages.cli.change:cancel",
-        "Withdraw waiting messages of TOPIC; - reads ids from stdin.",
-    ),
-    "reschedule": Place(
-        "rmq.features.messages.cli.change:reschedule",
-        "Change the due time of waiting messages of TOPIC; - reads ids from stdin.",
-    ),
-    "priority": Place(
-        "rmq.features.messages.cli.change:priority",
-        "Change the priority of waiting messages of TOPIC; - reads ids from stdin.",
-    ),
-    "dlq": Place(
-        "rmq.features.dead_letters.cli.dlq:dlq",
-        "List, redrive (send back) and purge dead letters.",
-    ),
-    "purge": Place(
-        "rmq.features.dead_letters.cli.dlq:purge",
-        "Delete all waiting messages of TOPIC for good, also those due later.",
-    ),
-    "job": Place(
-        "rmq.features.dead_letters.jobs.cli:job",
-        "List jobs (redrives that run in the background); pause, resume and stop them.",
-    ),
-    "stats": Place(
-        "rmq.features.topic_admin.cli.stats:stats",
-        "Show the counts of all topics, or all counts of one TOPIC.",
-    ),
-    "top": Place(
-        "rmq.cli.top:top", "Show topics and workers on the whole screen until q is pressed."
-    ),
-    "audit": Place(
-        "rmq.features.audit.cli:audit",
-        "Tell whether messages of TOPIC, or of any topic, were lost.",
-    ),
-    "audit-trail": Place(
-        "rmq.features.audit_trail.cli:audit_trail", "List who did what, the newest first."
-    ),
-    "claim": Place(
-        "rmq.features.claims.cli:claim", "Show the claim on the business key KEY of TOPIC."
-    ),
-    "query": Place(
-        "rmq.features.queries.cli:query",
-        "List queries that hold messages, as Spark's do; release what a query holds.",
-    ),
-    "sink": Place(
-        "rmq.features.queries.cli:sink",
-        "List or forget the records of queries that publish, as Spark's do.",
-    ),
-    "schedule": Place(
-        "rmq.features.schedules.cli:schedule",
-        "List schedules, which send messages at recurring times; change them; serve them.",
-    ),
-    "ledger": Place(
-        "rmq.cli.ledger:ledger", "Create, read and purge the ledger's table in a database."
-    ),
-    "outbox": Place(
-        "rmq.cli.outbox:outbox",
-        "Messages written in a database: create the tables, send, list and repair.",
-        ("rmq.cli.outbox_repair",),
-    ),
-    "worker": Place(
-        "rmq.cli.worker_group:worker", "Run handlers, or list the processes that run them."
-    ),
-    "server": Place("rmq.cli.server:server", "Run the server until SIGTERM or Ctrl-C."),
-    "token": Place(
-        "rmq.features.tokens.cli:token",
-        "Create, list and revoke tokens for the HTTP API and the console of rmq server.",
-    ),
-    "acl": Place("rmq.cli.acl:acl", "Print what a Redis user needs, and no more."),
-    "doctor": Place(
-        "rmq.features.doctor.cli:doctor", "Check Redis and all topics; nothing is changed."
-    ),
-    "config": Place("rmq.cli.root:config", "Show the settings of this installation."),
-    "completion": Place(
-        "rmq.cli.root:completion",
-        "Print the completion script for a SHELL: bash, zsh or fish.",
-    ),
-}
-type(cli).places = COMMANDS
+from rmq.cli.commands import COMMANDS
+from rmq.terminal.app import cli
 
 
 def main() -> None:

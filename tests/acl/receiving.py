@@ -7,8 +7,7 @@ from typing import Any
 
 import rmq
 from rmq.features.audit import flows as audit_flow
-from rmq.features.schedules import due
-from rmq.features.schedules.dispatch import Dispatch
+from rmq.features.schedules.dispatch import Dispatch, read_due, send_due
 from rmq.features.workers import flows
 from rmq.kernel.consumer import rollback, scripts as consumer_scripts
 from rmq.kernel.topic import opening, scripts, tidy
@@ -229,18 +228,16 @@ def serves_schedules(s: Scene) -> None:
     declaration.declare()
     s.later(5)
     with rmq.Client(s.url, retry_for=0) as client:  # as a worker of an async client has one
-        ((_, reply),) = client._transport.run(due.read_due("rmq", [s.name]))
+        ((_, reply),) = client._transport.run(read_due("rmq", [s.name]))
         if isinstance(reply, rmq.RMQError):
             raise reply
-        _, errors = client._transport.run(
-            due.send_due(declaration.context, reply.due, reply.now_ms)
-        )
+        _, errors = client._transport.run(send_due(declaration.context, reply.due, reply.now_ms))
         for error in errors.values():
             raise error
         assert s.full.admin.stats(s.name)["records"] >= 1
         s.full.admin.schedule_delete(s.name, "quick")
         dispatch = Dispatch("rmq", client._transport, client._handlers, [declaration.context])
-        dispatch.send_due()  # removes the entry of the topic
+        send_due()  # removes the entry of the topic
 
 
 @of("worker")

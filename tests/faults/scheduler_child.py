@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rmq
-from rmq.features.schedules import due as schedules_due, schedule as schedules_schedule, scripts
+from rmq.features.schedules import dispatch, schedule as schedules_schedule, scripts
 from rmq.features.schedules.flows import encoded, outgoing
 from rmq.kernel.core import ids
 from rmq.kernel.producer import send as send_flow
@@ -60,7 +60,7 @@ def in_steps(serve: Callable[[Any, Any, int, Any], Flow[None]]) -> None:
                 expected = step.next_ms
         return 1, {}
 
-    schedules_due.send_due = send_due
+    dispatch.send_due = send_due
 
 
 def send(context: Any, definition: Any, id: Any, time_ms: int) -> Flow[None]:

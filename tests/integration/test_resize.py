@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.features.schedules import due
+from rmq.features.schedules import dispatch
 from rmq.features.topic_admin import resize, scripts
 from rmq.kernel.consumer import claim
 from rmq.kernel.topic import opening
@@ -170,7 +170,7 @@ def test_schedules_go_on(api: Any, server: Server, name: str) -> None:
     assert entry.split(b":")[1] == raw.hget(f"rmq:{{{name}_0}}:slot", "created")
     client = rmq.Client(server.url)
     with client:
-        found = client._transport.run(due.read_due("rmq", [name]))
+        found = client._transport.run(dispatch.read_due("rmq", [name]))
     assert [one.name for one in found] == [name]
     assert not isinstance(found[0].reply, rmq.RMQError)
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.features.schedules import due, flows
+from rmq.features.schedules import dispatch, flows
 from rmq.features.schedules.dispatch import POLL_S
 from rmq.kernel.transport.steps import RawCommand
 from rmq.worker import Scheduler
@@ -170,7 +170,7 @@ def test_scheduler_that_removes_an_old_entry_late_leaves_the_new_one(
     declared = client.topic(name).every("report", every=HOUR)
     declared.declare()
     client.admin.schedule_delete(name, "report")
-    flow = due.read_due("rmq", None)
+    flow = dispatch.read_due("rmq", None)
 
     def steps() -> Iterator[Any]:
         step = next(flow)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.features.schedules import dispatch, due, flows
+from rmq.features.schedules import dispatch, flows
 from rmq.worker import Scheduler
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
@@ -381,7 +381,7 @@ def test_error_of_a_topic_is_logged_again_when_it_comes_again(
     topic = api.topic(name)
     topic.every("report", every=3600)
     service = serving(api)
-    real = due.send_due
+    real = dispatch.send_due
 
     def failing(*args: Any) -> Any:
         raise rmq.InvalidValue("broken")
@@ -389,10 +389,10 @@ def test_error_of_a_topic_is_logged_again_when_it_comes_again(
     for hour in (1, 2):
         service.run_once()
         at(NOON + timedelta(hours=hour))
-        monkeypatch.setattr(due, "send_due", failing)
+        monkeypatch.setattr(dispatch, "send_due", failing)
         with caplog.at_level(logging.WARNING, "rmq"):
             assert (service.run_once(), service.run_once()) == (0, 0)
-        monkeypatch.setattr(due, "send_due", real)
+        monkeypatch.setattr(dispatch, "send_due", real)
         assert service.run_once() == 1
 
     assert [record.message for record in warnings_of(caplog)] == [
@@ -409,7 +409,7 @@ def test_redis_that_goes_away_while_messages_are_sent_is_an_error(
     at(NOON + timedelta(hours=1))
     with monkeypatch.context() as patched:
         error = rmq.OutcomeUnknown("down")
-        patched.setattr(due, "send_due", lambda *args: (_ for _ in ()).throw(error))
+        patched.setattr(dispatch, "send_due", lambda *args: (_ for _ in ()).throw(error))
 
         with pytest.raises(rmq.StorageError):
             service.run_once()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.features.schedules import due
+from rmq.features.schedules import dispatch
 from rmq.kernel.core import ids
 from rmq.kernel.producer import scripts
 from tests.integration.driven import both_clients
@@ -161,9 +161,9 @@ def test_schedule_holds_its_message_until_sends_are_resumed(server: Server, name
 
         def send_due() -> Any:
             transport = client._transport
-            ((_, reply),) = transport.run(due.read_due("rmq", [name]))
+            ((_, reply),) = transport.run(dispatch.read_due("rmq", [name]))
             context = client.admin._context(name)
-            return transport.run(due.send_due(context, reply.due, reply.now_ms))
+            return transport.run(dispatch.send_due(context, reply.due, reply.now_ms))
 
         become_due("skipped", int(time.time() * 1000))
         _, errors = send_due()
