@@ -26,7 +26,7 @@ from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
-from rmq.worker.disposition import Disposition, Overrun, Show, runtime_exceeded
+from rmq.worker.disposition import Disposition, Show, runtime_exceeded
 from rmq.worker.feed import HandlerConsumer
 from rmq.worker.runner import Runner, Unhandled
 from rmq.worker.running import check_hooks
@@ -130,7 +130,7 @@ class DrainedHandler:
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
         self.raised = runtime_exceeded(limit)
-        return self.runner.disposition_of_overrun(Overrun(delivery, limit))
+        return self.runner.disposition_of_overrun(delivery, limit)
 
     async def run_async(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run an async function."""

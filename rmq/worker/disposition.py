@@ -208,22 +208,24 @@ Show = Callable[[HeldDelivery], DeliveryData]  # makes what a program sees of a 
 Result = tuple[HeldDelivery, Disposition, BaseException | None]  # with the raised exception
 
 
-class Overrun(NamedTuple):
-    """A run that exceeded its max_runtime, and the deliveries that wait behind it in order."""
+class Report(NamedTuple):
+    """The end of a run, or that it does not begin: how its delivery is to be settled.
 
-    delivery: HeldDelivery
-    max_runtime_s: float
+    Attributes:
+        delivery: None in order, where only deliveries behind one that goes on are released.
+        disposition: of the delivery; that of an overrun is decided by the settler.
+        rest: the deliveries behind it in an ordered run that cannot go on; released before it.
+        overran_s: its max_runtime, where the run goes on beyond it; 0: it has ended.
+    """
+
+    delivery: HeldDelivery | None
+    disposition: Disposition = ACK
     rest: Sequence[HeldDelivery] = ()
+    overran_s: float = 0.0
 
-
-class Halt:
-    """An ordered run that cannot go on: the failed delivery, and the rest, released before it."""
-
-    def __init__(
-        self, failed: tuple[HeldDelivery, Disposition] | None, rest: list[HeldDelivery]
-    ) -> None:
-        self.failed = failed
-        self.rest = rest
+    def deliveries(self) -> list[HeldDelivery]:
+        """Return the deliveries that it is about."""
+        return [*self.rest] if self.delivery is None else [self.delivery, *self.rest]
 
 
 class RuntimeExceeded(RMQError):
@@ -411,9 +413,9 @@ class HandlerDispositions:
             return [(delivery, ACK, None) for delivery in batch]
         return [(delivery, self.by_error(delivery, raised), raised) for delivery in batch]
 
-    def of_overrun(self, overrun: Overrun) -> Disposition:
+    def of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
         """Decide for a delivery whose run goes on beyond its max_runtime."""
-        return self.by_error(overrun.delivery, runtime_exceeded(overrun.max_runtime_s))
+        return self.by_error(delivery, runtime_exceeded(max_runtime_s))
 
 
 FROM_DELIVERY = 3  # from this delivery on, a message may be a suspect, or on its last one

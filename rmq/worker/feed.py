@@ -26,7 +26,7 @@ from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, Subscription, pipeline
-from rmq.worker.disposition import FROM_DELIVERY, Show
+from rmq.worker.disposition import FROM_DELIVERY, Report, Show
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.runner import Unhandled, UnhandledRunner
 from rmq.worker.runs import TrickleDetector
@@ -398,7 +398,8 @@ class TopicFeed:
                 continue
             self.first_queue.taken += len(mine)
             for delivery in mine:
-                self.first_queue.settler.put((delivery, self.unhandled.disposition(delivery)))
+                report = Report(delivery, self.unhandled.disposition(delivery))
+                self.first_queue.settler.put(report)
 
     def _put(self, queue: HandlerQueue, deliveries: list[HeldDelivery]) -> None:
         queue.taken += len(deliveries)

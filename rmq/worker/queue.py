@@ -20,13 +20,13 @@ from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
-from rmq.worker.disposition import DetachedClaims, Disposition, Halt
+from rmq.worker.disposition import DetachedClaims, Disposition, Report
 from rmq.worker.runner import Runner
 from rmq.worker.runs import IN_ORDER, HandlerRuns
 from rmq.worker.settler import Settler
 
 if TYPE_CHECKING:
-    from rmq.worker.disposition import Overrun, PoisonSuspects
+    from rmq.worker.disposition import PoisonSuspects
     from rmq.worker.executors import Executor, LoopHeartbeat
     from rmq.worker.feed import HandlerConsumer
     from rmq.worker.runner import UnhandledRunner
@@ -97,10 +97,10 @@ class HandlerQueue:
         self._ordered_begun = 0  # runs of an ordered handler
         self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
 
-    def _disposition_of_overrun(self, overrun: Overrun) -> Disposition:
-        runner = self._runner_for(overrun.delivery)
+    def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
+        runner = self._runner_for(delivery)
         assert isinstance(runner, Runner)  # what no handler has runs for no time
-        return runner.disposition_of_overrun(overrun)
+        return runner.disposition_of_overrun(delivery, max_runtime_s)
 
     # --- room ------------------------------------------------------------------------------------
 
@@ -236,12 +236,12 @@ class HandlerQueue:
         """Return the part of an ordered run before its first suspect, or that suspect alone."""
         place = next(n for n, delivery in enumerate(run) if delivery in suspects)
         if place:
-            self.settler.put(Halt(None, list(run[place:])))
+            self.settler.put(Report(None, rest=run[place:]))
             return run[:place]
         first = run[0]
         is_last = self._is_last(first)
         if self.suspects.begin(first, first.attempt, is_last=is_last):
-            self.settler.put(Halt(None, list(run[1:])))
+            self.settler.put(Report(None, rest=run[1:]))
             if is_last:
                 self._last_suspect = first
                 self.begin_last_suspect()
@@ -255,7 +255,7 @@ class HandlerQueue:
         """Release deliveries until a suspect has ended; in order, the first holds up the others."""
         wait = Disposition("release", self.suspects.wait_s())
         if self.handler.ordered:
-            self.settler.put(Halt((deliveries[0], wait), list(deliveries[1:])))
+            self.settler.put(Report(deliveries[0], wait, deliveries[1:]))
         else:
             self.runs.release(deliveries, wait)
 

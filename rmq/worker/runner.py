@@ -45,7 +45,7 @@ from rmq.worker.disposition import (
 )
 
 if TYPE_CHECKING:
-    from rmq.worker.disposition import DetachedClaims, Overrun, RuntimeExceeded, Settled
+    from rmq.worker.disposition import DetachedClaims, RuntimeExceeded, Settled
 
 
 class HandlerRunner:
@@ -312,9 +312,9 @@ class Runner:
         """Return how long one run may take, seconds; None: for ever."""
         return self._handler.runtime_of(delivery)
 
-    def disposition_of_overrun(self, overrun: Overrun) -> Disposition:
+    def disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
         """Decide how a delivery is settled whose run goes on beyond its max_runtime."""
-        return self._dispositions.of_overrun(overrun)
+        return self._dispositions.of_overrun(delivery, max_runtime_s)
 
     # --- in a thread -----------------------------------------------------------------------------
 

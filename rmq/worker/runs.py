@@ -30,8 +30,7 @@ from rmq.worker.disposition import (
     ACK,
     RELEASE,
     Disposition,
-    Halt,
-    Overrun,
+    Report,
     disposition_for,
     error_of_cancel,
 )
@@ -178,10 +177,10 @@ class HandlerRuns:
         try:
             for place, delivery in enumerate(run):
                 if self._is_stopping() or self.suspects.is_held_back(delivery):
-                    self.settler.put(Halt(None, run[place:]))
+                    self.settler.put(Report(None, rest=run[place:]))
                     break
                 if not self._may_run(delivery):
-                    self.settler.put(Halt(None, run[place + 1 :]))
+                    self.settler.put(Report(None, rest=run[place + 1 :]))
                     break
                 self._runtime_limits.wait_behind(delivery, run[place + 1 :])
                 self._begin_run([delivery], margin_s)
@@ -210,7 +209,7 @@ class HandlerRuns:
             self._report(delivery, disposition)
             return False
         # It failed, or the handler settled it by itself, perhaps as failed.
-        self.settler.put(Halt((delivery, disposition), rest))
+        self.settler.put(Report(delivery, disposition, rest))
         return True
 
     def _begin_run(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> None:
@@ -234,7 +233,7 @@ class HandlerRuns:
     def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
         disposition = _rendered(disposition)
         self._end_run(delivery)
-        self.settler.put(delivery if disposition is ACK else (delivery, disposition))
+        self.settler.put(Report(delivery, disposition))
 
     def _end_run(self, delivery: HeldDelivery) -> None:
         """Note that a delivery runs no longer, or never began."""
@@ -259,14 +258,13 @@ class HandlerRuns:
         claims = self.runner.claims
         if claims is not None:
             claims.keep_lost()
-        for overrun in self._runtime_limits.take_overdue(time.monotonic()):
-            delivery = overrun.delivery
+        for report in self._runtime_limits.take_overdue(time.monotonic()):
+            delivery = report.delivery
+            assert delivery is not None
             if claims is not None:
                 claims.keep([delivery])
-            log.error(
-                "%s: %s ran for more than %g s", self.handler, delivery.id, overrun.max_runtime_s
-            )
-            self.settler.put(overrun)
+            log.error("%s: %s ran for more than %g s", self.handler, delivery.id, report.overran_s)
+            self.settler.put(report)
             for hook in self.runner.hooks.on_overrun:
                 call_hook(hook, self.runner.show(delivery))
 
@@ -427,7 +425,7 @@ class RuntimeLimits:
         """Return when the first running delivery exceeds its limit; infinity if none has one."""
         return min((until for until, _ in list(self.running.values())), default=float("inf"))
 
-    def take_overdue(self, now: float) -> Iterator[Overrun]:
+    def take_overdue(self, now: float) -> Iterator[Report]:
         """Return the runs that are too long, each once."""
         for delivery, (until, max_runtime_s) in list(self.running.items()):
             if now < until:
@@ -438,4 +436,4 @@ class RuntimeLimits:
                 self._overdue.add(delivery)
                 rest = self._rest.pop(delivery, ())
                 del self.running[delivery]
-            yield Overrun(delivery, max_runtime_s, rest)
+            yield Report(delivery, rest=rest, overran_s=max_runtime_s)

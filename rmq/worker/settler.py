@@ -26,7 +26,7 @@ from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.steps import is_master_away
-from rmq.worker.disposition import DONE_BEFORE, Halt, Overrun
+from rmq.worker.disposition import ACK, DONE_BEFORE, Report
 
 if TYPE_CHECKING:
     from rmq.worker.disposition import DetachedClaims, Disposition
@@ -62,59 +62,49 @@ class ErrorState:
 
 
 class ReportBatch:
-    """The reports of one turn, sorted by kind.
+    """The reports of one turn, sorted by what is to be done.
 
     A delivery in `overdue` was settled when its run exceeded `max_runtime`; the report of the end
     of that run is dropped.
+
+    Attributes:
+        acks: the deliveries to ack.
+        duplicates: how many of these are of work that had been done before.
+        others: the deliveries to settle by other verbs.
+        halted: the reports of ordered runs that cannot go on.
+        overran: the deliveries whose runs go on.
     """
 
     def __init__(
         self,
-        items: Iterable[Any],
+        reports: Iterable[Report],
         overdue: set[HeldDelivery],
-        disposition_of_overrun: Callable[[Overrun], Disposition],
+        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
     ) -> None:
         self.acks: list[HeldDelivery] = []
-        self.duplicates = 0  # acks of deliveries whose work had been done before
+        self.duplicates = 0
         self.others: list[tuple[HeldDelivery, Disposition]] = []
-        self.flushed: list[threading.Event] = []  # set when all reports are carried out
-        self.halts: list[Halt] = []
+        self.halted: list[Report] = []
         self.overran: list[HeldDelivery] = []
-        for item in items:
-            if isinstance(item, HeldDelivery):
-                if overdue and item in overdue:
-                    overdue.discard(item)
-                else:
-                    self.acks.append(item)
-            elif isinstance(item, Halt):
-                self.halts.append(item)
-            elif isinstance(item, threading.Event):
-                self.flushed.append(item)
-            elif isinstance(item, Overrun):
-                self.overran.append(item.delivery)
-                failed = (item.delivery, disposition_of_overrun(item))
-                if item.rest:
-                    self.halts.append(Halt(failed, list(item.rest)))
-                else:
-                    self.others.append(failed)
-            elif item[0] in overdue:
-                overdue.discard(item[0])
-            elif item[1] is DONE_BEFORE:
-                self.acks.append(item[0])
+        for report in reports:
+            delivery, disposition, rest, overran_s = report
+            if delivery is not None and overran_s:
+                self.overran.append(delivery)
+                disposition = disposition_of_overrun(delivery, overran_s)
+                report = report._replace(disposition=disposition)
+            if rest:
+                self.halted.append(report)
+            elif delivery is None:
+                continue
+            elif overdue and not overran_s and delivery in overdue:
+                overdue.discard(delivery)
+            elif disposition is ACK:
+                self.acks.append(delivery)
+            elif disposition is DONE_BEFORE:
+                self.acks.append(delivery)
                 self.duplicates += 1
             else:
-                self.others.append(item)
-
-
-def deliveries_of(item: Any) -> list[HeldDelivery]:
-    """Return the deliveries that a report is about."""
-    if isinstance(item, HeldDelivery):
-        return [item]
-    if isinstance(item, Halt):
-        return item.rest + ([item.failed[0]] if item.failed is not None else [])
-    if isinstance(item, Overrun):
-        return [item.delivery, *item.rest]
-    return [] if isinstance(item, threading.Event) else [item[0]]
+                self.others.append((delivery, disposition))
 
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
@@ -138,7 +128,7 @@ class Settler:
         self,
         handler: Handler,
         consumer: HandlerConsumer,
-        disposition_of_overrun: Callable[[Overrun], Disposition],
+        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
         error_state: ErrorState,
@@ -151,7 +141,7 @@ class Settler:
         self._disposition_of_overrun = disposition_of_overrun
         self._error_state = error_state
         self._detached_claims = detached_claims
-        self._reports: SimpleQueue[Any] = SimpleQueue()
+        self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
         self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
         self._is_queued = False  # in the queue of the thread
         self.overdue: set[HeldDelivery] = set()  # settled while their runs go on
@@ -170,8 +160,8 @@ class Settler:
         detached = 0 if self._detached_claims is None else self._detached_claims.lost
         return {"duplicate": self._duplicates, "claim_lost": self._claims_lost + detached}
 
-    def put(self, report: Any) -> None:
-        """Queue a report: a delivery to ack, (delivery, disposition), a Halt or an Overrun."""
+    def put(self, report: Report | threading.Event) -> None:
+        """Queue a report, or an event that is set when all reports before it are settled."""
         self._reports.put(report)
         if not self._is_queued:
             self._is_queued = True
@@ -195,34 +185,42 @@ class Settler:
     def carry_out_queued(self) -> None:
         """Carry out the reports that are queued, up to a batch; called by the thread."""
         self._is_queued = False  # first: who puts a report from now on queues this settler again
-        items: list[Any] = []
-        get = self._reports.get_nowait
+        reports: list[Report] = []
+        flushed: list[threading.Event] = []
+        get, room = self._reports.get_nowait, BATCH_MAX
         with suppress(Empty):
-            while len(items) < BATCH_MAX:
-                items.append(get())
-        if len(items) == BATCH_MAX and not self._is_queued:
+            while room:
+                item = get()
+                room -= 1
+                if isinstance(item, Report):
+                    reports.append(item)
+                else:
+                    flushed.append(item)
+        if not room and not self._is_queued:
             self._is_queued = True
             self.thread.put(self.carry_out_queued)
-        if not items:
-            return
         self._counted.clear()
         try:
-            self._carry_out(items)
+            if reports:
+                self._carry_out(reports)
         except Exception:
             # A bug, ours or of an object that the user passed in. The thread has to go on.
             log.exception("%s: unexpected; settling one by one", self._handler)
-            self._settle_one_by_one(items)
-        self.on_settled()
+            self._settle_one_by_one(reports)
+        for event in flushed:
+            self.thread.after_aside(event.set)
+        if reports:
+            self.on_settled()
 
-    def _settle_one_by_one(self, items: list[Any]) -> None:
+    def _settle_one_by_one(self, reports: list[Report]) -> None:
         """Carry out the rest of these reports. If one fails again, its leases expire."""
-        for item in items:
+        for report in reports:
             counted = self._counted_deliveries()
-            left = [delivery for delivery in deliveries_of(item) if delivery not in counted]
-            if not left and not isinstance(item, threading.Event):
+            left = [delivery for delivery in report.deliveries() if delivery not in counted]
+            if not left:
                 continue
             try:
-                self._carry_out([item])
+                self._carry_out([report])
             except Exception:
                 log.exception("%s: %d deliveries are not settled; their leases expire",
                               self._handler, len(left))  # fmt: skip
@@ -234,21 +232,19 @@ class Settler:
     def _counted_deliveries(self) -> set[HeldDelivery]:
         return {delivery for deliveries in self._counted for delivery in deliveries}
 
-    def _carry_out(self, items: list[Any]) -> None:
+    def _carry_out(self, given: list[Report]) -> None:
         """Settle the reported deliveries, with one call for each verb."""
-        reports = ReportBatch(items, self.overdue, self._disposition_of_overrun)
+        reports = ReportBatch(given, self.overdue, self._disposition_of_overrun)
         self._settle("ack", reports.acks, self._consumer.ack)
         if self._handler.middleware:
             self._count_claims(reports)
         self._settle_others(reports.others)
-        for halt in reports.halts:
-            self._settle("release", halt.rest, self._consumer.release)
-            if halt.failed is not None:
-                self._settle_others([halt.failed])
+        for halted in reports.halted:
+            self._settle("release", list(halted.rest), self._consumer.release)
+            if halted.delivery is not None:
+                self._settle_others([(halted.delivery, halted.disposition)])
         for delivery in reports.overran:
             delivery.state = LOST  # the handler, which still runs, can see it
-        for event in reports.flushed:
-            self.thread.after_aside(event.set)
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates
