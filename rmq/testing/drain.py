@@ -28,7 +28,7 @@ from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.worker.disposition import Disposition, Show, runtime_exceeded
 from rmq.worker.feed import HandlerConsumer
-from rmq.worker.runner import Runner, Unhandled
+from rmq.worker.runner import AsyncRunner, PlainRunner, Unhandled, runner_class
 from rmq.worker.running import check_hooks
 
 T = TypeVar("T")
@@ -106,11 +106,14 @@ class DrainedHandler:
     def __init__(self, handler: Handler, show: Show, hooks: Hooks, process_values: Values) -> None:
         self.handler = handler
         check_hooks(hooks, [handler])
-        self.runner = Runner(handler, show, hooks.inside(_Recorder(self)), None, process_values)
+        self.runner = runner_class(handler)(
+            handler, show, hooks.inside(_Recorder(self)), None, process_values
+        )
         self.raised: BaseException | None = None
 
     def run(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run a plain function."""
+        assert isinstance(self.runner, PlainRunner)
         self.raised, started = None, time.monotonic()
         if self.handler.batch:
             dispositions = self.runner.run_batch(deliveries)
@@ -130,14 +133,15 @@ class DrainedHandler:
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
         self.raised = runtime_exceeded(limit)
-        return self.runner.disposition_of_overrun(delivery, limit)
+        return self.runner.dispositions.of_overrun(delivery, limit)
 
     async def run_async(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run an async function."""
+        assert isinstance(self.runner, AsyncRunner)
         self.raised = None
         if self.handler.batch:
-            return await self.runner.run_batch_async(deliveries)
-        return [(deliveries[0], await self.runner.run_async(deliveries[0]))]
+            return await self.runner.run_batch(deliveries)
+        return [(deliveries[0], await self.runner.run(deliveries[0]))]
 
 
 Run = tuple[DrainedHandler | None, list[HeldDelivery]]  # None: no handler for their type

@@ -89,7 +89,7 @@ class Engine:
                     heartbeat if handler.is_async else None,
                     self.settler_threads[number % threads], feed.error_state,
                     self.fetcher.on_settled(feed), self._stopping.is_set, feed.runner_for,
-                    values, suspects,
+                    feed.unhandled, values, suspects,
                 )  # fmt: skip
         self.queues = [queue for feed in self.feeds for queue in feed.queues.values()]
 

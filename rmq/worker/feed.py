@@ -28,13 +28,13 @@ from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, Subscription, pipeline
 from rmq.worker.disposition import FROM_DELIVERY, Report, Show
 from rmq.worker.heartbeat.leases import LeaseTracker
-from rmq.worker.runner import Unhandled, UnhandledRunner
+from rmq.worker.runner import Unhandled
 from rmq.worker.runs import TrickleDetector
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState
 
 if TYPE_CHECKING:
     from rmq.worker.queue import HandlerQueue
-    from rmq.worker.runner import Runner
+    from rmq.worker.runner import AnyRunner
 
 
 log = logging.getLogger("rmq")
@@ -318,12 +318,10 @@ class TopicFeed:
         """The queue of the first handler; in order, that of all messages of the topic."""
         return next(iter(self.queues.values()))
 
-    def runner_for(self, delivery: HeldDelivery) -> Runner | UnhandledRunner:
-        """Return what runs a delivery."""
+    def runner_for(self, delivery: HeldDelivery) -> AnyRunner | None:
+        """Return what runs a delivery; None: no handler does."""
         handler = self.handlers.route(delivery.type)
-        if handler is None:
-            return UnhandledRunner(self.unhandled)
-        return self.queues[handler].runs.runner
+        return None if handler is None else self.queues[handler].runs.runner
 
     def room(self) -> int:
         """Return how many deliveries to receive now.

@@ -21,7 +21,7 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.disposition import DetachedClaims, Disposition, Report
-from rmq.worker.runner import Runner
+from rmq.worker.runner import runner_class
 from rmq.worker.runs import IN_ORDER, HandlerRuns
 from rmq.worker.settler import Settler
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rmq.worker.disposition import PoisonSuspects
     from rmq.worker.executors import Executor, LoopHeartbeat
     from rmq.worker.feed import HandlerConsumer
-    from rmq.worker.runner import UnhandledRunner
+    from rmq.worker.runner import AnyRunner, Unhandled
     from rmq.worker.settler import ErrorState, SettlerThread
 
 
@@ -51,6 +51,7 @@ class HandlerQueue:
         on_settled: called by that thread after it has settled some.
         is_stopping: whether the worker is stopping.
         runner_for: finds the runner of a delivery of the topic.
+        unhandled: decides about deliveries that have none.
         values: of the dependencies and lifespans of this process.
         suspects: of this process.
     """
@@ -66,7 +67,8 @@ class HandlerQueue:
         error_state: ErrorState,
         on_settled: Callable[[], None],
         is_stopping: Callable[[], bool],
-        runner_for: Callable[[HeldDelivery], Runner | UnhandledRunner],
+        runner_for: Callable[[HeldDelivery], AnyRunner | None],
+        unhandled: Unhandled,
         values: Values | None,
         suspects: PoisonSuspects,
     ) -> None:
@@ -75,7 +77,7 @@ class HandlerQueue:
         detached_claims = (
             None if handler.claims is None else DetachedClaims(consumer.transport, handler)
         )
-        runner = Runner(
+        runner = runner_class(handler)(
             handler, consumer.show_for(handler), hooks, detached_claims, values, is_stopping
         )
         self.taken = 0
@@ -88,7 +90,14 @@ class HandlerQueue:
         )  # fmt: skip
         self.suspects = suspects
         self.runs = HandlerRuns(
-            handler, consumer, runner, self.settler, is_stopping, runner_for, self.suspects
+            handler,
+            consumer,
+            runner,
+            self.settler,
+            is_stopping,
+            runner_for,
+            unhandled,
+            self.suspects,
         )
         self._runner_for = runner_for
         self._partial_batch: list[HeldDelivery] = []  # waits for more messages
@@ -99,8 +108,8 @@ class HandlerQueue:
 
     def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
         runner = self._runner_for(delivery)
-        assert isinstance(runner, Runner)  # what no handler has runs for no time
-        return runner.disposition_of_overrun(delivery, max_runtime_s)
+        assert runner is not None  # what no handler has runs for no time
+        return runner.dispositions.of_overrun(delivery, max_runtime_s)
 
     # --- room ------------------------------------------------------------------------------------
 

@@ -48,33 +48,40 @@ if TYPE_CHECKING:
     from rmq.worker.disposition import DetachedClaims, RuntimeExceeded, Settled
 
 
-class HandlerRunner:
-    """A handler with its middleware and the hooks of interceptors.
+log = logging.getLogger("rmq")
+
+
+class Runner:
+    """A handler with its claims, its middleware and the hooks of interceptors.
 
     Args:
         handler: is run.
-        dispositions: of its deliveries.
-        show: makes what it and the hooks see of a delivery.
+        show: makes what the handler sees of a delivery.
         hooks: of the interceptors.
+        claims: of its runs, if it has any.
         process_values: of the dependencies and lifespans of this process; filled before the first
             run.
+        is_stopping: whether who cancels a run stops it, so that it is handed back.
     """
 
     def __init__(
         self,
         handler: Handler,
-        dispositions: HandlerDispositions,
         show: Show,
         hooks: Hooks,
-        process_values: Values,
+        claims: DetachedClaims | None = None,
+        process_values: Values | None = None,
+        is_stopping: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._handler = handler
-        self._show = show
+        self.handler = handler
+        self.show = show
+        self.hooks = hooks
+        self.claims = claims
+        self.dispositions = HandlerDispositions(handler, show, is_stopping)
         self._pid = os.getpid()
-        self._dispositions = dispositions
-        self._hooks = hooks
         self._middleware = active(handler.middleware)
-        self.wrapped = wrapped_call(handler, hooks, self._middleware, process_values, self._call)
+        values = {} if process_values is None else process_values
+        self.wrapped = wrapped_call(handler, hooks, self._middleware, values, self._call)
 
     def _call(self, *arguments: Any, **filled: Any) -> Any:
         """Call the handler; an async one is awaited."""
@@ -85,32 +92,148 @@ class HandlerRunner:
         if os.getpid() != self._pid:
             log.error(
                 "handler %s: a process that it forked came back from it, and is ended; end it by "
-                "os._exit", self._handler.name, exc_info=sys.exc_info()[0] is not None,
+                "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
             )  # fmt: skip
             os._exit(1)
 
+    @contextmanager
+    def _claiming(self, deliveries: Iterable[HeldDelivery]) -> Iterator[set[HeldDelivery]]:
+        """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
+        done: set[HeldDelivery] = set()
+        if self.claims is None:
+            yield done
+            return
+        for delivery in deliveries:
+            self.claims.begin(delivery)
+        try:
+            yield done
+        finally:
+            for delivery in deliveries:
+                self.claims.end(delivery, delivery in done)
 
-class AsyncRunner(HandlerRunner):
-    """Runs one async handler, with its middleware and the hooks of interceptors.
 
-    A run is cancelled at its `max_runtime`.
-    """
+class PlainRunner(Runner):
+    """Runs one plain handler, in the calling thread."""
+
+    def run(self, delivery: HeldDelivery) -> Disposition:
+        """Run the handler for one delivery."""
+        if delivery.claim is None:
+            return self._run(delivery)
+        disposition = self.dispositions.by_claim(delivery)
+        if disposition is not None:
+            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+        with self._claiming([delivery]) as done:
+            disposition = self._run(delivery)
+            done.update([delivery] if disposition.verb == "ack" else [])
+        return disposition
+
+    def _run(self, delivery: HeldDelivery) -> Disposition:
+        """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
+        shown = self.show(delivery)
+        for hook in self.hooks.before_handle:
+            call_hook(hook, shown)
+        started = time.monotonic()
+        raised: BaseException | None = None
+        if self.wrapped is not None:
+            disposition, raised = self._run_wrapped(self.wrapped, delivery, shown)
+        else:
+            try:
+                arguments = self.handler.arguments(delivery, shown)
+            except DecodeError as error:
+                raised, disposition = error, undecodable(error)
+            else:
+                try:
+                    self._call(*arguments)
+                    disposition = ACK
+                except BaseException as error:  # sys.exit() in a handler is a failure of it
+                    raised, disposition = error, self.dispositions.by_error(delivery, error)
+        if self.hooks.after_handle:
+            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
+            for hook in self.hooks.after_handle:
+                call_hook(hook, shown, outcome)
+        return disposition
+
+    def _run_wrapped(
+        self, wrapped: WrappedCall, delivery: HeldDelivery, shown: DeliveryData
+    ) -> tuple[Disposition, BaseException | None]:
+        run, raised = WrappedRun(), None
+        try:
+            wrapped.run(run, shown)
+        except BaseException as error:
+            raised = error
+        return self.dispositions.of_wrapped(run, delivery, raised), raised
+
+    def _call(self, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = self.handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        if returned is not None:
+            self.dispositions.check_returned(returned)
+
+    def _done_before(self, delivery: HeldDelivery) -> Disposition:
+        try:
+            for guard in self._middleware:
+                guard.on_duplicate(self.show(delivery))
+        except Exception as error:
+            return self.dispositions.by_error(delivery, error)
+        return DONE_BEFORE
+
+    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+        """Run the handler for a list of deliveries."""
+        batch, decided = self.dispositions.split_by_claim(batch)
+        with self._claiming(batch) as done:
+            settled = self._run_batch(batch)
+            done.update(_acked(settled))
+        return decided + settled
+
+    def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+        shown = {delivery: self.show(delivery) for delivery in batch}
+        for each in shown.values():
+            for hook in self.hooks.before_handle:
+                call_hook(hook, each)
+        started, raised = time.monotonic(), None
+        ready, results = self.dispositions.split_by_fit(batch)
+        try:
+            if ready:
+                function = self._call if self.wrapped is None else self.wrapped.run_batch
+                function([shown[delivery] for delivery in ready])
+        except BaseException as error:
+            raised = error
+        results += self.dispositions.of_batch(ready, raised)
+        for delivery, outcome in outcomes(results, started):
+            for hook in self.hooks.after_handle:
+                call_hook(hook, shown[delivery], outcome)
+        return [(delivery, disposition) for delivery, disposition, _ in results]
+
+
+class AsyncRunner(Runner):
+    """Runs one async handler, in the event loop that awaits; cancels it at its `max_runtime`."""
 
     async def run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler for one delivery."""
-        decide = self._dispositions
-        if delivery.claim is not None and (disposition := decide.by_claim(delivery)):
+        if delivery.claim is None:
+            return await self._run(delivery)
+        disposition = self.dispositions.by_claim(delivery)
+        if disposition is not None:
             return await self._done_before(delivery) if disposition is DONE_BEFORE else disposition
-        shown = self._show(delivery)
-        if self._hooks.before_handle:
-            await call_hooks_async(self._hooks.before_handle, shown)
+        with self._claiming([delivery]) as done:
+            disposition = await self._run(delivery)
+            done.update([delivery] if disposition.verb == "ack" else [])
+        return disposition
+
+    async def _run(self, delivery: HeldDelivery) -> Disposition:
+        """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
+        shown = self.show(delivery)
+        if self.hooks.before_handle:
+            await call_hooks_async(self.hooks.before_handle, shown)
         started = time.monotonic()
         raised: BaseException | None = None
         run: WrappedRun | None = None
         try:
             if self.wrapped is None:
                 call: Callable[..., Awaitable[object]] = partial(
-                    self._call, *self._handler.arguments(delivery, shown)
+                    self._call, *self.handler.arguments(delivery, shown)
                 )
             else:
                 run = WrappedRun()
@@ -118,22 +241,25 @@ class AsyncRunner(HandlerRunner):
         except DecodeError as error:
             raised, disposition = error, undecodable(error)
         else:
-            raised = await self._raised_by(call, self._handler.runtime_of(delivery))
+            raised = await self._raised_by(call, self.handler.runtime_of(delivery))
             if run is not None:
-                disposition = decide.of_wrapped(run, delivery, raised)
+                disposition = self.dispositions.of_wrapped(run, delivery, raised)
             else:
-                disposition = ACK if raised is None else decide.by_error(delivery, raised)
-        if self._hooks.after_handle:
+                disposition = (
+                    ACK if raised is None else self.dispositions.by_error(delivery, raised)
+                )
+        if self.hooks.after_handle:
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
-            await call_hooks_async(self._hooks.after_handle, shown, outcome)
+            await call_hooks_async(self.hooks.after_handle, shown, outcome)
         return disposition
 
-    async def _done_before(self, delivery: HeldDelivery) -> Disposition:
-        for guard in self._middleware:
-            raised = await self._raised_by(partial(guard.on_duplicate_async, self._show(delivery)))
-            if raised is not None:
-                return self._dispositions.by_error(delivery, raised)
-        return DONE_BEFORE
+    async def _call(self, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = await self.handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        if returned is not None:
+            self.dispositions.check_returned(returned)
 
     async def _raised_by(
         self, call: Callable[[], Awaitable[object]], seconds: float | None = None
@@ -144,37 +270,42 @@ class AsyncRunner(HandlerRunner):
                 return await _raised_within(call, seconds)
             await call()
         except asyncio.CancelledError as error:
-            return error_of_cancel(error, self._dispositions.is_stopping)
+            return error_of_cancel(error, self.dispositions.is_stopping)
         except BaseException as error:
             return error
         return None
 
-    async def _call(self, *arguments: Any, **filled: Any) -> None:
-        try:
-            returned = await self._handler.function(*arguments, **filled)
-        finally:
-            self._leave_fork()
-        self._dispositions.check_returned(returned)
+    async def _done_before(self, delivery: HeldDelivery) -> Disposition:
+        for guard in self._middleware:
+            raised = await self._raised_by(partial(guard.on_duplicate_async, self.show(delivery)))
+            if raised is not None:
+                return self.dispositions.by_error(delivery, raised)
+        return DONE_BEFORE
 
     async def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
         """Run the handler for a list of deliveries."""
-        batch, early = self._dispositions.split_by_claim(batch)
-        shown = {delivery: self._show(delivery) for delivery in batch}
+        batch, decided = self.dispositions.split_by_claim(batch)
+        with self._claiming(batch) as done:
+            settled = await self._run_batch(batch)
+            done.update(_acked(settled))
+        return decided + settled
+
+    async def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+        shown = {delivery: self.show(delivery) for delivery in batch}
         for each in shown.values():
-            await call_hooks_async(self._hooks.before_handle, each)
+            await call_hooks_async(self.hooks.before_handle, each)
         started = time.monotonic()
-        ready, results = self._dispositions.split_by_fit(batch)
+        ready, results = self.dispositions.split_by_fit(batch)
         if ready:
-            limits = [self._handler.runtime_of(delivery) for delivery in ready]
+            limits = [self.handler.runtime_of(delivery) for delivery in ready]
             seconds = min((limit for limit in limits if limit is not None), default=None)
             function = self._call if self.wrapped is None else self.wrapped.run_batch_async
-            raised = await self._raised_by(
-                partial(function, [shown[each] for each in ready]), seconds
-            )
-            results += self._dispositions.of_batch(ready, raised)
+            call = partial(function, [shown[delivery] for delivery in ready])
+            raised = await self._raised_by(call, seconds)
+            results += self.dispositions.of_batch(ready, raised)
         for delivery, outcome in outcomes(results, started):
-            await call_hooks_async(self._hooks.after_handle, shown[delivery], outcome)
-        return early + [(delivery, disposition) for delivery, disposition, _ in results]
+            await call_hooks_async(self.hooks.after_handle, shown[delivery], outcome)
+        return [(delivery, disposition) for delivery, disposition, _ in results]
 
 
 async def _raised_within(
@@ -191,189 +322,16 @@ async def _raised_within(
     return runtime_exceeded(seconds) if limit.expired() else None
 
 
-log = logging.getLogger("rmq")
-
-
-class PlainRunner(HandlerRunner):
-    """Runs one plain handler, with its middleware and the hooks of interceptors."""
-
-    def run(self, delivery: HeldDelivery) -> Disposition:
-        """Run the handler for one delivery."""
-        decide = self._dispositions
-        if delivery.claim is not None and (disposition := decide.by_claim(delivery)):
-            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
-        shown = self._show(delivery)
-        for hook in self._hooks.before_handle:
-            call_hook(hook, shown)
-        started = time.monotonic()
-        raised: BaseException | None = None
-        if self.wrapped is not None:
-            disposition, raised = self._run_wrapped(self.wrapped, delivery, shown)
-        else:
-            try:
-                arguments = self._handler.arguments(delivery, shown)
-            except DecodeError as error:
-                raised, disposition = error, undecodable(error)
-            else:
-                try:
-                    self._call(*arguments)
-                    disposition = ACK
-                except BaseException as error:  # sys.exit() in a handler is a failure of it
-                    raised, disposition = error, decide.by_error(delivery, error)
-        if self._hooks.after_handle:
-            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
-            for hook in self._hooks.after_handle:
-                call_hook(hook, shown, outcome)
-        return disposition
-
-    def _done_before(self, delivery: HeldDelivery) -> Disposition:
-        try:
-            for guard in self._middleware:
-                guard.on_duplicate(self._show(delivery))
-        except Exception as error:
-            return self._dispositions.by_error(delivery, error)
-        return DONE_BEFORE
-
-    def _run_wrapped(
-        self, wrapped: WrappedCall, delivery: HeldDelivery, shown: DeliveryData
-    ) -> tuple[Disposition, BaseException | None]:
-        run, raised = WrappedRun(), None
-        try:
-            wrapped.run(run, shown)
-        except BaseException as error:
-            raised = error
-        return self._dispositions.of_wrapped(run, delivery, raised), raised
-
-    def _call(self, *arguments: Any, **filled: Any) -> None:
-        try:
-            returned = self._handler.function(*arguments, **filled)
-        finally:
-            self._leave_fork()
-        self._dispositions.check_returned(returned)
-
-    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
-        """Run the handler for a list of deliveries."""
-        batch, early = self._dispositions.split_by_claim(batch)
-        shown = {delivery: self._show(delivery) for delivery in batch}
-        for each in shown.values():
-            for hook in self._hooks.before_handle:
-                call_hook(hook, each)
-        started, raised = time.monotonic(), None
-        ready, results = self._dispositions.split_by_fit(batch)
-        try:
-            if ready:
-                function = self._call if self.wrapped is None else self.wrapped.run_batch
-                function([shown[delivery] for delivery in ready])
-        except BaseException as error:
-            raised = error
-        results += self._dispositions.of_batch(ready, raised)
-        for delivery, outcome in outcomes(results, started):
-            for hook in self._hooks.after_handle:
-                call_hook(hook, shown[delivery], outcome)
-        return early + [(delivery, disposition) for delivery, disposition, _ in results]
-
-
-class Runner:
-    """Runs one handler, plain or async, and notes the runs for its claims.
-
-    Args:
-        handler: is run.
-        show: makes what the handler sees of a delivery.
-        hooks: of the interceptors.
-        claims: of its runs, if it has any.
-        process_values: of the dependencies and lifespans of this process.
-        is_stopping: whether who cancels a run stops it, so that it is handed back.
-    """
-
-    _plain: PlainRunner  # a handler has one of these two
-    _async: AsyncRunner
-
-    def __init__(
-        self,
-        handler: Handler,
-        show: Show,
-        hooks: Hooks,
-        claims: DetachedClaims | None = None,
-        process_values: Values | None = None,
-        is_stopping: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.claims = claims
-        self.show = show
-        self.hooks = hooks
-        self._handler = handler
-        self._dispositions = HandlerDispositions(handler, show, is_stopping)
-        values = {} if process_values is None else process_values  # filled before the first run
-        if handler.is_async:
-            self._async = AsyncRunner(handler, self._dispositions, show, hooks, values)
-        else:
-            self._plain = PlainRunner(handler, self._dispositions, show, hooks, values)
-
-    def runtime_of(self, delivery: HeldDelivery) -> float | None:
-        """Return how long one run may take, seconds; None: for ever."""
-        return self._handler.runtime_of(delivery)
-
-    def disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
-        """Decide how a delivery is settled whose run goes on beyond its max_runtime."""
-        return self._dispositions.of_overrun(delivery, max_runtime_s)
-
-    # --- in a thread -----------------------------------------------------------------------------
-
-    def run(self, delivery: HeldDelivery) -> Disposition:
-        """Run a plain function for one delivery."""
-        if self.claims is None:
-            return self._plain.run(delivery)
-        with _tracked(self.claims, [delivery]) as done:
-            disposition = self._plain.run(delivery)
-            done.update([delivery] if disposition.verb == "ack" else [])
-        return disposition
-
-    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
-        """Run a plain function for a list of deliveries."""
-        if self.claims is None:
-            return self._plain.run_batch(batch)
-        with _tracked(self.claims, batch) as done:
-            dispositions = self._plain.run_batch(batch)
-            done.update(_acked(dispositions))
-        return dispositions
-
-    # --- in an event loop ------------------------------------------------------------------------
-
-    async def run_async(self, delivery: HeldDelivery) -> Disposition:
-        """Run an async function for one delivery."""
-        if self.claims is None:
-            return await self._async.run(delivery)
-        with _tracked(self.claims, [delivery]) as done:
-            disposition = await self._async.run(delivery)
-            done.update([delivery] if disposition.verb == "ack" else [])
-        return disposition
-
-    async def run_batch_async(self, batch: list[HeldDelivery]) -> list[Settled]:
-        """Run an async function for a list of deliveries."""
-        if self.claims is None:
-            return await self._async.run_batch(batch)
-        with _tracked(self.claims, batch) as done:
-            dispositions = await self._async.run_batch(batch)
-            done.update(_acked(dispositions))
-        return dispositions
-
-
-@contextmanager
-def _tracked(
-    claims: DetachedClaims, deliveries: Iterable[HeldDelivery]
-) -> Iterator[set[HeldDelivery]]:
-    """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
-    done: set[HeldDelivery] = set()
-    for delivery in deliveries:
-        claims.begin(delivery)
-    try:
-        yield done
-    finally:
-        for delivery in deliveries:
-            claims.end(delivery, delivery in done)
-
-
 def _acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
+
+
+AnyRunner = PlainRunner | AsyncRunner
+
+
+def runner_class(handler: Handler) -> type[PlainRunner] | type[AsyncRunner]:
+    """Return the class of the runner of a handler."""
+    return AsyncRunner if handler.is_async else PlainRunner
 
 
 SHORTEST_S, LONGEST_S = 0.1, 60.0  # the wait until an unhandled message is taken again
@@ -426,25 +384,6 @@ class Unhandled:
             f"{format_duration(limit_ms / 1000)}; start a worker that has one, and then send them "
             f"back: {redrive}"
         )
-
-
-class UnhandledRunner:
-    """Stands in for the runner of a handler, for an unhandled delivery of an ordered run."""
-
-    def __init__(self, unhandled: Unhandled) -> None:
-        self._unhandled = unhandled
-
-    def runtime_of(self, delivery: HeldDelivery) -> float | None:
-        """Return None: nothing is run."""
-        return None
-
-    def run(self, delivery: HeldDelivery) -> Disposition:
-        """Decide how it is settled."""
-        return self._unhandled.disposition(delivery)
-
-    async def run_async(self, delivery: HeldDelivery) -> Disposition:
-        """Decide how it is settled."""
-        return self._unhandled.disposition(delivery)
 
 
 def _described(message_type: str | None) -> str:

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmq.kernel.core import failure
@@ -31,15 +32,14 @@ from rmq.worker.disposition import (
     RELEASE,
     Disposition,
     Report,
-    disposition_for,
     error_of_cancel,
 )
+from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner, Unhandled
 
 if TYPE_CHECKING:
     from rmq.worker.disposition import PoisonSuspects
     from rmq.worker.feed import HandlerConsumer
     from rmq.worker.queue import Work
-    from rmq.worker.runner import Runner, UnhandledRunner
     from rmq.worker.settler import Settler
 
 
@@ -59,6 +59,7 @@ class HandlerRuns:
         is_stopping: whether the worker is stopping.
         runner_for: finds the runner of a delivery; in order, deliveries of all handlers of a topic
             run here.
+        unhandled: decides about those that have none.
         suspects: of this process.
     """
 
@@ -66,10 +67,11 @@ class HandlerRuns:
         self,
         handler: Handler,
         consumer: HandlerConsumer,
-        runner: Runner,
+        runner: AnyRunner,
         settler: Settler,
         is_stopping: Callable[[], bool],
-        runner_for: Callable[[HeldDelivery], Runner | UnhandledRunner],
+        runner_for: Callable[[HeldDelivery], AnyRunner | None],
+        unhandled: Unhandled,
         suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
@@ -85,19 +87,20 @@ class HandlerRuns:
         self._lock = threading.Lock()  # of that number
         self._is_stopping = is_stopping
         self._runner_for = runner_for
+        self._unhandled = unhandled
         self._overdue = settler.overdue
         self._runtime_limits = RuntimeLimits(self._overdue)
 
     def function(self) -> Callable[[Any], Any]:
         """Return the function that runs one work item of this handler."""
-        ordered, batch = self.handler.ordered, self.handler.batch
-        if self.handler.is_async:
-            if ordered:
+        runner, batch = self.runner, self.handler.batch
+        if isinstance(runner, AsyncRunner):
+            if self.handler.ordered:
                 return self._run_in_order_async
-            return self._run_batch_async if batch else self._run_one_async
-        if ordered:
+            return partial(self._run_batch_async if batch else self._run_one_async, runner)
+        if self.handler.ordered:
             return self._run_in_order
-        return self._run_batch if batch else self._run_one
+        return partial(self._run_batch if batch else self._run_one, runner)
 
     def _may_run(self, delivery: HeldDelivery) -> bool:
         """Return whether the lease and the claim are still valid; otherwise report the delivery."""
@@ -114,24 +117,22 @@ class HandlerRuns:
             return False
         return True
 
-    def _run_one(self, delivery: HeldDelivery) -> None:
+    def _run_one(self, runner: PlainRunner, delivery: HeldDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery])
-            self._report(delivery, self.runner.run(delivery))
+            self._report(delivery, runner.run(delivery))
 
-    async def _run_one_async(self, delivery: HeldDelivery) -> None:
+    async def _run_one_async(self, runner: AsyncRunner, delivery: HeldDelivery) -> None:
         if self._may_run(delivery):
             self._begin_run([delivery], CANCEL_S)
-            self._report(delivery, await self._run_cancellable(delivery, self.runner))
+            self._report(delivery, await self._run_cancellable(runner, delivery))
 
-    async def _run_cancellable(
-        self, delivery: HeldDelivery, runner: Runner | UnhandledRunner
-    ) -> Disposition:
+    async def _run_cancellable(self, runner: AsyncRunner, delivery: HeldDelivery) -> Disposition:
         try:
-            return await runner.run_async(delivery)
+            return await runner.run(delivery)
         except asyncio.CancelledError as error:
             raised = error_of_cancel(error, self._is_stopping)  # in a hook
-            return disposition_for(self.handler, self.runner.show(delivery), raised)
+            return runner.dispositions.by_error(delivery, raised)
 
     def _begin_batch(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> list[HeldDelivery]:
         ready = [delivery for delivery in batch if self._may_run(delivery)]
@@ -139,36 +140,43 @@ class HandlerRuns:
             self._begin_run(ready, margin_s)
         return ready
 
-    def _run_batch(self, batch: list[HeldDelivery]) -> None:
+    def _run_batch(self, runner: PlainRunner, batch: list[HeldDelivery]) -> None:
         ready = self._begin_batch(batch)
-        for delivery, disposition in self.runner.run_batch(ready):
+        for delivery, disposition in runner.run_batch(ready):
             self._report(delivery, disposition)
 
-    async def _run_batch_async(self, batch: list[HeldDelivery]) -> None:
+    async def _run_batch_async(self, runner: AsyncRunner, batch: list[HeldDelivery]) -> None:
         ready = self._begin_batch(batch, CANCEL_S)
         try:
-            dispositions = await self.runner.run_batch_async(ready)
+            dispositions = await runner.run_batch(ready)
         except asyncio.CancelledError as error:
             raised = error_of_cancel(error, self._is_stopping)
-            dispositions = [
-                (each, disposition_for(self.handler, self.runner.show(each), raised))
-                for each in ready
-            ]
+            dispositions = [(each, runner.dispositions.by_error(each, raised)) for each in ready]
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
+
+    # All handlers of an ordered topic are of one kind.
 
     def _run_in_order(self, run: list[HeldDelivery]) -> None:
         with closing(self._steps_in_order(run)) as steps:
             delivery = next(steps, None)
             while delivery is not None:
-                delivery = _resume(steps, self._runner_for(delivery).run(delivery))
+                runner = self._runner_for(delivery)
+                assert not isinstance(runner, AsyncRunner)
+                decide = self._unhandled.disposition if runner is None else runner.run
+                delivery = _resume(steps, decide(delivery))
 
     async def _run_in_order_async(self, run: list[HeldDelivery]) -> None:
         with closing(self._steps_in_order(run, CANCEL_S)) as steps:
             delivery = next(steps, None)
             while delivery is not None:
                 runner = self._runner_for(delivery)
-                delivery = _resume(steps, await self._run_cancellable(delivery, runner))
+                assert not isinstance(runner, PlainRunner)
+                if runner is None:
+                    disposition = self._unhandled.disposition(delivery)
+                else:
+                    disposition = await self._run_cancellable(runner, delivery)
+                delivery = _resume(steps, disposition)
 
     def _steps_in_order(
         self, run: list[HeldDelivery], margin_s: float = 0.0
@@ -220,12 +228,12 @@ class HandlerRuns:
             margin_s: added to the limit of a task, so that its own timer can cancel it first.
         """
         self.times.begin(batch[0])
-        runner: Runner | UnhandledRunner = self.runner
+        runner: AnyRunner | None = self.runner
         for delivery in batch:
             self.consumer.begin(delivery)
             if self.handler.ordered:
                 runner = self._runner_for(delivery)
-            seconds = runner.runtime_of(delivery)
+            seconds = None if runner is None else runner.handler.runtime_of(delivery)
             if seconds is not None:
                 until = time.monotonic() + seconds + margin_s
                 self._runtime_limits.begin(delivery, until, seconds)

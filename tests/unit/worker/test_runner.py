@@ -21,7 +21,7 @@ from rmq.kernel.core.score import receipt_score
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.producer.encode import RETRY_MARK, RUNTIME_MARK
 from rmq.worker.disposition import Disposition, RuntimeExceeded, disposition_for, runtime_exceeded
-from rmq.worker.runner import Runner
+from rmq.worker.runner import runner_class
 
 POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic
 
@@ -232,13 +232,17 @@ def test_running_too_long_is_an_error_that_rules_can_name() -> None:
 # --- a run ---------------------------------------------------------------------------------------
 
 
+def runner_of(handler: Handler) -> Any:
+    return runner_class(handler)(handler, show, Hooks())
+
+
 def run(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:
-    return Runner(registered(function, **options), show, Hooks()).run(delivered(given))
+    decided: Disposition = runner_of(registered(function, **options)).run(delivered(given))
+    return decided
 
 
 def run_async(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:
-    one = delivered(given)
-    return asyncio.run(Runner(registered(function, **options), show, Hooks()).run_async(one))
+    return asyncio.run(runner_of(registered(function, **options)).run(delivered(given)))
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
@@ -361,10 +365,10 @@ def test_a_timeout_of_the_handler_s_own_is_not_max_runtime() -> None:
 
 def run_batch(function: Callable[..., Any], bodies: list[Any], **options: Any) -> list[Disposition]:
     handler = registered(function, batch=10, **options)
-    runner = Runner(handler, show, Hooks())
+    runner = runner_of(handler)
     if handler.is_async:
         batch = [delivered(body) for body in bodies]
-        found = asyncio.run(runner.run_batch_async(batch))
+        found = asyncio.run(runner.run_batch(batch))
     else:
         batch = [delivered(body) for body in bodies]
         found = runner.run_batch(batch)
