@@ -398,7 +398,7 @@ def _name(topic: AnyTopic) -> str:
 
 def _close_drained(drained: Sequence[DrainedTopic]) -> None:
     for topic in drained:
-        topic.consumer.close()
+        topic.close()
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:

@@ -1,6 +1,6 @@
 """Drain: run handlers in the calling thread until no message is due, by the rules of the worker.
 
-It uses the worker's runner and handler consumer, without its engine: each message is received, run
+It uses the worker's runner, without its engine: each message is received, run
 and settled before the next, and the topics take turns. So a test sees one order of runs, and an
 error where it happened.
 """
@@ -27,7 +27,7 @@ from rmq.kernel.transport.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.worker.disposition import Disposition, Show, runtime_exceeded
-from rmq.worker.feed import HandlerConsumer
+from rmq.worker.feed import claim_keys, close_flows, make_flows, show_for
 from rmq.worker.runner import AsyncRunner, PlainRunner, Unhandled, runner_class
 from rmq.worker.running import check_hooks
 
@@ -163,10 +163,12 @@ class DrainedTopic:
         self._handlers = handlers
         self._unhandled = unhandled
         self._most = most_taken(handlers)
-        first = next(iter(handlers))
-        self.consumer = HandlerConsumer(transport, first, handlers=handlers)
+        self._transport = transport
+        self._flows = make_flows(handlers)
         self._drained = {
-            handler: DrainedHandler(handler, self.consumer.show_for(handler), hooks, process_values)
+            handler: DrainedHandler(
+                handler, show_for(handler, self._flows, transport), hooks, process_values
+            )
             for handler in handlers
         }
 
@@ -177,8 +179,8 @@ class DrainedTopic:
 
     def take(self) -> list[Run]:
         """Receive the next message, or batches; return them with their handlers."""
-        self.consumer.receive_state.ready_at = []  # due times of its slots, in real time
-        deliveries = with_retries(lambda: self.consumer.take(self._most, 0))
+        self._flows.state.ready_at = []  # due times of its slots, in real time
+        deliveries = with_retries(self._receive)
         runs: list[Run] = []
         batches: dict[Handler, list[HeldDelivery]] = {}
         for delivery in deliveries:
@@ -193,6 +195,16 @@ class DrainedTopic:
             batch.append(delivery)
         return runs
 
+    def _receive(self) -> list[HeldDelivery]:
+        deliveries = self._transport.run(self._flows.receive(self._most, 0))
+        if deliveries and any(handler.claims is not None for handler in self._handlers):
+            claim_keys(deliveries, self._handlers, self._flows, self._transport)
+        return deliveries
+
+    def close(self) -> None:
+        """Hand back what is not settled."""
+        close_flows(self._flows, self._transport)
+
     def dispositions_unhandled(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Decide about deliveries whose type no handler has."""
         return [(delivery, self._unhandled.disposition(delivery)) for delivery in deliveries]
@@ -200,7 +212,7 @@ class DrainedTopic:
     def release(self, deliveries: list[HeldDelivery]) -> None:
         """Release the deliveries that are not settled."""
         open_ones = [delivery for delivery in deliveries if delivery.state == OPEN]
-        self.consumer.release(open_ones)
+        self._transport.run(self._flows.release(open_ones, 0))
 
     def settle(
         self, delivery: HeldDelivery, disposition: Disposition, raised: BaseException | None
@@ -221,13 +233,18 @@ class DrainedTopic:
         )
 
     def _carry_out(self, mine: list[HeldDelivery], disposition: Disposition) -> list[HeldDelivery]:
+        flows, error = self._flows, disposition.error
         if disposition.verb == "ack":
-            return self.consumer.ack(mine)
-        if disposition.verb == "nack":
-            return self.consumer.fail(mine, disposition.wait_s, {mine[0]: disposition.error})
-        if disposition.verb == "release":
-            return self.consumer.release(mine, delay=disposition.wait_s or 0)
-        return self.consumer.bury(mine, disposition.error or "rejected", disposition.kind)
+            flow = flows.ack(mine)
+        elif disposition.verb == "nack":
+            wait_s = disposition.wait_s
+            wait_ms = None if wait_s is None else round(wait_s * 1000)
+            flow = flows.nack_each(mine, wait_ms, {mine[0]: error})
+        elif disposition.verb == "release":
+            flow = flows.release(mine, disposition.wait_s or 0)
+        else:
+            flow = flows.reject(mine, error or "rejected", disposition.kind)
+        return self._transport.run(flow)
 
 
 def most_taken(handlers: TopicHandlers) -> int:

@@ -22,7 +22,7 @@ from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.transport.blocking import Transport
 from rmq.worker.disposition import PoisonSuspects
 from rmq.worker.executors import Executor, LoopHeartbeat, TaskExecutor, ThreadExecutor
-from rmq.worker.feed import HandlerConsumer, TopicFeed
+from rmq.worker.feed import TopicFeed
 from rmq.worker.fetcher import Fetcher
 from rmq.worker.heartbeat.leases import LeaseTracker, WorkerMemory
 from rmq.worker.queue import HandlerQueue
@@ -71,25 +71,18 @@ class Engine:
         threads = min(SETTLER_THREADS, len(topics))
         self.settler_threads = [SettlerThread(f"rmq-settle-{number}") for number in range(threads)]
         self.feeds = [
-            TopicFeed(
-                of_topic,
-                HandlerConsumer(
-                    transport, next(iter(of_topic)), LeaseTracker(memory, number),
-                    None if of_topic.is_single else of_topic,
-                ),
-            )
+            TopicFeed(of_topic, transport, LeaseTracker(memory, number))
             for number, of_topic in enumerate(topics)
-        ]  # fmt: skip
+        ]
         self.fetcher = Fetcher(transport, self.feeds)
         suspects = PoisonSuspects()
         for number, feed in enumerate(self.feeds):
             for handler in feed.handlers:
                 feed.queues[handler] = HandlerQueue(
-                    handler, feed.consumer, hooks, executors[handler.is_async],
+                    handler, feed, hooks, executors[handler.is_async],
                     heartbeat if handler.is_async else None,
-                    self.settler_threads[number % threads], feed.error_state,
-                    self.fetcher.on_settled(feed), self._stopping.is_set, feed.runner_for,
-                    feed.unhandled, values, suspects,
+                    self.settler_threads[number % threads], self.fetcher.on_settled(feed),
+                    self._stopping.is_set, values, suspects,
                 )  # fmt: skip
         self.queues = [queue for feed in self.feeds for queue in feed.queues.values()]
 
@@ -134,7 +127,7 @@ class Engine:
         return [queue.settler.flushed_event() for queue in self.queues]
 
     def end(self, until: float) -> bool:
-        """Cancel the running handlers, release their deliveries, and close the consumers.
+        """Cancel the running handlers, release their deliveries, and close the feeds.
 
         Returns:
             Whether every delivery is settled in Redis.

@@ -85,7 +85,7 @@ class Fetcher:
         for feed in feeds:
             feed.subscription.is_sharded = transport.uses_shard_channels
             # A topic whose master is away keeps the others waiting for no longer than need be.
-            feed.consumer.receive_state.fails_fast = len(feeds) > 1
+            feed.state.fails_fast = len(feeds) > 1
         self._by_own_channel: dict[bytes, TopicFeed] = {}
         self._listener = Listener(transport, list(self._by_channel))
         self._stopping = threading.Event()
@@ -110,7 +110,7 @@ class Fetcher:
         """Receive no more. Returns at once."""
         self._stopping.set()
         for feed in self._feeds:
-            feed.consumer.receive_state.interrupted = True
+            feed.state.interrupted = True
         self._listener.wake()
 
     def join(self, wait_s: float) -> None:
@@ -152,7 +152,7 @@ class Fetcher:
             with suppress(RMQError):  # closing the consumer tries again
                 feed.end_credit()
             if feed.error_state.error is None:
-                feed.consumer.report_lateness(is_last=True)
+                feed.report_lateness(is_last=True)
 
     def _turn(self) -> None:
         """Do what is due next; wait if nothing is."""
@@ -216,7 +216,7 @@ class Fetcher:
                 self._due.schedule(feed)
         self._look()
         for feed in self._feeds:
-            feed.consumer.report_lateness()
+            feed.report_lateness()
         if now >= self._tidy_at:
             self._tidy_one()
 

@@ -21,6 +21,7 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.disposition import DetachedClaims, Disposition, Report
+from rmq.worker.feed import show_for
 from rmq.worker.runner import runner_class
 from rmq.worker.runs import IN_ORDER, HandlerRuns
 from rmq.worker.settler import Settler
@@ -28,9 +29,8 @@ from rmq.worker.settler import Settler
 if TYPE_CHECKING:
     from rmq.worker.disposition import PoisonSuspects
     from rmq.worker.executors import Executor, LoopHeartbeat
-    from rmq.worker.feed import HandlerConsumer
-    from rmq.worker.runner import AnyRunner, Unhandled
-    from rmq.worker.settler import ErrorState, SettlerThread
+    from rmq.worker.feed import TopicFeed
+    from rmq.worker.settler import SettlerThread
 
 
 FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
@@ -42,16 +42,13 @@ class HandlerQueue:
 
     Args:
         handler: runs them.
-        consumer: received them, and settles them.
+        feed: of the topic; received them.
         hooks: of the interceptors.
         executor: of the kind of the handler.
         heartbeat: of the event loop, for an async handler.
         settler_thread: settles them.
-        error_state: of the topic.
         on_settled: called by that thread after it has settled some.
         is_stopping: whether the worker is stopping.
-        runner_for: finds the runner of a delivery of the topic.
-        unhandled: decides about deliveries that have none.
         values: of the dependencies and lifespans of this process.
         suspects: of this process.
     """
@@ -59,47 +56,38 @@ class HandlerQueue:
     def __init__(
         self,
         handler: Handler,
-        consumer: HandlerConsumer,
+        feed: TopicFeed,
         hooks: Hooks,
         executor: Executor,
         heartbeat: LoopHeartbeat | None,
         settler_thread: SettlerThread,
-        error_state: ErrorState,
         on_settled: Callable[[], None],
         is_stopping: Callable[[], bool],
-        runner_for: Callable[[HeldDelivery], AnyRunner | None],
-        unhandled: Unhandled,
         values: Values | None,
         suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
-        self.consumer = consumer
+        self.feed = feed
         detached_claims = (
-            None if handler.claims is None else DetachedClaims(consumer.transport, handler)
+            None if handler.claims is None else DetachedClaims(feed.transport, handler)
         )
         runner = runner_class(handler)(
-            handler, consumer.show_for(handler), hooks, detached_claims, values, is_stopping
+            handler,
+            show_for(handler, feed.flows, feed.transport),
+            hooks,
+            detached_claims,
+            values,
+            is_stopping,
         )
         self.taken = 0
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
         self._executor = executor
         self._heartbeat = heartbeat
         self.settler = Settler(
-            handler, consumer, self._disposition_of_overrun, detached_claims, settler_thread,
-            error_state, on_settled,
-        )  # fmt: skip
-        self.suspects = suspects
-        self.runs = HandlerRuns(
-            handler,
-            consumer,
-            runner,
-            self.settler,
-            is_stopping,
-            runner_for,
-            unhandled,
-            self.suspects,
+            handler, feed, self._disposition_of_overrun, detached_claims, settler_thread, on_settled
         )
-        self._runner_for = runner_for
+        self.suspects = suspects
+        self.runs = HandlerRuns(handler, feed, runner, self.settler, is_stopping, suspects)
         self._partial_batch: list[HeldDelivery] = []  # waits for more messages
         self._partial_since = 0.0
         self._last_suspect: HeldDelivery | None = None  # waits until nothing else runs
@@ -107,7 +95,7 @@ class HandlerQueue:
         self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
 
     def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
-        runner = self._runner_for(delivery)
+        runner = self.feed.runner_for(delivery)
         assert runner is not None  # what no handler has runs for no time
         return runner.dispositions.of_overrun(delivery, max_runtime_s)
 

@@ -34,11 +34,11 @@ from rmq.worker.disposition import (
     Report,
     error_of_cancel,
 )
-from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner, Unhandled
+from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner
 
 if TYPE_CHECKING:
     from rmq.worker.disposition import PoisonSuspects
-    from rmq.worker.feed import HandlerConsumer
+    from rmq.worker.feed import TopicFeed
     from rmq.worker.queue import Work
     from rmq.worker.settler import Settler
 
@@ -53,29 +53,23 @@ class HandlerRuns:
 
     Args:
         handler: is run.
-        consumer: received the deliveries.
+        feed: received the deliveries; in order, those of all handlers of the topic run here.
         runner: calls the handler.
         settler: gets a report for each delivery.
         is_stopping: whether the worker is stopping.
-        runner_for: finds the runner of a delivery; in order, deliveries of all handlers of a topic
-            run here.
-        unhandled: decides about those that have none.
         suspects: of this process.
     """
 
     def __init__(
         self,
         handler: Handler,
-        consumer: HandlerConsumer,
+        feed: TopicFeed,
         runner: AnyRunner,
         settler: Settler,
         is_stopping: Callable[[], bool],
-        runner_for: Callable[[HeldDelivery], AnyRunner | None],
-        unhandled: Unhandled,
         suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
-        self.consumer = consumer
         self.runner = runner
         self.settler = settler
         self.suspects = suspects
@@ -86,8 +80,9 @@ class HandlerRuns:
         self.ordered_ended = 0  # how many ordered runs have ended
         self._lock = threading.Lock()  # of that number
         self._is_stopping = is_stopping
-        self._runner_for = runner_for
-        self._unhandled = unhandled
+        self._tracker = feed.tracker
+        self._runner_for = feed.runner_for
+        self._unhandled = feed.unhandled
         self._overdue = settler.overdue
         self._runtime_limits = RuntimeLimits(self._overdue)
 
@@ -106,10 +101,10 @@ class HandlerRuns:
         """Return whether the lease and the claim are still valid; otherwise report the delivery."""
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
-            self.consumer.abandon([delivery])
+            self._tracker.abandon([delivery])
             self._report(delivery, ACK)
             return False
-        if delivery.claim is not None and self.consumer.is_claim_lost(delivery):
+        if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
             self._report(delivery, RELEASE)  # the next delivery claims the key again
             return False
         if self.suspects.is_held_back(delivery):
@@ -230,7 +225,7 @@ class HandlerRuns:
         self.times.begin(batch[0])
         runner: AnyRunner | None = self.runner
         for delivery in batch:
-            self.consumer.begin(delivery)
+            self._tracker.begin(delivery)
             if self.handler.ordered:
                 runner = self._runner_for(delivery)
             seconds = None if runner is None else runner.handler.runtime_of(delivery)

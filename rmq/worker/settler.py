@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
+from rmq.kernel.consumer.flows import Verb
 from rmq.kernel.core import failure
 from rmq.kernel.core.claim import KEPT
 from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
@@ -30,7 +31,7 @@ from rmq.worker.disposition import ACK, DONE_BEFORE, Report
 
 if TYPE_CHECKING:
     from rmq.worker.disposition import DetachedClaims, Disposition
-    from rmq.worker.feed import HandlerConsumer
+    from rmq.worker.feed import TopicFeed
 
 
 log = logging.getLogger("rmq")
@@ -116,30 +117,28 @@ class Settler:
 
     Args:
         handler: ran them.
-        consumer: received them.
+        feed: received them; its flows settle them.
         disposition_of_overrun: decides for a run beyond its max_runtime.
         detached_claims: of the handler, if it has claims.
         thread: does the work.
-        error_state: of the topic.
         on_settled: called after some were settled.
     """
 
     def __init__(
         self,
         handler: Handler,
-        consumer: HandlerConsumer,
+        feed: TopicFeed,
         disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
-        error_state: ErrorState,
         on_settled: Callable[[], None],
     ) -> None:
         self.thread = thread
         self.on_settled = on_settled
         self._handler = handler
-        self._consumer = consumer
+        self._run, self._flows, self._tracker = feed.transport.run, feed.flows, feed.tracker
+        self._error_state = feed.error_state
         self._disposition_of_overrun = disposition_of_overrun
-        self._error_state = error_state
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
         self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
@@ -226,7 +225,7 @@ class Settler:
                               self._handler, len(left))  # fmt: skip
                 counted = self._counted_deliveries()
                 left = [delivery for delivery in left if delivery not in counted]
-                self._consumer.abandon(left)
+                self._tracker.abandon(left)
                 self._count(left)
 
     def _counted_deliveries(self) -> set[HeldDelivery]:
@@ -235,12 +234,12 @@ class Settler:
     def _carry_out(self, given: list[Report]) -> None:
         """Settle the reported deliveries, with one call for each verb."""
         reports = ReportBatch(given, self.overdue, self._disposition_of_overrun)
-        self._settle("ack", reports.acks, self._consumer.ack)
+        self._settle("ack", reports.acks, self._flows.ack)
         if self._handler.middleware:
             self._count_claims(reports)
         self._settle_others(reports.others)
         for halted in reports.halted:
-            self._settle("release", list(halted.rest), self._consumer.release)
+            self._settle("release", list(halted.rest), partial(self._flows.release, delay=0))
             if halted.delivery is not None:
                 self._settle_others([(halted.delivery, halted.disposition)])
         for delivery in reports.overran:
@@ -263,7 +262,7 @@ class Settler:
         released: dict[float, list[HeldDelivery]] = {}
         for delivery, disposition in dispositions:
             if disposition.verb == "ack":
-                self._settle("ack", [delivery], self._consumer.ack)
+                self._settle("ack", [delivery], self._flows.ack)
             elif disposition.verb == "nack":
                 failed.setdefault(disposition.wait_s, []).append((delivery, disposition.error))
             elif disposition.verb == "release":
@@ -271,21 +270,22 @@ class Settler:
             else:
                 reason, kind = disposition.error or "rejected", disposition.kind
                 self._settle(
-                    "reject", [delivery], partial(self._consumer.bury, reason=reason, kind=kind)
+                    "reject", [delivery], partial(self._flows.reject, reason=reason, kind=kind)
                 )
                 self._log_failure(delivery, "is rejected", reason)
         for wait_s, pairs in failed.items():
             errors: dict[Any, Any] = dict(pairs)
+            wait_ms = None if wait_s is None else round(wait_s * 1000)
             self._settle(
                 "nack",
                 [delivery for delivery, _ in pairs],
-                partial(self._consumer.fail, wait_s=wait_s, errors=errors),
+                partial(self._flows.nack_each, wait_ms=wait_ms, errors=errors),
             )
             for delivery, error in pairs:
                 dead = "" if delivery.retries_left else ", and is a dead letter"
                 self._log_failure(delivery, f"failed{dead}", error)
         for delay, deliveries in released.items():
-            self._settle("release", deliveries, partial(self._consumer.release, delay=delay))
+            self._settle("release", deliveries, partial(self._flows.release, delay=delay))
 
     def _log_failure(self, delivery: HeldDelivery, what: str, error: failure.Error) -> None:
         """Log a failure in one line. The traceback is in the message, and in a DEBUG log."""
@@ -295,16 +295,14 @@ class Settler:
             text, f"\n{trace}" if log.isEnabledFor(logging.DEBUG) else "",
         )  # fmt: skip
 
-    def _settle_aside(
-        self, verb: str, deliveries: list[HeldDelivery], call: Callable[[list[Any]], list[Any]]
-    ) -> None:
+    def _settle_aside(self, verb: str, deliveries: list[HeldDelivery], flow: Verb) -> None:
         """Settle deliveries whose masters are away; called by the thread for these."""
         try:
-            self._settle(verb, deliveries, call, is_aside=True)
+            self._settle(verb, deliveries, flow, is_aside=True)
         except Exception:
             log.exception("%s: %d deliveries are not settled; their leases expire",
                           self._handler, len(deliveries))  # fmt: skip
-            self._consumer.abandon(deliveries)
+            self._tracker.abandon(deliveries)
             self._count(deliveries)
         self.on_settled()
 
@@ -316,7 +314,7 @@ class Settler:
         self,
         verb: str,
         deliveries: list[HeldDelivery],
-        call: Callable[[list[Any]], list[Any]],
+        flow: Verb,
         is_aside: bool = False,
     ) -> None:
         """Settle deliveries, retrying until Redis answers; give up only what Redis refuses.
@@ -329,7 +327,7 @@ class Settler:
             # A delivery that a late reply showed as settled still has to be reported by its verb.
             left = [delivery for delivery in left if delivery.state == OPEN or delivery.unconfirmed]
             try:
-                lost = call(left) if left else []
+                lost = self._run(flow(left)) if left else []
                 if outage is not None:
                     self._error_state.clear(outage)
                 with self._counting:
@@ -355,7 +353,7 @@ class Settler:
                     with self._counting:
                         self.tally[verb] += len(left) - len(lost)
                         self.tally["lost"] += len(lost)
-                    self.thread.put_aside(partial(self._settle_aside, verb, rest, call))
+                    self.thread.put_aside(partial(self._settle_aside, verb, rest, flow))
                     break
                 outage = self._error_state.note(error)
                 if self.thread.is_abandoned:
@@ -366,7 +364,7 @@ class Settler:
             except Exception:
                 log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
                               self._handler, len(left), verb)  # fmt: skip
-                self._consumer.abandon(left)
+                self._tracker.abandon(left)
                 break
         if len(left) < len(deliveries):
             lost_in_all = sum(delivery.state == LOST for delivery in deliveries)

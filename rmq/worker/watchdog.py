@@ -275,7 +275,7 @@ class Watchdog:
         name = stuck_queue.handler if stuck_queue is not None else "the worker"
         _log_stacks(f"{name} has not moved for {watchdog_s:g} s")
         for queue in self._engine.queues if stuck_queue is None else [stuck_queue]:
-            queue.consumer.stop_renewing()
+            queue.feed.tracker.retire_all()  # other workers run what this one cannot finish
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:

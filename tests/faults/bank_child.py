@@ -33,7 +33,8 @@ from rmq.kernel.transport.steps import Pipeline
 from rmq.ledger import Ledger, exactly_once
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerMiddleware
-from rmq.worker.feed import HandlerConsumer
+from rmq.worker import feed
+from rmq.worker.settler import Settler
 from tests.faults import bank, bank_mutants
 from tests.faults.storm import Hurry
 from tests.faults.worker_child import Book
@@ -95,24 +96,27 @@ class Faults:
 
 def watch(faults: Faults) -> None:
     """Have the steps that RMQ takes told to the faults."""
-    claim_keys, ack = HandlerConsumer._claim_keys, HandlerConsumer.ack
+    claim_keys, settle = feed.claim_keys, Settler._settle
 
-    def claims(self: HandlerConsumer, found: list[Any]) -> None:
+    def claims(*arguments: Any) -> None:
         faults.reach("taken")
-        claim_keys(self, found)
+        claim_keys(*arguments)
 
-    def acks(self: HandlerConsumer, deliveries: Any) -> Any:
-        def finish_alone() -> None:
-            beside = claim.finish(self.context, deliveries)
-            if beside is not None:
-                self.transport.run(_alone(beside))
+    def settles(self: Settler, verb: str, deliveries: Any, flow: Any, **options: Any) -> None:
+        def acks(left: Any) -> Any:
+            def finish_alone() -> None:
+                beside = claim.finish(self._flows.context, left)
+                if beside is not None:
+                    self._run(_alone(beside))
 
-        faults.reach("finished", finish_alone)
-        lost = ack(self, deliveries)
-        faults.reach("acked")
-        return lost
+            faults.reach("finished", finish_alone)
+            lost = yield from flow(left)
+            faults.reach("acked")
+            return lost
 
-    HandlerConsumer._claim_keys, HandlerConsumer.ack = claims, acks  # type: ignore[method-assign, assignment]
+        settle(self, verb, deliveries, acks if verb == "ack" else flow, **options)
+
+    feed.claim_keys, Settler._settle = claims, settles  # type: ignore[method-assign, assignment]
     for guard in (LedgerMiddleware, ExactlyOnce):
         guard.run = _with_steps(guard.run, faults, guard is ExactlyOnce)  # type: ignore[method-assign]
 

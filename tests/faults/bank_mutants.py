@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rmq.kernel.consumer import claim as claim_flow
+from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.claim import BUSY
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.transport.steps import RawCommand
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.rows import CONSUMED
 from rmq.worker.disposition import DONE_BEFORE, HandlerDispositions
-from rmq.worker.feed import HandlerConsumer
 from rmq.worker.heartbeat.leases import LeaseTracker
 
 LONG_MS = 600_000
@@ -20,17 +20,16 @@ DAY_MS = 86_400_000
 
 def deletes_any_claim(faults: Any) -> None:
     """A release deletes the claim on the message's key, even another delivery's."""
-    release = HandlerConsumer.release
+    release = ConsumerFlows.release
 
-    def releases(self: HandlerConsumer, deliveries: Any, *, delay: Any = 0) -> Any:
-        mine = [deliveries] if isinstance(deliveries, HeldDelivery) else list(deliveries)
-        for one in mine:
+    def releases(self: ConsumerFlows, deliveries: Any, delay: Any) -> Any:
+        for one in deliveries:
             if one.claim is not None:
                 key = claim_flow.claim_key(self.context, one.claim.name)
-                self.transport.raw_command("unclaim", "DEL", key)
-        return release(self, mine, delay=delay)
+                yield RawCommand("unclaim", "DEL", key)
+        return (yield from release(self, deliveries, delay))
 
-    HandlerConsumer.release = releases  # type: ignore[method-assign, assignment]
+    ConsumerFlows.release = releases  # type: ignore[method-assign, assignment]
 
 
 def acks_busy(faults: Any) -> None:

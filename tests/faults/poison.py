@@ -9,22 +9,21 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import rmq
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker import engine
 from rmq.worker.disposition import PoisonSuspects
-from rmq.worker.feed import HandlerConsumer
+from rmq.worker.feed import TopicFeed
 from rmq.worker.queue import HandlerQueue
 
 DIES_S, HOLDS_S = 0.2, 0.6
 
-_found = HandlerConsumer.with_expired_leases
+_found = TopicFeed._with_expired_leases
 
 
-def _from_the_third(self: HandlerConsumer, deliveries: Iterable[HeldDelivery]) -> set[HeldDelivery]:
+def _from_the_third(self: TopicFeed, deliveries: list[HeldDelivery]) -> set[HeldDelivery]:
     return _found(self, [one for one in deliveries if one.attempt >= 3])
 
 
@@ -36,7 +35,7 @@ def _break(mutant: str) -> None:
     if mutant == "apart":  # each handler knows of its own suspects only
         engine.HandlerQueue = _apart  # type: ignore[assignment, misc]
     elif mutant == "from the third":  # a message with one retry is never a suspect
-        HandlerConsumer.with_expired_leases = _from_the_third  # type: ignore[method-assign]
+        TopicFeed._with_expired_leases = _from_the_third  # type: ignore[method-assign]
 
 
 def main(text: str) -> int:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.delivery import SETTLED
-from rmq.worker.feed import HandlerConsumer
+from rmq.kernel.transport.steps import RawCommand
+from rmq.worker.feed import TopicFeed
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import HeldLease
 from rmq.worker.heartbeat.renewer import Heartbeat
@@ -43,7 +45,7 @@ def acks_first() -> None:
     def settled(self: HandlerRuns, one: Any) -> bool:
         if not begin(self, one):
             return False
-        self.consumer.ack([one])
+        self.settler._run(self.settler._flows.ack([one]))
         return True
 
     HandlerRuns._may_run = settled  # type: ignore[method-assign]
@@ -52,17 +54,17 @@ def acks_first() -> None:
 def acks_by_id() -> None:
     """Its acks look at the id alone."""
 
-    def ack(self: HandlerConsumer, deliveries: Any) -> list[Any]:
+    def ack(self: ConsumerFlows, deliveries: Any) -> Any:
         for one in deliveries:
             keys = one.origin.keys
-            self.transport.raw_command("ack", "ZREM", keys.prepare, one.id.member)
-            self.transport.raw_command("ack", "HDEL", keys.records, one.id.member)
+            yield RawCommand("ack", "ZREM", keys.prepare, one.id.member)
+            yield RawCommand("ack", "HDEL", keys.records, one.id.member)
             one.state = SETTLED
-        assert self.tracker is not None
-        self.tracker.forget(deliveries)
+        assert self._shared_leases is not None
+        self._shared_leases.forget(deliveries)
         return []
 
-    HandlerConsumer.ack = ack  # type: ignore[method-assign]
+    ConsumerFlows.ack = ack  # type: ignore[method-assign]
 
 
 def begins_anything() -> None:
@@ -76,8 +78,8 @@ def never_tells() -> None:
 
 
 def stuck_fetcher() -> None:
-    HandlerConsumer.take_ready = lambda self, limit: time.sleep(3600)  # type: ignore[method-assign]
+    TopicFeed._take = lambda self, limit, take: time.sleep(3600)  # type: ignore[method-assign]
 
 
 def stuck_settler() -> None:
-    HandlerConsumer.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]
+    ConsumerFlows.ack = lambda self, deliveries: time.sleep(3600)  # type: ignore[method-assign]

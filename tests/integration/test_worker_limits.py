@@ -284,9 +284,10 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
         client.admin.rollback(name)
         clock.advance(3)
         feed = engine.feeds[0]
-        feed.consumer.receive_state.interrupted = False
-        feed.consumer.receive_state.ready_at = []
-        first, second = sorted(feed.consumer.take(2, 0), key=lambda each: each.body)
+        feed.state.interrupted = False
+        feed.state.ready_at = []
+        taken = feed.transport.run(feed.flows.receive(2, 0))
+        first, second = sorted(taken, key=lambda each: each.body)
 
         feed._put(feed.first_queue, [first])
         waited = list(began)
