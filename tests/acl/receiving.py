@@ -237,7 +237,7 @@ def serves_schedules(s: Scene) -> None:
         assert s.full.admin.stats(s.name)["records"] >= 1
         s.full.admin.schedule_delete(s.name, "quick")
         dispatch = Dispatch("rmq", client._transport, client._handlers, [declaration.context])
-        send_due()  # removes the entry of the topic
+        dispatch.send_due()  # removes the entry of the topic
 
 
 @of("worker")
