@@ -16,6 +16,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import redis
 
 import rmq
 from rmq.kernel.topic import context
@@ -231,6 +232,13 @@ def own_server() -> Iterator[Server]:
 def name() -> str:
     """A topic name nobody else uses."""
     return f"t{next(_counter)}-{os.getpid()}"
+
+
+@pytest.fixture
+def raw(server: Server) -> Iterator[redis.Redis]:
+    """A plain client of the server."""
+    with server.raw() as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,13 +10,6 @@ from tests.integration.auditing import lose
 
 
 @pytest.fixture
-def raw(server):
-    client = server.raw()
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def sent(server, name):
     with rmq.Client(server.url, interceptors=[rmq.Audit()]) as client:
         topic = client.topic(name)

@@ -59,13 +59,6 @@ def near(server: Any, prefix: str):
         yield client
 
 
-@pytest.fixture
-def raw(server: Any):
-    client = server.raw()
-    yield client
-    client.close()
-
-
 def keys(raw: Any, prefix: str) -> list[bytes]:
     return sorted(raw.keys(f"{prefix}:worker*"))
 

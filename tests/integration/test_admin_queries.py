@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import redis
 import rmq
 from rmq.features.queries import held, scripts
 from tests.integration.driven import both_clients
-from tests.servers import Server
 
 RUN, OTHER = "a" * 32, "b" * 32
 SPARK = "5b0c1f5e-3d0a-4f86-9d0e-0d2f6c1b7a55"
@@ -23,12 +21,6 @@ def topic(client: rmq.Client, name: str) -> rmq.Topic:
     made = client.topic(name, slots=2, retry="immediate")
     made.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(1500)])
     return made
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[redis.Redis]:
-    with server.raw() as made:
-        yield made
 
 
 def silent(topic: rmq.Topic, run: str = RUN, most: int | None = None, lease: float = 600) -> int:

@@ -18,13 +18,6 @@ from tests.integration.auditing import adds_up, keys_of, lose, lost, producer
 from tests.integration.driven import both_clients
 
 
-@pytest.fixture
-def raw(server):
-    client = server.raw()
-    yield client
-    client.close()
-
-
 def audited(client, name, **options):
     return client.admin.audit(name, **{"older_than": 0} | options)
 

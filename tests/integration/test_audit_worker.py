@@ -14,13 +14,6 @@ from tests.integration.driven import both_clients, connect
 from tests.patience import wait_for
 
 
-@pytest.fixture
-def raw(server):
-    client = server.raw()
-    yield client
-    client.close()
-
-
 @both_clients
 def test_worker_reports_what_is_missing(kind, server, raw, client, name, caplog):
     with producer(kind, server) as theirs:

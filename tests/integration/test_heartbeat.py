@@ -6,7 +6,6 @@ import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -27,12 +26,6 @@ TEXTS = {
     "db": "redis.call('SET', KEYS[1], 'x') return redis.status_reply('FINE')",
 }
 SCRIPTS = {name: [hashlib.sha1(text.encode()).hexdigest(), text] for name, text in TEXTS.items()}
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[redis.Redis]:
-    with server.raw() as client:
-        yield client
 
 
 def connection(server: Server, **options: object) -> ScriptConnection:

@@ -6,7 +6,6 @@ import pickle
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,12 +29,6 @@ def topic(api: Any, name: str) -> Any:
     made = api.topic(name, slots=4, dedup_window=0)
     made.open()
     return made
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[redis.Redis]:
-    with server.raw() as made:
-        yield made
 
 
 @pytest.fixture

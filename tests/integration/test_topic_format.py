@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ import rmq
 from rmq.kernel.core.keys import topic_key
 from rmq.kernel.core.settings import FORMAT
 from tests.servers import Server
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[redis.Redis]:
-    with server.raw() as client:
-        yield client
 
 
 def everything(raw: redis.Redis, name: str) -> dict[bytes, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,12 +32,6 @@ def save(server: Server, name: str) -> Save:
         df.write.format("rmq").mode(mode).options(**given).save()
 
     return write
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[redis.Redis]:
-    with server.raw() as made:
-        yield made
 
 
 @pytest.fixture

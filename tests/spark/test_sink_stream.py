@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,6 @@ def topic(client: rmq.Client, name: str) -> rmq.Topic:
     made = client.topic(name, slots=8, dedup_window=0)  # so that no id is remembered
     made.open()
     return made
-
-
-@pytest.fixture
-def raw(server: Server) -> Iterator[redis.Redis]:
-    with server.raw() as made:
-        yield made
 
 
 def add(here: Path, first: int, files: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of `rmq.ledger`."""
+"""Fixtures of the tests of `rmq.ledger` and `rmq.outbox`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.databases import Database
+from tests.servers import Server
 from tests.sql.ledgers import Books
+from tests.sql.lossy import Lossy
 
 # What `make test` tries of drivers and databases: each once. The other pairs are left to CI.
 HERE = Path(__file__).parent
@@ -30,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and (way, params["database"]) not in PAIRS
         ) or (item.path.name.startswith(OUTBOX) and params.get("database") == "sqlite"):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def scene(database: Database, server: Server, name: str) -> Iterator[Lossy]:
+    """A topic that loses messages, with an outbox in each database."""
+    made = Lossy(database, server, name)
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["plain", "async"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +15,6 @@ import rmq
 from rmq.outbox import Round, StubNotFound, StubSettled, metadata
 from rmq.sql.database import now_ms
 from rmq.sql.outbox import repair
-from tests.databases import Database
-from tests.servers import Server
 from tests.sql.lossy import HOUR, Lossy
 from tests.sql.stubs import drain
 
@@ -30,13 +27,6 @@ DAY = 24 * HOUR
 
 class Oops(Exception):
     """The error with which a transaction fails."""
-
-
-@pytest.fixture
-def scene(database: Database, server: Server, name: str) -> Iterator[Lossy]:
-    made = Lossy(database, server, name)
-    yield made
-    made.close()
 
 
 def do(scene: Lossy, verb: str, id: Any, way: str = "connection", fail: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +12,10 @@ import rmq
 from rmq.outbox import Round, metadata
 from rmq.sql.outbox import resend_queries
 from tests.databases import Database
-from tests.servers import Server
 from tests.sql.lossy import HOUR, MINUTE, Lossy
 
 NOTHING = Round()
 SENT, WAITING, HELD = Round(sent=1), Round(waiting=1), Round(held=1)
-
-
-@pytest.fixture
-def scene(database: Database, server: Server, name: str) -> Iterator[Lossy]:
-    made = Lossy(database, server, name)
-    yield made
-    made.close()
 
 
 def sent_again(scene: Lossy, id: str, sends: int = 2) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,13 +17,6 @@ from tests.servers import Server
 from tests.sql.ledgers import CLOCK_MS
 from tests.sql.lossy import MINUTE, Lossy
 from tests.sql.stubs import drain
-
-
-@pytest.fixture
-def scene(database: Database, server: Server, name: str) -> Iterator[Lossy]:
-    made = Lossy(database, server, name)
-    yield made
-    made.close()
 
 
 def test_each_send_counts_and_waits_longer_and_tells_its_offset(scene: Lossy) -> None:

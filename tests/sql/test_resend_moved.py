@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import rmq
@@ -11,17 +9,8 @@ from rmq.kernel.topic import scripts
 from rmq.outbox import Round
 from rmq.sql.outbox import inspect
 from rmq.sql.outbox.lost import LossDetector
-from tests.databases import Database
 from tests.patience import wait_for
-from tests.servers import Server
 from tests.sql.lossy import Lossy
-
-
-@pytest.fixture
-def scene(database: Database, server: Server, name: str) -> Iterator[Lossy]:
-    made = Lossy(database, server, name)
-    yield made
-    made.close()
 
 
 def move(scene: Lossy, other: str) -> str:
