@@ -279,6 +279,14 @@ class Box:
         found = self.redis.zscore(getattr(self.keys, place), member_of(id))
         return None if found is None else float(found)
 
+    def settled_set(self) -> str:
+        """The name of the set that is filled in this turn of the dedup window."""
+        return f"settled{self.clock.now_ms // self.settings.dedup_window_ms % 2}"
+
+    def topic_fields(self) -> dict[str, str]:
+        """The topic's hash."""
+        return {k.decode(): v.decode() for k, v in self.redis.hgetall(self.handle.key).items()}
+
     def counter(self, name: str) -> int:
         """A counter of the slot."""
         return int(self.redis.hget(self.keys.slot, name) or 0)

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.kernel.consumer import scripts
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
-
-
-def settled(box) -> str:
-    return f"settled{box.clock.now_ms // box.settings.dedup_window_ms % 2}"
 
 
 def test_ack_removes_lease_and_record_and_nothing_else(box):
@@ -42,27 +37,9 @@ def test_ack_remembers_an_id_that_its_sender_keeps(box):
         ("slot", "settled_turn"): str(box.clock.now_ms // 60_000),
         ("prepare", id): GONE,
         ("records", id): GONE,
-        (settled(box), id): True,
+        (box.settled_set(), id): True,
         (f"replay:{session.name[1:].decode()}",): b"1:1",
     }
-
-
-def test_ack_sent_again_gives_the_first_answer_and_changes_nothing(box):
-    box.send(3)
-    leases = box.take(2)
-    session = box.session()
-
-    assert box.twice(lambda: box.ack_command(leases, session)) == "11"
-
-
-def test_second_ack_in_another_session_finds_nothing_to_do(box):
-    box.one()
-    lease = box.take_one()
-    box.ack(lease)
-    before = box.state()
-
-    assert box.ack(lease) == "0"
-    assert box.state() == before
 
 
 def test_ack_of_a_message_that_had_failed_clears_its_failure(box):
@@ -71,17 +48,6 @@ def test_ack_of_a_message_that_had_failed_clears_its_failure(box):
 
     assert box.ack(box.take_one()) == "1"
     assert "failures" not in box.state()
-
-
-def test_ack_after_rollback_changes_nothing(box):
-    box.one()
-    lease = box.take_one(lease_ms=1000)
-    box.clock.advance(1)
-    assert box.rollback() == scripts.RollbackReply(1, 0, False)
-    before = box.state()
-
-    assert box.twice(lambda: box.ack_command([lease], box.session())) == "0"
-    assert box.state() == before
 
 
 def test_ack_with_a_stale_receipt_does_not_touch_the_successors_lease(box):
@@ -132,16 +98,6 @@ def test_receipt_that_is_off_by_the_smallest_step_changes_nothing(box, off):
     assert box.state() == before
 
 
-def test_receipt_of_another_message_changes_nothing(box):
-    box.send(2)
-    one, other = box.take(2)
-    before = box.state()
-
-    assert box.ack(one._replace(receipt=other.receipt)) == "0"
-    assert box.ack(one._replace(id=box.ids()[0])) == "0"
-    assert box.state() == before
-
-
 def test_ack_of_a_message_that_waits_or_is_dead_changes_nothing(box):
     waiting = box.one(priority=17)
     box.one()
@@ -167,20 +123,20 @@ def test_only_the_held_ones_of_a_batch_are_settled(box):
         ("prepare", c.id): GONE,
         ("records", a.id): GONE,
         ("records", c.id): GONE,
-        (settled(box), a.id): True,
-        (settled(box), c.id): True,
+        (box.settled_set(), a.id): True,
+        (box.settled_set(), c.id): True,
     }
 
 
 def test_settled_ids_take_turns_and_are_forgotten(make_box):
     box = make_box(dedup_window_ms=60_000)
     box.clock.advance(60 - box.clock.now_us / 1e6 % 60)  # the first moment of a turn
-    first = settled(box)
+    first = box.settled_set()
     remembered = []
     for _ in range(4):
         id = box.one(kept=True)
         box.ack(box.take_one())
-        remembered.append((settled(box), id))
+        remembered.append((box.settled_set(), id))
         box.clock.advance(60)
 
     (a, _), (b, _), (c, third), (d, fourth) = remembered
@@ -201,7 +157,7 @@ def test_after_a_long_pause_both_sets_are_forgotten(box):
     box.ack(box.take_one())
 
     state = box.state()
-    assert state[settled(box)] == {id}
+    assert state[box.settled_set()] == {id}
     assert len([k for k in state if k.startswith("settled")]) == 1
 
 

@@ -136,14 +136,6 @@ def test_a_producer_that_is_heard_of_stays(box):
     assert open_of(box, "1" * 10)
 
 
-@pytest.mark.parametrize("bad", ["", "012345678", "01234567890", "012345678g", "0123:45678"])
-def test_another_name_of_a_producer_is_refused(box, bad):
-    with pytest.raises(redis.ResponseError, match="RMQARG producer"):
-        begin(box, bad)
-
-    assert "audit" not in box.state()
-
-
 def test_more_than_a_call_may_carry_is_refused(box):
     begin(box)
     before = box.state()

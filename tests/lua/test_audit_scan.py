@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-import redis
 
 from rmq.features.audit import scripts
 from rmq.kernel.core import record
@@ -106,9 +105,3 @@ def test_whoever_moves_between_the_queues_is_found_all_the_same(box):
             break
 
     assert found == {b"%s.%d" % (P.encode(), n) for n in range(1, 401)}
-
-
-@pytest.mark.parametrize("cursor", [b"", b"x", b"-1", b"1" * 21, b"0x1"])
-def test_cursor_that_is_none_is_refused(box, cursor):
-    with pytest.raises(redis.ResponseError, match="RMQARG cursor"):
-        box.run(scripts.audit_scan(box.keys, cursor, 10))

@@ -9,10 +9,6 @@ from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
 
 
-def settled(box) -> str:
-    return f"settled{box.clock.now_ms // box.settings.dedup_window_ms % 2}"
-
-
 def cancel(box, id):
     return box.run(scripts.cancel(box.keys, box.session(), id))
 
@@ -29,21 +25,11 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
         ("slot", "settled_turn"): str(box.clock.now_ms // 60_000),
         ("store", id): GONE,
         ("records", id): GONE,
-        (settled(box), id): True,
+        (box.settled_set(), id): True,
         (f"replay:{session.name[1:].decode()}",): b"1:cancelled",
     }
     assert box.order() == [other]
     assert box.run(box.send_command([id])).letters == "d"
-
-
-def test_cancel_sent_again_gives_the_first_answer_and_changes_nothing(box):
-    id = box.one(due=5000)
-    session = box.session()
-
-    assert box.twice(lambda: scripts.cancel(box.keys, session, id)) == "cancelled"
-    before = box.state()
-    assert cancel(box, id) == "gone"
-    assert box.state() == before
 
 
 def test_cancel_of_a_retry_clears_its_failure(box):
@@ -51,7 +37,7 @@ def test_cancel_of_a_retry_clears_its_failure(box):
     box.nack(box.take_one())
 
     assert cancel(box, id) == "cancelled"
-    assert {k for k in box.state() if not k.startswith("replay")} == {"slot", settled(box)}
+    assert {k for k in box.state() if not k.startswith("replay")} == {"slot", box.settled_set()}
 
 
 def test_cancel_of_a_merge_window_clears_the_index(box):

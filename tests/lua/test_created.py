@@ -38,6 +38,31 @@ def test_a_caller_that_has_not_read_the_stamp_is_refused(box, script):
     assert box.state() == before
 
 
+@pytest.mark.parametrize(
+    "script", ["sample", "topic_pause", "topic_resize", "topic_resume", "topic_set"]
+)
+def test_a_topic_of_another_stamp_or_none_or_being_deleted_is_left_alone(box, script):
+    furnished = furnish(box)
+    if script == "topic_resume":
+        box.run(CALLS["topic_pause"](furnished))
+    before = box.topic_fields()
+
+    def left_alone(stamp: bytes) -> bool:
+        command = CALLS[script](furnished)
+        command.args[command.args.index(box.created)] = stamp
+        reply = box.run(command)
+        return getattr(reply, "state", -1 if reply is False else 1) == -1
+
+    assert left_alone(b"17")
+    assert box.topic_fields() == before
+    box.run(CALLS["topic_close"](furnished))
+    assert left_alone(box.created)
+    assert box.topic_fields() == before | {"deleting": "1"}
+    box.redis.delete(box.handle.key)
+    assert left_alone(box.created)
+    assert not box.redis.exists(box.handle.key, box.handle.history_key)
+
+
 def test_a_staged_merge_is_not_published_into_another_life(box):
     furnished = furnish(box)
     box.redis.hset(box.keys.slot, "created", "1790000000000009")

@@ -60,18 +60,6 @@ def test_deadline_is_whole_seconds_and_never_sooner_than_asked(box, later_ms, le
     assert deadline == math.ceil((box.clock.now_ms + lease_ms) / 1000)
 
 
-@pytest.mark.parametrize("lease_ms", [0, 999, LEASE_MAX_MS + 1])
-def test_lease_outside_its_limits_is_refused(box, lease_ms):
-    box.one()
-    lease = box.take_one()
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG lease_ms"):
-        box.run(box.extend_command([lease], box.session(), lease_ms))
-
-    assert box.state() == before
-
-
 def test_lapsed_lease_that_nobody_took_back_may_still_be_extended(box):
     box.one()
     lease = box.take_one(lease_ms=1000)
@@ -79,17 +67,6 @@ def test_lapsed_lease_that_nobody_took_back_may_still_be_extended(box):
 
     assert box.run(box.extend_command([lease], box.session())).letters == "1"
     assert box.rollback() == scripts.RollbackReply(0, 0, False)
-
-
-def test_extend_after_rollback_changes_nothing(box):
-    box.one()
-    lease = box.take_one(lease_ms=1000)
-    box.clock.advance(1)
-    box.rollback()
-    before = box.state()
-
-    assert box.run(box.extend_command([lease], box.session())).letters == "0"
-    assert box.state() == before
 
 
 def test_only_the_held_ones_of_a_batch_are_extended(box):

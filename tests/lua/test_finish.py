@@ -69,14 +69,6 @@ def test_name_twice_in_one_call_is_finished_by_its_owner_only(box):
     assert box.redis.get(box.keys.claim_stem + NAME).startswith(b"consumed " + A)
 
 
-def test_many_are_answered_each_in_its_place(box):
-    names = [b"%d" % n for n in range(2 * len(STATES))]
-    for name, state in zip(names, STATES * 2, strict=True):
-        put(box, state, name)
-
-    assert finish(box, *names) == [state in ("mine", "done by me") for state in STATES * 2]
-
-
 @pytest.mark.parametrize("ttl_ms", [0, TEN_YEARS_MS + 1])
 def test_life_outside_its_limits_is_refused_and_nothing_is_finished(box, ttl_ms):
     take(box, b"good", NAME)

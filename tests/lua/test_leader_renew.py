@@ -45,17 +45,6 @@ def test_another_server_leads_once_the_time_has_ended(box, raw, name, key):
     assert not renew(box, "a").leads
 
 
-@pytest.mark.parametrize("hold", [b"99", b"86400001", b"x", b"-1", b"1e3"])
-def test_bad_hold_is_refused_before_anything_is_written(box, raw, name, key, hold):
-    command = leader.leader_renew(name, "a", 1)
-    command.args[1] = hold
-
-    with pytest.raises(redis.ResponseError, match="RMQARG hold_ms"):
-        raw.eval(command.script.text, 1, key, *command.args)
-
-    assert not raw.exists(key)
-
-
 def test_leadership_is_taken_and_renewed_at_maxmemory(box, raw, name, key):
     raw.config_set("maxmemory", "1")
     try:

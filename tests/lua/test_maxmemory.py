@@ -17,7 +17,7 @@ from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 from tests.lua.calls import CALLS
-from tests.lua.furnished import CLAIM, OWNER, PAUSED, SCHEDULE, Furnished, furnish
+from tests.lua.furnished import CLAIM, OWNER, PAUSED, RUN, SCHEDULE, Furnished, furnish
 
 
 @pytest.fixture
@@ -121,6 +121,26 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
         state = box.state()
         assert id not in state["records"]
         assert id in state["settled0"] | state["settled1"]
+
+
+@pytest.mark.parametrize(
+    "script", ["query_again", "query_read", "query_reject", "query_settle", "query_take"]
+)
+def test_queries_take_read_and_settle(full, script):
+    reply = full.box.run(CALLS[script](full))
+
+    held = {"query_read": [1], "query_take": 3}
+    assert reply[0] == held.get(script, 1), "what the query holds"
+    state = full.box.state()
+    if script == "query_take":
+        assert len(state[f"querylog:{RUN}"]) > 1
+    elif script == "query_again":
+        assert state[f"query:{RUN}"][b"tail"] == b"2"
+    elif script == "query_read":
+        assert state[f"query:{RUN}"][b"read"] == b"1"
+    else:
+        assert (full.queried in state["prepare"]) is False
+        assert (full.queried in state["dead"]) is (script == "query_reject")
 
 
 def test_topic_is_closed_and_its_slot_deleted(full):

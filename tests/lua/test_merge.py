@@ -16,11 +16,6 @@ def piece(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def settled(box) -> str:
-    """The set that is filled in this turn of the dedup window."""
-    return f"settled{box.clock.now_ms // box.settings.dedup_window_ms % 2}"
-
-
 def turn(box) -> str:
     return str(box.clock.now_ms // box.settings.dedup_window_ms)
 
@@ -54,7 +49,7 @@ def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
     assert box.changed(before) == {
         ("slot", "merged"): "1",
         ("slot", "settled_turn"): turn(box),
-        (settled(box), id): True,
+        (box.settled_set(), id): True,
     }
 
 
@@ -335,22 +330,18 @@ def test_waiting_record_that_is_missing_or_cut_short_is_named_and_nothing_change
         assert box.state() == before
 
 
-@pytest.mark.parametrize("range_ms", [0, 10**12])
-def test_time_range_outside_its_limits_is_refused(box, range_ms):
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        *(({"range_ms": range_ms}, "time_range") for range_ms in (0, 10**12)),
+        *(({"priority": priority}, "priority") for priority in (1, 16, 1_048_576)),
+    ],
+)
+def test_time_range_and_priority_outside_their_limits_are_refused(box, options, field):
     before = box.state()
 
-    with pytest.raises(Exception, match="RMQARG time_range"):
-        box.merge(range_ms=range_ms)
-
-    assert box.state() == before
-
-
-@pytest.mark.parametrize("priority", [1, 16, 1_048_576])
-def test_priority_outside_its_family_is_refused(box, priority):
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG priority"):
-        box.merge(priority=priority)
+    with pytest.raises(Exception, match=f"RMQARG {field}"):
+        box.merge(**options)
 
     assert box.state() == before
 

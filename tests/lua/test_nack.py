@@ -33,14 +33,6 @@ def test_nack_gives_back_as_a_retry_and_keeps_the_record(box):
     }
 
 
-def test_nack_sent_again_gives_the_first_answer_and_burns_no_second_retry(box):
-    box.send(2)
-    leases = box.take(2)
-    session = box.session()
-
-    assert box.twice(lambda: box.nack_command(leases, session)) == "rr"
-
-
 def test_nack_sent_again_after_the_message_was_taken_leaves_the_new_lease_alone(box):
     box.one()
     lease = box.take_one()
@@ -189,27 +181,6 @@ def test_wait_of_ten_years_is_the_most(box):
     with pytest.raises(Exception, match="RMQARG wait_ms"):
         box.nack(b, wait_ms=315_576_000_001)
 
-    assert box.state() == before
-
-
-def test_nack_after_rollback_changes_nothing(box):
-    box.one()
-    lease = box.take_one(lease_ms=1000)
-    box.clock.advance(1)
-    box.rollback()
-    before = box.state()
-
-    assert box.twice(lambda: box.nack_command([lease], box.session())) == "0"
-    assert box.state() == before
-
-
-def test_stale_and_forged_receipts_change_nothing(box):
-    box.send(2)
-    a, b = box.take(2)
-    before = box.state()
-
-    forged = a._replace(receipt=b.receipt), b._replace(receipt=float("nan"))
-    assert box.nack(*forged, a._replace(id=box.ids()[0])) == "000"
     assert box.state() == before
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import redis
-
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts
 from tests.lua.box import ordered, stored
@@ -100,14 +97,3 @@ def test_short_pages_still_follow_each_other_to_the_end(box):
         found += [one.id for one in page]
 
     assert found == given
-
-
-@pytest.mark.parametrize("bound", ["nan", "x", "(x", "0x10z"])
-def test_bound_that_is_no_number_is_refused(box, bound):
-    box.one()
-    before = box.state()
-
-    with pytest.raises(redis.ResponseError):
-        peek(box, low=bound)
-
-    assert box.state() == before

@@ -169,15 +169,3 @@ def test_each_verb_takes_such_a_receipt(box):
     assert box.nack(nacked) == "r"
     assert box.reject(rejected) == "d"
     assert box.release(released) == "1"
-
-
-@pytest.mark.parametrize("number", ["-1", "x", "1.5", "900000001"])
-def test_a_bad_number_is_refused(box, number):
-    box.one()
-    before = box.state()
-    command = scripts.prepare(box.keys, box.session(), 1, LEASE_MS, False, False, number)
-
-    with pytest.raises(Exception, match="RMQARG shared"):
-        box.run(command)
-
-    assert box.changed(before, replay=False) == {}

@@ -259,18 +259,6 @@ def test_at_maxmemory_the_entry_stays_in_its_stage(tight, count):
     assert set(tight.state()["records"]) == set(given)
 
 
-def test_vanished_slot_is_an_error_and_nothing_moves(box):
-    push(box, [b"a"])
-    session = box.session()
-    box.redis.delete(box.keys.slot)
-    before = box.state()
-
-    with pytest.raises(redis.ResponseError, match="RMQGONE"):
-        box.run(scripts.publish(box.handle, box.keys, session, "s"))
-
-    assert box.state() == before
-
-
 def test_what_was_published_lives_as_any_other_message(box):
     (id,) = push(box, [b"a"])
     publish(box)

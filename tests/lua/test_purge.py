@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import redis
 
 from rmq.features.dead_letters import scripts
 from rmq.kernel.core.ids import member_of
@@ -28,16 +27,6 @@ def test_purge_by_id_deletes_whole_messages_and_nothing_else(box):
         ("records", c): GONE,
     }
     assert box.order() == [b]
-
-
-def test_purge_run_again_finds_nothing(box):
-    ids = box.send(3)
-    purge(box, ids=ids)
-    before = box.state()
-
-    assert box.twice(lambda: scripts.purge(box.keys, box.session(), "store", ids=ids)) == 0
-    assert box.twice(lambda: scripts.purge(box.keys, box.session(), "store")) == 0
-    assert box.state() == before
 
 
 def test_pages_go_from_the_lowest_score_to_the_end(box):
@@ -126,23 +115,3 @@ def test_a_thousand_in_one_call(box):
     assert purge(box, ids=ids) == 1000
     assert purge(box, limit=1000) == 1000
     assert {part for part in box.state() if not part.startswith("replay")} == {"slot"}
-
-
-def test_more_than_a_thousand_ids_are_refused(box):
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG count"):
-        purge(box, ids=[b"x" * 16] * 1001)
-
-    assert box.state() == before
-
-
-@pytest.mark.parametrize("high", ["nan", "x", "(x"])
-def test_bound_that_is_no_number_is_refused(box, high):
-    box.one()
-    before = box.state()
-
-    with pytest.raises(redis.ResponseError):
-        purge(box, high=high)
-
-    assert box.state() == before

@@ -60,15 +60,3 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     assert again(box, 2, RIVAL) == QueryLog(2, 2, 15_000, "me:1")
 
     assert box.state() == before
-
-
-def test_a_full_redis_still_hands_out_again(tight):
-    tight.send(2)
-    take(tight)
-    again(tight, 0)  # the script is loaded
-    tight.redis.config_set("maxmemory-policy", "noeviction")
-    tight.redis.config_set("maxmemory", 1)
-
-    assert again(tight, 2) == QueryLog(2, 4)
-
-    tight.redis.config_set("maxmemory", 0)

@@ -25,19 +25,6 @@ def test_read_hands_out_what_is_held_in_order_and_notes_that_and_nothing_else(bo
     assert box.state() == after
 
 
-def test_a_full_redis_still_hands_out(tight):
-    tight.send(3)
-    take(tight)
-    read(tight, 0, 1)  # the script is loaded
-    tight.redis.config_set("maxmemory-policy", "noeviction")
-    tight.redis.config_set("maxmemory", 1)
-
-    assert read(tight).numbers == [1, 2, 3]
-
-    tight.redis.config_set("maxmemory", 0)
-    assert tight.state()[f"query:{RUN}"][b"read"] == b"3"
-
-
 def test_read_is_bounded_by_numbers_and_limit(box):
     box.send(5)
     take(box)

@@ -83,15 +83,3 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     assert reject(box, 2, holder=RIVAL) == QuerySettleReply(0, 0, 0, 15_000, "me:1")
 
     assert box.state() == before
-
-
-def test_a_full_redis_still_rejects(tight):
-    tight.send(3)
-    take(tight)
-    reject(tight, 1)  # the script is loaded
-    tight.redis.config_set("maxmemory-policy", "noeviction")
-    tight.redis.config_set("maxmemory", 1)
-
-    assert reject(tight, 3) == QuerySettleReply(2, 2)
-
-    tight.redis.config_set("maxmemory", 0)

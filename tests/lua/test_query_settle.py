@@ -239,15 +239,3 @@ def test_failures_go_with_their_messages(box):
     state = box.state()
     assert "failures" not in state
     assert "records" not in state
-
-
-def test_a_full_redis_still_settles(tight):
-    tight.send(3)
-    take(tight)
-    settle(tight, 1)  # the script is loaded
-    tight.redis.config_set("maxmemory-policy", "noeviction")
-    tight.redis.config_set("maxmemory", 1)
-
-    assert settle(tight, 3) == QuerySettleReply(2, 2)
-
-    tight.redis.config_set("maxmemory", 0)

@@ -8,17 +8,11 @@ from rmq.features.dead_letters import scripts
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE, ordered, stored, timed
 from tests.lua.failures import item
+from tests.lua.moving import bury
 
 
 def redrive(box, *ids):
     return box.run(scripts.redrive(box.handle, box.keys, box.session(), ids))
-
-
-def bury(box, count=1, **options):
-    given = box.send(count, **options)
-    box.clock.advance(1)
-    box.reject(*box.take(count))
-    return given
 
 
 def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
@@ -38,15 +32,6 @@ def test_dead_letter_goes_to_the_end_of_its_priority_with_all_retries(box):
         ("store", id): ordered(50, 3),
     }
     assert [(lease.id, lease.left) for lease in box.take(2)] == [(waiting, 16), (id, 16)]
-
-
-def test_redrive_run_again_finds_nothing_to_move(box):
-    ids = bury(box, 3)
-    assert redrive(box, *ids) == "111"
-    before = box.state()
-
-    assert box.twice(lambda: scripts.redrive(box.handle, box.keys, box.session(), ids)) == "000"
-    assert box.state() == before
 
 
 def test_dead_letter_without_a_priority_is_due_now(box):
@@ -172,14 +157,3 @@ def test_only_those_that_died_until_then_are_sent_back(box):
     assert reply == "01"
     assert box.order("dead") == [late]
     assert ("failures", late) not in box.changed(before)
-
-
-@pytest.mark.parametrize("count", [0, 1001])
-def test_count_outside_its_limits_is_refused(box, count):
-    bury(box)
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG count"):
-        redrive(box, *[b"x" * 16] * count)
-
-    assert box.state() == before

@@ -102,15 +102,3 @@ def test_a_full_reply_is_shorter(box: Box) -> None:
     ids = bury(box, 3, body=b"b" * 2_500_000)
 
     assert hold(box, *ids).letters == "1"
-
-
-@pytest.mark.parametrize(
-    "args",
-    [(b"short", "other", 0), (TOKEN, "an other", 0), (TOKEN, "", 0), (TOKEN, "other", 1024)],
-)
-def test_a_bad_argument_is_refused(box: Box, args: Any) -> None:
-    (id,) = bury(box)
-    token, to, slot = args
-
-    with pytest.raises(Exception, match="RMQARG"):
-        hold(box, id, token=token, to=to, slot=slot)

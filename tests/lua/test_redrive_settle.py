@@ -48,17 +48,6 @@ def test_another_token_changes_nothing(box: Box) -> None:
     assert box.changed(before) == {}
 
 
-def test_a_copy_gets_the_first_answer(box: Box) -> None:
-    ids = bury(box, 3)
-    hold(box, *ids[:2])
-    session = box.session()
-    outcomes = [(entry(ids[0]), True), (entry(ids[1]), False), (entry(ids[2]), True)]
-
-    reply = box.twice(lambda: scripts.redrive_settle(box.keys, session, outcomes))
-
-    assert reply == "1r0"
-
-
 def test_an_id_that_its_sender_keeps_is_remembered_so_that_a_second_send_is_a_duplicate(
     box: Box,
 ) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
 from rmq.kernel.core import keys
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import context
-from tests.lua.box import Box, case
+from tests.lua.box import LEASE_MAX_MS, Box, case
 from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of
 from tests.lua.furnished import furnish
 
@@ -232,21 +234,76 @@ def test_number_that_is_none_is_refused_by_name_and_no_key_changes(anew, script)
             box.run(command)
 
 
-@pytest.mark.parametrize(
-    ("script", "position"),
-    [("ack", 4), ("extend", 2), ("merge", 11), ("peek", 4), ("prepare", 2),
-     ("prepare", 3), ("purge", 3), ("release", 4), ("rollback", 3), ("send", 5),
-     ("set_priority", 3), ("reschedule", 5)],
-)  # fmt: skip
-def test_number_that_is_missing_or_too_large_is_refused(box, script, position):
+# What lies beyond the limits of an argument: position in ARGV, the name that the error tells.
+BEYOND: list[tuple[str, int, str, tuple[Any, ...]]] = [
+    ("audit_report", 1, "producer", ("", "012345678", "01234567890", "012345678g", "0123:45678")),
+    ("audit_scan", 0, "cursor", ("", "x", "-1", "1" * 21, "0x1")),
+    ("claim", 1, "hold_ms", (0, 86_400_001)),
+    ("extend", 2, "lease_ms", (0, 999, LEASE_MAX_MS + 1)),
+    ("leader_renew", 1, "hold_ms", ("99", "86400001", "x", "-1", "1e3")),
+    ("prepare", 7, "shared", ("-1", "x", "1.5", "900000001")),
+    ("query_take", 1, "run", ("", "a" * 31, "A" * 31 + "!", "g" * 32)),
+    ("query_take", 2, "owner", ("",)),
+    ("redrive_hold", 1, "token", ("short",)),
+    ("redrive_hold", 2, "topic", ("an other", "")),
+    ("redrive_hold", 5, "index", (1024,)),
+    ("reject", 4, "reason", ("", "x", "rr", "l", "\0")),
+    ("release", -1, "place", (0, 16, 1_048_576, 999_999_999_999, 10**16)),
+    ("renew", 0, "hold_ms", (0, 86_400_001)),
+    ("reschedule", 5, "due", (-1, 10**16)),
+    ("set_priority", 3, "priority", (0, 16, 1_048_576)),
+    ("stage_push", 2, "entry", ("",)),
+    *(
+        (script, position, "", ("", "1000000000000000000"))
+        for script, position in [
+            ("ack", 4), ("extend", 2), ("merge", 11), ("peek", 4), ("prepare", 2), ("prepare", 3),
+            ("purge", 3), ("release", 4), ("rollback", 3), ("send", 5), ("set_priority", 3),
+            ("reschedule", 5),
+        ]
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "position", "field", "bads"), BEYOND)
+def test_argument_beyond_its_limits_is_refused_and_no_key_changes(
+    box, script, position, field, bads
+):
     command = CALLS[script](furnish(box))
     before = box.state()
 
-    for bad in ("", "1000000000000000000"):
+    for bad in bads:
         command.args[position] = bad
-        with case(bad), pytest.raises(redis.ResponseError, match="RMQARG"):
+        with case(bad), pytest.raises(redis.ResponseError, match=f"RMQARG {field}"):
             box.run(command)
         assert box.state() == before, bad
+
+
+@pytest.mark.parametrize(("script", "position"), [("peek", 0), ("purge", 2)])
+def test_bound_of_scores_that_is_no_number_is_refused(box, script, position):
+    command = CALLS[script](furnish(box))
+    before = box.state()
+
+    for bad in ("nan", "x", "(x", "0x10z"):
+        command.args[position] = bad
+        with case(bad), pytest.raises(redis.ResponseError):
+            box.run(command)
+        assert box.state() == before, bad
+
+
+@pytest.mark.parametrize(
+    ("script", "before_ids", "counts"),
+    [("redrive", 5, (0, 1001)), ("restore", 2, (0, 1001)), ("trash", 4, (0, 1001)),
+     ("purge", 4, (1001,))],
+)  # fmt: skip
+def test_number_of_ids_outside_its_limits_is_refused(box, script, before_ids, counts):
+    command = CALLS[script](furnish(box))
+    before = box.state()
+
+    for count in counts:
+        command.args[before_ids:] = [b"x" * 13] * count
+        with case(count), pytest.raises(redis.ResponseError, match="RMQARG count"):
+            box.run(command)
+        assert box.state() == before, count
 
 
 def test_too_few_arguments_are_an_error_and_no_key_changes(anew):
@@ -289,7 +346,39 @@ def test_missing_record_in_any_family_is_named_and_nothing_moves(box, broken):
     assert box.state() == before
 
 
-@pytest.mark.parametrize("script", ["ack", "nack", "reject", "release", "extend"])
+SETTLING = ("ack", "nack", "reject", "release", "extend")
+
+
+@pytest.mark.parametrize("verb", SETTLING)
+@pytest.mark.parametrize(
+    "why", ["rolled back", "settled", "dead", "another's receipt", "another id", "nan", "inf"]
+)
+def test_receipt_that_is_not_held_changes_nothing_in_any_session(box, verb, why):
+    box.send(2)
+    lease, other = box.take(2, lease_ms=1000)
+    changed = {
+        "another's receipt": {"receipt": other.receipt},
+        "another id": {"id": box.ids()[0]},
+        "nan": {"receipt": float("nan")},
+        "inf": {"receipt": float("inf")},
+    }
+    if why == "rolled back":
+        box.clock.advance(1)
+        box.rollback()
+    elif why == "settled":
+        box.ack(lease)
+    elif why == "dead":
+        box.reject(lease)
+    lease = lease._replace(**changed.get(why, {}))
+    before = box.state()
+
+    for _ in range(2):
+        reply = box.run(getattr(box, f"{verb}_command")([lease], box.session()))
+        assert getattr(reply, "letters", reply) == "0"
+        assert box.state() == before
+
+
+@pytest.mark.parametrize("script", SETTLING)
 def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
     box = make_box(slots=2)
     furnished = furnish(box)

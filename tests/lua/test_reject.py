@@ -26,24 +26,6 @@ def test_reject_buries_at_once_with_its_reason(box, reason):
     }
 
 
-def test_reject_sent_again_gives_the_first_answer_and_changes_nothing(box):
-    box.send(2)
-    leases = box.take(2)
-    session = box.session()
-
-    assert box.twice(lambda: box.reject_command(leases, session)) == "dd"
-
-
-def test_reject_in_another_session_finds_nothing_to_do(box):
-    box.one()
-    lease = box.take_one()
-    box.reject(lease)
-    before = box.state()
-
-    assert box.twice(lambda: box.reject_command([lease], box.session())) == "0"
-    assert box.state() == before
-
-
 def test_reject_tells_how_often_it_was_delivered(box):
     id = box.one()
     items = []
@@ -53,29 +35,6 @@ def test_reject_tells_how_often_it_was_delivered(box):
     box.reject(box.take_one())
 
     assert box.state()["failures"][id] == box.failure(0, 5, "r", b"why", items=items)
-
-
-@pytest.mark.parametrize("reason", ["", "x", "rr", "l", "\0"])
-def test_other_reason_is_refused(box, reason):
-    box.one()
-    lease = box.take_one()
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG reason"):
-        box.reject(lease, reason=reason)
-
-    assert box.state() == before
-
-
-def test_reject_after_rollback_changes_nothing(box):
-    box.one()
-    lease = box.take_one(lease_ms=1000)
-    box.clock.advance(1)
-    box.rollback()
-    before = box.state()
-
-    assert box.reject(lease) == "0"
-    assert box.state() == before
 
 
 def test_only_the_held_ones_of_a_batch_are_buried(box):

@@ -26,14 +26,6 @@ def test_release_puts_a_message_at_the_front_of_its_line(box):
     assert box.score(lease.id) == 50.5
 
 
-def test_release_sent_again_gives_the_first_answer_and_changes_nothing(box):
-    box.send(3)
-    leases = box.take(2)
-    session = box.session()
-
-    assert box.twice(lambda: box.release_command(leases, session)) == "11"
-
-
 def test_release_sent_again_does_not_free_the_successors_lease(box):
     box.one()
     lease = box.take_one()
@@ -161,26 +153,6 @@ def test_snoozed_retry_keeps_its_count(box):
     assert box.take_one().left == 15
 
 
-def test_release_after_rollback_changes_nothing(box):
-    box.one()
-    lease = box.take_one(lease_ms=1000)
-    box.clock.advance(1)
-    box.rollback()
-    before = box.state()
-
-    assert box.twice(lambda: box.release_command([lease], box.session())) == "0"
-    assert box.state() == before
-
-
-def test_stale_and_forged_receipts_change_nothing(box):
-    box.send(2)
-    a, b = box.take(2)
-    before = box.state()
-
-    assert box.release(a._replace(receipt=b.receipt), b._replace(receipt=float("inf"))) == "00"
-    assert box.state() == before
-
-
 def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
     box.send(3)
     a, b, c = box.take(3)
@@ -197,18 +169,6 @@ def test_only_the_held_ones_of_a_batch_go_back_and_only_once(box):
         ("store", a.id): ordered(100, -1),
         ("store", c.id): ordered(100, 0),
     }
-
-
-@pytest.mark.parametrize("place", [0, 16, 1_048_576, 999_999_999_999, 10**16])
-def test_place_that_no_message_can_have_is_refused(box, place):
-    box.one()
-    lease = box.take_one()
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG place"):
-        box.run(box.release_command([lease], box.session(), places=[place]))
-
-    assert box.state() == before
 
 
 def test_release_wakes_who_waits(box):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-import redis
 
 from rmq.kernel.consumer import scripts
 from tests.lua.test_claim import NAME, STATES, A, left_ms, put, take
@@ -39,27 +38,9 @@ def test_renew_may_shorten_too(box):
     assert 0 < left_ms(box) <= 1000
 
 
-def test_many_are_answered_each_in_its_place(box):
-    names = [b"%d" % n for n in range(2 * len(STATES))]
-    for name, state in zip(names, STATES * 2, strict=True):
-        put(box, state, name)
-
-    assert renew(box, *names) == [state == "mine" for state in STATES * 2]
-
-
 def test_claim_that_ran_out_is_not_brought_back(box):
     take(box, NAME, hold_ms=20)
     time.sleep(0.04)  # until Redis has forgotten it: its clock cannot be moved
 
     assert renew(box, NAME) == [False]
     assert box.redis.keys(box.keys.claim_stem + b"*") == []
-
-
-@pytest.mark.parametrize("hold_ms", [0, 86_400_001])
-def test_hold_outside_its_limits_is_refused(box, hold_ms):
-    take(box, NAME)
-
-    with pytest.raises(redis.ResponseError, match="RMQARG hold_ms"):
-        renew(box, NAME, hold_ms=hold_ms)
-
-    assert 50_000 < left_ms(box) <= 60_000

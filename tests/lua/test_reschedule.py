@@ -128,17 +128,6 @@ def test_missing_record_is_named_and_nothing_changes(box):
         assert box.state() == before
 
 
-@pytest.mark.parametrize("due", [-1, 10**16])
-def test_time_outside_its_limits_is_refused(box, due):
-    id = box.one()
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG due"):
-        reschedule(box, id, due)
-
-    assert box.state() == before
-
-
 def test_reschedule_wakes_who_waits(box):
     id = box.one(due=5000)
     box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 300_000)

@@ -7,7 +7,8 @@ import pytest
 from rmq.features.dead_letters import scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE
-from tests.lua.test_trash import bury, trash
+from tests.lua.moving import bury
+from tests.lua.test_trash import trash
 
 
 def restore(box, *ids):
@@ -23,17 +24,6 @@ def test_a_letter_comes_back_as_it_was(box):
     assert restore(box, *ids) == "111"
 
     assert box.changed(before) == {}
-
-
-def test_run_again_it_finds_nothing_and_changes_nothing(box):
-    ids = bury(box, 2)
-    trash(box, *ids)
-    session = box.session()
-    assert box.twice(lambda: scripts.restore(box.keys, session, ids)) == "11"
-    before = box.state()
-
-    assert restore(box, *ids) == "00"
-    assert box.state() == before
 
 
 def test_only_letters_of_the_trash_and_each_once(box):
@@ -92,13 +82,3 @@ def test_a_letter_with_a_day_of_its_retention_left_keeps_its_time_of_death(make_
     assert restore(box, id) == "1"
 
     assert box.score(id, "dead") == died
-
-
-@pytest.mark.parametrize("count", [0, 1001])
-def test_count_outside_its_limits_is_refused(box, count):
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG count"):
-        restore(box, *[b"x" * 16] * count)
-
-    assert box.state() == before

@@ -41,16 +41,6 @@ def test_run_twice_it_writes_the_same_and_the_later_of_two_servers_stands(box):
     assert history(box) == {b"10:7": b"b"}
 
 
-def test_topic_of_another_stamp_or_none_or_being_deleted_has_no_sample(box):
-    assert box.run(sample(box, {"10:7": b"a"}, b"17")) is False
-    box.run(scripts.topic_close(box.handle, box.created, True))
-    assert box.run(sample(box, {"10:7": b"a"})) is False
-    box.redis.delete(box.handle.key)
-    assert box.run(sample(box, {"10:7": b"a"})) is False
-
-    assert not box.redis.exists(box.handle.history_key)
-
-
 @pytest.mark.parametrize("pairs", [[], [b"10:7"], [b"10:7", b"a", b"60:1"], [b"x", b"y"] * 11])
 def test_odd_and_too_many_and_no_pairs_are_refused(box, pairs):
     command = sample(box, {})

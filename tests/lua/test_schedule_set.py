@@ -29,15 +29,6 @@ def test_the_same_definition_changes_nothing_and_keeps_the_next_time(box):
     assert box.state() == before
 
 
-def test_set_sent_twice_changes_nothing_the_second_time(box):
-    set_schedule(box)
-    after = box.state()
-
-    assert set_schedule(box, next_ms=1, due_ms=1) == "unchanged"
-
-    assert box.state() == after
-
-
 def test_another_body_keeps_the_next_time(box):
     next_ms = box.clock.now_ms + EVERY_MS
     set_schedule(box)

@@ -18,6 +18,7 @@ from rmq.kernel.transport import scripts as transport_scripts
 from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 from tests.lua.furnished import STAGE, furnish
+from tests.lua.moving import bury, entry, hold
 
 Build = Callable[[ReplaySession], Command[Any]]
 
@@ -63,6 +64,38 @@ def _late(box: Box) -> Build:
     return lambda session: consumer_scripts.lateness_report(box.keys, session, [1, 2, 3])
 
 
+def _cancel(box: Box) -> Build:
+    id = box.one(due=5000)
+    return lambda session: messages_scripts.cancel(box.keys, session, id)
+
+
+def _settling(verb: str) -> Callable[[Box], Build]:
+    def make(box: Box) -> Build:
+        box.send(3)
+        leases = box.take(2)
+        return lambda session: getattr(box, f"{verb}_command")(leases, session)
+
+    return make
+
+
+def _trash(box: Box) -> Build:
+    ids = bury(box, 2)
+    return lambda session: scripts.trash(box.keys, session, ids, 1000)
+
+
+def _restore(box: Box) -> Build:
+    ids = bury(box, 2)
+    box.run(scripts.trash(box.keys, box.session(), ids, 60_000))
+    return lambda session: scripts.restore(box.keys, session, ids)
+
+
+def _moved(box: Box) -> Build:
+    ids = bury(box, 3)
+    hold(box, *ids[:2])
+    outcomes = [(entry(ids[0]), True), (entry(ids[1]), False), (entry(ids[2]), True)]
+    return lambda session: scripts.redrive_settle(box.keys, session, outcomes)
+
+
 CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
     "purge of a page": (_two_pages, 5),
     "purge by id": (_named, 3),
@@ -72,6 +105,23 @@ CASES: dict[str, tuple[Callable[[Box], Build], Any]] = {
     "reschedule": (_delay, None),
     "publish": (_staged, PublishReply(1, 1, 0, 0)),
     "lateness_report": (_late, True),
+    "ack": (_settling("ack"), "11"),
+    "nack": (_settling("nack"), "rr"),
+    "reject": (_settling("reject"), "dd"),
+    "release": (_settling("release"), "11"),
+    "cancel": (_cancel, "cancelled"),
+    "trash": (_trash, "11"),
+    "restore": (_restore, "11"),
+    "redrive_settle": (_moved, "1r0"),
+}
+# A command that finds nothing more to do says so, and changes nothing.
+NOTHING_MORE = {
+    "purge by id": 0,
+    "redrive": "000",
+    "set_priority": "unchanged",
+    **dict.fromkeys(("ack", "nack", "reject", "release", "trash", "restore"), "00"),
+    "cancel": "gone",
+    "redrive_settle": "000",
 }
 
 
@@ -93,6 +143,7 @@ def test_the_next_number_of_the_session_is_another_command(box: Box, case: str) 
     session = box.session()
     first = box.run(build(session))
     session.number += 1
+    before = box.state()
 
     second = box.run(build(session))
 
@@ -102,11 +153,13 @@ def test_the_next_number_of_the_session_is_another_command(box: Box, case: str) 
         "publish": PublishReply(0, 1, 0, 0),
         "lateness_report": True,
     }
-    none = {"purge by id": 0, "redrive": "000", "set_priority": "unchanged"}
     if case == "reschedule":
         assert second[0] == first[0] == "rescheduled"
+    elif case in goes_on:
+        assert second == goes_on[case]
     else:
-        assert second == {**goes_on, **none}[case]
+        assert second == NOTHING_MORE[case]
+        assert box.changed(before) == {}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -33,15 +33,6 @@ def test_message_joins_its_new_priority_as_the_newest(box, priority):
     assert box.drained() == [other, id]
 
 
-def test_run_again_it_finds_the_priority_there(box):
-    id = box.one(priority=900)
-    set_priority(box, id, 30)
-    before = box.state()
-
-    assert box.twice(lambda: command(box, id, 30)) == "unchanged"
-    assert box.state() == before
-
-
 def test_timed_message_keeps_its_time_and_competes_when_due(box):
     id = box.one(due=5000)
     due = box.clock.now_ms + 5000
@@ -83,17 +74,6 @@ def test_retry_keeps_its_place_among_the_retries(box):
     assert set_priority(box, id, 30) == "changed"
 
     assert box.changed(before) == {("records", id): stored(1, priority=30)}
-
-
-@pytest.mark.parametrize("priority", [0, 16, 1_048_576])
-def test_priority_outside_its_family_is_refused(box, priority):
-    id = box.one()
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG priority"):
-        set_priority(box, id, priority)
-
-    assert box.state() == before
 
 
 def test_message_elsewhere_is_named_and_not_touched(box):

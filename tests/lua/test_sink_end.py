@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.features.queries.scripts import sink_begin, sink_end
-from rmq.kernel.core.keys import sink_key
-from tests.lua.box import Box
-
-
-def kept(box: Box) -> dict[bytes, bytes]:
-    return box.redis.hgetall(sink_key("rmq", box.handle.name, "q"))
+from tests.lua.test_sink_begin import kept
 
 
 def test_end_notes_the_batch_and_forgets_its_stages(box):

@@ -91,17 +91,6 @@ def test_stage_of_another_length_than_its_writer_says_is_an_error(box, position)
     assert box.state() == before
 
 
-def test_empty_entry_is_refused(box):
-    command = push(box, 0)
-    command.args[2] = b""
-    before = box.state()
-
-    with pytest.raises(redis.ResponseError, match="RMQARG entry"):
-        box.run(command)
-
-    assert box.state() == before
-
-
 def test_entry_of_some_megabytes_comes_back_as_it_was(box):
     body = bytes(range(256)) * 16_384
     box.run(push(box, 0, body))

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rmq.features.dead_letters import scripts
 from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import GONE
-
-
-def bury(box, count=1, **options):
-    given = box.send(count, **options)
-    box.clock.advance(1)
-    box.reject(*box.take(count))
-    return given
+from tests.lua.moving import bury
 
 
 def trash(box, *ids, keep_ms=1000, died_by=None):
@@ -68,22 +60,6 @@ def test_letters_in_the_trash_make_no_take_and_no_ack_longer(box):
 
     assert costs[0] == costs[2] == costs[4]
     assert costs[1] == costs[3] == costs[0] + 2  # each reads how many letters the trash has
-
-
-def test_run_again_it_finds_nothing_and_changes_nothing(box):
-    ids = bury(box, 2)
-    trash(box, *ids)
-    before = box.state()
-
-    assert box.twice(lambda: scripts.trash(box.keys, box.session(), ids, 9000)) == "00"
-    assert box.state() == before
-
-
-def test_the_same_call_sent_again_gets_the_same_answer(box):
-    ids = bury(box, 2)
-    session = box.session()
-
-    assert box.twice(lambda: scripts.trash(box.keys, session, ids, 1000)) == "11"
 
 
 def test_kept_for_no_time_it_is_deleted_with_everything_of_it(box):
@@ -142,13 +118,3 @@ def test_a_thousand_in_one_call(box):
     ids = bury(box, 1000)
 
     assert trash(box, *ids) == "1" * 1000
-
-
-@pytest.mark.parametrize("count", [0, 1001])
-def test_count_outside_its_limits_is_refused(box, count):
-    before = box.state()
-
-    with pytest.raises(Exception, match="RMQARG count"):
-        trash(box, *[b"x" * 16] * count)
-
-    assert box.state() == before

@@ -40,11 +40,3 @@ def test_name_twice_in_one_call_is_removed_once(box):
 
     assert unclaim(box, NAME, NAME) == [True, True]
     assert box.redis.keys(box.keys.claim_stem + b"*") == []
-
-
-def test_many_are_answered_each_in_its_place(box):
-    names = [b"%d" % n for n in range(2 * len(STATES))]
-    for name, state in zip(names, STATES * 2, strict=True):
-        put(box, state, name)
-
-    assert unclaim(box, *names) == [state == "mine" for state in STATES * 2]
