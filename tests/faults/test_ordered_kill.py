@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import rmq
-from tests.faults.keyed import Verdict, judge, start
+from tests.faults.keyed import start
+from tests.faults.order_account import Account, account
 from tests.forkserver import Forked
 from tests.patience import PATIENCE_S
 from tests.servers import Server
@@ -18,7 +19,7 @@ KEYS, EACH, SLOTS, PROCESSES, VICTIMS = 200, 10, 16, 4, 2
 
 def run(
     client: rmq.Client, server: Server, name: str, log: Path, ordered: bool
-) -> tuple[Verdict, int, int]:
+) -> tuple[Account, int, int]:
     """Handle everything by processes that come and go; the verdict, kills, processes in all."""
     topic = client.topic(name, slots=SLOTS, retry=rmq.Exponential(base=0.05, cap=0.2))
     sent = {f"key{k}": EACH for k in range(KEYS)}
@@ -39,7 +40,7 @@ def run(
                 alive.append(one)
                 started += 1
             for line in log.read_text().splitlines():
-                if line.startswith("stuck") and (one := victims.pop(int(line.split()[1]), None)):
+                if line.startswith("stuck") and (one := victims.pop(int(line.split()[3]), None)):
                     one.kill()
                     killed += 1
             time.sleep(0.05)
@@ -47,7 +48,7 @@ def run(
         for one in [*alive, *victims.values()]:
             one.kill()
             one.wait()
-    return judge(log.read_text().splitlines(), sent), killed, started
+    return account(log.read_text().splitlines(), sent, back=1), killed, started
 
 
 def test_order_outlives_kills_and_consumers_that_come_and_go(
@@ -87,10 +88,16 @@ def test_plain_consumers_are_seen_to_break_the_order(
         (["begin a 1", "done a 1", "begin a 0", "done a 0"], 2, 0),
         (["begin a 0", "done a 0", "begin b 0", "begin a 1"], 0, 1),
         (["begin a 0", "done a 0", "begin a 1", "done a 1", "begin a 0"], 1, 0),
+        (["begin a 0", "done a 0", "begin a 0", "begin a 1"], 1, 1),
     ],
 )
 def test_the_checker_itself_tells_order_from_disorder(
     lines: list[str], violations: int, lost: int
 ) -> None:
-    verdict = judge(lines, {"a": 2})
+    verdict = account([f"{line} 7" for line in lines], {"a": 2}, back=1)
     assert (len(verdict.violations), len(verdict.lost)) == (violations, lost)
+
+
+def test_the_checker_itself_tells_who_begins_again_after_a_kill() -> None:
+    found = account(["begin a 0 7", "begin a 0 8", "begin a 0 8", "done a 0 8"], {"a": 1}, [7])
+    assert (found.violations, found.again, found.excused) == ([], 2, 1)

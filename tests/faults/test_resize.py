@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import rmq
-from tests.faults.keyed import Verdict, judge, start
+from tests.faults.keyed import start
+from tests.faults.order_account import Account, account
 from tests.faults.storm import END_S, LOOK_S, Played, Watch, insist, seeded
 from tests.forkserver import Forked
 from tests.servers import Server
@@ -93,7 +94,7 @@ def run(
     *,
     opens_early: bool = False,
     restarts: bool = False,
-) -> tuple[Verdict, int]:
+) -> tuple[Account, int]:
     """Resize under load; the verdict, and how many consumers were killed."""
     client.topic(name, slots=4, retry=rmq.Exponential(base=0.05, cap=0.2)).open()
     producer = Producer(server.url, name)
@@ -157,7 +158,7 @@ def run(
         producer.client.close()
     insist(producer.error is None, producer.error)
     insist(len(set(producer.ids)) == len(producer.ids), "an id was given twice")
-    return judge(log.read_text().splitlines(), producer.sent), killed
+    return account(log.read_text().splitlines(), producer.sent, back=1), killed
 
 
 def played(

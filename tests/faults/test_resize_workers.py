@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import rmq
-from tests.faults.ordered_worker import Account, account
+from tests.faults.order_account import Account, account
 from tests.faults.storm import END_S, Played, Watch, insist, seeded
 from tests.faults.test_resize import FIRST, JOIN_S, Producer, records, resize
 from tests.forkserver import Forked
