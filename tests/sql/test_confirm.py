@@ -82,27 +82,16 @@ def test_stub_that_is_exhausted_is_confirmed_by_a_late_success(scene: Consuming)
     scene.work(lambda: scene.status(id) == "confirmed")
 
 
-def test_stub_that_is_void_stays_void(scene: Consuming) -> None:
+@pytest.mark.parametrize("status", ["void", "confirmed"])
+def test_stub_that_is_void_or_confirmed_stays_so(scene: Consuming, status: str) -> None:
     id = scene.sent()
-    scene.change(id, status="void")
+    scene.change(id, status=status)
     seen: list[Any] = []
     scene.consume(lambda body, d: seen.append(body), scene.confirms())
 
     scene.work(lambda: seen)
 
-    assert scene.status(id) == "void"
-    assert scene.logged() == []
-
-
-def test_confirmed_stub_whose_message_comes_again_stays_confirmed(scene: Consuming) -> None:
-    id = scene.sent()
-    scene.change(id, status="confirmed")
-    seen: list[Any] = []
-    scene.consume(lambda body, d: seen.append(body), scene.confirms())
-
-    scene.work(lambda: seen)
-
-    assert scene.status(id) == "confirmed"
+    assert scene.status(id) == status
     assert scene.logged() == []
 
 
