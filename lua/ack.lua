@@ -25,99 +25,97 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           memory. Sent twice with one number, it gives the first answer. In a slot in order, the last ack of a batch
           wakes the consumers that wait for the batch to end; elsewhere, any ack those that wait for room.
 ]]
-local slot, prepare, failures, dead, call = KEYS[1], KEYS[2], KEYS[4], KEYS[8], ARGV[2]
---- @include "lib/inline/session"
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk',
-  'settled', session, 'given_back', 'large')
-local known = s[9]
+--- @include "lib/call"
+--- @include "lib/failed"
+--- @include "lib/member"
+--- @include "lib/receipt"
+--- @include "lib/time"
+local RUNS_FROM = 6 -- where the runs begin in ARGV
+local slot, prepare, records, failures, dead, call = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8], ARGV[2]
+local session, number = split_call(call)
+local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large = unpack(redis.call('HMGET',
+  slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session, 'large'))
 
 -- One delivery in a session that goes on, of a slot without order, audit or large bodies, whose id nobody sends again: as
--- most are. It is the long way below without anything that such an ack does not need.
-local id = ARGV[9]
-if known and s[1] and #ARGV == 9 and not s[5] and not s[6] and not s[11] and string.byte(call, 1) == 64
-    and string.byte(id, 1) < 64 and tonumber(number) > tonumber(string.match(known, '^%d+')) then
-  local score, receipt = redis.call('ZSCORE', prepare, id), ARGV[7]
-  --- @include "lib/inline/count_failed"
+-- most are. This is the long way below without anything that such an ack does not need.
+local id, receipt = ARGV[RUNS_FROM + 3], ARGV[RUNS_FROM + 1]
+if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and string.byte(call, 1) == AT
+    and string.byte(id, 1) < KEPT and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+  local score = redis.call('ZSCORE', prepare, id)
+  local failed = count_failed(slot, dead, failures)
   if failed == 0 and score and (score == receipt or tonumber(score) == tonumber(receipt)) then
-    --- @include "lib/inline/time"
-    redis.call('HDEL', KEYS[3], id)
+    local _, _, seconds = read_time(ARGV[1])
+    redis.call('HDEL', records, id)
     redis.call('ZREM', prepare, id)
-    redis.call('HSET', slot, 'settled', tonumber(s[8] or 0) + 1, session, number .. ':' .. seconds .. ':1')
+    redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')
     return '1'
   end
 end
 
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/remove_held"
 --- @include "lib/replay"
 --- @include "lib/settled"
-local now = clock(ARGV[1])
-session, number = session_of(call)
-local before = answer_in(slot, known, number)
-if before then
-  return before
-end
-if not s[1] then
-  fail('GONE', slot)
-end
-local STEP = 1 / 2048
-local runs = whole_number(ARGV[5], 1, 1000, 'runs')
-local from, count = 6 + 3 * runs, 0
-for r = 1, runs do
-  count = count + whole_number(ARGV[3 + 3 * r], 1, 1000, 'run')
-end
-local to = from + count - 1
-local numbers_given = #ARGV == to + count
-if count > 1000 or #ARGV ~= to and not (numbers_given and string.find(ARGV[to + 1], '^[%x.%d]*$')) then
-  fail('ARG', 'count')
-end
+local STEP = 1 / DELIVERY_CYCLE -- from a receipt of a run to the next one
 
--- Reading the range of a run's receipts is enough to know that all its ids are held; asking for each score costs four times
--- as much. It is enough where no id of the run can have a receipt of another delivery that looks like one of the run: while
--- fewer than 2048 deliveries have followed the first of the run, or where no message of the slot was given back since,
--- and so none of the run was leased again. Then, where the range holds exactly the ids of the run in order, each of them
--- has exactly its receipt.
-local all_held, at = runs <= 4 and count > 1, from
-for r = 1, all_held and runs or 0 do
-  local size, receipt = tonumber(ARGV[3 + 3 * r]), ARGV[4 + 3 * r]
-  local number, low = whole_number(ARGV[5 + 3 * r], 0, 9e15, 'delivery'), tonumber(receipt) or 0
-  all_held = size > 1 and number > 0 and tonumber(s[4] or 0) - number < 2048
-    and low % 1 == number % 2048 * STEP and low % 1 + (size - 1) * STEP < 1
-  if all_held then
-    local high = string.format('%.17g', low + (size - 1) * STEP)
-    local in_range = redis.call('ZRANGEBYSCORE', prepare, receipt, high, 'LIMIT', 0, size + 1)
-    all_held = #in_range == size
-    for i = 1, size do
-      all_held = all_held and in_range[i] == ARGV[at + i - 1]
-    end
-    at = at + size
-  end
-  if not all_held then
-    break
-  end
-end
-
-local held_ids, letters, numbers_held, low, high
-if all_held then
-  if runs == 1 then
-    low, high = ARGV[7], string.format('%.17g', tonumber(ARGV[7]) + (count - 1) * STEP)
-  end
-  held_ids, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
-  numbers_held = numbers_given and s[6] and { unpack(ARGV, to + 1, to + count) }
-else
-  local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, to))
-  local marks, seen, i = {}, {}, 0
-  held_ids, numbers_held = {}, numbers_given and s[6] and {}
+-- How many deliveries the runs have together.
+--- @inline
+local function count_deliveries(runs)
+  local count = 0
   for r = 1, runs do
-    local receipt = tonumber(ARGV[4 + 3 * r])
-    for step = 0, tonumber(ARGV[3 + 3 * r]) - 1 do
+    count = count + whole_number(ARGV[RUNS_FROM - 3 + 3 * r], 1, 1000, 'run')
+  end
+  return count
+end
+
+-- Whether the caller holds all deliveries of the runs, as far as the ranges of their receipts show. `from`: the place of the
+-- first member in ARGV. Reading the range of a run is enough where no id of the run can have a receipt of another delivery that
+-- looks like one of the run: while fewer than 2048 deliveries have followed the first of the run. Then, where the range holds
+-- exactly the ids of the run in order, each of them has exactly its receipt. Asking for each score costs four times as much.
+--- @inline
+local function are_runs_held(prepare, runs, count, from, delivered)
+  local all_held, at = runs <= 4 and count > 1, from
+  for r = 1, all_held and runs or 0 do
+    local place = RUNS_FROM - 3 + 3 * r
+    local size, receipt = tonumber(ARGV[place]), ARGV[place + 1]
+    local delivery, low = whole_number(ARGV[place + 2], 0, 9e15, 'delivery'), tonumber(receipt) or 0
+    all_held = size > 1 and delivery > 0 and delivered - delivery < DELIVERY_CYCLE
+      and low % 1 == delivery % DELIVERY_CYCLE * STEP and low % 1 + (size - 1) * STEP < 1
+    if all_held then
+      local high = string.format('%.17g', low + (size - 1) * STEP)
+      local in_range = redis.call('ZRANGEBYSCORE', prepare, receipt, high, 'LIMIT', 0, size + 1)
+      all_held = #in_range == size
+      for i = 1, size do
+        all_held = all_held and in_range[i] == ARGV[at + i - 1]
+      end
+      at = at + size
+    end
+    if not all_held then
+      break
+    end
+  end
+  return all_held
+end
+
+-- The deliveries that the caller holds, by the score of each: (their ids, each once; a letter for every delivery; the audit
+-- numbers of those held, which are in ARGV behind `numbers_after`, or nil where that is nil).
+--- @inline
+local function find_held(prepare, runs, count, from, numbers_after)
+  local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, from + count - 1))
+  local held_ids, marks, seen, i = {}, {}, {}, 0
+  local numbers = numbers_after and {}
+  for r = 1, runs do
+    local place = RUNS_FROM - 3 + 3 * r
+    local receipt = tonumber(ARGV[place + 1])
+    for step = 0, tonumber(ARGV[place]) - 1 do
       i = i + 1
       local id = ARGV[from + i - 1]
       if scores[i] and receipt and tonumber(scores[i]) == receipt + step * STEP and not seen[id] then
         seen[id] = true
         held_ids[#held_ids + 1] = id
-        if numbers_held then
-          numbers_held[#held_ids] = ARGV[to + i]
+        if numbers then
+          numbers[#held_ids] = ARGV[numbers_after + i]
         end
         marks[i] = '1'
       else
@@ -125,23 +123,63 @@ else
       end
     end
   end
-  letters = table.concat(marks)
+  return held_ids, table.concat(marks), numbers
 end
---- @include "lib/inline/count_failed"
-local window, last_turn, blocked = tonumber(s[2]), tonumber(s[3]), s[5]
-local channel, index, large, bodies = ARGV[3], ARGV[4], s[11], KEYS[9]
+
+local now = clock(ARGV[1])
+session, number = session_of(call)
+local before = answer_in(slot, known, number)
+if before then
+  return before
+end
+if not created then
+  fail('GONE', slot)
+end
+local runs = whole_number(ARGV[5], 1, 1000, 'runs')
+local count = count_deliveries(runs)
+local from = RUNS_FROM + 3 * runs
+local to = from + count - 1
+local numbers_given = #ARGV == to + count
+if count > 1000 or #ARGV ~= to and not (numbers_given and string.find(ARGV[to + 1], '^[%x.%d]*$')) then
+  fail('ARG', 'count')
+end
+local numbers_after = numbers_given and audited and to or nil
+
+local held_ids, letters, numbers, low, high
+local all_held = are_runs_held(prepare, runs, count, from, tonumber(delivered or 0))
+if all_held then
+  if runs == 1 then
+    low, high = receipt, string.format('%.17g', tonumber(receipt) + (count - 1) * STEP)
+  end
+  held_ids, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
+  numbers = numbers_after and { unpack(ARGV, to + 1, to + count) }
+else
+  held_ids, letters, numbers = find_held(prepare, runs, count, from, numbers_after)
+end
+local failed = count_failed(slot, dead, failures)
+local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 local kept = window > 0 and kept_ids(held_ids)
 if kept then
   check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)
 end
-if s[6] and #held_ids > 0 then
+if audited and #held_ids > 0 then
   --- @include "lib/audit"
-  local numbers = numbers_held and add_numbers(numbers_held, parse_number, {}) or read_numbers(KEYS[3], held_ids, tonumber(s[7]))
+  numbers = numbers and add_numbers(numbers, parse_number, {}) or read_numbers(records, held_ids, tonumber(chunk))
   account_for(slot, KEYS[7], 'seen', numbers, now)
 end
 if #held_ids > 0 then
-  --- @include "lib/inline/settle_held"
-  redis.call('HSET', slot, 'settled', tonumber(s[8] or 0) + removed, session, kept_answer(number, now, letters))
+  local removed = remove_held(slot, prepare, records, failures, large and KEYS[9], held_ids, failed, low, high)
+  if kept then
+    remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
+  end
+  if blocked then
+    --- @include "lib/in_order"
+    --- @include "lib/wake"
+    if unblock(slot, prepare, blocked, now) then
+      wake(slot, ARGV[3], ARGV[4])
+    end
+  end
+  redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed, session, kept_answer(number, now, letters))
   if not known then
     sweep_sessions(slot, now, SWEPT)
   end

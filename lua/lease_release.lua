@@ -21,12 +21,12 @@ Atomic    Each goes where `release` would put it. Of a page the newest deliverie
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/member"
---- @include "lib/record"
+--- @include "lib/receipt"
+--- @include "lib/record_bytes"
 --- @include "lib/score_ranges"
 --- @include "lib/shared_leases"
 local slot, store, prepare, failures, records = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local now, wait = clock(ARGV[1]), 0
-local channel, index = ARGV[2], ARGV[3]
+local now = clock(ARGV[1])
 local number = whole_number(ARGV[4], 1, SHARED_MOST, 'number')
 local limit = whole_number(ARGV[5], 1, 1000, 'limit')
 if #ARGV > 1005 then
@@ -39,8 +39,9 @@ for i = 6, #ARGV do
   end
   begun[ARGV[i]] = true
 end
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting', 'retry', 'ordered', 'blocked', 'delivered')
-if not s[1] then
+local created, max_retries, front, waiting, retry, ordered, blocked, delivered = unpack(redis.call('HMGET', slot, 'created',
+  'max_retries', 'front', 'waiting', 'retry', 'ordered', 'blocked', 'delivered'))
+if not created then
   fail('GONE', slot)
 end
 redis.call('ZCARD', store)
@@ -58,7 +59,7 @@ for i = 1, #page, 2 do
   -- One whose record says no place waits for the end of the lease.
   if place and place >= PRIORITY_MIN and (place < PRIORITY_END or place >= TIMED_MIN) then
     local receipt = tonumber(page[i + 1])
-    held[#held + 1] = { page[i], receipt, place, (tonumber(s[8] or 0) - receipt % 1 * 2048) % 2048 }
+    held[#held + 1] = { page[i], receipt, place, (tonumber(delivered or 0) - receipt % 1 * DELIVERY_CYCLE) % DELIVERY_CYCLE }
   end
 end
 if #held == 0 then
@@ -71,5 +72,7 @@ local held_ids, receipts, places = {}, {}, {}
 for m = 1, #held do
   held_ids[m], receipts[m], places[m] = held[m][1], held[m][2], held[m][3]
 end
---- @include "lib/inline/release_deliveries"
+--- @include "lib/release_deliveries"
+release_deliveries(slot, store, prepare, records, failures, held_ids, receipts, places, 0, max_retries, retry, front, ordered, now)
+signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[2], ARGV[3], now)
 return #held

@@ -21,33 +21,32 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           it gives the first answer and costs no second retry. In a slot in order each message goes back to its old
           place, and the slot gives nothing before the longest of their waits is over.
 ]]
+--- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/receipts"
-local slot, store, prepare, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
+local slot, store, prepare, records, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local now, now_us = clock(ARGV[1])
 local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local channel, index, reason = ARGV[3], ARGV[4], 'f'
-local wait = ARGV[5] ~= '' and whole_number(ARGV[5], 0, 315576000000, 'wait_ms')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms',
-  'ordered', 'blocked', 'audited')
-if not s[1] then
+local wait = ARGV[5] ~= '' and whole_number(ARGV[5], 0, WAIT_MOST_MS, 'wait_ms')
+local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
+  'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms', 'ordered', 'blocked', 'audited'))
+if not created then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
 local ids, held, positions, scores = verify_receipts(prepare, 6, n)
 redis.call('ZCARD', store)
-redis.call('HLEN', KEYS[4])
+redis.call('HLEN', records)
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', failures)
 redis.call('HLEN', KEYS[8])
-local audit = s[9] and KEYS[7]
-if audit then
-  redis.call('ZCARD', audit)
+if audited then
+  redis.call('ZCARD', KEYS[7])
 end
 if #ids == 0 then
   return held
@@ -59,7 +58,10 @@ if #ids < n then
     receipts[m], details[m] = scores[positions[m]], details[positions[m]]
   end
 end
---- @include "lib/inline/fail_deliveries"
+--- @include "lib/fail_deliveries"
+local letters = fail_deliveries(KEYS, ids, receipts, details, 'f', wait, max_retries, ladder, jitter, retention, ordered,
+  audited, now, now_us)
+signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[3], ARGV[4], now)
 local answer = table.concat(letters)
 if #ids < n then
   local marks = {}

@@ -46,69 +46,76 @@ Atomic    All messages are read and checked before they move; the first write fr
           A take in order sets the slot's `ordered`. Where that is set, a take not in order also waits for the
           deliveries in flight and for the hold; then it takes, and clears the field.
 ]]
-local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, audit, bodies, rates = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[11]
-local call = ARGV[2]
---- @include "lib/inline/session"
---- @include "lib/inline/take_fields"
-local known = s[14]
+--- @include "lib/add"
+--- @include "lib/bounds"
+--- @include "lib/call"
+--- @include "lib/counters"
+--- @include "lib/delivery_numbers"
+--- @include "lib/failed"
+--- @include "lib/receipt"
+--- @include "lib/record"
+--- @include "lib/score_ranges"
+--- @include "lib/slot_fields"
+--- @include "lib/time"
+--- @include "lib/turns"
+local RENEWS = 61 -- =, which begins an offer that renews a credit
+local slot, store, prepare, records, dead, failures, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[10]
+local call, waits, ordered, created, shared = ARGV[2], ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8]
+local session, number = split_call(call)
+local fields = read_take_fields(slot, session)
+local known = fields[SESSION]
 
 -- One message of a priority, asked for or all there is, or none and a credit, in a session that goes on, as most takes are
--- that do not find a batch. This is take_messages and make_receipts without anything that such a take does not need;
+-- that do not find a batch. This is take_messages and receipts_of without anything that such a take does not need;
 -- whatever is unusual goes the long way below.
-local limit, takes, at_ms, at_us = tonumber(ARGV[3]) or 0, tonumber(s[6] or 0) + 1, nil, nil
-if known and #ARGV == 8 and ARGV[6] == '0' and s[1] == ARGV[7] and not s[8] and not s[9] and not s[12] and not s[13]
-    and string.byte(call, 1) == 64 and limit >= 1 and limit <= 1000 and tonumber(s[4] or 0) < 4294967296
-    and tonumber(s[11] or 0) > -4294967296 and tonumber(s[5] or 0) < 1e12 -- see lib/delivery_numbers
-    and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(ARGV[5], 1) ~= 61 then
-  --- @include "lib/inline/time"
-  at_ms, at_us = now_ms, now_us
-  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0, 'WITHSCORES', 'LIMIT', 0,
+local limit, lease, takes, now, now_us = tonumber(ARGV[3]) or 0, tonumber(ARGV[4]) or 0, tonumber(fields[TAKES] or 0) + 1, nil, nil
+if known and #ARGV == 8 and not ordered and ARGV[6] == '0' and fields[CREATED] == created and not fields[ORDERED]
+    and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and string.byte(call, 1) == AT
+    and limit >= 1 and limit <= MOST and lease >= LEASE_LEAST_MS and lease <= LEASE_MOST_MS and lease % 1 == 0
+    and tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END
+    and tonumber(fields[DELIVERED] or 0) < BY_CLOCK
+    and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(waits, 1) ~= RENEWS then
+  local seconds
+  now, now_us, seconds = read_time(ARGV[1])
+  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0, 'WITHSCORES', 'LIMIT', 0,
     limit > 1 and 2 or 1)
-  local id, lease = page[1], tonumber(ARGV[4]) or 0
-  local score = tonumber(page[2] or 0)
-  local shared, lease_end = ARGV[8], nil -- see lib/shared_leases
+  local id, score, delivery = page[1], tonumber(page[2] or 0), tonumber(fields[DELIVERED] or 0) + 1
+  local lease_end = nil -- see lib/shared_leases
   if shared ~= '' then
-    lease_end = tonumber(redis.call('ZSCORE', KEYS[10], shared) or 0)
+    lease_end = tonumber(redis.call('ZSCORE', leases, shared) or 0)
   end
-  if not id and #ARGV[5] > 1 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0 then
+  if not id and #waits > 1 then
     --- @include "lib/credits"
     --- @include "lib/wake"
-    local wait = next_ready_in(store, prepare, now_us, s[10])
+    local wait = next_ready_in(store, prepare, now_us, fields[LEASES_UNTIL])
     if wait ~= 0 then
-      local kept = outlives_credit(lease_end, now_ms)
-        and keep_credit(slot, store, ARGV[5], limit, lease_end and 's' .. shared or lease, call, now_ms)
+      local kept = outlives_credit(lease_end, now)
+        and keep_credit(slot, store, waits, limit, lease_end and 's' .. shared or lease, call, now)
       if not kept then
-        note_sleeper(slot, store, 'waiting', now_ms)
+        note_sleeper(slot, store, 'waiting', now)
       end
-      return { wait, kept and 8 or 0, 0, tonumber(s[5] or 0) + 1, tonumber(s[7] or 0), '', {}, {} }
+      return { wait, kept and 8 or 0, 0, delivery, tonumber(fields[ACCEPTED] or 0), '', {}, {} }
     end
   end
-  if #page == 2 and score >= 17 and score < 1048576 and lease >= 1000 and lease <= 43200000 and lease % 1 == 0
-      and (not lease_end or lease_end - now_ms >= lease / 2) and tonumber(s[10] or now_ms + 1) > now_ms
-      and (takes % 5 > 0 or redis.call('ZCOUNT', store, '-inf', '(17') == 0) then -- one take in five begins with the retries
+  if #page == 2 and score >= PRIORITY_MIN and score < PRIORITY_END and (not lease_end or lease_end - now >= lease / 2)
+      and tonumber(fields[LEASES_UNTIL] or now + 1) > now
+      and (takes % TURNS > 0 or redis.call('ZCOUNT', store, '-inf', BELOW_PRIORITY_MIN) == 0) then
     local record = redis.call('HGET', records, id)
-    --- @include "lib/inline/count_failed"
-    if failed == 0 and record and #record >= 8 and string.byte(record, 1) % 16 < 2 then
+    local failed = count_failed(slot, dead, failures)
+    if failed == 0 and record and #record >= FIXED and string.byte(record, 1) % HEADERS < EXPIRES then
       local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
-      local delivery = tonumber(s[5] or 0) + 1
-      local deadline = lease_end and 3000000000 + shared or math.ceil((now_ms + lease) / 1000)
-      local receipt = string.format('%d.%011d', deadline * 1000 + s[2], delivery % 2048 * 48828125)
+      local deadline = lease_end and SHARED + shared or math.ceil((now + lease) / 1000)
+      local receipt = receipt_text(deadline, fields[MAX_RETRIES], delivery)
       redis.call('ZREM', store, id)
-      if takes % 16 == 0 then -- see lib/writes
-        --- @include "lib/writes"
-        add_many(prepare, { receipt, id })
-      else
-        redis.call('ZADD', prepare, receipt, id)
-      end
+      add_single(prepare, receipt, id, takes)
       redis.call('HSET', slot, 'delivered', delivery, 'takes', takes, session,
         string.format('%s:%s:%d:%d:', number, seconds, deadline, delivery) .. id)
       local wait = 0
       if limit > 1 then
         --- @include "lib/wake"
-        wait = next_ready_in(store, prepare, now_us, s[10])
+        wait = next_ready_in(store, prepare, now_us, fields[LEASES_UNTIL])
       end
-      return { wait, expired > 0 and 1 or 0, deadline, delivery, tonumber(s[7] or 0), '', { id }, { record } }
+      return { wait, expired > 0 and 1 or 0, deadline, delivery, tonumber(fields[ACCEPTED] or 0), '', { id }, { record } }
     end
   end
 end
@@ -117,14 +124,69 @@ end
 --- @include "lib/clock"
 --- @include "lib/member"
 --- @include "lib/replay"
-local now, now_us = at_ms, at_us
+
+-- The reply to a call that was answered before: the deliveries of that answer, without those that the caller no longer holds.
+-- `bits`: for the reply, what the call has done to a credit.
+--- @inline
+local function first_reply(prepare, records, answer, accepted, bits)
+  --- @include "lib/large_bodies"
+  local deadline, first, leased = string.match(answer, '^(%d+):(%d+):(.*)$')
+  deadline, first = tonumber(deadline), tonumber(first)
+  local any_large, marks, ids, taken = false, {}, {}, {}
+  for i = 1, #leased / MEMBER do
+    local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
+    local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
+    local record = score >= 0 and redis.call('HGET', records, id)
+    local left = math.floor(score % 1000)
+    if not record or score ~= deadline * 1000 + left + (first + i - 1) % DELIVERY_CYCLE / DELIVERY_CYCLE then
+      id, record, left = '', '', 0
+    end
+    marks[i], ids[i], taken[i] = string.char(left), id, record
+    any_large = any_large or is_large(record)
+  end
+  return { 0, bits + (any_large and 4 or 0), deadline, first, accepted, table.concat(marks), ids, taken }
+end
+
+-- Us until the slot next has work, for a take that found nothing, and 8 where its credit stands now. Note that the caller may sleep
+-- until then, or keep its credit. `more`: there is work, whatever the queues say.
+--- @inline
+local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, gate, more, waits, limit, credit_lease, call)
+  --- @include "lib/wake"
+  --- @include "lib/writes"
+  local bits = 0
+  local wait, field = next_ready_in(store, prepare, now_us, leases_until, hold, gate)
+  wait = more and 0 or wait
+  if #waits > 1 and field == 'waiting' and not hold and wait ~= 0 then
+    --- @include "lib/credits"
+    if keep_credit(slot, store, waits, limit, credit_lease, call, now) then
+      bits = 8
+    end
+  end
+  if waits ~= '0' and field and wait ~= 0 and is_to_note(redis.call('HGET', slot, field), now) then
+    note_sleeper(slot, store, field, now)
+  end
+  if waits ~= '0' and gate and gate.sends_wake and is_to_note(redis.call('HGET', slot, 'waiting'), now) then
+    note_sleeper(slot, store, 'waiting', now)
+  end
+  return wait, bits
+end
+
+-- The retries remaining of each message, as a byte.
+--- @inline
+local function marks_of(n, retries_left, max_retries)
+  local marks = {}
+  for i = 1, n do
+    marks[i] = string.char(retries_left[i] or max_retries)
+  end
+  return table.concat(marks)
+end
+
 if not now then
   now, now_us = clock(ARGV[1])
 end
-limit = whole_number(ARGV[3], 1, 1000, 'limit')
-local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
-local waits, ordered = ARGV[5], ARGV[6] == '1'
-local again, credit_bits = ARGV[9] == '1', 0
+limit = whole_number(ARGV[3], 1, MOST, 'limit')
+lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
+local again, bits = ARGV[9] == '1', 0
 if #waits > 1 then
   --- @include "lib/credits"
   read_offer(waits)
@@ -134,72 +196,73 @@ local before = answer_in(slot, known, number)
 if again and #waits > 1 then -- an earlier copy may have left the credit, and its caller does not know
   --- @include "lib/credits"
   local _, _, channel = read_offer(waits)
-  credit_bits, waits = 16 + 32 * remove_credit(slot, channel), '1'
+  bits, waits = 16 + 32 * remove_credit(slot, channel), '1'
 end
+local accepted = tonumber(fields[ACCEPTED] or 0)
 if before then
-  local deadline, first, leased = string.match(before, '^(%d+):(%d+):(.*)$')
-  deadline, first = tonumber(deadline), tonumber(first)
-  --- @include "lib/large_bodies"
-  local any_large
-  local reply, marks = { 0, credit_bits, deadline, first, tonumber(s[7] or 0), '', {}, {} }, {}
-  for i = 1, #leased / MEMBER do
-    local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
-    local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
-    local record = score >= 0 and redis.call('HGET', records, id)
-    local left = math.floor(score % 1000)
-    if not record or score ~= deadline * 1000 + left + (first + i - 1) % 2048 / 2048 then
-      id, record, left = '', '', 0
-    end
-    marks[i] = string.char(left)
-    reply[7][i], reply[8][i] = id, record
-    if is_large(record) then
-      any_large = true
-    end
-  end
-  reply[2] = reply[2] + (any_large and 4 or 0)
-  reply[6] = table.concat(marks)
-  return reply
+  return first_reply(prepare, records, before, accepted, bits)
 end
 
-local created = ARGV[7]
-local shared, lease_end = ARGV[8] ~= '' and whole_number(ARGV[8], 0, 900000000, 'shared'), 0
-if shared then
-  lease_end = tonumber(redis.call('ZSCORE', KEYS[10], ARGV[8]) or 0)
+local lease_number, lease_end, credit_lease = nil, 0, lease
+if shared ~= '' then
+  lease_number, lease_end = whole_number(shared, 0, SHARED_MOST, 'shared'), tonumber(redis.call('ZSCORE', leases, shared) or 0)
+  credit_lease = 's' .. shared
 end
-local credit_lease = shared and 's' .. ARGV[8] or lease
 if #waits > 1 then
   --- @include "lib/credits"
-  waits = outlives_credit(shared and lease_end, now) and waits or '1'
+  waits = outlives_credit(lease_number and lease_end, now) and waits or '1'
 end
---- @include "lib/inline/take_messages"
-local deadline, until_ms = math.ceil((now + lease) / 1000), tonumber(s[10] or nil)
-if shared then
+if fields[CREATED] ~= created then
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
+end
+-- A deadline is a whole second, a receipt just above it. One lease may stand for many deliveries.
+local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
+local shared_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <= now
+bits = bits + (expired > 0 and 1 or 0) + (shared_expired and 2 or 0)
+local max_retries, first = tonumber(fields[MAX_RETRIES]), tonumber(fields[DELIVERED] or 0) + 1
+
+--- @include "lib/take_messages"
+local n, gate, hold, more, ids, taken, retries_left, any_large = take_messages(KEYS, fields, takes, limit, ordered, now)
+if n == 0 then
+  local wait, credit = end_empty(slot, store, prepare, fields[LEASES_UNTIL], now, now_us, hold, gate, more, waits, limit,
+    credit_lease, call)
+  if again then
+    -- A poll that finds nothing writes nothing; but an earlier copy of this call may still be in the network.
+    --- @include "lib/writes"
+    allow_oom(store)
+    remember(slot, call, now, '0:0:')
+  end
+  return { wait, bits + credit, 0, first, accepted, '', {}, {} }
+end
+local deadline, until_ms = math.ceil((now + lease) / 1000), tonumber(fields[LEASES_UNTIL] or nil)
+if lease_number then
   --- @include "lib/shared_leases"
-  shared, lease_end = lease_for_take(slot, KEYS[10], shared, lease_end, lease, now, until_ms)
-  deadline, until_ms = SHARED + shared, math.min(until_ms or lease_end, lease_end)
+  lease_number, lease_end = lease_for_take(slot, leases, lease_number, lease_end, lease, now, until_ms)
+  deadline, until_ms = SHARED + lease_number, math.min(until_ms or lease_end, lease_end)
 end
---- @include "lib/inline/make_receipts"
-if n < 8 then
-  redis.call('ZADD', prepare, unpack(leases))
-else
-  --- @include "lib/writes"
-  add_many(prepare, leases)
+if first > BY_CLOCK then
+  first = number_by_clock(slot, first, now_us)
 end
+local receipts = receipts_of(ids, n, deadline, first, max_retries, retries_left)
+add_members(prepare, receipts, n)
 redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes, session,
   kept_answer(number, now, string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n)))
 if not known then
   sweep_sessions(slot, now, SWEPT)
 end
-reply[3] = deadline
-if string.byte(waits, 1) == 61 then -- =
+if string.byte(waits, 1) == RENEWS then
   --- @include "lib/credits"
   local _, _, channel = read_offer(waits)
-  reply[2] = reply[2] + 32 * remove_credit(slot, channel)
+  bits = bits + 32 * remove_credit(slot, channel)
 end
+local wait, marks = 0, ''
 if ordered then
-  reply[1] = shared and lease_end * 1000 - now_us or deadline * 1000000 - now_us
-elseif drained or gate then
+  wait = (lease_number and lease_end * 1000 or deadline * 1000000) - now_us
+elseif gate or not more then
   --- @include "lib/wake"
-  reply[1] = next_ready_in(store, prepare, now_us, until_ms, nil, gate)
+  wait = next_ready_in(store, prepare, now_us, until_ms, nil, gate)
 end
-return reply
+if retries_left then
+  marks = marks_of(n, retries_left, max_retries)
+end
+return { wait, bits + (any_large and 4 or 0), deadline, first, accepted, marks, ids, taken }

@@ -29,19 +29,20 @@ Atomic    All of an entry or nothing, by the rules of send and merge, first writ
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+--- @include "lib/slot_fields"
 local slot, stage = KEYS[1], KEYS[9]
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
 local session, number = session_of(ARGV[4])
---- @include "lib/inline/store_fields"
-local before = answer_in(slot, s[10], number)
+local fields = read_store_fields(slot, session)
+local before = answer_in(slot, fields[SESSION], number)
 if before then
   return cmsgpack.unpack(before)
 end
-if s[1] ~= ARGV[5] then
-  fail(s[1] and 'ANEW' or 'GONE', slot)
+if fields[CREATED] ~= ARGV[5] then
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
-if s[11] then
+if fields[PAUSED_SEND] then
   return { 0, 'P' }
 end
 local packed = redis.call('LINDEX', stage, 0)
@@ -66,7 +67,7 @@ if entry[1] == 'm' then
   stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
 else
   local keys = { slot, KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[10], KEYS[11] }
-  local given, at, channel, index, count, letters, large = entry, 0, ARGV[2], ARGV[3], #entry / 3, nil, false
+  local given, channel, index, count, letters = entry, ARGV[2], ARGV[3], #entry / 3, nil
   if entry[1] == 'p' then
     --- @include "lib/run_members"
     --- @include "lib/store_uniform"
@@ -77,7 +78,7 @@ else
       fail('STAGE', stage)
     end
     elements, given = 1 + count, run_members(first, count)
-    local stored_all = store_uniform(keys, s, head, given, function(from, to)
+    local stored_all = store_uniform(keys, fields, head, given, function(from, to)
       return redis.call('LRANGE', stage, from, to), 0
     end, now, channel, index)
     letters = stored_all and ''
@@ -87,13 +88,11 @@ else
     end
   end
   if not letters then
-    local function store_messages()
-      --- @include "lib/inline/store_messages"
-    end
+    --- @include "lib/store_messages"
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end
-    letters = store_messages()[2]
+    letters = store_messages(keys, given, 0, count, fields, false, now, channel, index)[2]
   end
   if letters == 'F' then
     return { 0, 'F' }

@@ -38,14 +38,17 @@ Atomic    A message leaves the log in the step that settles it. A message that i
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
+--- @include "lib/remove_held"
 --- @include "lib/settled"
-local slot, prepare, query, log, queries, store = KEYS[1], KEYS[2], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
+local slot, prepare, records, failures, query, log, queries, store, bodies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9],
+  KEYS[10], KEYS[11], KEYS[12]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local since, upto = whole_number(ARGV[6], 0, 9e15, 'since'), whole_number(ARGV[7], 0, 9e15, 'upto')
 local limit = whole_number(ARGV[8], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'blocked', 'audited', 'chunk', 'large')
-if not s[1] then
+local created, dedup_ms, settled_turn, blocked, audited, chunk, large = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
+  'settled_turn', 'blocked', 'audited', 'chunk', 'large'))
+if not created then
   fail('GONE', slot)
 end
 local other, left = other_owner(query, ARGV[3], now)
@@ -55,10 +58,12 @@ if other then
   return { 0, 0, 0, left, other }
 end
 redis.call('ZCARD', store)
-local q = redis.call('HMGET', query, 'settled', 'missed', 'missed_at', 'exact', 'waived')
-local done, exact = tonumber(q[1] or 0), q[4] == '1'
-local gone_before = math.max(since, done, exact and tonumber(q[5] or 0) or 0)
-local missed = q[3] == ARGV[7] and tonumber(q[2]) or 0
+local done_text, missed_text, missed_at, exact, waived = unpack(redis.call('HMGET', query, 'settled', 'missed', 'missed_at',
+  'exact', 'waived'))
+local done = tonumber(done_text or 0)
+exact = exact == '1'
+local gone_before = math.max(since, done, exact and tonumber(waived or 0) or 0)
+local missed = missed_at == ARGV[7] and tonumber(missed_text) or 0
 local ends = math.min(upto, first + math.max(0, size)) -- the batch is done up to here after this call
 
 -- Note how far the query is, and how many of the batch are missing, for as long as anybody may ask.
@@ -75,16 +80,14 @@ local function note_progress(missing)
 end
 local with_deadline = redis.call('ZCOUNT', prepare, string.format('%.0f', FAR * 1000), '+inf')
 local query_count = redis.call('ZCARD', queries)
-local failed, window, last_turn, blocked = redis.call('HLEN', KEYS[4]), tonumber(s[2]), tonumber(s[3]), s[4]
-local channel, index, large, bodies = ARGV[4], ARGV[5], s[7], KEYS[12]
+local failed, window, last_turn = redis.call('HLEN', failures), tonumber(dedup_ms), tonumber(settled_turn)
 if window > 0 then
   check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)
 end
-local kept
 local missing = math.max(0, math.min(upto, first) - gone_before) -- they left the log, and were not settled
 if size <= 0 then
   ends = math.min(upto, tail)
-  if ends > done or q[2] and not exact then
+  if ends > done or missed_text and not exact then
     allow_oom(prepare)
     note_progress(missing)
   end
@@ -98,7 +101,7 @@ if query_count > 1 or expired_to > first or with_deadline ~= tail - first then
   --- @include "lib/attempts"
   local scores, entries, waiting = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}
   if expired_to > first then
-    entries, waiting = redis.call('HMGET', KEYS[4], unpack(page)), redis.call('ZMSCORE', store, unpack(page))
+    entries, waiting = redis.call('HMGET', failures, unpack(page)), redis.call('ZMSCORE', store, unpack(page))
   end
   held_ids = {}
   for i = 1, #page do
@@ -121,14 +124,23 @@ if query_count > 1 or expired_to > first or with_deadline ~= tail - first then
     end
   end
 end
-if s[5] and #held_ids > 0 then
+if audited and #held_ids > 0 then
   --- @include "lib/audit"
-  account_for(slot, KEYS[7], 'seen', read_numbers(KEYS[3], held_ids, tonumber(s[6])), now)
+  account_for(slot, KEYS[7], 'seen', read_numbers(records, held_ids, tonumber(chunk)), now)
 end
 if #held_ids > 0 then
-  kept = window > 0 and kept_ids(held_ids)
-  local low, high
-  --- @include "lib/inline/settle_held"
+  local removed = remove_held(slot, prepare, records, failures, large and bodies, held_ids, failed)
+  local kept = window > 0 and kept_ids(held_ids)
+  if kept then
+    remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
+  end
+  if blocked then
+    --- @include "lib/in_order"
+    --- @include "lib/wake"
+    if unblock(slot, prepare, blocked, now) then
+      wake(slot, ARGV[4], ARGV[5])
+    end
+  end
   if #late > 0 then
     redis.call('ZREM', store, unpack(late))
   end

@@ -32,20 +32,22 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
           Numbers are never used twice. All messages are read and checked before they move. The first write needs no
           memory.
 ]]
+--- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/delivery_numbers"
+--- @include "lib/receipt"
 --- @include "lib/writes"
 --- @include "lib/query"
-local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local failures, merge, audit, query, log, queries, bodies = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local rates = KEYS[14]
+--- @include "lib/slot_fields"
+local slot, store, prepare, query, log, queries, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[9], KEYS[10], KEYS[11], KEYS[13]
 local now, now_us = clock(ARGV[1])
 local run, owner = ARGV[2], ARGV[3]
 check_names(run, owner)
-local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
-local owner_ms = whole_number(ARGV[5], 1000, 43200000, 'owner_ms')
-local from = whole_number(ARGV[6], 0, 9e15, 'from')
-local limit, waits, ordered = whole_number(ARGV[7], 1, 1000, 'limit'), '0', false
+local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
+local owner_ms = whole_number(ARGV[5], LEASE_LEAST_MS, LEASE_MOST_MS, 'owner_ms')
+local from = whole_number(ARGV[6], 0, NUMBER_MOST, 'from')
+local limit = whole_number(ARGV[7], 1, MOST, 'limit')
 local exact = whole_number(ARGV[8], 0, 1, 'exact')
 local created = redis.call('HGET', slot, 'created')
 if created ~= ARGV[9] then
@@ -58,27 +60,28 @@ if other then
   return { held, tail, left, other }
 end
 redis.call('ZCARD', queries)
-redis.call('ZCARD', KEYS[13])
+redis.call('ZCARD', leases)
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
-local call, again, credit_lease, credit_bits = nil, false, nil, 0
-local function take()
-  local session = 'created' -- the log answers a call that is repeated, so there is none
-  --- @include "lib/inline/take_fields"
-  local takes = tonumber(s[6] or 0) + 1
-  --- @include "lib/inline/take_messages"
-  local deadline = FAR
-  --- @include "lib/inline/make_receipts"
-  --- @include "lib/writes"
-  add_many(prepare, leases)
-  redis.call('RPUSH', log, unpack(ids))
-  redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes)
-  tail, held = tail + n, n
-end
 if tail == from then
-  take() -- it ends early where there is nothing to take
+  --- @include "lib/take_messages"
+  local keys = { unpack(KEYS, 1, 8) }
+  keys[BODIES], keys[RATES] = KEYS[12], KEYS[14]
+  local fields = read_take_fields(slot, 'created') -- the log answers a call that is repeated, so there is no session
+  local takes, first = tonumber(fields[TAKES] or 0) + 1, tonumber(fields[DELIVERED] or 0) + 1
+  local n, _, _, _, ids, _, retries_left = take_messages(keys, fields, takes, limit, false, now)
+  if n > 0 then
+    if first > BY_CLOCK then
+      first = number_by_clock(slot, first, now_us)
+    end
+    local receipts = receipts_of(ids, n, FAR, first, tonumber(fields[MAX_RETRIES]), retries_left)
+    add_many(prepare, receipts)
+    redis.call('RPUSH', log, unpack(ids))
+    redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes)
+    tail, held = tail + n, n
+  end
 end
 allow_oom(store)
 redis.call('HSET', query, 'tail', tail)
-renew_lease(slot, query, log, queries, KEYS[13], run, owner, now, lease, owner_ms, string.format('%d', exact))
+renew_lease(slot, query, log, queries, leases, run, owner, now, lease, owner_ms, string.format('%d', exact))
 return { held, tail }

@@ -25,7 +25,7 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/clock"
 --- @include "lib/score"
 --- @include "lib/timed_score"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 --- @include "lib/envelope"
 --- @include "lib/wake"
 --- @include "lib/given_back"

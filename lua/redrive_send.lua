@@ -31,20 +31,22 @@ Atomic    The answer for a member and token is final: `arrivals` has 9e15 plus t
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/member"
+--- @include "lib/record"
+--- @include "lib/slot_fields"
 local LETTERS, ENTRY = 'cfptx', MEMBER + 8
-local slot, arrivals, session = KEYS[1], KEYS[11], ''
+local slot, arrivals = KEYS[1], KEYS[11]
 local now, channel, index = clock(ARGV[1]), ARGV[2], ARGV[3]
 local n = (#ARGV - 4) / 3
 if n < 1 or n > 1000 or n % 1 > 0 then
   fail('ARG', 'count')
 end
---- @include "lib/inline/store_fields"
-if s[1] ~= ARGV[4] then
-  fail(s[1] and 'ANEW' or 'GONE', slot)
+local fields = read_store_fields(slot, '')
+if fields[CREATED] ~= ARGV[4] then
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 local room = math.huge
-if tonumber(s[5]) > 0 and s[6] ~= 'drop_lowest' then
-  room = tonumber(s[5]) - redis.call('ZCARD', KEYS[2])
+if tonumber(fields[CAPACITY]) > 0 and fields[OVERFLOW] ~= 'drop_lowest' then
+  room = tonumber(fields[CAPACITY]) - redis.call('ZCARD', KEYS[2])
 end
 local letters, fresh, members, parts, noted = {}, {}, {}, {}, {}
 local function refuse(i, letter)
@@ -54,7 +56,7 @@ local function refuse(i, letter)
 end
 for i = 1, n do
   local entry, head = ARGV[2 + 3 * i], ARGV[3 + 3 * i]
-  if #entry ~= ENTRY or (#head ~= 4 and head ~= 't' and head ~= 'x') then
+  if #entry ~= ENTRY or (#head ~= HEAD and head ~= 't' and head ~= 'x') then
     fail('ARG', 'entry')
   end
   local before = redis.call('ZSCORE', arrivals, entry)
@@ -64,7 +66,7 @@ for i = 1, n do
     letters[i] = before > 0 and 's' or string.sub(LETTERS, place, place)
   elseif #head == 1 then
     refuse(i, head)
-  elseif s[11] then
+  elseif fields[PAUSED_SEND] then
     refuse(i, 'p')
   elseif #fresh >= room then
     refuse(i, 'f')
@@ -75,14 +77,12 @@ for i = 1, n do
   end
 end
 if #fresh > 0 then
-  local keys, given, at, count, large = KEYS, members, 0, #fresh, false
+  --- @include "lib/store_messages"
+  local count, back = #fresh, {}
   for i = 1, #parts do
-    given[count + i] = parts[i]
+    members[count + i] = parts[i]
   end
-  local function store_messages()
-    --- @include "lib/inline/store_messages"
-  end
-  local stored, back = store_messages()[2], {}
+  local stored = store_messages(KEYS, members, 0, count, fields, false, now, channel, index)[2]
   for i = 1, count do
     local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
     if letter == 's' then

@@ -20,6 +20,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           it gives the first answer. In a slot in order each message takes its old place again, and the slot gives
           nothing before the wait is over.
 ]]
+--- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score_ranges"
@@ -31,9 +32,10 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local wait = whole_number(ARGV[5], 0, 315576000000, 'wait_ms')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'front', 'waiting', 'retry', 'ordered', 'blocked')
-if not s[1] then
+local wait = whole_number(ARGV[5], 0, WAIT_MOST_MS, 'wait_ms')
+local created, max_retries, front, waiting, retry, ordered, blocked = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
+  'front', 'waiting', 'retry', 'ordered', 'blocked'))
+if not created then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
@@ -54,7 +56,9 @@ local receipts, places = {}, {}
 for m = 1, #held_ids do
   receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
-local channel, index = ARGV[3], ARGV[4]
---- @include "lib/inline/release_deliveries"
+--- @include "lib/release_deliveries"
+release_deliveries(slot, store, prepare, records, failures, held_ids, receipts, places, wait, max_retries, retry, front, ordered,
+  now)
+signal_given_back(slot, store, prepare, records, failures, blocked, waiting, wait > 0, ARGV[3], ARGV[4], now)
 remember(slot, ARGV[2], now, letters)
 return letters

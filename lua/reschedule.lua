@@ -22,7 +22,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/clock"
 --- @include "lib/score_ranges"
 --- @include "lib/timed_score"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 --- @include "lib/envelope"
 --- @include "lib/wake"
 --- @include "lib/find_waiting"

@@ -20,26 +20,24 @@ Atomic    A lease goes back once, however many callers find it. The first write 
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
-local slot, store, prepare, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
+local slot, store, prepare, records, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local now, now_us = clock(ARGV[1])
-local channel, index, reason, wait = ARGV[2], ARGV[3], 'l', false
 local limit = whole_number(ARGV[4], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms',
-  'ordered', 'blocked', 'audited')
-if not s[1] then
+local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
+  'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms', 'ordered', 'blocked', 'audited'))
+if not created then
   fail('GONE', slot)
 end
 -- Every receipt of a deadline that has passed is below the first one of the next second.
 local expired = redis.call('ZRANGEBYSCORE', prepare, '-inf',
   '(' .. string.format('%.0f', (math.floor(now / 1000) + 1) * 1000), 'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('ZCARD', store)
-redis.call('HLEN', KEYS[4])
+redis.call('HLEN', records)
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', failures)
 redis.call('HLEN', KEYS[8])
-local audit = s[9] and KEYS[7]
-if audit then
-  redis.call('ZCARD', audit)
+if audited then
+  redis.call('ZCARD', KEYS[7])
 end
 if #expired == 0 then
   return { 0, 0, 0 }
@@ -50,6 +48,9 @@ for i = 1, #expired, 2 do
   receipts[#ids] = expired[i + 1]
 end
 local details = {} -- that of the attempt before stays
---- @include "lib/inline/fail_deliveries"
+--- @include "lib/fail_deliveries"
+local letters, dead_count = fail_deliveries(KEYS, ids, receipts, details, 'l', false, max_retries, ladder, jitter,
+  retention, ordered, audited, now, now_us)
+signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[2], ARGV[3], now)
 redis.call('HINCRBY', slot, 'rolled_back', #ids)
 return { #ids - dead_count, dead_count, #ids == limit and 1 or 0 }

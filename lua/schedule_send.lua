@@ -38,11 +38,12 @@ Atomic    Sending and moving are one step, which needs the revision and the time
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
+--- @include "lib/slot_fields"
 local now = clock(ARGV[1])
-local slot, schedules, times, name, session = KEYS[1], KEYS[10], KEYS[11], ARGV[5], ''
---- @include "lib/inline/store_fields"
-if s[1] ~= ARGV[4] then
-  fail(s[1] and 'ANEW' or 'GONE', slot)
+local slot, schedules, times, name = KEYS[1], KEYS[10], KEYS[11], ARGV[5]
+local fields = read_store_fields(slot, '')
+if fields[CREATED] ~= ARGV[4] then
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if #ARGV ~= 13 then
   fail('ARG', 'name')
@@ -59,16 +60,14 @@ if not due or tonumber(due) > now and not moves_back or schedule[3] ~= ARGV[6] o
   return 0
 end
 if ARGV[10] ~= '' then
-  if s[11] then
+  if fields[PAUSED_SEND] then
     return -2
   end
   local keys = { unpack(KEYS, 1, 9) }
   keys[10] = KEYS[12]
-  local given, at, count, channel, index, large = { ARGV[11], ARGV[12], ARGV[13] }, 0, 1, ARGV[2], ARGV[3], false
-  local function store_messages()
-    --- @include "lib/inline/store_messages"
-  end
-  local letters = store_messages()[2]
+  --- @include "lib/store_messages"
+  local given = { ARGV[11], ARGV[12], ARGV[13] }
+  local letters = store_messages(keys, given, 0, 1, fields, false, now, ARGV[2], ARGV[3])[2]
   if letters == 'F' then
     return -1
   end

@@ -35,41 +35,52 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
           bodies of messages that are not stored are removed again. Plain messages go to the PrepareQueue where sleeping
           consumers have left credits (lib/hand_over); a PUBLISH that nobody was counted for leaves them in the StoreQueue.
 ]]
+--- @include "lib/add"
+--- @include "lib/call"
+--- @include "lib/counters"
 --- @include "lib/member"
+--- @include "lib/record"
+--- @include "lib/score_ranges"
+--- @include "lib/slot_fields"
+--- @include "lib/time"
+local BEFORE = 7 -- arguments before the messages
 local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
-local call, head, first = ARGV[2], ARGV[7], ARGV[8]
---- @include "lib/inline/session"
---- @include "lib/inline/store_fields"
-local known = s[10]
+local call, head, first = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
+local session, number = split_call(call)
+local fields = read_store_fields(slot, session)
+local known = fields[SESSION]
 
 -- One plain message in a session that goes on, as most are. This is store_messages and lib/replay without anything that such a
 -- message does not need; whatever is unusual goes the long way below.
-if known and head ~= '' and ARGV[6] == '1' and #ARGV == 9 and #head == 4 and #first == MEMBER and string.byte(call, 1) == 64
-    and s[1] == ARGV[5] and s[5] == '0' and not s[11] and tonumber(number) > tonumber(string.match(known, '^%d+')) then
-  local flags, a, b, c = string.byte(head, 1, 4)
-  local priority, order, accepted = a * 65536 + b * 256 + c, tonumber(s[3] or 0) + 1, tonumber(s[2] or 0) + 1
+if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == HEAD and #first == MEMBER
+    and string.byte(call, 1) == AT and fields[CREATED] == ARGV[5] and fields[CAPACITY] == '0' and not fields[PAUSED_SEND]
+    and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+  local flags, a, b, c = string.byte(head, 1, HEAD)
+  local priority = a * 65536 + b * 256 + c
+  local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   local _, exponent = math.frexp(priority)
-  if flags % 16 == 0 and priority >= 17 and priority < 1048576 and order < 1e9 and tonumber(s[9] or 0) > -1e9
-      and redis.call('HEXISTS', records, first) == 0 then
-    --- @include "lib/inline/time"
-    local sleeping = s[4] and tonumber(s[4]) > now_ms
+  if flags % HEADERS == 0 and priority >= PRIORITY_MIN and priority < PRIORITY_END and order < RESTART
+      and tonumber(fields[FRONT] or 0) > -RESTART and redis.call('HEXISTS', records, first) == 0 then
+    local now, _, seconds = read_time(ARGV[1])
+    local record = head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. ARGV[BEFORE + 2]
+    local answer = number .. ':' .. seconds .. ':' .. accepted .. ':'
+    local sleeping = fields[WAITING] and tonumber(fields[WAITING]) > now
     if sleeping then
-      --- @include "lib/inline/hand_over_alone"
+      --- @include "lib/hand_over_alone"
+      local handed_over = hand_over_alone(slot, store, KEYS[10], records, ARGV[4], first, record, accepted, order, session, answer,
+        now, seconds)
+      if handed_over then
+        return { accepted, '' }
+      end
     end
     -- lib/score makes the same digits.
     local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
-    if accepted % 16 == 0 then -- many single sends into a small queue cost as much as a batch: see lib/writes
-      --- @include "lib/writes"
-      add_many(store, { score, first })
-    else
-      redis.call('ZADD', store, score, first)
-    end
-    redis.call('HSET', records, first, head .. struct.pack('>I4', accepted % 4294967296) .. ARGV[9])
-    redis.call('HSET', slot, 'accepted', accepted, 'order', order, session,
-      number .. ':' .. seconds .. ':' .. accepted .. ':')
+    add_single(store, score, first, accepted)
+    redis.call('HSET', records, first, record)
+    redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
     if sleeping then
       --- @include "lib/hand_over"
-      serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now_ms)
+      serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now)
     end
     return { accepted, '' }
   end
@@ -81,7 +92,7 @@ end
 --- @include "lib/large_bodies"
 session, number = session_of(call)
 local count, bodies = whole_number(ARGV[6], 1, 1000, 'count'), KEYS[9]
-if #ARGV ~= 7 + (head == '' and 3 * count or 1 + count) then
+if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
   fail('ARG', 'count')
 end
 local members
@@ -89,7 +100,7 @@ if head ~= '' then
   --- @include "lib/run_members"
   members = run_members(first, count)
 end
-local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, 7, count, head, members)
+local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
 if known and tonumber(string.match(known, '^%d+')) > tonumber(number) then -- a late copy, which is refused
   drop_unused(records, bodies, large)
 end
@@ -100,11 +111,11 @@ if before then
   local accepted, letters = string.match(before, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
 end
-if s[1] ~= ARGV[5] then
+if fields[CREATED] ~= ARGV[5] then
   drop_unused(records, bodies, large)
-  fail(s[1] and 'ANEW' or 'GONE', slot)
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
-if s[11] then
+if fields[PAUSED_SEND] then
   drop_unused(records, bodies, large)
   return { 0, 'P' }
 end
@@ -116,26 +127,24 @@ if head ~= '' then
   end
   if known then
     --- @include "lib/store_uniform"
-    accepted = store_uniform(KEYS, s, head, members, function(from)
-      return ARGV, 7 + from
+    accepted = store_uniform(KEYS, fields, head, members, function(from)
+      return ARGV, BEFORE + from
     end, now, channel, index)
   end
 end
 local reply = { accepted, '' }
 if not accepted then
-  local keys, given, at = KEYS, members or ARGV, members and 0 or 7
+  --- @include "lib/store_messages"
+  local given = members or ARGV
   for i = 1, members and count or 0 do
-    given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[8 + i]
+    given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
-  local function store_messages()
-    --- @include "lib/inline/store_messages"
-  end
-  reply = store_messages()
+  reply = store_messages(KEYS, given, members and 0 or BEFORE, count, fields, large, now, channel, index)
 end
 if large then
   local stored = 0
   for i = 1, count do
-    if large[i] and (reply[2] == '' or string.byte(reply[2], i) == 115) then -- s
+    if large[i] and (reply[2] == '' or string.sub(reply[2], i, i) == 's') then
       stored = stored + 1
     end
   end

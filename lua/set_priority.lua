@@ -19,7 +19,7 @@ Atomic    Score and record change together. Sent twice with one number, it gives
 --- @include "lib/clock"
 --- @include "lib/score"
 --- @include "lib/timed_score"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]

@@ -90,7 +90,10 @@ end
 if resized then
   given[#given + 1], given[#given + 2] = 'upto', s[8] or 0
 end
-local steps = resizes > 0 and steps_to(delivered, math.max(now_us, delivered_from, BY_CLOCK) + 2047) or 0
+local steps = 0
+if resizes > 0 then
+  steps = steps_to(delivered, math.max(now_us, delivered_from, BY_CLOCK) + DELIVERY_CYCLE - 1)
+end
 if steps > 0 then
   given[#given + 1], given[#given + 2] = 'delivered', string.format('%.0f', delivered + steps)
   given[#given + 1], given[#given + 2] = 'skipped', string.format('%.0f', skipped + steps)

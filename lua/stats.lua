@@ -34,7 +34,7 @@ Atomic    Reads only: one moment of one slot.
 --- @include "lib/limits"
 --- @include "lib/member"
 --- @include "lib/score_ranges"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 
 -- How many of the first 1000 messages that wait the limits for each key hold back.
 local function count_held(key_limit, store, prepare, records, rates, chunk, now)

@@ -19,7 +19,7 @@ error; 8 as above. Expired and redriven are no attempts: they have no number.
 A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
 ]]
 --- @include "lib/failures"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 local KEPT_MOST, HISTORY_BYTES = 50, 8192
 local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
 -- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.

@@ -21,9 +21,9 @@ local function parse_number(text)
   end
 end
 
--- The (producer, number) that rmq.Audit put on a message: the first header of its record, `rmq-audit`. The headers are
--- not unpacked.
-local NUMBER_HEADER = '\169rmq-audit'
+local NUMBER_HEADER = '\169rmq-audit' -- as msgpack has it
+
+-- The (producer, number) that rmq.Audit put on a message: the first header of its record. The headers are not unpacked.
 local function number_of(record)
   local at = record and headers_at(record)
   if not at then
@@ -37,10 +37,12 @@ local function number_of(record)
   return parse_number(string.sub(record, at + 11, at + 10 + size))
 end
 
+-- The member for the open numbers first .. last.
 local function range_member(producer, first, last, since)
   return string.format('%s:%015.0f:%015.0f:%013.0f', producer, last, first, since)
 end
 
+-- The member for all numbers from `first` on.
 local function future_member(producer, first, heard, sent)
   return string.format('%s:~:%015.0f:%013.0f:%015.0f', producer, first, heard, sent)
 end

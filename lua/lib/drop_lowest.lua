@@ -1,6 +1,6 @@
 -- Making room in a full slot whose topic drops the lowest priority.
 --- @include "lib/drop"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 --- @include "lib/score_ranges"
 --- @include "lib/member"
 

@@ -1,7 +1,7 @@
 -- Reading the envelope of a record: its flags, and the parts that have no fixed place. lib/record describes them.
---- @include "lib/record"
-local TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
+--- @include "lib/record_bytes"
 
+-- Whether the first byte of a record has a flag.
 local function flagged(head, flag)
   return math.floor(head % (flag * 2) / flag) == 1
 end

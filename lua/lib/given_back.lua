@@ -1,7 +1,21 @@
--- Whether messages may have been leased a second time.
+-- Deliveries that have gone back to the StoreQueue.
+--- @include "lib/in_order"
+--- @include "lib/wake"
 
--- Note that a message goes back to the StoreQueue, after so many deliveries. Until the next one does, a delivery that is
--- later than this is the only one of its message: ack relies on it.
+-- Note that messages may be leased a second time, after so many deliveries.
+--- @inline
 local function note_given_back(slot)
   redis.call('HSET', slot, 'given_back', redis.call('HGET', slot, 'delivered') or 0)
+end
+
+-- Wake those who wait for what was given back, or hand it over to them. `blocked`, `waiting`: fields of the slot; `later`: all of
+-- it goes later.
+--- @inline
+local function signal_given_back(slot, store, prepare, records, failures, blocked, waiting, later, channel, index, now)
+  if unblock(slot, prepare, blocked, now) or later and is_awaited(waiting, now) then
+    wake(slot, channel, index)
+  elseif is_awaited(waiting, now) then
+    --- @include "lib/hand_over"
+    serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
+  end
 end

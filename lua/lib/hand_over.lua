@@ -13,12 +13,15 @@ What is published is msgpack: the number of the hand-over, the slot's index, dea
 acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
 ]]
 --- @include "lib/credits"
---- @include "lib/record"
+--- @include "lib/delivery_numbers"
+--- @include "lib/receipt"
+--- @include "lib/record_bytes"
+--- @include "lib/turns"
 --- @include "lib/wake"
 
--- What hand-overs of one script may cost together, in bytes of records. A message costs as much as 400 bytes more, and a hand-over
--- no less than HAND_OVER_LEAST.
-local HAND_OVERS_COST, HAND_OVER_LEAST = 262144, 8192
+-- What hand-overs of one script may cost together, in bytes of records. A message costs as much as HAND_OVER_MESSAGE more, and a
+-- hand-over no less than HAND_OVER_LEAST.
+local HAND_OVERS_COST, HAND_OVER_LEAST, HAND_OVER_MESSAGE = 262144, 8192, 400
 
 -- Whether a key holds this type, or nothing.
 local function is_kind(key, kind)
@@ -26,90 +29,110 @@ local function is_kind(key, kind)
   return found == kind or found == 'none'
 end
 
+-- The first messages of a page (members and scores in turn) that may be handed over together: (their members, their records,
+-- the retries remaining of each as a byte, bytes of the records, whether one has failed before).
+--- @inline
+local function plain_messages(records, failures, page, max_retries, failed, now)
+  local ids, taken, marks, bytes, any_failed = {}, {}, {}, 0, false
+  for i = 1, #page, 2 do
+    local record = redis.call('HGET', records, page[i])
+    local flags = string.byte(record or '', 1) or MERGES
+    local expiry = flags % 4 >= EXPIRES and (flags % 2 == 1 and 15 or 9) -- where it stands
+    if flags % HEADERS >= MERGES or #record < (expiry or 3) + 5 or expiry and read48(record, expiry) <= now
+        or bytes + #record > (i == 1 and HAND_OVER_LARGEST or HAND_OVER_BYTES) then
+      break
+    end
+    local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
+    if score < PRIORITY_MIN then
+      left = math.max(0, math.floor(score) - 1)
+    elseif failed > 0 then
+      --- @include "lib/failures"
+      local entry = redis.call('HGET', failures, page[i])
+      left = entry and retries_in(entry, max_retries) or left
+    end
+    any_failed = any_failed or left < max_retries
+    ids[n], taken[n], marks[n], bytes = page[i], record, string.char(left), bytes + #record
+  end
+  return ids, taken, marks, bytes, any_failed
+end
+
+-- Move messages to the PrepareQueue; `delivered`: the number of the last delivery before theirs.
+--- @inline
+local function lease_messages(store, prepare, ids, marks, deadline, delivered)
+  local receipts = {}
+  for n = 1, #ids do
+    local receipt = receipt_text(deadline, string.byte(marks[n]), delivered + n)
+    receipts[2 * n - 1], receipts[2 * n] = receipt, ids[n]
+  end
+  redis.call('ZREM', store, unpack(ids))
+  redis.call('ZADD', prepare, unpack(receipts))
+end
+
+-- Hand over what waits to the consumers whose credits are given, one after the other; return whether something may be left.
+-- `accepted`: the acceptance number of the newest message.
+--- @inline
+local function hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, max_retries, delivered, takes,
+    accepted)
+  local past, failed, moved, cost = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0, 0
+  local left_over, steps = true, 0
+  if delivered >= BY_CLOCK then
+    steps = steps_to(delivered, now * 1000)
+    delivered = delivered + steps
+  end
+  for _ = 1, CREDITS_MAX do
+    if cost >= HAND_OVERS_COST then
+      break
+    end
+    local _, last, channel, number, till, limit, lease, session, call_number, calls = string.find(credits, FIRST_CREDIT)
+    if not last then
+      credits = ''
+      break
+    end
+    local others = string.sub(credits, last + 1)
+    if tonumber(till) > now then
+      local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0, math.min(limit, HAND_OVER_MOST))
+      left_over = #page > 0
+      if not left_over or tonumber(page[2]) >= PRIORITY_END
+          or (takes + 1) % TURNS == 0 and redis.call('ZCOUNT', store, '-inf', BELOW_PRIORITY_MIN) > 0 then
+        break
+      end
+      local ids, taken, marks, bytes, any_failed = plain_messages(records, failures, page, max_retries, failed, now)
+      if #ids == 0 then
+        break
+      end
+      local deadline = deadline_of(lease, now)
+      if publish_deliveries(channel, { number, index, deadline, delivered + 1, accepted,
+          any_failed and table.concat(marks) or '', ids, taken }) then
+        lease_messages(store, prepare, ids, marks, deadline, delivered)
+        redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
+          .. table.concat(ids))
+        delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
+        cost = cost + math.max(HAND_OVER_LEAST, bytes + HAND_OVER_MESSAGE * #ids)
+        others = credits_after(others, channel, number, till, limit, lease, calls)
+      end
+    end
+    credits = others
+  end
+  redis.call('HSET', slot, 'credits', credits)
+  if moved > 0 then
+    redis.call('HSET', slot, 'delivered', delivered, 'takes', takes)
+    if steps > 0 then
+      redis.call('HINCRBY', slot, 'skipped', string.format('%.0f', steps))
+    end
+  end
+  return left_over and (moved == 0 or redis.call('ZCOUNT', store, '-inf', past) > 0)
+end
+
 -- Hand over what waits, then wake the consumers that sleep, if something is left. Everything is stored by then, so a key of a
 -- wrong type is no error here. A hand-over that no connection was counted for has moved nothing; its credit goes.
 local function serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
-  local s = redis.call('HMGET', slot, 'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front',
-    'paused', 'limit')
-  local credits, max_retries, delivered, takes = s[1] or '', tonumber(s[2]), tonumber(s[3] or 0), tonumber(s[4] or 0)
+  local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit = unpack(redis.call('HMGET', slot,
+    'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front', 'paused', 'limit'))
   local left_over = true
-  if credits ~= '' and not s[6] and not s[9] and not s[10] and tonumber(s[7] or 0) < 4294967296
-      and tonumber(s[8] or 0) > -4294967296 and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
-    local past, failed, moved, cost = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0, 0
-    local steps = 0
-    if delivered >= 1e12 then
-      --- @include "lib/delivery_numbers"
-      steps = steps_to(delivered, now * 1000)
-      delivered = delivered + steps
-    end
-    for _ = 1, CREDITS_MAX do
-      if cost >= HAND_OVERS_COST then
-        break
-      end
-      local _, last, own_channel, number, till, limit, lease, session, call_number, calls = string.find(credits, FIRST_CREDIT)
-      if not last then
-        credits = ''
-        break
-      end
-      local others = string.sub(credits, last + 1)
-      local ids, receipts, taken, marks, bytes, any_failed = {}, {}, {}, {}, 0, false
-      if tonumber(till) > now then
-        local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0,
-          math.min(limit, HAND_OVER_MOST))
-        left_over = #page > 0
-        if not left_over or tonumber(page[2]) >= PRIORITY_END
-            or (takes + 1) % 5 == 0 and redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN) > 0 then
-          break
-        end
-        for i = 1, #page, 2 do
-          local record = redis.call('HGET', records, page[i])
-          local flags = string.byte(record or '', 1) or 4
-          local expiry = flags % 4 > 1 and (flags % 2 == 1 and 15 or 9) -- where it stands
-          if flags % 16 > 3 or #record < (expiry or 3) + 5 or expiry and read48(record, expiry) <= now
-              or bytes + #record > (i == 1 and HAND_OVER_LARGEST or HAND_OVER_BYTES) then
-            break
-          end
-          local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
-          if score < PRIORITY_MIN then
-            left = math.max(0, math.floor(score) - 1)
-          elseif failed > 0 then
-            --- @include "lib/failures"
-            local entry = redis.call('HGET', failures, page[i])
-            left = entry and retries_in(entry, max_retries) or left
-          end
-          any_failed = any_failed or left < max_retries
-          ids[n], taken[n], marks[n], bytes = page[i], record, string.char(left), bytes + #record
-        end
-        if #ids == 0 then
-          break
-        end
-        local deadline = deadline_of(lease, now)
-        for n = 1, #ids do
-          receipts[2 * n - 1] = string.format('%d.%011d', deadline * 1000 + string.byte(marks[n]),
-            (delivered + n) % 2048 * 48828125)
-          receipts[2 * n] = ids[n]
-        end
-        if publish_deliveries(own_channel, { number, index, deadline, delivered + 1, tonumber(s[5] or 0),
-            any_failed and table.concat(marks) or '', ids, taken }) then
-          redis.call('ZREM', store, unpack(ids))
-          redis.call('ZADD', prepare, unpack(receipts))
-          redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
-            .. table.concat(ids))
-          delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
-          cost = cost + math.max(HAND_OVER_LEAST, bytes + 400 * #ids)
-          others = credits_after(others, own_channel, number, till, limit, lease, calls)
-        end
-      end
-      credits = others
-    end
-    redis.call('HSET', slot, 'credits', credits)
-    if moved > 0 then
-      redis.call('HSET', slot, 'delivered', delivered, 'takes', takes)
-      if steps > 0 then
-        redis.call('HINCRBY', slot, 'skipped', string.format('%.0f', steps))
-      end
-    end
-    left_over = left_over and (moved == 0 or redis.call('ZCOUNT', store, '-inf', past) > 0)
+  if (credits or '') ~= '' and not ordered and not paused and not limit and tonumber(order or 0) < ORDER_END
+      and tonumber(front or 0) > -ORDER_END and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
+    left_over = hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, tonumber(max_retries),
+      tonumber(delivered or 0), tonumber(takes or 0), tonumber(accepted or 0))
   end
   if left_over then
     wake(slot, channel, index)

@@ -6,6 +6,7 @@ Two slots cannot change in one step. So a dead letter is held first: it stays in
 is held is not sent back here, and goes to no other topic. The field `holds` counts them, and what deletes
 dead letters for good removes theirs (lib/drop). A hold that names another time of death holds nothing.
 ]]
+-- The field of a dead letter that is held.
 local function hold_field(id)
   return '>' .. id
 end

@@ -11,7 +11,8 @@ Front places of a batch are counted back from `front`; `span` is how many of the
 Deliveries from before the slot was in order (`mixed`) may be more than the 2048 that receipts tell apart. Those with a
 priority go by the acceptance number in the record instead.
 ]]
---- @include "lib/record"
+--- @include "lib/receipt"
+--- @include "lib/record_bytes"
 --- @include "lib/score"
 
 -- The time, epoch ms, before which the slot gives nothing; 1 where it does not wait; nil where it is not in order. A
@@ -38,9 +39,9 @@ end
 -- needed where places are mixed.
 local function old_score(places, place, receipt, record)
   place = place >= PRIORITY_END and places.timed_priority or place
-  local behind = (places.delivered - receipt % 1 * 2048) % 2048
+  local behind = (places.delivered - receipt % 1 * DELIVERY_CYCLE) % DELIVERY_CYCLE
   if places.mixed and place < PRIORITY_END and record and #record >= 8 then
-    behind = (places.accepted - struct.unpack('>I4', record, 5)) % 4294967296
+    behind = (places.accepted - struct.unpack('>I4', record, 5)) % ACCEPTED_CYCLE
   end
   places.span = math.max(places.span, behind + 1)
   return front_score(place, places.front - behind)
@@ -71,6 +72,7 @@ local function retry_score(places, records, id, receipt, wait_until)
   return old_score(places, place, receipt, record)
 end
 
+-- Write the counters back, and the hold.
 local function write_places(slot, places)
   redis.call('HSET', slot, 'span', places.span, 'ordered', places.hold)
   if places.holder then

@@ -11,8 +11,8 @@ but may have handed them out in a batch that is done by now. They stay for an ow
 batch only when all of it was handed out.
 ]]
 --- @include "lib/check"
+--- @include "lib/receipt"
 --- @include "lib/shared_leases"
-local FAR = 4000000000 -- the deadline of messages that a query holds, in s: the year 2096
 local QUERY_KEPT_MS = 34560000000 -- 400 days: a query that holds nothing and is silent for so long may begin with 1 again
 local EXPIRED_KEPT_MS = 2592000000 -- 30 days: ids whose lease expired stay in the log for so long
 

@@ -72,6 +72,7 @@ local function replayed(slot, call)
   return answer_in(slot, redis.call('HGET', slot, session), number)
 end
 
+-- Keep the answer to a call. A session that is new removes others that are silent.
 local function remember(slot, call, now, answer)
   local session, number = session_of(call)
   if redis.call('HSET', slot, session, kept_answer(number, now, answer)) == 1 then

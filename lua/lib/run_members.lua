@@ -2,9 +2,10 @@
 --- @include "lib/check"
 --- @include "lib/member"
 
+local byte_strings -- one table for all that join
+
 -- The last bytes of the `count` numbers from `first` on, each as a string under its number. Joining ready-made bytes costs half
--- of packing each number; all that join share one table, in which only the bytes are made that are needed.
-local byte_strings
+-- of packing each number; only the bytes are made that are needed.
 local function ready_bytes(first, count)
   byte_strings = byte_strings or {}
   for number = first, first + math.min(count, 256) - 1 do

@@ -7,8 +7,9 @@ double has at that size: 2^-33 for the largest priorities, 2^-46 for priority 10
 ]]
 --- @include "lib/score_ranges"
 
+local steps -- by integer part
+
 -- The score of arrival `order` of a priority, or of a retry.
-local steps
 local function ordered_score(integer, order)
   steps = steps or {}
   local step = steps[integer]
@@ -19,7 +20,7 @@ local function ordered_score(integer, order)
   end
   local score = integer + 0.5 - order * step
   if score < integer then
-    return integer -- more arrivals than the fraction can order: these tie and go by id, see inline/read_ties
+    return integer -- more arrivals than the fraction can order: these tie and go by id, see pick_tied
   end
   if score >= integer + 1 then
     return integer + 1 - step

@@ -9,3 +9,5 @@ lib/score and lib/timed_score make the scores.
 ]]
 local PRIORITY_MIN, PRIORITY_END, TIMED_MIN = 17, 1048576, 1000000000000
 local HANDED_BACK = 500000000000 -- the middle of its range
+local BELOW_PRIORITY_MIN, BELOW_PRIORITY_END = '(17', '(1048576' -- as the end of a range
+local ORDER_END = 4294967296 -- so many arrivals, or messages handed back, are ordered by scores of the largest priorities

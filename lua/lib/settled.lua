@@ -13,11 +13,13 @@ remembered for three windows at most.
 Only ids that their sender keeps, to send them again, are remembered: those derived from a dedup key (first bit set), and
 those made for that (second bit set, see rmq/kernel/core/ids.py). Any other id is in one send only, and lib/replay knows that.
 ]]
+--- @include "lib/member"
+
 -- Those of the ids that may be sent again; nil where there are none.
 local function kept_ids(ids)
   local kept
   for i = 1, #ids do
-    if string.byte(ids[i], 1) >= 64 then
+    if string.byte(ids[i], 1) >= KEPT then
       kept = kept or {}
       kept[#kept + 1] = ids[i]
     end

@@ -9,8 +9,7 @@ end of 0 says that the lease is being given back, and can be renewed no more.
 end, the next rollback corrects it.
 ]]
 --- @include "lib/check"
-local SHARED = 3000000000 -- the year 2065; below FAR of lib/query
-local SHARED_MOST = 900000000 -- numbers of leases
+--- @include "lib/receipt"
 
 -- The range of scores that the deliveries of a lease have.
 local function range_of(number)

@@ -1,16 +1,19 @@
 -- Storing messages that differ in their bodies alone, for send and publish.
+--- @include "lib/add"
 --- @include "lib/check"
+--- @include "lib/counters"
 --- @include "lib/score"
---- @include "lib/record"
+--- @include "lib/record_bytes"
 --- @include "lib/run_members"
-local FEW = 40 -- scores of fewer messages cost less than the list of digits
+--- @include "lib/slot_fields"
+local FEW_SCORES = 40 -- scores of fewer messages cost less than the list of digits
 local BLOCK = 100 -- bodies that are handled at a time: as many as fit the processor's cache
 
 -- Scores and ids, in turn, as ZADD takes them, of messages that came one after another: ordered_text of each. The digits
 -- that all have in common are written once, and the last six come from a list, two by two.
 local function ordered_scores(integer, order, ids, count)
   local scores, two = {}, {}
-  if count < FEW then
+  if count < FEW_SCORES then
     for i = 1, count do
       scores[2 * i - 1], scores[2 * i] = ordered_text(integer, order + i), ids[i]
     end
@@ -42,32 +45,28 @@ end
 -- of them show that; where one of them is here, and where the slot has a capacity, nothing is stored, and the caller looks
 -- up each of them. Returns the acceptance number of the last one, or nil.
 --   keys: as send.lua has them
---   s: the fields of the slot, from store_fields
+--   fields: of read_store_fields
 --   bodies_of: a function (from, to) of positions; returns a table and the place in it before the first body
-local function store_uniform(keys, s, head, members, bodies_of, now, channel, index)
+local function store_uniform(keys, fields, head, members, bodies_of, now, channel, index)
   local slot, store, records, count = keys[1], keys[2], keys[3], #members
-  if #head ~= 4 then
+  if #head ~= HEAD then
     fail('ARG', 'head')
   end
   local priority = priority_of(head)
-  if priority < PRIORITY_MIN or priority >= PRIORITY_END or string.byte(head, 1) % 8 > 0 then
+  if priority < PRIORITY_MIN or priority >= PRIORITY_END or string.byte(head, 1) % COLLECTS > 0 then
     fail('ARG', 'priority')
   end
-  local accepted, order, front = tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[9] or 0)
+  local accepted, order, front = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
   local stored = redis.call('HMGET', records, members[1], members[count])
-  if tonumber(s[5]) > 0 or stored[1] or stored[2] then
+  if tonumber(fields[CAPACITY]) > 0 or stored[1] or stored[2] then
     return nil
   end
   local old_front = front
-  --- @include "lib/inline/restart_counters"
+  order = restarted_order(store, order)
+  front = restarted_front(store, front)
 
   local scores = ordered_scores(priority, order, members, count)
-  if count < 8 then
-    redis.call('ZADD', store, unpack(scores))
-  else
-    --- @include "lib/writes"
-    add_many(store, scores)
-  end
+  add_members(store, scores, count)
   local bytes, stem = ready_bytes(accepted + 1, count), nil
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
@@ -76,7 +75,7 @@ local function store_uniform(keys, s, head, members, bodies_of, now, channel, in
       accepted = accepted + 1
       local last = accepted % 256
       if last == 0 or i == 1 then
-        stem = head .. string.sub(struct.pack('>I4', accepted % 4294967296), 1, 3)
+        stem = head .. string.sub(struct.pack('>I4', accepted % ACCEPTED_CYCLE), 1, 3)
       end
       new_records[2 * i - 1], new_records[2 * i] = members[at + i], stem .. bytes[last] .. bodies[before + i]
     end
@@ -86,7 +85,7 @@ local function store_uniform(keys, s, head, members, bodies_of, now, channel, in
   if front ~= old_front then
     redis.call('HSET', slot, 'front', front)
   end
-  if s[4] and tonumber(s[4]) > now then
+  if fields[WAITING] and tonumber(fields[WAITING]) > now then
     --- @include "lib/hand_over"
     serve_sleepers(slot, store, keys[10], records, keys[6], channel, index, now)
   end

@@ -15,13 +15,10 @@ local function timed_fraction(score)
   return math.floor(bits / 2), bits % 2
 end
 
--- The score behind all messages that are due in the same ms, so that equal times go in the order of arrival, whatever
--- the ids. Where that ms is full, the message takes a place in a later one that has room: looked for 1, 3, 7, ... ms later, and
--- then by halves, so that at most about 20 are read. As more of them fill, that search never ends at an earlier one. After
--- 1000 full ones, a million messages, it shares the last place, and such messages go by id. The last place of each ms is
--- remembered, since a batch is written after all its scores are known.
+-- The last place of each ms is remembered, since a batch is written after all its scores are known.
 local last_places, ms_with_room
 
+-- The last place that is taken in a ms; -1 for none.
 local function last_place(store, ms)
   local place = last_places[ms]
   if not place then
@@ -50,6 +47,10 @@ local function find_room(store, due)
   return ms
 end
 
+-- The score behind all messages that are due in the same ms, so that equal times go in the order of arrival, whatever
+-- the ids. Where that ms is full, the message takes a place in a later one that has room: looked for 1, 3, 7, ... ms later, and
+-- then by halves, so that at most about 20 are read. As more of them fill, that search never ends at an earlier one.
+-- After 1000 full ones, a million messages, it shares the last place, and such messages go by id.
 local function next_timed_score(store, due, has_priority)
   last_places, ms_with_room = last_places or {}, ms_with_room or {}
   local ms = ms_with_room[due] or due

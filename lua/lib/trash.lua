@@ -1,7 +1,7 @@
 --[[
 The trash: purged dead letters that can be restored for a time. Their records and failure entries stay; the hash `deaths`
 keeps their time of death, since the score in the trash is when they go for good. The field `trashed` of the slot counts them, so
-that a take knows which failure entries are theirs (lib/inline/count_failed).
+that a take knows which failure entries are theirs (lib/failed).
 ]]
 --- @include "lib/drop"
 

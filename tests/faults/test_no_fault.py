@@ -18,7 +18,7 @@ COUNT = 400
 TIMED = 500  # the priority that messages with a time and without a priority join
 SMALLEST: list[Change] = [
     *MUTANTS["smallest priority first"],
-    ("prepare", "elseif on_top and all <= priorities then", "elseif false then"),
+    ("prepare", "if on_top >= count then", "if false then"),
 ]
 EARLY: list[Change] = [  # what is due goes at once, as with timed_priority="first"
     ("prepare", "priority = priority > 0 and priority or timed_priority", ""),
@@ -29,6 +29,7 @@ BLIND: list[Change] = [  # a take that begins with the priorities does not look 
         "and (turn + 1) % 3 + 1 or turn",
         "and (turn + 1) % 3 + 1 or takes % 5 == 3 and turn % 3 + 1 or turn",
     ),
+    ("prepare", "if on_top >= count then", "if false then"),
 ]
 DUE_FIRST: list[Change] = [  # no take begins with the priorities
     ("prepare", "takes % 5 == 3 and not ordered", "false"),
@@ -210,8 +211,9 @@ def test_priorities_that_starve_are_seen(
 
 
 LEAVES: list[Change] = [
-    ("prepare", "redis.call('ZREMRANGEBYRANK', store, -above - all, -above - 1)", ""),
+    ("prepare", "redis.call('ZREMRANGEBYRANK', store, -above - count, -above - 1)", ""),
     ("prepare", "redis.call('ZREM', store, unpack(ids, 1, all))", ""),
+    ("prepare", "redis.call('ZREM', store, unpack(ids, 1, count))", ""),
     ("prepare", "redis.call('ZREM', store, id)", ""),
 ]
 

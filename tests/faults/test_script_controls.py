@@ -123,7 +123,8 @@ def test_a_take_whose_first_write_needs_memory_is_refused_by_a_full_redis(
     assert not refused_when_full(shop, ours, name)
 
     begin = (
-        "local slot, store, prepare, records, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]\n"
+        "local call, waits, ordered, created, shared = "
+        "ARGV[2], ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8]\n"
     )
     weaken([("prepare", begin, f"{begin}redis.call('HSET', slot, 'takes', 0)\n")])
     assert refused_when_full(shop, ours, f"{name}-broken")

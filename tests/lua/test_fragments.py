@@ -1,10 +1,9 @@
-"""Libraries declare functions only, and inline text does with names what its header says."""
+"""Libraries declare functions and constants only, which are short and say what they do."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -14,87 +13,43 @@ from tests.lua.lua_names import LuaError, read_chunk
 
 LUA = Path(str(scripts.directory()))
 LIBRARIES = sorted(path.stem for path in LUA.glob("lib/*.lua"))
-INLINE = sorted(path.stem for path in LUA.glob("lib/inline/*.lua"))
 GLOBALS = {
     "KEYS", "ARGV", "redis", "cmsgpack", "struct", "math", "string", "table",
     "error", "ipairs", "pcall", "select", "tonumber", "type", "unpack",
 }  # fmt: skip
-SECTIONS = ("Reads", "Writes", "Declares", "Returns for the caller")
+LINES_MOST = 65  # of a function
 
 
-class Header(NamedTuple):
-    """The lists in the header of an inline text."""
-
-    reads: set[str]
-    writes: set[str]
-    declares: set[str]
-    returns: bool
+def functions(text: str) -> list[tuple[str, int]]:
+    """The functions at the left margin of a text, and how many lines each has."""
+    found = re.finditer(r"^local function (\w+)\(.*?^end\n", text, re.MULTILINE | re.DOTALL)
+    return [(match.group(1), match.group().count("\n")) for match in found]
 
 
-def read_header(text: str) -> Header:
-    """Read the sections: on each line names, and after a colon a word about them."""
-    opened = re.match(r"\A--\[\[\n(.*?)\n\]\]\n", text, re.DOTALL)
-    assert opened, "inline text opens with a header"
-    parts = re.split(rf"^({'|'.join(SECTIONS)}):", opened.group(1), flags=re.MULTILINE)[1:]
-    sections = dict(zip(parts[::2], parts[1::2], strict=True))
-    assert tuple(sections) == SECTIONS
+def test_every_function_of_a_library_is_short_and_says_what_it_does():
+    for library in LIBRARIES:
+        with case(library):
+            text = scripts.source(f"lib/{library}")
+            described = re.findall(
+                r"^--.*\n(?:--- @inline\n)?local function (\w+)", text, re.MULTILINE
+            )
 
-    def names(section: str) -> set[str]:
-        listed = [line.partition(":")[0] for line in sections[section].splitlines()]
-        found = {name.strip() for line in listed for name in line.split(",")} - {"", "nothing"}
-        assert all(re.fullmatch(r"\w+", name) for name in found), found
-        return found
-
-    returns = sections["Returns for the caller"].strip()
-    assert re.fullmatch(r"no|yes: .+", returns, re.DOTALL)
-    return Header(names("Reads"), names("Writes"), names("Declares"), returns != "no")
+            assert described == [name for name, _ in functions(text)]
+            assert all(lines <= LINES_MOST for _, lines in functions(text))
 
 
-def library_names() -> set[str]:
-    """The functions and constants of all libraries."""
-    return {
-        name
-        for library in LIBRARIES
-        for name in read_chunk(scripts.source(f"lib/{library}")).declares
-    }
+def test_no_local_of_a_script_or_library_has_the_name_of_a_library_function():
+    """An inline function means the same at each of its calls."""
+    names = [
+        name for library in LIBRARIES for name, _ in functions(scripts.source(f"lib/{library}"))
+    ]
+    for part in [*(f"lib/{library}" for library in LIBRARIES), *scripts.names()]:
+        with case(part):
+            text = inlining.without_comments(scripts.source(part))
 
-
-def measured(text: str) -> Header:
-    """Return how inline text uses names, its includes in place."""
-    chunk = read_chunk(scripts.expanded(text))
-    declares = set(chunk.declares) - library_names()
-    own_globals = GLOBALS - {"KEYS", "ARGV"}
-    return Header(chunk.reads - own_globals, chunk.writes, declares, chunk.returns)
-
-
-def test_inline_header_lists_what_the_text_reads_writes_declares_and_returns():
-    for name in INLINE:
-        with case(name):
-            text = scripts.source(f"lib/inline/{name}")
-
-            assert text.startswith(f"--[[\n{name}: ")
-            assert read_header(text) == measured(text)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("Reads:     store, limit, n, batch", "Reads:     store, limit, n"),
-        ("Reads:     store,", "Reads:     store, records,"),
-        ("Writes:    batch", "Writes:    nothing"),
-        ("Declares:  TIES_PAGE, bound", "Declares:  bound"),
-        ("Returns for the caller: no", "Returns for the caller: yes: the ids"),
-        ("  room = limit", "  room = most - limit"),
-        ("local bound, room =", "bound, room ="),
-        ("    break\n", "    return\n"),
-    ],
-)
-def test_a_header_that_differs_from_its_text_is_noticed(before, after):
-    text = scripts.source("lib/inline/read_ties")
-    assert before in text
-
-    broken = text.replace(before, after, 1)
-    assert read_header(broken) != measured(broken)
+            for name in names:
+                assert not re.search(rf"^ *local (?!function)[^=\n]*\b{name}\b", text, re.MULTILINE)
+                assert not re.search(rf"\bfor [^=\n]*\b{name}\b[^=\n]* (=|in)\b", text)
 
 
 def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_callers():
@@ -194,9 +149,3 @@ def test_included_text_is_indented_as_its_include_and_made_once_for_a_block():
 
     assert len(re.findall(r"^  local function clock\(", whole, re.MULTILINE)) == 1
     assert len(re.findall(r"^local function clock\(", whole, re.MULTILINE)) == 1
-
-
-def test_inline_text_is_placed_wherever_it_is_asked_for():
-    asked = '--- @include "lib/inline/return_empty"\n'
-
-    assert scripts.expanded(asked * 2).count("return reply\n") == 2

@@ -27,7 +27,7 @@ FREEING = (
     "query_settle",
     "reject",
 )  # they signal where they end a batch in order
-PROBING = ("next_ready", "prepare", "query_take", "withdraw")  # for credits: test_credits
+PROBING = ("next_ready", "prepare", "withdraw")  # for credits: test_credits
 
 
 @pytest.fixture(params=USERS)

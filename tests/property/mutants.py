@@ -26,13 +26,13 @@ MUTANTS: dict[str, list[Change]] = {
         ("nack", "(score == receipt or tonumber(score) == tonumber(receipt))", "true")
     ],
     "pop, then add": [
-        ("prepare", "redis.call('ZADD', prepare, unpack(leases))", ""),
-        ("prepare", "redis.call('ZADD', prepare, receipt, id)", ""),
+        ("prepare", "redis.call('ZADD', zset, unpack(scores_and_members))", ""),
+        ("prepare", "redis.call('ZADD', zset, score, member)", ""),
     ],
     "no dedup in send": [
         (
             "send",
-            "local duplicate = stored[i] or (settled and settled[i] == 1)",
+            "local duplicate = stored[i] or settled and settled[i] == 1",
             "local duplicate = false",
         ),
         ("send", "redis.call('HEXISTS', records, first) == 0", "true"),
@@ -40,13 +40,13 @@ MUTANTS: dict[str, list[Change]] = {
     "smallest priority first": [
         (
             "prepare",
-            "'ZREVRANGEBYSCORE', store, '(1048576', PRIORITY_MIN,",
-            "'ZRANGEBYSCORE', store, PRIORITY_MIN, '(1048576',",
+            "'ZREVRANGEBYSCORE', store, '(1048576', 17,",
+            "'ZRANGEBYSCORE', store, 17, '(1048576',",
         ),
         (
             "prepare",
-            "'ZREVRANGEBYSCORE', store, string.format('(%d', now_ms + 1), 0,",
-            "'ZRANGEBYSCORE', store, 0, string.format('(%d', now_ms + 1),",
+            "'ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0,",
+            "'ZRANGEBYSCORE', store, 0, string.format('(%d', now + 1),",
         ),
     ],
     "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
@@ -58,23 +58,22 @@ MUTANTS: dict[str, list[Change]] = {
         )
     ],
     "a merge is swallowed in flight": [
-        ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
+        ("prepare", "redis.call('HDEL', keys[7], unpack(merge_keys))", ""),
         (
             "merge",
-            "redis.call('ZSCORE', store, target)",
-            "(redis.call('ZSCORE', store, target)"
-            " or (redis.call('HEXISTS', records, target) == 1 and '1'))",
+            "redis.call('ZSCORE', keys[2], target)",
+            "(redis.call('ZSCORE', keys[2], target)"
+            " or (redis.call('HEXISTS', keys[3], target) == 1 and '1'))",
         ),
     ],
     "a re-sent prepare takes a second batch": [("prepare", "if kept then", "if false then")],
     "a re-sent ack is stale": [("ack", "if kept then", "if false then")],
     "the lease is rounded down": [
         ("prepare", "math.ceil((now + lease)", "math.floor((now + lease)"),
-        ("prepare", "math.ceil((now_ms + lease)", "math.floor((now_ms + lease)"),
     ],
     "an ack forgets the record": [
-        ("ack", "redis.call('HDEL', KEYS[3], unpack(held_ids))", ""),
-        ("ack", "redis.call('HDEL', KEYS[3], id)", ""),
+        ("ack", "redis.call('HDEL', records, unpack(held_ids))", ""),
+        ("ack", "redis.call('HDEL', records, id)", ""),
     ],
     "a cancel takes what is in flight": [
         ("cancel", "if redis.call('ZSCORE', KEYS[3], id) then", "if false then")
@@ -88,9 +87,7 @@ MUTANTS: dict[str, list[Change]] = {
 _PLACE = "return front_score(place, places.front - behind)"
 # Of slots in order, and hunted by a machine whose consumers are ordered.
 IN_ORDER: dict[str, list[Change]] = {
-    "two batches of a slot": [
-        ("prepare", "local in_flight = redis.call('ZCARD', prepare) > 0", "local in_flight = false")
-    ],
+    "two batches of a slot": [("prepare", "or 1, redis.call('ZCARD', prepare) > 0", "or 1, false")],
     "the hold is ignored": [("prepare", "if in_flight or hold > now then", "if in_flight then")],
     "a failed one goes to the back": [
         ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', KEYS[1], 'order', 1))")
@@ -112,7 +109,13 @@ LARGE_BODIES: dict[str, list[Change]] = {
     "an ack forgets the large body": [("ack", _NAMES, "")],
     "a cancel forgets the large body": [("cancel", _NAMES, "")],
     "a repeated send leaves a body": [("send", "redis.call('HDEL', bodies, name)", "")],
-    "a take does not tell of large bodies": [("prepare", "reply[2] = reply[2] + 4", "")],
+    "a take does not tell of large bodies": [
+        (
+            "prepare",
+            "(any_large and 4 or 0), deadline, first, accepted, marks",
+            "0, deadline, first, accepted, marks",
+        )
+    ],
 }
 
 

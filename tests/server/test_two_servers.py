@@ -216,7 +216,7 @@ def test_without_the_guard_of_the_script_the_time_is_sent_twice(
         "string.format('%05d', redis.call('INCR', 'careless'))\n  "
     )
     careless = text.replace(guard, "if false").replace(
-        "local given, at", own_id + "local given, at"
+        "local given = {", own_id + "local given = {"
     )
     assert careless.count(own_id) == 1
     changed = Script("schedule_send", careless)

@@ -1,9 +1,9 @@
 """Scores: the family of a StoreQueue member, and the fields of a receipt.
 
 The twin of `lua/lib/score.lua`, `lua/lib/timed_score.lua` and, for receipts,
-`lua/lib/inline/make_receipts.lua`, which make the scores; `lua/README.md`, "Scores", describes
-them. The families follow a design published by Alibaba's Taobao team in 2021; here the fraction
-has the order of arrival and the state of a retry besides.
+`lua/lib/receipt.lua`, which make the scores; `lua/README.md`, "Scores", describes them. The
+families follow a design published by Alibaba's Taobao team in 2021; here the fraction has the order
+of arrival and the state of a retry besides.
 """
 
 from __future__ import annotations

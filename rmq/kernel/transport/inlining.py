@@ -33,6 +33,7 @@ _INLINE = re.compile(
     r"^( *)--- @inline\n\1local function (\w+)\(([\w,\s]*)\)\n(.*?)^\1end\n",
     re.MULTILINE | re.DOTALL,
 )
+_IN_NAME = re.compile(r"[\w.:]")
 _NAME = re.compile(rf"{_STRING}|(?<![\w.:])[A-Za-z_]\w*")
 _BRACKET = re.compile(rf"{_STRING}|[(){{}}\[\],]")
 _DECLARATION = re.compile(
@@ -83,11 +84,15 @@ def inlined(text: str) -> str:
     Raises:
         ValueError: a function, or a call of one, cannot be put in place.
     """
-    while definition := _INLINE.search(text):
+    # From the last one: a function inside of another is in place before that one is.
+    for mark in reversed([match.start() for match in _MARK.finditer(text)]):
+        definition = _INLINE.match(text, mark)
+        if not definition:
+            raise ValueError(f"no function follows the mark: {text[mark : mark + 80]!r}")
         indent, name, parameters, body = definition.groups()
         function = _read(name, parameters, re.sub(f"^{indent}", "", body, flags=re.MULTILINE))
         rest = text[definition.end() :]
-        outside = re.search(rf"^(?!{indent}).", rest, re.MULTILINE)
+        outside = indent and re.search(rf"^(?!{indent}).", rest, re.MULTILINE)
         end = outside.start() if outside else len(rest)
         text = text[: definition.start()] + _without_calls(rest[:end], function) + rest[end:]
     return text
@@ -100,7 +105,8 @@ def called(text: str) -> str:
 
 def names(text: str) -> list[str]:
     """The inline functions of a text."""
-    return [definition.group(2) for definition in _INLINE.finditer(text)]
+    found = (_INLINE.match(text, mark.start()) for mark in _MARK.finditer(text))
+    return [definition.group(2) for definition in found if definition]
 
 
 def _read(name: str, parameters: str, body: str) -> _Function:
@@ -112,25 +118,34 @@ def _read(name: str, parameters: str, body: str) -> _Function:
 
 def _without_calls(text: str, function: _Function) -> str:
     """The text in which a function is known, with its lines in the place of its calls."""
+    called = f"{function.name}("
     call = re.compile(
-        rf"^( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?{function.name}\(", re.MULTILINE
+        rf"( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?{function.name}\(", re.MULTILINE
     )
-    done, position = "", 0
-    while found := call.search(text, position):
+    done, position = [], 0
+    while (bracket := text.find(called, position)) >= 0:
+        start = text.rfind("\n", 0, bracket) + 1
+        if text.endswith(" =\n", position, start):  # the targets stand in a line of their own
+            start = text.rfind("\n", 0, start - 1) + 1
+        found = call.match(text, start)
+        if not found or found.end() != bracket + len(called):
+            if _IN_NAME.match(text, bracket - 1):
+                done.append(text[position : bracket + 1])
+                position = bracket + 1
+                continue
+            raise ValueError(f"{function.name} is called in the middle of a statement")
         arguments, end = _arguments(text, found.end())
+        if text[end : end + 1] != "\n":
+            raise ValueError(f"{function.name} is called in the middle of a statement")
         indent, returns, local, targets = found.groups()
         lines = _placed(function, arguments, bool(returns), bool(local), _split(targets or ""))
-        placed = "".join(f"{line}\n" for line in lines)
-        done += text[position : found.start()] + re.sub(
-            "^(?=.)", indent, placed, flags=re.MULTILINE
-        )
+        placed = "".join(f"{indent}{ln}\n" for ln in "\n".join(lines).splitlines() if ln.strip())
+        done += [text[position : found.start()], placed]
         position = end + 1
-        if text[end:position] != "\n":
-            raise ValueError(f"{function.name} is called in the middle of a statement")
-    done += text[position:]
-    if function.name in _names_in(done):
+    left = "".join([*done, text[position:]])
+    if function.name in left and function.name in _names_in(left):
         raise ValueError(f"{function.name} is called in the middle of a statement")
-    return done
+    return left
 
 
 def _placed(
@@ -209,6 +224,8 @@ def _is_assigned(name: str, lines: list[str]) -> bool:
 
 def _renamed(text: str, name: str, fresh: str) -> str:
     """Lua with another name for a local."""
+    if name not in text:
+        return text
 
     def rename(match: re.Match[str]) -> str:
         before, after = text[: match.start()], text[match.end() :]

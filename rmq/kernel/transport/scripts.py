@@ -51,9 +51,10 @@ def commands_of_text(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-_INCLUDE = re.compile(r'^( *)--- @include "([a-z0-9_/]+)"\n', re.MULTILINE)
+_INCLUDE = re.compile(r'( *)--- @include "([a-z0-9_/]+)"\n')
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
+_STRING = re.compile(r"'(?:\\.|[^'\\\n])*'")
 # A function, or a table that is empty at first, and how far it is indented.
 _DEFINITION = re.compile(
     r"^( *)local (?:function (\w+)\(.*?^\1end\n|(\w+) = \{\}\n)", re.MULTILINE | re.DOTALL
@@ -95,6 +96,7 @@ def directory() -> Traversable:
     )
 
 
+@functools.cache
 def _body(name: str) -> str:
     """A file without its header."""
     return _HEADER.sub("", source(name))
@@ -110,20 +112,30 @@ def expanded(text: str, known: set[str] | None = None) -> str:
 
     At the left margin a library is put in once, for all that follows. Indented, it belongs to its
     block and is made only when the block runs; what the script has by then is not made again.
-    Text of `lib/inline/` is put in wherever it is asked for.
     """
     here = set() if known is None else known
-
-    def expand(match: re.Match[str]) -> str:
-        indent, part = match.groups()
-        if part in here:
-            return ""
-        inside = set(here) if indent else here
-        if not part.startswith("lib/inline/"):
-            inside.add(part)
-        return re.sub(r"^(?=.)", indent, expanded(_body(part), inside), flags=re.MULTILINE)
-
-    return _INCLUDE.sub(expand, text)
+    blocks: list[tuple[int, set[str]]] = []  # around a line: how far each is indented, what it has
+    lines = []
+    for line in text.splitlines(keepends=True):
+        depth = len(line) - len(line.lstrip(" "))
+        while blocks and line.strip() and depth < blocks[-1][0]:
+            blocks.pop()
+        include = _INCLUDE.match(line)
+        if not include:
+            lines.append(line)
+            continue
+        indent, part = include.groups()
+        inside = here.union(*(parts for _, parts in blocks)) if indent else here
+        if part in inside:
+            continue
+        inside.add(part)
+        placed = expanded(_body(part), inside)
+        lines.append(re.sub(r"^(?=.)", indent, placed, flags=re.MULTILINE))
+        if indent:
+            if not blocks or blocks[-1][0] < depth:
+                blocks.append((depth, set()))
+            blocks[-1][1].update(inside)
+    return "".join(lines)
 
 
 def pruned(text: str) -> str:
@@ -132,16 +144,24 @@ def pruned(text: str) -> str:
     A script makes its functions anew at every run. So a library may have more functions than a
     script needs: those it does not call are left out of the text that Redis keeps.
     """
-    for start in reversed([match.start() for match in _LOCAL.finditer(text)]):
-        definition = _DEFINITION.match(text, start)
+    plain = _STRING.sub(lambda match: " " * len(match.group()), text)  # names in quotes use nothing
+    for start in reversed([match.start() for match in _LOCAL.finditer(plain)]):
+        definition = _DEFINITION.match(plain, start)
         if not definition:
             continue
         indent, function, table = definition.groups()
-        block = text[definition.end() :]
-        outside = re.search(rf"^(?!{indent}).", block, re.MULTILINE)
-        if not re.search(rf"\b{function or table}\b", block[: outside and outside.start()]):
-            text = text[:start] + block
+        end = definition.end()
+        outside = indent and _outside(indent).search(plain, end)
+        use = re.compile(rf"\b{function or table}\b")
+        if not use.search(plain, end, outside.start() if outside else len(plain)):
+            text, plain = text[:start] + text[end:], plain[:start] + plain[end:]
     return text
+
+
+@functools.cache
+def _outside(indent: str) -> re.Pattern[str]:
+    """A line that is indented less."""
+    return re.compile(rf"^(?!{indent}).", re.MULTILINE)
 
 
 def composed(name: str) -> str:

@@ -107,6 +107,24 @@ if KEY then
 end
 return sign(-1)
 """,
+    "a function has another one inside": """
+--- @inline
+local function outer(n)
+  local m = 0
+  if n > 1 then
+    --- @inline
+    local function inner(n)
+      local k = n * 2
+      return k
+    end
+    m = inner(n)
+  end
+  return m
+end
+local m = outer(4)
+local k = outer(1)
+return { m, k }
+""",
     "results are not wanted": """
 local seen = {}
 --- @inline

@@ -1,0 +1,87 @@
+-- Giving failed deliveries back, for nack and rollback.
+--- @include "lib/attempts"
+--- @include "lib/dead_letters"
+--- @include "lib/given_back"
+--- @include "lib/in_order"
+--- @include "lib/retry"
+local DETAILS_BYTES = 65536 -- are kept of the text of an error
+
+-- Add deliveries to the StoreQueue again, with the failure of each, except those without retries. `places`: of read_places in a
+-- slot in order, else nil. Returns a letter for each, r retry or d dead, and of the dead, or nil: their ids, their texts, and
+-- how often each was delivered.
+--- @inline
+local function store_retries(slot, store, records, failures, ids, receipts, details, reason, wait, max_retries, ladder, jitter,
+    places, now)
+  local letters, dead_ids, dead_texts, mades = {}, nil, nil, nil
+  for first = 1, #ids, ENTRIES_AT_ONCE do
+    local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
+    local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
+    local at_once, lefts = {}, {}
+    for i = first, last do
+      local id, receipt, text = ids[i], tonumber(receipts[i]), details[i]
+      local left = math.floor(receipt % 1000)
+      local made = max_retries - left + 1
+      if text and #text > DETAILS_BYTES then
+        text = string.sub(text, 1, DETAILS_BYTES)
+      end
+      if left == 0 then
+        letters[i] = 'd'
+        if not dead_ids then
+          dead_ids, dead_texts, mades = {}, {}, {}
+        end
+        local n = #dead_ids + 1
+        dead_ids[n], dead_texts[n], mades[n] = id, text, made
+      else
+        letters[i] = 'r'
+        local pause = wait or retry_wait(ladder, jitter, made)
+        local score = places and retry_score(places, records, id, receipt, pause > 0 and now + pause or 0)
+        if score or pause > 0 then
+          add_waiting_retry(store, id, now, pause, score)
+        else
+          at_once[#at_once + 1], lefts[#lefts + 1] = id, left
+        end
+        noted[#noted + 1], noted[#noted + 2] = id, failure_entry(entries[i - first + 1], left, made, reason, text, now)
+      end
+    end
+    if #at_once > 0 then
+      add_retries(slot, store, at_once, lefts)
+    end
+    if #noted > 0 then
+      redis.call('HSET', failures, unpack(noted))
+    end
+  end
+  return letters, dead_ids, dead_texts, mades
+end
+
+-- Give failed deliveries back: a message with retries remaining goes to the StoreQueue again, another to the DeadQueue. The first
+-- write frees memory.
+--   keys: as nack has them
+--   ids, receipts: the deliveries, one at least, and their receipts as text
+--   details: for each the text of its error, or nil: it has none
+--   reason: a letter (lib/attempts)
+--   wait: ms until the retry, or false for the policy of the topic
+--   max_retries, ladder, jitter, retention, ordered, audited: fields of the slot
+-- Returns a letter for each, r retry or d dead, and how many are dead.
+--- @inline
+local function fail_deliveries(keys, ids, receipts, details, reason, wait, max_retries, ladder, jitter, retention, ordered,
+    audited, now, now_us)
+  local slot, store, prepare, records, dead, failures = keys[1], keys[2], keys[3], keys[4], keys[5], keys[6]
+  local places = ordered and read_places(slot, ordered)
+  max_retries = tonumber(max_retries)
+  math.randomseed(now_us % 2147483647) -- the largest seed
+  redis.call('ZREM', prepare, unpack(ids))
+  local letters, dead_ids, dead_texts, mades = store_retries(slot, store, records, failures, ids, receipts, details, reason, wait,
+    max_retries, ladder, tonumber(jitter), places, now)
+  local dead_count = dead_ids and #dead_ids or 0
+  if dead_count > 0 then
+    add_dead(slot, dead, records, keys[8], failures, audited and keys[7], dead_ids, now, mades, reason, dead_texts,
+      tonumber(retention))
+  end
+  if places then
+    write_places(slot, places)
+  end
+  if dead_count < #ids then
+    note_given_back(slot)
+  end
+  return letters, dead_count
+end

@@ -1,0 +1,14 @@
+-- The messages that have failed.
+
+-- How many messages of the slot have failed and are not dead. Each dead letter has a failure entry, too, also in the trash.
+--- @inline
+local function count_failed(slot, dead, failures)
+  local failed = redis.call('HLEN', failures)
+  if failed > 0 then
+    failed = failed - redis.call('ZCARD', dead)
+    if failed > 0 then
+      failed = failed - tonumber(redis.call('HGET', slot, 'trashed') or 0)
+    end
+  end
+  return failed
+end

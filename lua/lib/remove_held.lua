@@ -1,0 +1,25 @@
+-- Removing deliveries that are settled.
+
+-- Remove deliveries that the caller holds, one at least, with their records; return how many were removed. `bodies`: the key of
+-- large bodies where the slot has any, else nil; `failed`: how many messages of the slot have failed; `low`, `high`: a range of
+-- receipts that has these and no others, or nil. Every write here frees memory.
+--- @inline
+local function remove_held(slot, prepare, records, failures, bodies, held_ids, failed, low, high)
+  -- Removing the records also notices a wrong type there, before anything else is removed.
+  if bodies then
+    --- @include "lib/large_bodies"
+    drop_records(slot, records, bodies, held_ids)
+  else
+    redis.call('HDEL', records, unpack(held_ids))
+  end
+  local removed
+  if high then
+    removed = redis.call('ZREMRANGEBYSCORE', prepare, low, high)
+  else
+    removed = redis.call('ZREM', prepare, unpack(held_ids))
+  end
+  if failed > 0 then
+    redis.call('HDEL', failures, unpack(held_ids))
+  end
+  return removed
+end
