@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from rmq.features.dead_letters.flows import RedriveResult
     from rmq.features.dead_letters.jobs.job import Job, JobOutcome
     from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
-    from rmq.features.doctor.finding import Finding
+    from rmq.features.doctor.look import Finding
     from rmq.features.messages.flows import PeekPage
     from rmq.features.queries.held import HeldQuery, Sink
     from rmq.features.queries.query import AsyncQuery
@@ -133,7 +133,7 @@ _MODULES = {
     "rmq.features.dead_letters.flows": "RedriveResult",
     "rmq.features.dead_letters.jobs.job": "Job JobOutcome",
     "rmq.features.dead_letters.reading": "DeadLetterGroup DeadLetterGroups DeadLetterPage",
-    "rmq.features.doctor.finding": "Finding",
+    "rmq.features.doctor.look": "Finding",
     "rmq.features.messages.flows": "PeekPage",
     "rmq.features.queries.held": "HeldQuery Sink",
     "rmq.features.queries.query": "AsyncQuery",

@@ -7,8 +7,7 @@ root            `rmq ping`, `rmq config`, `rmq completion`
 acl             `rmq acl`
 top             `rmq top`
 server          `rmq server`
-worker          `rmq worker`: runs handlers; worker_group: where no command of the group is named;
-                worker_summary: a worker's report
+worker          `rmq worker`: runs handlers; worker_summary: a worker's report
 ledger, outbox, outbox_repair: `rmq ledger`, `rmq outbox`; database: the database of both
 """
 

@@ -84,7 +84,7 @@ COMMANDS = {
         ("rmq.cli.outbox_repair",),
     ),
     "worker": Place(
-        "rmq.cli.worker_group:worker", "Run handlers, or list the processes that run them."
+        "rmq.cli.worker:worker", "Run handlers, or list the processes that run them."
     ),
     "server": Place("rmq.cli.server:server", "Run the server until SIGTERM or Ctrl-C."),
     "token": Place(

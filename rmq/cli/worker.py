@@ -16,10 +16,11 @@ import click
 import rmq
 from rmq.cli import worker_summary
 from rmq.cli.worker_summary import WorkerReport
+from rmq.features.workers.cli import list_workers, show
 from rmq.kernel.core import packages
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.terminal import loader, logs, output
-from rmq.terminal.app import OK, USAGE, Command, Failed
+from rmq.terminal.app import OK, USAGE, Command, CommandGroup, Failed
 from rmq.terminal.options import CommonOptions, common_options
 from rmq.terminal.param_types import DURATION, DURATION_OR_OFF, SIZE
 from rmq.terminal.tables import Column
@@ -150,7 +151,7 @@ Exit codes; with --processes the largest of them:
     hidden=True,
     help="File descriptor of the supervisor's control channel.",
 )
-def worker(
+def run(
     module: str,
     topics: tuple[str, ...],
     processes: int | None,
@@ -370,3 +371,35 @@ def _watch(supervisor: Supervisor, watchfiles: Any) -> None:
                 supervisor.changed(f"{os.path.relpath(path, cwd)} {word.get(kind, 'has changed')}")
     except Exception:
         log.exception("changes of the code are no longer watched")
+
+
+# --- the group ------------------------------------------------------------------------------------
+
+_WITH_VALUE = ("--url", "--prefix")  # common options whose value may be the next word
+
+
+class _WorkerGroup(CommandGroup):
+    """A group that runs handlers where no other command is named; its help is that of `run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Add `run`, unless a command of this group follows the common options."""
+        words = iter(args)
+        for word in words:
+            if word in _WITH_VALUE:
+                next(words, None)
+            elif word in self.commands or (word in ("-h", "--help") and word == args[0]):
+                return super().parse_args(ctx, args)
+            elif word != "--json" and not word.startswith(tuple(f"{o}=" for o in _WITH_VALUE)):
+                break
+        return super().parse_args(ctx, ["run", *args])
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of `run`, and the other commands."""
+        run.format_help(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+worker = _WorkerGroup("worker", help="Run handlers, or list the processes that run them.")
+worker.add_command(run)
+worker.add_command(list_workers)
+worker.add_command(show)

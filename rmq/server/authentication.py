@@ -30,8 +30,8 @@ from rmq.kernel.core import access
 from rmq.kernel.core.access import AccessToken, Role
 from rmq.server import sessions
 from rmq.server.sessions import Sessions
-from rmq.web import csrf as forms
 from rmq.web.principal import LOCAL, STATIC, Principal, can_be_name
+from rmq.web.scope import csrf_token_of
 
 if TYPE_CHECKING:
     from rmq.client.client import AsyncClient
@@ -165,7 +165,7 @@ class Authentication:
 
     def csrf_token(self, principal: Principal | None) -> str:
         """Return the text that forms of somebody have; None: of who signs in."""
-        return forms.token_of(self._secret, principal)
+        return csrf_token_of(self._secret, principal)
 
     def _user(self, scope: Any, headers: Headers) -> Principal | None:
         """Return the user that the proxy names; None: it names none."""

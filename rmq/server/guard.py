@@ -16,10 +16,10 @@ from rmq.server import sessions
 from rmq.server.authentication import Authentication, Headers, Refused
 from rmq.server.config import RATE
 from rmq.server.rates import Rates
-from rmq.web import csrf as forms, principal, problems
+from rmq.web import principal, problems
 from rmq.web.principal import Principal
 from rmq.web.problems import ApiError
-from rmq.web.scope import path_of
+from rmq.web.scope import CSRF, csrf_holds, path_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -114,7 +114,7 @@ class Guard:
         scope[principal.ADDRESS] = address
         scope[sessions.KEY] = self._authentication.sessions
         found = await self._principal(scope, headers, address)
-        scope[forms.KEY] = self._authentication.csrf_token(found)
+        scope[CSRF] = self._authentication.csrf_token(found)
         key = f"{found.kind}:{found.name}:{address}" if found else address
         if wait_s := self._rates.take(key):
             raise problems.too_many(wait_s)
@@ -197,7 +197,7 @@ def _check_site(scope: Scope, headers: Headers, host: str, found: Principal | No
         raise ApiError("cross-site", "a browser without Sec-Fetch-Site must send its Origin")
     if has_cookie and not _is_of_console(path_of(scope)):
         given = headers.get(b"x-rmq-csrf", [])
-        if len(given) != 1 or not forms.csrf_holds(scope, given[0].decode("latin-1")):
+        if len(given) != 1 or not csrf_holds(scope, given[0].decode("latin-1")):
             raise ApiError("cross-site", "with a cookie, give the header X-RMQ-CSRF, too")
 
 

@@ -6,7 +6,7 @@ from rmq.features.audit import pages as audit_pages
 from rmq.features.audit_trail import pages as audit_trail_pages
 from rmq.features.dead_letters import pages as dead_letters_pages
 from rmq.features.dead_letters.jobs import pages as jobs_pages
-from rmq.features.doctor.finding import SEVERITIES, Finding
+from rmq.features.doctor.look import SEVERITIES, Finding
 from rmq.features.messages import pages as messages_pages
 from rmq.features.schedules import pages as schedules_pages
 from rmq.features.tokens import pages as tokens_pages

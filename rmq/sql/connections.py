@@ -1,4 +1,4 @@
-"""Connections: actions that use them, checks of their transactions, engines for a purpose.
+"""Connections: actions that use them, those of callers, checks, engines for a purpose.
 
 An action takes an `Engine` in plain code, an `AsyncEngine` in async code; see
 `rmq.kernel.core.generators`.
@@ -10,15 +10,29 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+)
+from sqlalchemy.orm import Session, scoped_session
 
 from rmq.errors import ConfigurationError, InvalidType
 from rmq.sql.database import MYSQL
 
+T = TypeVar("T")
+
 AnyEngine = sa.Engine | AsyncEngine
+# A Connection or Session of the caller, in the caller's transaction.
+Here = sa.Connection | Session | scoped_session[Any]
+HereAsync = AsyncConnection | AsyncSession | async_scoped_session[Any]
+
+_SYNC_KINDS = (sa.Connection, Session, scoped_session)
+_ASYNC_KINDS = (AsyncConnection, AsyncSession, async_scoped_session)
 
 
 # --- actions -------------------------------------------------------------------------------------
@@ -76,6 +90,14 @@ class OnConnection:
         return await self._connection.run_sync(self._function, *self._arguments)
 
 
+async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) -> T:
+    """Run a function of a plain Connection or Session on an async one."""
+    if isinstance(here, async_scoped_session):
+        session: AsyncSession = here()
+        return await session.run_sync(verb, *arguments)
+    return await here.run_sync(verb, *arguments)
+
+
 # --- checks --------------------------------------------------------------------------------------
 
 
@@ -118,6 +140,37 @@ def refuse_autocommit(connection: sa.Connection) -> None:
             "engine: it commits every statement alone (AUTOCOMMIT), and this needs a transaction; "
             "give an engine without that isolation_level"
         )
+
+
+def check_here(here: object, verb: str) -> None:
+    """Refuse an object that has no transaction, or is async.
+
+    Raises:
+        InvalidType: the object is of another type; the text says what takes it.
+    """
+    _check_kind(
+        here, _SYNC_KINDS, verb, "a Connection or a Session", f"await {verb}_async", _ASYNC_KINDS
+    )
+
+
+def check_here_async(here: object, verb: str) -> None:
+    """As `check_here`, for the method whose name ends in `_async`."""
+    wanted = "an AsyncConnection or an AsyncSession"
+    _check_kind(here, _ASYNC_KINDS, verb, wanted, verb.removesuffix("_async"), _SYNC_KINDS)
+
+
+def _check_kind(
+    here: object,
+    kinds: tuple[type, ...],
+    verb: str,
+    wanted: str,
+    other_verb: str,
+    other_kinds: tuple[type, ...],
+) -> None:
+    if isinstance(here, kinds):
+        return
+    hint = f"; {other_verb} takes this one" if isinstance(here, other_kinds) else ""
+    raise InvalidType(f"{verb}: {type(here).__name__}; give {wanted}{hint}")
 
 
 # --- engines -------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from rmq.client.client_blocking import Client
 from rmq.client.topic import AsyncTopic
 from rmq.client.topic_blocking import Topic
 from rmq.errors import ConfigurationError, InvalidValue, TopicNotFound
+from rmq.features.schedules.dispatch import Dispatch
 from rmq.kernel.core.interceptor import Interceptor
 from rmq.kernel.core.message import Message, QueueName
 from rmq.kernel.core.validation import Duration, Moment, check_int, duration_ms
@@ -26,7 +27,6 @@ from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.testing.drain import Drain, DrainedTopic, Result
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
-from rmq.testing.schedules import ScheduledSends
 from rmq.testing.servers import Backend, Database
 from rmq.worker.runner import Unhandled
 
@@ -90,7 +90,7 @@ class Broker:
         self._transport = FaultyTransport(address, 5.0, 10.0, self.faults)
         self.client = Client(address.url)
         self.adopting(self.client).enter()
-        self._scheduled = ScheduledSends(self._plain, self._adoptions)
+        self._scheduled = _ScheduledSends(self._plain, self._adoptions)
         if self._clock is not None:
             self._clock.services.append(self._scheduled.send_due)
         return self
@@ -390,6 +390,35 @@ class Broker:
                 f"know {assertions.quote_names(known | set(self._topics()))}"
             )
         return matching
+
+
+class _ScheduledSends:
+    """The scheduler of a broker. It works when it is asked: before and after the clock moves.
+
+    Schedules that adopted clients declare are written then.
+    """
+
+    def __init__(self, transport: Transport, adoptions: Adoptions) -> None:
+        self._transport = transport
+        self._adoptions = adoptions
+        self._dispatches: dict[Client | AsyncClient, Dispatch] = {}
+
+    def send_due(self) -> float | None:
+        """Declare what was declared since, send what is due; return the seconds until the next."""
+        waits: list[float] = []
+        for client in list(self._adoptions):
+            if not client._handlers.schedules:
+                continue
+            dispatch = self._dispatches.get(client)
+            if dispatch is None:
+                dispatch = Dispatch(client._prefix, self._transport, client._handlers)
+                self._dispatches[client] = dispatch
+            dispatch.declare()
+            sent, waits_by_topic = dispatch.send_due()
+            while sent:
+                sent, waits_by_topic = dispatch.send_due()
+            waits += waits_by_topic.values()
+        return min(waits, default=None)
 
 
 def _name(topic: AnyTopic) -> str:

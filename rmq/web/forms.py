@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 from starlette.responses import Response
 
 from rmq.web import requests
-from rmq.web.csrf import csrf_holds
 from rmq.web.problems import ApiError
+from rmq.web.scope import csrf_holds
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -17,7 +17,7 @@ from rmq.kernel.core.packages import VERSION
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import UNSEEN
 from rmq.web import charts
-from rmq.web.csrf import csrf_token
+from rmq.web.scope import csrf_token
 
 if TYPE_CHECKING:
     from rmq.web.message import Body

@@ -1,12 +1,28 @@
-"""The root path: below which path an application is mounted, or a reverse proxy serves it."""
+"""What the scope of a request tells: its path, and the text that forms of its pages have.
+
+The root path is the one below which an application is mounted, or a reverse proxy serves it.
+
+CSRF: each form of the console has a text that other sites cannot know. A browser lets a page in by
+a cookie, or by nothing on this machine, so another site could send a form here. The guard asks the
+browser itself where a request comes from (Sec-Fetch-Site, Origin); this text is for browsers that
+tell neither, and for faults in those that do. It is bound to the session, or to who asks, and to a
+secret of the server.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from rmq.web.principal import Principal
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+CSRF = "rmq.csrf"  # in the scope of a request
 
 
 def root_of(scope: MutableMapping[str, Any]) -> str:
@@ -47,3 +63,22 @@ class RootPath:
             scope = {**scope, "root_path": self._root}
             scope["path"] = self._root + path_of(scope)
         await self._app(scope, receive, send)
+
+
+def csrf_token(scope: MutableMapping[str, Any]) -> str:
+    """Return the text that each form has, in a hidden field; letters and digits alone."""
+    text: str = scope[CSRF]
+    return text
+
+
+def csrf_holds(scope: MutableMapping[str, Any], text: str) -> bool:
+    """Whether a form that was sent has the text."""
+    return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
+
+
+def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
+    """Return the text for a principal; None: for who has not signed in."""
+    bound = "\0"
+    if principal is not None:
+        bound = "\0".join((principal.kind, principal.name, principal.session or ""))
+    return hmac.new(secret, bound.encode(), hashlib.sha256).hexdigest()

@@ -23,8 +23,8 @@ from rmq.server.guard import Guard
 from rmq.server.listener import Listener
 from rmq.server.sessions import sign_in, sign_out
 from rmq.web import problems
-from rmq.web.csrf import csrf_holds, csrf_token
 from rmq.web.principal import principal_of
+from rmq.web.scope import csrf_holds, csrf_token
 from tests.server.running import PATIENCE_S, ask, until
 from tests.servers import Server as Redis
 

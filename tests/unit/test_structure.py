@@ -18,9 +18,8 @@ FILES = sorted(
     path for path in (ROOT / "rmq").rglob("*.py") if not path.read_text().startswith(GENERATED)
 )
 # Of what is written by hand: lines of code without blanks, comments and docstrings; files; uses of
-# private names of other objects, `x._name` where x is not self or cls. The loader of the scripts puts
-# inline functions in place: 130 lines.
-LIMITS = {"lines": 42_300, "files": 351, "private": 135}
+# private names of other objects, `x._name` where x is not self or cls.
+LIMITS = {"lines": 42_200, "files": 346, "private": 135}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rmq.features.doctor import flows
-from rmq.features.doctor.finding import Finding
+from rmq.features.doctor.look import Finding
 from rmq.kernel.topic.verbs import AsyncAdminPart
 
 

@@ -6,8 +6,8 @@ import textwrap
 
 import click
 
-from rmq.features.doctor.finding import SEVERITIES, Finding
 from rmq.features.doctor.flows import CHECKS, NAMES
+from rmq.features.doctor.look import SEVERITIES, Finding
 from rmq.terminal import output, text
 from rmq.terminal.app import ERROR, OK, PARTLY, Command
 from rmq.terminal.options import common_options

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.features.doctor import copies, memory, programs, topics
-from rmq.features.doctor.finding import Finding
-from rmq.features.doctor.look import Look, Sight, some
+from rmq.features.doctor.look import Finding, Look, Sight, some
 from rmq.kernel.transport.steps import Flow
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rmq.features.doctor.finding import SEVERITIES, Severity
+from rmq.features.doctor.look import SEVERITIES, Severity
 from rmq.web.operation import RequestContext, Table
 from rmq.web.requests import Answer, Request, show
 

@@ -1,14 +1,13 @@
-"""The reads of Redis that the checks of the doctor share; each is done once."""
+"""What the doctor finds, and the reads of Redis that its checks share; each is done once."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
-from rmq.features.doctor.finding import Severity
 from rmq.features.workers import flows
 from rmq.features.workers.status import WorkerStatus
 from rmq.kernel.topic import overview
@@ -19,6 +18,27 @@ T = TypeVar("T")
 
 MIB = 1024 * 1024
 _SLAVE = re.compile(r"slave\d+")
+
+
+Severity = Literal["ok", "skipped", "note", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the gravest one last
+
+
+class Finding(NamedTuple):
+    """A finding of `Admin.doctor`.
+
+    Attributes:
+        check: the name of the check.
+        severity: ok; skipped: it could not be looked at; note: worth knowing; warning: it will hurt
+            some day; error: it hurts now, or breaks a promise.
+        evidence: what was seen.
+        fix: the command that fixes it; empty: there is none.
+    """
+
+    check: str
+    severity: Severity
+    evidence: str
+    fix: str = ""
 
 
 class Sight(NamedTuple):

@@ -7,8 +7,7 @@ from sqlalchemy import Connection, delete, select, update
 from rmq.kernel.core.delivery import DeliveryData
 from rmq.sql.database import insert_new, now_ms, write_first
 from rmq.sql.errors import require_table
-from rmq.sql.outbox.tables import CONFIRMED, EXHAUSTED, UNCONFIRMED, logs, stubs
-from rmq.sql.outbox.transaction import CREATE
+from rmq.sql.outbox.tables import CONFIRMED, CREATE, EXHAUSTED, UNCONFIRMED, logs, stubs
 
 OPEN = (UNCONFIRMED, EXHAUSTED)  # an exhausted stub may still have been delivered
 

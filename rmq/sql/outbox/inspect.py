@@ -15,8 +15,7 @@ from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import check_int
 from rmq.sql.database import now_ms
 from rmq.sql.errors import require_table
-from rmq.sql.outbox.tables import NEVER_MS, STATUSES, UNCONFIRMED, stubs, unsent
-from rmq.sql.outbox.transaction import CREATE
+from rmq.sql.outbox.tables import CREATE, NEVER_MS, STATUSES, UNCONFIRMED, stubs, unsent
 
 UNSENT = "unsent"  # unconfirmed, and never sent
 SHOWN_STATUSES = (UNSENT, *STATUSES)

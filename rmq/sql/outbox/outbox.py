@@ -22,21 +22,20 @@ from rmq.kernel.core.settings import BODY_CEILING, Settings
 from rmq.kernel.core.validation import Duration, Moment, check_epoch_ms, check_int, duration_ms
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic.context import ReplaySessions, TopicContext, slot_of
+from rmq.sql.connections import (
+    Here,
+    HereAsync,
+    check_here,
+    check_here_async,
+    refuse_autocommit,
+    run_async,
+)
 from rmq.sql.database import now_ms
 from rmq.sql.errors import require_table
 from rmq.sql.outbox import tables
 from rmq.sql.outbox.confirm import Confirming
 from rmq.sql.outbox.repair import Repair
-from rmq.sql.outbox.tables import UNCONFIRMED, stubs
-from rmq.sql.outbox.transaction import (
-    CREATE as CREATE,
-    Here,
-    HereAsync,
-    check,
-    check_async,
-    refuse_autocommit,
-    run_async,
-)
+from rmq.sql.outbox.tables import CREATE, UNCONFIRMED, stubs
 
 MAX_SENDS = 16
 MAX_BODY = 256 * 1024  # the default of topics
@@ -148,7 +147,7 @@ class Outbox(Confirming, Repair):
                 alone (AUTOCOMMIT), so that a rollback would keep the message. Errors of the
                 database.
         """
-        check(here, "outbox.send")
+        check_here(here, "outbox.send")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime, type=type,
@@ -176,7 +175,7 @@ class Outbox(Confirming, Repair):
         confirm: bool = True,
     ) -> MessageId:
         """As `send`, on an AsyncConnection or an AsyncSession."""
-        check_async(here, "outbox.send_async")
+        check_here_async(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime, type=type,
@@ -245,7 +244,10 @@ def _options_json(message: Outgoing) -> str:
 
 
 def _write(here: Here, stub: _NewStub) -> None:
-    refuse_autocommit(here, stub.insert)
+    connection = here
+    if not isinstance(connection, sa.Connection):  # a Session may have a bind for the table
+        connection = connection.connection(bind_arguments={"clause": stub.insert})
+    refuse_autocommit(connection)
     with require_table(stubs, CREATE):
         here.execute(stub.insert, stub.values)
 

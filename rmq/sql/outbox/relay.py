@@ -29,9 +29,9 @@ from rmq.sql.connections import read_committed, with_idle_limit
 from rmq.sql.errors import one_line, require_table
 from rmq.sql.outbox import relay_queries
 from rmq.sql.outbox.dispatch import Dispatcher, Outcome, Refused, check_parts
-from rmq.sql.outbox.outbox import CREATE, Outbox
+from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.relay_queries import Mark
-from rmq.sql.outbox.tables import CONFIRMED, UNCONFIRMED, Stub, stubs
+from rmq.sql.outbox.tables import CONFIRMED, CREATE, UNCONFIRMED, Stub, stubs
 
 log = logging.getLogger("rmq.outbox")
 

@@ -16,11 +16,19 @@ from rmq.errors import StorageError, StubNotFound, StubSettled, TopicNotFound, T
 from rmq.features.messages.change import CancelStatus
 from rmq.kernel.core.ids import Id
 from rmq.kernel.core.validation import Duration, duration_ms
-from rmq.sql.connections import check_engine
+from rmq.sql.connections import (
+    Here,
+    HereAsync,
+    check_engine,
+    check_here,
+    check_here_async,
+    run_async,
+)
 from rmq.sql.database import now_ms, write_first
 from rmq.sql.errors import require_table
 from rmq.sql.outbox.tables import (
     CONFIRMED,
+    CREATE,
     EXHAUSTED,
     UNCONFIRMED,
     VOID,
@@ -29,7 +37,6 @@ from rmq.sql.outbox.tables import (
     stub_id,
     stubs,
 )
-from rmq.sql.outbox.transaction import CREATE, Here, HereAsync, check, check_async, run_async
 
 PURGE_BATCH = 1000  # rows of one transaction
 
@@ -56,12 +63,12 @@ class Repair:
             StubSettled: it is confirmed, or void. StubNotFound: no stub has this id.
             InvalidValue, InvalidType: it is no id.
         """
-        check(here, "outbox.resend")
+        check_here(here, "outbox.resend")
         _resend(here, id)
 
     async def resend_async(self, here: HereAsync, id: Id) -> None:
         """As `resend`, on an AsyncConnection or an AsyncSession."""
-        check_async(here, "outbox.resend_async")
+        check_here_async(here, "outbox.resend_async")
         await run_async(here, _resend, id)
 
     def void(self, here: Here, id: Id) -> None:
@@ -77,12 +84,12 @@ class Repair:
             StubSettled: it is confirmed: its work is done. StubNotFound: no stub has this id.
             InvalidValue, InvalidType: it is no id.
         """
-        check(here, "outbox.void")
+        check_here(here, "outbox.void")
         _void(here, id)
 
     async def void_async(self, here: HereAsync, id: Id) -> None:
         """As `void`, on an AsyncConnection or an AsyncSession."""
-        check_async(here, "outbox.void_async")
+        check_here_async(here, "outbox.void_async")
         await run_async(here, _void, id)
 
     def withdraw(

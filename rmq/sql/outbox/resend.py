@@ -33,8 +33,7 @@ from rmq.sql.outbox.notify import Notifier, Notify, log_error
 from rmq.sql.outbox.outbox import Outbox
 from rmq.sql.outbox.relay_queries import Mark
 from rmq.sql.outbox.resend_queries import DueStub
-from rmq.sql.outbox.tables import UNCONFIRMED, Stub, logs, stubs
-from rmq.sql.outbox.transaction import CREATE
+from rmq.sql.outbox.tables import CREATE, UNCONFIRMED, Stub, logs, stubs
 
 log = logging.getLogger("rmq.outbox")
 

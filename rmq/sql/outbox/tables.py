@@ -211,6 +211,8 @@ class Encoded:
         return codecs.decode(self.number, data)
 
 
+CREATE: Final = "rmq outbox create"  # creates the tables
+
 Status = Literal["unconfirmed", "confirmed", "void", "exhausted"]
 UNCONFIRMED: Final = "unconfirmed"
 CONFIRMED: Final = "confirmed"
