@@ -36,6 +36,7 @@ from rmq.kernel.topic.audit_trail import note_act
 from rmq.server import leases
 from rmq.server.disclosure import Disclosure
 from rmq.server.rates import Places, Rates
+from rmq.server.sessions import run_flow
 from rmq.web import openapi, operation as web_operation, problems, requests
 from rmq.web.operation import Operation, RequestContext, Table
 from rmq.web.principal import ADDRESS, principal_of
@@ -108,7 +109,7 @@ async def record(
     by = f"{principal.name} ({principal.kind}, {address})" if principal else f"nobody ({address})"
     try:
         async with asyncio.timeout(RECORD_S):
-            await client._transport.run(note_act(client._prefix, by, what, subject, text))
+            await run_flow(client, note_act, by, what, subject, text)
     except (RMQError, TimeoutError) as error:
         log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, what, subject, text, error)
 

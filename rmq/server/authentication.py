@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rmq.errors import RMQError, Unavailable
 from rmq.features.tokens import flows
-from rmq.features.tokens.flows import server_secret
 from rmq.kernel.core import access
 from rmq.kernel.core.access import AccessToken, Role
 from rmq.server import sessions
-from rmq.server.sessions import Sessions
+from rmq.server.sessions import Sessions, run_flow
 from rmq.web.principal import LOCAL, STATIC, Principal, can_be_name
 from rmq.web.scope import csrf_token_of
 
@@ -197,7 +196,7 @@ class Authentication:
     async def _read_secret(self, client: AsyncClient) -> None:
         while True:
             try:
-                self._secret = await client._transport.run(server_secret(client._prefix))
+                self._secret = await run_flow(client, flows.server_secret)
                 return
             except RMQError as error:
                 log.info("the secret of forms is not read yet: %s", error)
@@ -305,9 +304,7 @@ class Tokens:
                 raise Unavailable("tokens: the server has not begun")
             try:
                 async with asyncio.timeout(READ_S):
-                    self._by_id, now_ms = await self._client._transport.run(
-                        flows.tokens_by_id(self._client._prefix)
-                    )
+                    self._by_id, now_ms = await run_flow(self._client, flows.tokens_by_id)
             except TimeoutError:
                 raise Unavailable("tokens: Redis does not answer") from None
             self._ahead_ms = now_ms - time.monotonic() * 1000
@@ -320,9 +317,7 @@ class Tokens:
         self._used_at[id] = now
         assert self._client is not None
         with suppress(RMQError):
-            await self._client._transport.run(
-                flows.note_use(self._client._prefix, id, self.now_ms())
-            )
+            await run_flow(self._client, flows.note_use, id, self.now_ms())
 
 
 def _principal_of(token: AccessToken) -> Principal:

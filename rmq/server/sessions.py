@@ -11,9 +11,9 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from rmq.features.tokens import flows
 from rmq.server.rates import Rates
@@ -21,9 +21,15 @@ from rmq.web.principal import ADDRESS, Principal, principal_of
 from rmq.web.scope import root_of
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from rmq.client.client import AsyncClient
+    from rmq.kernel.transport.steps import Flow
     from rmq.server.authentication import Tokens
 
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 KEY = "rmq.sessions"  # in the scope of a request
 COOKIE = "rmq_session"
@@ -37,6 +43,16 @@ KEPT_S = 3.0  # how long what was read of a session is used
 KEPT_MAX = 1000
 TOUCHED_S = 600.0  # how often the end of a session that is used is moved
 ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # to sign in with a wrong token, of one address
+
+
+async def run_flow(
+    client: AsyncClient,
+    flow: Callable[Concatenate[str, P], Flow[T]],
+    *arguments: P.args,
+    **named: P.kwargs,
+) -> T:
+    """Run a flow with the connections of a client, and with its prefix as the first argument."""
+    return await client._transport.run(flow(client._prefix, *arguments, **named))
 
 
 class _Kept(NamedTuple):
@@ -95,9 +111,7 @@ class Sessions:
         id = secrets.token_urlsafe(32)
         await self._tokens.refresh()  # for the clock
         text = json.dumps([principal.token, self._tokens.now_ms()])
-        await self._client._transport.run(
-            flows.session_store(self._client._prefix, _digest(id), text, IDLE_S * 1000)
-        )
+        await run_flow(self._client, flows.session_store, _digest(id), text, IDLE_S * 1000)
         return _cookie(scope, id, WHOLE_S)
 
     async def sign_out(self, scope: MutableMapping[str, Any]) -> str:
@@ -106,7 +120,7 @@ class Sessions:
         session = principal_of(scope).session
         if session is not None:
             self._kept.pop(session, None)
-            await self._client._transport.run(flows.session_end(self._client._prefix, session))
+            await run_flow(self._client, flows.session_end, session)
         return _cookie(scope, "", 0)
 
     async def find(self, id: str) -> Principal | None:
@@ -129,9 +143,8 @@ class Sessions:
         if time.monotonic() - kept.touched_at >= TOUCHED_S:
             kept = kept._replace(touched_at=time.monotonic())
             assert self._client is not None
-            await self._client._transport.run(
-                flows.session_touch(self._client._prefix, digest, min(IDLE_S * 1000, left_ms))
-            )
+            idle_ms = min(IDLE_S * 1000, left_ms)
+            await run_flow(self._client, flows.session_touch, digest, idle_ms)
         self._kept[digest] = kept
         self._kept.move_to_end(digest)
         if len(self._kept) > KEPT_MAX:
@@ -141,7 +154,7 @@ class Sessions:
     async def _read(self, digest: str, kept: _Kept | None) -> _Kept | None:
         assert self._client is not None
         now = time.monotonic()
-        text = await self._client._transport.run(flows.session_read(self._client._prefix, digest))
+        text = await run_flow(self._client, flows.session_read, digest)
         if text is None:
             return None
         token, began_ms = json.loads(text)

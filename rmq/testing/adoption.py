@@ -22,7 +22,15 @@ Adoptions: TypeAlias = "dict[Client | AsyncClient, Adoption]"
 
 
 class Adoption:
-    """A client that is pointed at a broker, for `with` (`async with` inside an event loop)."""
+    """A client that is pointed at a broker, for `with` (`async with` inside an event loop).
+
+    Attributes:
+        transport: of the client; inside the block it is the broker's.
+        prefix: the first part of its keys.
+        handlers: those that are registered on it.
+        hooks: its interceptors.
+        contexts: its topics.
+    """
 
     def __init__(
         self, client: Client | AsyncClient, address: Address, faults: Faults, adoptions: Adoptions
@@ -32,6 +40,11 @@ class Adoption:
                 f"adopting: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
             )
         self._client = client
+        self.transport = client._transport
+        self.prefix = client._prefix
+        self.handlers = client._handlers
+        self.hooks = client._hooks
+        self.contexts = client._contexts
         self._broker_address = address
         self._faults = faults
         self._adoptions = adoptions
@@ -41,19 +54,19 @@ class Adoption:
         """Point the client at the broker."""
         if self._client in self._adoptions:
             raise InvalidValue(f"adopting: {self._client!r} is adopted already")
-        client, transport = self._client, self._client._transport
+        client, transport = self._client, self.transport
         make = FaultyTransport if isinstance(client, Client) else FaultyAsyncTransport
         self._parked_transport = make(
             self._broker_address, transport.retry_for, transport.timeout_s, self._faults
         )
         self._own_address = client._address
-        self._registered = {name: copy(each) for name, each in vars(client._handlers).items()}
+        self._registered = {name: copy(each) for name, each in vars(self.handlers).items()}
         self._context_states: list[tuple[TopicContext, dict[str, Any]]] = [
-            (context, dict(vars(context))) for context in client._contexts
+            (context, dict(vars(context))) for context in self.contexts
         ]
         _swap(transport, self._parked_transport)
         client._address = self._broker_address
-        for context in list(client._contexts):
+        for context in list(self.contexts):
             context.forget()
         self._adoptions[client] = self
 
@@ -62,10 +75,10 @@ class Adoption:
         client, parked = self._client, self._parked_transport
         if parked is None:
             return None
-        _swap(client._transport, parked)
+        _swap(self.transport, parked)
         client._address = self._own_address
-        vars(client._handlers).update(self._registered)
-        for context in list(client._contexts):
+        vars(self.handlers).update(self._registered)
+        for context in list(self.contexts):
             context.forget()
         for context, state in self._context_states:
             vars(context).update(state)

@@ -122,7 +122,7 @@ class Broker:
 
     def _release_clock(self) -> None:
         if self._clock is not None:
-            clocks.release(self._clock)
+            clocks.release()
             self._clock = None
 
     @property
@@ -205,9 +205,9 @@ class Broker:
 
     def _in_a_loop(self, drain: Drain) -> list[Result]:
         transports = [
-            adoption._transport
-            for adoption in self._adoptions
-            if isinstance(adoption._transport, FaultyAsyncTransport)
+            adoption.transport
+            for adoption in self._adoptions.values()
+            if isinstance(adoption.transport, FaultyAsyncTransport)
         ]
         with asyncio.Runner() as runner:
 
@@ -246,9 +246,9 @@ class Broker:
         clock = None if advance is False else self.clock
         most_us = None if isinstance(advance, bool) else 1000 * duration_ms(advance, "advance")
         handlers = [
-            (client, of_topic)
-            for client in self._adoptions
-            for of_topic in client._handlers.by_topic.values()
+            (adoption, of_topic)
+            for adoption in self._adoptions.values()
+            for of_topic in adoption.handlers.by_topic.values()
         ]
         names = {_name(topic) for topic in topics}
         missing = names - {of_topic.context.name for _, of_topic in handlers}
@@ -261,18 +261,19 @@ class Broker:
             )
         handlers = [pair for pair in handlers if not names or pair[1].context.name in names]
         lifespans = dict.fromkeys(
-            function for client, _ in handlers for function in client._handlers.lifespans
+            function for adoption, _ in handlers for function in adoption.handlers.lifespans
         )
         handled = [handler.dependencies for _, of_topic in handlers for handler in of_topic]
         scope = DrainedScope(lifespans, handled)
         drained = [
             DrainedTopic(
                 of_topic,
-                client._transport if isinstance(client, Client) else self._transport,
-                client._hooks,
+                adoption.transport
+                if isinstance(adoption.transport, Transport) else self._transport,
+                adoption.hooks,
                 self._unhandled.setdefault(of_topic.context, Unhandled(of_topic)), scope.values,
             )
-            for client, of_topic in handlers
+            for adoption, of_topic in handlers
         ]  # fmt: skip
         send_due = self._scheduled.send_due
         drain = Drain(drained, self._plain, scope, clock, most_us, raises, limit, send_due)
@@ -370,7 +371,7 @@ class Broker:
         return sorted({name for admin in admins for name in admin.topics()})
 
     def _prefixes(self) -> list[str]:
-        return list(dict.fromkeys(adoption._prefix for adoption in self._adoptions))
+        return list(dict.fromkeys(adoption.prefix for adoption in self._adoptions.values()))
 
     def _admin(self, prefix: str) -> Admin:
         return Admin(self._plain, prefix, ReplaySessions())
@@ -383,7 +384,9 @@ class Broker:
             prefixes = [topic._context.prefix]
         admins = [self._admin(prefix) for prefix in prefixes]
         matching = [admin for admin in admins if name in admin.topics()]
-        known = {context.name for adoption in self._adoptions for context in adoption._contexts}
+        known = {
+            context.name for adoption in self._adoptions.values() for context in adoption.contexts
+        }
         if not matching and name not in known:
             raise TopicNotFound(
                 f"topic {name!r} is not in this broker, and none of its clients knows it; they "
@@ -406,12 +409,12 @@ class _ScheduledSends:
     def send_due(self) -> float | None:
         """Declare what was declared since, send what is due; return the seconds until the next."""
         waits: list[float] = []
-        for client in list(self._adoptions):
-            if not client._handlers.schedules:
+        for client, adoption in list(self._adoptions.items()):
+            if not adoption.handlers.schedules:
                 continue
             dispatch = self._dispatches.get(client)
             if dispatch is None:
-                dispatch = Dispatch(client._prefix, self._transport, client._handlers)
+                dispatch = Dispatch(adoption.prefix, self._transport, adoption.handlers)
                 self._dispatches[client] = dispatch
             dispatch.declare()
             sent, waits_by_topic = dispatch.send_due()

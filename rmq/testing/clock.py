@@ -23,7 +23,6 @@ class Clock:
 
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us
-        self._users = 0
         self.services: list[Callable[[], object]] = []  # called before and after time moves
 
     def __repr__(self) -> str:
@@ -66,11 +65,12 @@ class Clock:
 
 
 _active: Clock | None = None
+_users = 0  # brokers that are open
 
 
 def start(now: Moment | None) -> Clock:
     """Stop time at `now` (None: the real time), or join the clock that has stopped it."""
-    global _active
+    global _active, _users
     if _active is None:
         now_us = (
             time.time_ns() // 1_000_000 * 1000 if now is None else 1000 * check_epoch_ms(now, "now")
@@ -79,7 +79,7 @@ def start(now: Moment | None) -> Clock:
         context.set_clock(now_us)
     elif now is not None:
         raise InvalidValue("now: another broker has stopped the clock of this process already")
-    _active._users += 1
+    _users += 1
     return _active
 
 
@@ -89,10 +89,10 @@ def server_time(transport: Transport) -> datetime:
     return _EPOCH + timedelta(seconds=int(seconds), microseconds=int(us))
 
 
-def release(clock: Clock) -> None:
+def release() -> None:
     """Release the clock; after the last release, scripts use the server's clock again."""
-    global _active
-    clock._users -= 1
-    if not clock._users and _active is clock:
+    global _active, _users
+    _users -= 1
+    if not _users:
         _active = None
         context.set_clock(None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
@@ -138,8 +139,14 @@ def _scripts(verb: str) -> tuple[str, ...]:
     return (verb,)
 
 
-def _raise_if(error: RMQError | None) -> None:
-    if error is not None:
+@contextmanager
+def _striking(faults: Faults, commands: Sequence[Command[Any]]) -> Iterator[float]:
+    """Let a fault, if any, strike the call in the block; yield the seconds to wait before it."""
+    fault = faults.next([command.script.name for command in commands])
+    if fault is not None and (error := fault.before()):
+        raise error
+    yield 0.0 if fault is None else fault.wait_s
+    if fault is not None and (error := fault.after()):
         raise error
 
 
@@ -151,26 +158,16 @@ class FaultyTransport(Transport):
         self.faults = faults
 
     def _command(self, command: Command[T]) -> T:
-        fault = self.faults.next((command.script.name,))
-        if fault is None:
+        with _striking(self.faults, [command]) as wait_s:
+            time.sleep(wait_s)
             return super()._command(command)
-        time.sleep(fault.wait_s)
-        _raise_if(fault.before())
-        value = super()._command(command)
-        _raise_if(fault.after())
-        return value
 
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        fault = self.faults.next([command.script.name for command in commands])
-        if fault is None:
+        with _striking(self.faults, commands) as wait_s:
+            time.sleep(wait_s)
             return super()._pipeline(commands, durability)
-        time.sleep(fault.wait_s)
-        _raise_if(fault.before())
-        replies = super()._pipeline(commands, durability)
-        _raise_if(fault.after())
-        return replies
 
 
 class FaultyAsyncTransport(AsyncTransport):
@@ -185,23 +182,13 @@ class FaultyAsyncTransport(AsyncTransport):
         await self._current_pool().close()
 
     async def _command(self, command: Command[T]) -> T:
-        fault = self.faults.next((command.script.name,))
-        if fault is None:
+        with _striking(self.faults, [command]) as wait_s:
+            await asyncio.sleep(wait_s)
             return await super()._command(command)
-        await asyncio.sleep(fault.wait_s)
-        _raise_if(fault.before())
-        value = await super()._command(command)
-        _raise_if(fault.after())
-        return value
 
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
     ) -> tuple[list[Any], Any]:
-        fault = self.faults.next([command.script.name for command in commands])
-        if fault is None:
+        with _striking(self.faults, commands) as wait_s:
+            await asyncio.sleep(wait_s)
             return await super()._pipeline(commands, durability)
-        await asyncio.sleep(fault.wait_s)
-        _raise_if(fault.before())
-        replies = await super()._pipeline(commands, durability)
-        _raise_if(fault.after())
-        return replies

@@ -14,7 +14,7 @@ START = datetime(2030, 1, 31, 9, tzinfo=UTC)
 def clock() -> Iterator[Clock]:
     started = clocks.start(START)
     yield started
-    clocks.release(started)
+    clocks.release()
 
 
 def test_a_clock_stands_still_until_it_is_moved(clock: Clock) -> None:
@@ -37,7 +37,7 @@ def test_a_second_broker_shares_the_clock_but_cannot_set_it(clock: Clock) -> Non
         clocks.start(START)
 
     shared = clocks.start(None)
-    clocks.release(shared)
+    clocks.release()
 
     assert shared is clock
     assert clock.advance(1) == START + timedelta(seconds=1)
@@ -45,7 +45,7 @@ def test_a_second_broker_shares_the_clock_but_cannot_set_it(clock: Clock) -> Non
 
 def test_a_released_clock_cannot_be_moved() -> None:
     released = clocks.start(START)
-    clocks.release(released)
+    clocks.release()
 
     with pytest.raises(rmq.InvalidValue, match="its broker is closed"):
         released.advance(1)
