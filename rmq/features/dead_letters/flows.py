@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rmq.errors import DecodeError, InvalidType, InvalidValue
-from rmq.features.dead_letters import (
-    filter as dead_letters_filter,
-    redrive_to,
-    scripts as dead_letters_scripts,
-)
+from rmq.features.dead_letters import filter as dead_letters_filter, redrive_to, scripts
 from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.job import REFUSED, Job
 from rmq.features.dead_letters.scripts import TOKEN_BYTES
@@ -27,11 +23,11 @@ from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
 from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import check_message_type, check_rate, duration_ms
-from rmq.kernel.topic import opening, reading, scripts, stats
-from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic import opening, reading, scripts as topic_scripts, stats
+from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Flow, Progress, Sleep
+from rmq.kernel.transport.steps import Command, Flow, Progress, Sleep
 
 # Messages of one call: others wait meanwhile. Redis frees bodies, in a redrive it copies failures.
 CALL_MAX, REDRIVE_MAX = 200, 100
@@ -196,7 +192,7 @@ def _matching(
         by_slot: dict[int, list[bytes]] = {}
         for id in wanted.ids:
             message_id = context.check_id(id)
-            member = yield scripts.get(context.slots[message_id.slot], message_id)
+            member = yield topic_scripts.get(context.slots[message_id.slot], message_id)
             if member is None or member.queue != queue:
                 continue
             (whole,) = yield from wanted.whole(context, [member])
@@ -242,9 +238,7 @@ def redrive(
                     )
                 else:
                     with context.sessions.borrowed() as session:
-                        letters = yield dead_letters_scripts.redrive(
-                            context, keys, session, ids[:step]
-                        )
+                        letters = yield scripts.redrive(context, keys, session, ids[:step])
                 ids = ids[len(letters) :]
                 outcomes.update(letters)
                 done += len(letters)
@@ -284,19 +278,8 @@ def purge(
     if queue != "dead":
         raise InvalidValue("filter: it is for dead letters; purge 'store' without a filter")
     matching = yield from _matching(context, wanted or Filter())
-    matched, done = sum(len(ids) for _, ids in matching), 0
-    if dry_run:
-        return matched
-    for keys, ids in matching:
-        for at in range(0, len(ids), CALL_MAX):
-            with context.sessions.borrowed() as session:
-                letters = yield dead_letters_scripts.trash(
-                    keys, session, ids[at : at + CALL_MAX], keep_ms
-                )
-            done += letters.count("1")
-            if progress:
-                progress(done, matched)
-    return done
+    trash = partial(scripts.trash, keep_ms=keep_ms)
+    return (yield from _move(context, matching, trash, dry_run, progress))
 
 
 def restore(
@@ -307,13 +290,24 @@ def restore(
         raise InvalidValue("older_than: the trash has no such condition; use the others")
     yield from opening.ensure_open(context, create=False)
     matching = yield from _matching(context, wanted, "trash")
+    return (yield from _move(context, matching, scripts.restore, dry_run, progress))
+
+
+def _move(
+    context: TopicContext,
+    matching: Sequence[tuple[SlotKeys, list[bytes]]],
+    move: Callable[[SlotKeys, ReplaySession, list[bytes]], Command[str]],
+    dry_run: bool,
+    progress: Progress | None,
+) -> Flow[int]:
+    """Move dead letters into the trash, or out of it; return how many, also in a dry run."""
     matched, done = sum(len(ids) for _, ids in matching), 0
     if dry_run:
         return matched
     for keys, ids in matching:
         for at in range(0, len(ids), CALL_MAX):
             with context.sessions.borrowed() as session:
-                letters = yield dead_letters_scripts.restore(keys, session, ids[at : at + CALL_MAX])
+                letters = yield move(keys, session, ids[at : at + CALL_MAX])
             done += letters.count("1")
             if progress:
                 progress(done, matched)
@@ -335,7 +329,7 @@ def _purge_all(
         while left > 0:
             step = min(CALL_MAX, left)
             with context.sessions.borrowed() as session:
-                deleted = yield dead_letters_scripts.purge(keys, session, queue, limit=step)
+                deleted = yield scripts.purge(keys, session, queue, limit=step)
             done, left = done + deleted, left - deleted
             if progress and deleted:
                 progress(done, count)

@@ -20,7 +20,6 @@ from rmq.features.dead_letters.cli.options import (
     filter_argument,
     filter_options,
     print_dry_run,
-    read_filter,
     report_skipped,
     require_matches,
     trash_options,
@@ -59,8 +58,7 @@ def dlq() -> None:
 @click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def list_dead(
     topic: str,
-    filter_text: str | None,
-    filter_option: str | None,
+    wanted: DeadLetterFilter | None,
     limit: int,
     cursor: str | None,
     **filters: Any,
@@ -75,7 +73,6 @@ def list_dead(
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
     given_filters = conditions_given(filters)
-    wanted = read_filter(filter_text, filter_option)
     narrowed = bool(given_filters) or wanted is not None
     with common.client() as client:
         total = client.admin.stats(topic)["dead"]
@@ -169,14 +166,13 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 )
 @click.argument("topic")
 @filter_argument
-def groups(topic: str, filter_text: str | None, filter_option: str | None) -> None:
+def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
     """Count the dead letters of TOPIC by cause: by the fingerprint of their error.
 
     A fingerprint is the same for errors that differ only in numbers, ids, quoted text and paths.
     Use it in a filter: rmq dlq redrive orders fingerprint=1f0c5b6a7d8e. With --json: NDJSON.
     """
     common = common_options()
-    wanted = read_filter(filter_text, filter_option)
     with common.client() as client, progress("reading") as on_progress:
         found = client.admin.dead_letter_groups(topic, filter=wanted, progress=on_progress)
     if found.total:
@@ -205,8 +201,7 @@ def groups(topic: str, filter_text: str | None, filter_option: str | None) -> No
 @yes_option
 def redrive(
     topic: str,
-    filter_text: str | None,
-    filter_option: str | None,
+    wanted: DeadLetterFilter | None,
     dry_run: bool,
     to: str | None,
     rate: float | None,
@@ -222,7 +217,7 @@ def redrive(
     dead: another message there has the id, it is full, or too large, or sends are paused.
     """
     common = common_options()
-    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
+    given_filters = conditions_given(filters, wanted)
     with common.client() as client:
         matched = client.admin.redrive(topic, to=to, dry_run=True, **given_filters).matched
         require_matches(topic, matched, given_filters)
@@ -296,8 +291,7 @@ def _refused_text(job: rmq.Job) -> str:
 @yes_option
 def purge_dead(
     topic: str,
-    filter_text: str | None,
-    filter_option: str | None,
+    wanted: DeadLetterFilter | None,
     dry_run: bool,
     keep: float,
     yes: bool,
@@ -309,7 +303,7 @@ def purge_dead(
     good. It asks for the name of the topic first.
     """
     common = common_options()
-    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
+    given_filters = conditions_given(filters, wanted)
     with common.client() as client:
         matched = client.admin.purge(topic, "dead", dry_run=True, **given_filters)
         require_matches(topic, matched, given_filters)
@@ -349,8 +343,7 @@ def purge_dead(
 @dry_run_option
 def restore(
     topic: str,
-    filter_text: str | None,
-    filter_option: str | None,
+    wanted: DeadLetterFilter | None,
     dry_run: bool,
     job: str | None,
     **filters: Any,
@@ -362,7 +355,7 @@ def restore(
     shorter.
     """
     common = common_options()
-    given_filters = conditions_given(filters, read_filter(filter_text, filter_option))
+    given_filters = conditions_given(filters, wanted)
     given_filters |= {} if job is None else {"job": job}
     with common.client() as client:
         matched = client.admin.restore(topic, dry_run=True, **given_filters)
@@ -389,12 +382,11 @@ def restore(
 )
 @click.argument("topic")
 @filter_argument
-def export_dead(topic: str, filter_text: str | None, filter_option: str | None) -> None:
+def export_dead(topic: str, wanted: DeadLetterFilter | None) -> None:
     """Write dead letters of TOPIC as NDJSON, with whole bodies and errors. Changes nothing.
 
     A body stands there twice: as bytes in base64, which dlq import reads, and decoded.
     """
-    wanted = read_filter(filter_text, filter_option)
     with common_options().client() as client:
         pages = listing.read_pages(client, topic, wanted, size=100, raw=True)
         messages = itertools.chain.from_iterable(pages)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -46,19 +47,22 @@ def trash_options(command: F) -> F:
 
 
 def filter_argument(command: F) -> F:
-    """Add FILTER, and --filter for those who have it in a variable that may be empty."""
-    command = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")(
-        command
-    )
-    return click.argument("filter_text", metavar="[FILTER]", required=False)(command)
+    """Add FILTER, and --filter for those who have it in a variable that may be empty.
 
+    The command gets the filter as `wanted`; None where it is absent or empty.
+    """
 
-def read_filter(filter_text: str | None, filter_option: str | None) -> DeadLetterFilter | None:
-    """Return the filter that FILTER or --filter gives; None where it is absent or empty."""
-    if filter_text is not None and filter_option is not None:
-        raise click.UsageError("give FILTER or --filter, not both")
-    text = filter_text if filter_text is not None else filter_option
-    return None if text is None or not text.strip() else parse(text)
+    @wraps(command)
+    def with_filter(filter_text: str | None, filter_option: str | None, **given: Any) -> Any:
+        if filter_text is not None and filter_option is not None:
+            raise click.UsageError("give FILTER or --filter, not both")
+        text = filter_text if filter_text is not None else filter_option
+        wanted = None if text is None or not text.strip() else parse(text)
+        return command(wanted=wanted, **given)
+
+    option = click.option("--filter", "filter_option", metavar="FILTER", help="As FILTER.")
+    argument = click.argument("filter_text", metavar="[FILTER]", required=False)
+    return cast("F", argument(option(with_filter)))
 
 
 def dry_run_option(command: F) -> F:
