@@ -27,23 +27,17 @@ def persistence(look: Look) -> Flow[list[Sight]]:
         has_aof = info.get("aof_enabled") == "1"
         found += _broken(info)
         if promise and not has_aof:
-            found.append(
-                Sight(
-                    "error",
-                    f"{info.address}: topics promise fsync ({some(promise)}), and there is no "
-                    "AOF: their sends fail with NotDurable",
-                    "CONFIG SET appendonly yes",
-                )
+            text = (
+                f"{info.address}: topics promise fsync ({some(promise)}), and there is no "
+                "AOF: their sends fail with NotDurable"
             )
+            found.append(Sight("error", text, "CONFIG SET appendonly yes"))
         if promise and info.numbers < WAITAOF_SINCE:
-            found.append(
-                Sight(
-                    "error",
-                    f"{info.address}: topics promise fsync ({some(promise)}), which needs Redis "
-                    f"7.2 or Valkey; this is {info.version}",
-                    f"rmq topic set {promise[0]} --durability memory",
-                )
+            text = (
+                f"{info.address}: topics promise fsync ({some(promise)}), which needs Redis "
+                f"7.2 or Valkey; this is {info.version}"
             )
+            found.append(Sight("error", text, f"rmq topic set {promise[0]} --durability memory"))
         if not has_aof and not promise:
             found += yield from _without_aof(look, info, place)
         elif has_aof:
@@ -54,23 +48,17 @@ def persistence(look: Look) -> Flow[list[Sight]]:
 def _broken(info: Info) -> list[Sight]:
     found = []
     if info.get("aof_last_write_status", "ok") != "ok":
-        found.append(
-            Sight(
-                "error",
-                f"{info.address}: the last write of the AOF failed; Redis refuses writes until the "
-                "disk has room",
-                "df -h",
-            )
+        text = (
+            f"{info.address}: the last write of the AOF failed; Redis refuses writes until the "
+            "disk has room"
         )
+        found.append(Sight("error", text, "df -h"))
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        found.append(
-            Sight(
-                "error",
-                f"{info.address}: the last snapshot failed; with stop-writes-on-bgsave-error Redis "
-                "refuses writes",
-                "BGSAVE",
-            )
+        text = (
+            f"{info.address}: the last snapshot failed; with stop-writes-on-bgsave-error Redis "
+            "refuses writes"
         )
+        found.append(Sight("error", text, "BGSAVE"))
     return found
 
 
@@ -110,13 +98,12 @@ def replication(look: Look) -> Flow[list[Sight]]:
     settings = yield from look.config_if_allowed("min-*-to-write")
     for index, info in enumerate((yield from look.infos())):
         if info.get("role") != "master":
+            text = (
+                f"{info.address}: this is a replica of {info.get('master_host', '?')}; RMQ "
+                "writes to the master"
+            )
             found.append(
-                Sight(
-                    "error",
-                    f"{info.address}: this is a replica of {info.get('master_host', '?')}; RMQ "
-                    "writes to the master",
-                    "rmq doctor --url (that of the master, or redis+sentinel://)",
-                )
+                Sight("error", text, "rmq doctor --url (that of the master, or redis+sentinel://)")
             )
             continue
         good = [
@@ -186,31 +173,20 @@ def cluster(look: Look) -> Flow[list[Sight]]:
         unassigned = HASH_SLOTS - facts.number("cluster_slots_assigned")
         failed, doubted = facts.number("cluster_slots_fail"), facts.number("cluster_slots_pfail")
         if facts.get("cluster_state") != "ok" or unassigned or failed:
-            found.append(
-                Sight(
-                    "error",
-                    f"{address}: state {facts.get('cluster_state')}; {unassigned} hash slots have "
-                    f"no master, and the masters of {failed} have failed: slots of topics there "
-                    "cannot be used",
-                    f"redis-cli --cluster check {address}",
-                )
+            text = (
+                f"{address}: state {facts.get('cluster_state')}; {unassigned} hash slots have "
+                f"no master, and the masters of {failed} have failed: slots of topics there "
+                "cannot be used"
             )
+            found.append(Sight("error", text, f"redis-cli --cluster check {address}"))
         elif doubted:
-            found.append(
-                Sight(
-                    "warning",
-                    f"{address}: does not reach the masters of {doubted} hash slots just now",
-                    f"redis-cli --cluster check {address}",
-                )
-            )
+            text = f"{address}: does not reach the masters of {doubted} hash slots just now"
+            found.append(Sight("warning", text, f"redis-cli --cluster check {address}"))
     for info in infos:
         if not info.replicas:
-            found.append(
-                Sight(
-                    "note",
-                    f"{info.address}: a master without replicas: when it dies, no node serves its "
-                    "hash slots",
-                    "redis-cli --cluster add-node",
-                )
+            text = (
+                f"{info.address}: a master without replicas: when it dies, no node serves its "
+                "hash slots"
             )
+            found.append(Sight("note", text, "redis-cli --cluster add-node"))
     return found or [Sight("ok", f"{len(infos)} masters serve all hash slots")]

@@ -40,11 +40,14 @@ def limit(look: Look) -> Flow[list[Sight]]:
         machine = info.number("total_system_memory")
         if not most:
             half = machine and used > machine / 2
+            text = (
+                f"{info.address}: no maxmemory; {used // MIB} MiB of {machine // MIB} MiB are "
+                "used. A machine without memory kills Redis, where maxmemory refuses sends"
+            )
             found.append(
                 Sight(
                     "warning" if half else "note",
-                    f"{info.address}: no maxmemory; {used // MIB} MiB of {machine // MIB} MiB are "
-                    "used. A machine without memory kills Redis, where maxmemory refuses sends",
+                    text,
                     f"CONFIG SET maxmemory {max(256, machine * 3 // 4 // MIB)}mb",
                 )
             )
@@ -54,10 +57,11 @@ def limit(look: Look) -> Flow[list[Sight]]:
         if part < NEAR:
             found.append(Sight("ok", text))
         else:
+            text = f"{text}; at the limit every send fails with QueueFull"
             found.append(
                 Sight(
                     "error" if part >= AT_LIMIT else "warning",
-                    f"{text}; at the limit every send fails with QueueFull",
+                    text,
                     f"CONFIG SET maxmemory {most * 3 // 2 // MIB + 1}mb",
                 )
             )
@@ -75,22 +79,18 @@ def _packed(settings: dict[str, str]) -> list[Sight]:
             continue
         value = int(text)
         if is_value and kind == "hash" and value >= NOTE_BYTES:
-            found.append(
-                Sight(
-                    "warning",
-                    f"{name} {value}: the hash of a slot is a packed list, which each script "
-                    "reads from its beginning",
-                    f"CONFIG SET {name} 64",
-                )
+            text = (
+                f"{name} {value}: the hash of a slot is a packed list, which each script "
+                "reads from its beginning"
             )
+            found.append(Sight("warning", text, f"CONFIG SET {name} 64"))
         elif not is_value and value > PACKED_MOST:
+            text = (
+                f"{name} {value}: queues of up to {value} small messages are packed lists, "
+                "and each send and ack walks through them"
+            )
             found.append(
-                Sight(
-                    "warning",
-                    f"{name} {value}: queues of up to {value} small messages are packed lists, "
-                    "and each send and ack walks through them",
-                    f"CONFIG SET {name} {512 if kind == 'hash' else 128}",
-                )
+                Sight("warning", text, f"CONFIG SET {name} {512 if kind == 'hash' else 128}")
             )
     return found
 
@@ -130,11 +130,10 @@ def fragmentation(look: Look) -> Flow[list[Sight]]:
             continue
         settings = yield from look.config_if_allowed("activedefrag")
         is_on = settings is not None and settings[place].get("activedefrag") == "yes"
+        text = f"{text}; activedefrag {'works on it' if is_on else 'is off, or cannot be read'}"
         found.append(
             Sight(
-                "note" if is_on else "warning",
-                f"{text}; activedefrag {'works on it' if is_on else 'is off, or cannot be read'}",
-                "" if is_on else "CONFIG SET activedefrag yes",
+                "note" if is_on else "warning", text, "" if is_on else "CONFIG SET activedefrag yes"
             )
         )
     return found

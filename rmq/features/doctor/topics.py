@@ -83,16 +83,13 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
                 unread = f"; memory is not known: {error}"
         if records < BIG_MEMBERS and size < BIG_BYTES:
             continue
-        found.append(
-            Sight(
-                "warning",
-                f"{topic.name}: slot {index} of {len(topic.slots)} holds "
-                + plural(records, "message")
-                + (f", {size // MIB} MiB" if size else "")
-                + "; one server holds all of it, and a restart loads it",
-                f"rmq stats {topic.name} --slots",
-            )
+        text = (
+            f"{topic.name}: slot {index} of {len(topic.slots)} holds "
+            + plural(records, "message")
+            + (f", {size // MIB} MiB" if size else "")
+            + "; one server holds all of it, and a restart loads it"
         )
+        found.append(Sight("warning", text, f"rmq stats {topic.name} --slots"))
     most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
     if len(fullest) > WEIGHED and not unread:
         unread = f"; memory of the {WEIGHED} fullest of {len(fullest)} slots"
@@ -116,15 +113,12 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
                 what, count = "in no queue, so never delivered", records - queued
                 if queued > records:
                     what, count = "of its queues without record and body", queued - records
-                found.append(
-                    Sight(
-                        "error",
-                        f"{topic.name}: slot {index} has {plural(records, 'record')} and "
-                        f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
-                        f"{what}; a key was evicted or deleted",
-                        f"rmq stats {topic.name} --slots",
-                    )
+                text = (
+                    f"{topic.name}: slot {index} has {plural(records, 'record')} and "
+                    f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
+                    f"{what}; a key was evicted or deleted"
                 )
+                found.append(Sight("error", text, f"rmq stats {topic.name} --slots"))
     return found or [Sight("ok", "every message is in a queue")]
 
 
@@ -138,14 +132,11 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
         most, mean = max(held), sum(held) / len(held)
         # Of few slots none can hold four times the mean: there most of all is too much.
         if most >= min(SKEW * mean, 0.9 * sum(held)):
-            found.append(
-                Sight(
-                    "warning",
-                    f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
-                    f"{most / sum(held):.0%} of {sum(held)} messages: many have one slot_basis",
-                    f"rmq stats {topic.name} --slots",
-                )
+            text = (
+                f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
+                f"{most / sum(held):.0%} of {sum(held)} messages: many have one slot_basis"
             )
+            found.append(Sight("warning", text, f"rmq stats {topic.name} --slots"))
     return found or [Sight("ok", "no slot holds far more than the others of its topic")]
 
 
@@ -172,24 +163,18 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
         behind = topic.slots[index]["records"] - 1
         if int(hold) - now_ms >= BLOCKED_MS and holder:
             id = keys.id_of(holder)
-            found.append(
-                Sight(
-                    "warning",
-                    f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
-                    f"retry of {id}; {plural(behind, 'message')} behind it",
-                    f"rmq get {topic.name} {id}",
-                )
+            text = (
+                f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
+                f"retry of {id}; {plural(behind, 'message')} behind it"
             )
+            found.append(Sight("warning", text, f"rmq get {topic.name} {id}"))
         for _, _, worker, run in [each for each in runs if each[:2] == (topic.name, index)]:
-            found.append(
-                Sight(
-                    "warning",
-                    f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
-                    f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; "
-                    f"{plural(behind, 'message')} behind it",
-                    f"rmq worker show {worker.id}",
-                )
+            text = (
+                f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
+                f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; "
+                f"{plural(behind, 'message')} behind it"
             )
+            found.append(Sight("warning", text, f"rmq worker show {worker.id}"))
     looked = "" if len(waiting) <= SLOTS_MOST else f" (of the {SLOTS_MOST} fullest)"
     return found or [Sight("ok", f"no slot in order waits long for one message{looked}")]
 
@@ -212,14 +197,11 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
         _, replies = yield from look.on_masters("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", channel)
         listening = sum(next(iter(r.values())) if isinstance(r, dict) else r[1] for r in replies)
         if not listening:
-            found.append(
-                Sight(
-                    "warning",
-                    f"{topic.name}: {plural(_ready(topic), 'message')} due, none in flight, no "
-                    "worker handles the topic and no consumer listens",
-                    "rmq worker MODULE  (the one with its handler)",
-                )
+            text = (
+                f"{topic.name}: {plural(_ready(topic), 'message')} due, none in flight, no "
+                "worker handles the topic and no consumer listens"
             )
+            found.append(Sight("warning", text, "rmq worker MODULE  (the one with its handler)"))
     return found or [Sight("ok", "every topic with waiting messages has a worker or consumer")]
 
 
@@ -254,14 +236,11 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
                 last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
                 before += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, two, f"({hour}")
         if last > before:
-            found.append(
-                Sight(
-                    "warning",
-                    f"{topic.name}: {last} dead letters in the last hour, {before} in the hour "
-                    f"before, {topic.total['dead']} in all",
-                    f"rmq dlq ls {topic.name}",
-                )
+            text = (
+                f"{topic.name}: {last} dead letters in the last hour, {before} in the hour "
+                f"before, {topic.total['dead']} in all"
             )
+            found.append(Sight("warning", text, f"rmq dlq ls {topic.name}"))
     count = sum(topic.total["dead"] for topic in topics)
     return found or [Sight("ok", f"{count} dead letters; they do not grow")]
 
@@ -276,15 +255,12 @@ def paused(look: Look) -> Flow[list[Sight]]:
             if pause is None or now_ms - pause.since_ms <= PAUSED_MS:
                 continue
             why = f": {pause.why}" if pause.why else ""
-            found.append(
-                Sight(
-                    "warning",
-                    f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by "
-                    f"{pause.by}{why}; "
-                    f"{topic.total['held']} messages are held",
-                    f"rmq topic resume {topic.name}",
-                )
+            text = (
+                f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by "
+                f"{pause.by}{why}; "
+                f"{topic.total['held']} messages are held"
             )
+            found.append(Sight("warning", text, f"rmq topic resume {topic.name}"))
     return found or [Sight("ok", "no topic is paused for longer than a day")]
 
 
@@ -344,12 +320,9 @@ def schedules(look: Look) -> Flow[list[Sight]]:
         for row in reply.rows:
             missed_ms = reply.now_ms - (reply.now_ms if row.due_ms is None else row.due_ms)
             if missed_ms >= MISSED_MS:
-                found.append(
-                    Sight(
-                        "warning",
-                        f"{topic.name}: schedule {row.name} was due {age(missed_ms)} ago, and no "
-                        "worker or server has sent its message",
-                        "rmq server",
-                    )
+                text = (
+                    f"{topic.name}: schedule {row.name} was due {age(missed_ms)} ago, and no "
+                    "worker or server has sent its message"
                 )
+                found.append(Sight("warning", text, "rmq server"))
     return found or [Sight("ok", f"the schedules of {some([t.name for t in topics])} are sent")]
