@@ -328,7 +328,8 @@ def of_command(words: str) -> Iterator[tuple[str, str]]:
             text = default_text(each.type_cast_value(context, default)) if is_given else LEFT_OUT
             yield as_typed(each), REQUIRED if each.required else text
     names = {each.name for each in command.params}
-    for each in inspect.signature(command.callback).parameters.values():
+    taken = inspect.signature(command.callback, follow_wrapped=False)  # as click calls it
+    for each in taken.parameters.values():
         if each.name not in names and each.kind is not each.VAR_KEYWORD:
             yield each.name, default_text(each.default)
 
