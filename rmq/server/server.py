@@ -103,21 +103,13 @@ class Server:
             self._missing,
         )  # fmt: skip
         hosts = {config.listen.host, *config.hosts}
-        self._listener = Listener(
-            make_application(
-                self.hanging,
-                self.problems,
-                metrics,
-                api,
-                authentication,
-                hosts,
-                config.rate,
-                config.root_path,
-            ),
-            config.listen,
-            (config.connections_max, config.connections_per_address),
-            authentication.proxy.vouches,
-        )
+        application = make_application(
+            self.hanging, self.problems, metrics, api, authentication, hosts, config.rate,
+            config.root_path,
+        )  # fmt: skip
+        connections = config.connections_max, config.connections_per_address
+        vouches = authentication.proxy.vouches
+        self._listener = Listener(application, config.listen, connections, vouches)
 
     @property
     def url(self) -> str:

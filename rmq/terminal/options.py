@@ -179,44 +179,20 @@ def _store_watch(ctx: click.Context, param: click.Parameter, value: float | None
 
 def common_params() -> list[click.Parameter]:
     """Return the options that every command takes."""
-    shared: dict[str, Any] = {"expose_value": False, "is_eager": True}
+
+    def common(*names: str, callback: Any = _store, **given: Any) -> click.Option:
+        return click.Option(names, callback=callback, expose_value=False, is_eager=True, **given)
+
+    url_help = "Where Redis is. Env RMQ_URL; default redis://localhost:6379/0."
+    prefix_help = "First part of every key. Env RMQ_PREFIX; default rmq."
+    output_help = "Print data as table, json, ndjson or csv."
+    columns_help = "Only these columns of tables and csv, in this order."
     return [
-        click.Option(
-            ["--url"],
-            metavar="URL",
-            help="Where Redis is. Env RMQ_URL; default redis://localhost:6379/0.",
-            callback=_store,
-            **shared,
-        ),
-        click.Option(
-            ["--prefix"],
-            metavar="WORD",
-            help="First part of every key. Env RMQ_PREFIX; default rmq.",
-            callback=_store,
-            **shared,
-        ),
-        click.Option(
-            ["--json", "as_json"],
-            is_flag=True,
-            help="Print JSON for programs.",
-            callback=_store,
-            **shared,
-        ),
-        click.Option(
-            ["-o", "--output"],
-            type=click.Choice(FORMATS),
-            metavar="FORMAT",
-            help="Print data as table, json, ndjson or csv.",
-            callback=_store,
-            **shared,
-        ),
-        click.Option(
-            ["--columns"],
-            metavar="A,B",
-            help="Only these columns of tables and csv, in this order.",
-            callback=_store_columns,
-            **shared,
-        ),
+        common("--url", metavar="URL", help=url_help),
+        common("--prefix", metavar="WORD", help=prefix_help),
+        common("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+        common("-o", "--output", type=click.Choice(FORMATS), metavar="FORMAT", help=output_help),
+        common("--columns", metavar="A,B", help=columns_help, callback=_store_columns),
     ]
 
 

@@ -98,18 +98,11 @@ def schedule_set(
         scripts.load("schedule_set"),
         _keys(keys),
         [
-            topic_context.now_us,
-            keys.created,
-            name,
-            definition,
-            timing,
-            next_ms,
-            due_ms,
-            most,
+            topic_context.now_us, keys.created, name, definition, timing, next_ms, due_ms, most,
             generation,
         ],
         lambda reply: reply.decode(),
-    )
+    )  # fmt: skip
 
 
 def schedule_due(keys: SlotKeys, generation: bytes, limit: int = 100) -> Command[DueReply]:

@@ -72,20 +72,13 @@ async def overview(request: PageRequest) -> View:
                 for each in rows
             ],
             "totals": _totals(request, chosen, found),
-            "rates": rate_chart(total),
-            "depth": depth_chart(total),
-            "late": late_chart(total),
-            "taken_late": taken_late_chart(total),
-            "period": period,
-            "periods": tuple(PERIODS),
-            "sort": sort,
-            "contains": contains,
-            "count": len(chosen),
-            "number": number,
+            "rates": rate_chart(total), "depth": depth_chart(total), "late": late_chart(total),
+            "taken_late": taken_late_chart(total), "period": period, "periods": tuple(PERIODS),
+            "sort": sort, "contains": contains, "count": len(chosen), "number": number,
             "pages": pages,
         },
         "Overview",
-    )
+    )  # fmt: skip
 
 
 def _totals(
@@ -144,24 +137,16 @@ async def topic(request: PageRequest) -> View:
     return View(
         "topic.html",
         {
-            "topic": request.topic,
-            "settings": settings,
-            "figures": figures,
-            "counts": figures.counts or {},
-            "names": COUNTS,
-            "counters": COUNTERS,
-            "rates": rate_chart(samples),
-            "depth": depth_chart(samples),
-            "late": late_chart(samples),
-            "taken_late": taken_late_chart(samples),
-            "due": due,
+            "topic": request.topic, "settings": settings, "figures": figures,
+            "counts": figures.counts or {}, "names": COUNTS, "counters": COUNTERS,
+            "rates": rate_chart(samples), "depth": depth_chart(samples),
+            "late": late_chart(samples), "taken_late": taken_late_chart(samples), "due": due,
             "limit": str(settings.limit) if settings.limit != Limits() else "",
-            "by_key": settings.limit.key is not None,
-            "period": period,
+            "by_key": settings.limit.key is not None, "period": period,
             "periods": tuple(PERIODS),
         },
         request.topic,
-    )
+    )  # fmt: skip
 
 
 @PAGES.get("/topics/{topic}/slots")
