@@ -83,9 +83,7 @@ COMMANDS = {
         "Messages written in a database: create the tables, send, list and repair.",
         ("rmq.cli.outbox_repair",),
     ),
-    "worker": Place(
-        "rmq.cli.worker:worker", "Run handlers, or list the processes that run them."
-    ),
+    "worker": Place("rmq.cli.worker:worker", "Run handlers, or list the processes that run them."),
     "server": Place("rmq.cli.server:server", "Run the server until SIGTERM or Ctrl-C."),
     "token": Place(
         "rmq.features.tokens.cli:token",

@@ -12,7 +12,7 @@ from rmq.errors import StubNotFound, StubSettled
 from rmq.features.messages.cli.change import IDS, WHY_NOT, read_ids
 from rmq.terminal import text as terminal_text
 from rmq.terminal.app import NOTHING, PARTLY, NotFound
-from rmq.terminal.confirm import confirm, progress
+from rmq.terminal.confirm import DRY_RUN, YES, confirm, progress
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION
 from rmq.terminal.tables import Column
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rmq.outbox import Outbox
 
 
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
-YES = click.option("--yes", is_flag=True, help="Do not ask.")
 NO_STUB = "there is no such stub"
 REFUSALS = (StubNotFound, StubSettled)
 

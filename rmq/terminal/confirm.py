@@ -1,4 +1,4 @@
-"""The question before a command that cannot be undone, and progress bars."""
+"""Before a command that cannot be undone: a dry run, a question; progress bars."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import click
 from rmq.terminal.app import Refused
 from rmq.terminal.options import common_options
 from rmq.terminal.text import neutral, number
+
+YES = click.option("--yes", is_flag=True, help="Do not ask.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
 
 
 def confirm(

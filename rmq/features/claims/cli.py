@@ -6,7 +6,7 @@ import click
 
 from rmq.terminal import text
 from rmq.terminal.app import Command, NotFound
-from rmq.terminal.confirm import confirm
+from rmq.terminal.confirm import YES, confirm
 from rmq.terminal.options import common_options
 
 
@@ -25,7 +25,7 @@ from rmq.terminal.options import common_options
 @click.option(
     "--delete", is_flag=True, help="Delete the claim: the next message with this key runs again."
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@YES
 def claim(topic: str, key: str, consumer: str, delete: bool, yes: bool) -> None:
     """Show the claim on the business key KEY of TOPIC.
 

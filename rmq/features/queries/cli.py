@@ -10,7 +10,7 @@ import click
 import rmq
 from rmq.terminal import text
 from rmq.terminal.app import CommandGroup, NotFound
-from rmq.terminal.confirm import confirm
+from rmq.terminal.confirm import DRY_RUN, YES, confirm
 from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
 
@@ -65,8 +65,8 @@ def _left(seconds: float) -> str:
 @click.argument("topic")
 @click.argument("run")
 @click.option("--force", is_flag=True, help="Also while a driver runs it.")
-@click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@DRY_RUN
+@YES
 def release(topic: str, run: str, force: bool, dry_run: bool, yes: bool) -> None:
     """Give back to TOPIC, at once, all messages that the query RUN holds.
 
@@ -149,7 +149,7 @@ def _batch(number: int | None) -> str:
 )
 @click.argument("topic")
 @click.argument("query")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@YES
 def forget(topic: str, query: str, yes: bool) -> None:
     """Forget which batches of QUERY are published to TOPIC.
 

@@ -12,7 +12,7 @@ import rmq
 from rmq.kernel.core.validation import format_duration
 from rmq.terminal import logs, text as terminal_text
 from rmq.terminal.app import CommandGroup, NotFound
-from rmq.terminal.confirm import confirm
+from rmq.terminal.confirm import YES, confirm
 from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
 
@@ -152,7 +152,7 @@ def run(topic: str, name: str) -> None:
 )
 @click.argument("topic")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@YES
 def delete(topic: str, name: str, yes: bool) -> None:
     """Delete the schedule NAME of TOPIC; messages that it has sent stay.
 

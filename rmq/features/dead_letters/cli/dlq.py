@@ -16,14 +16,12 @@ from rmq.features.dead_letters.cli import files, listing
 from rmq.features.dead_letters.cli.options import (
     conditions_given,
     describe,
-    dry_run_option,
     filter_argument,
     filter_options,
     print_dry_run,
     report_skipped,
     require_matches,
     trash_options,
-    yes_option,
 )
 from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.cli import started, work
@@ -31,7 +29,7 @@ from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
 from rmq.kernel.core.message import TRASH_KEEP_S
 from rmq.terminal import output, text as terminal_text
 from rmq.terminal.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound
-from rmq.terminal.confirm import confirm, progress
+from rmq.terminal.confirm import DRY_RUN, YES, confirm, progress
 from rmq.terminal.message import detail, find_message
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION, MESSAGE_ID
@@ -194,11 +192,11 @@ def groups(topic: str, wanted: DeadLetterFilter | None) -> None:
 @click.argument("topic")
 @filter_argument
 @filter_options
-@dry_run_option
+@DRY_RUN
 @click.option("--to", metavar="TOPIC", help="Send them to this topic instead; it must exist.")
 @click.option("--rate", type=float, metavar="N", help="At most N a second.")
 @click.option("--detach", is_flag=True, help="Leave the work to rmq server.")
-@yes_option
+@YES
 def redrive(
     topic: str,
     wanted: DeadLetterFilter | None,
@@ -280,7 +278,7 @@ def _refused_text(job: rmq.Job) -> str:
 @click.argument("topic")
 @filter_argument
 @filter_options
-@dry_run_option
+@DRY_RUN
 @click.option(
     "--keep",
     type=DURATION,
@@ -288,7 +286,7 @@ def _refused_text(job: rmq.Job) -> str:
     show_default="24h",
     help="How long they can be restored; 0: not at all.",
 )
-@yes_option
+@YES
 def purge_dead(
     topic: str,
     wanted: DeadLetterFilter | None,
@@ -340,7 +338,7 @@ def purge_dead(
 @filter_argument
 @trash_options
 @click.option("--job", metavar="ID", help="Only those that this purge put there.")
-@dry_run_option
+@DRY_RUN
 def restore(
     topic: str,
     wanted: DeadLetterFilter | None,
@@ -431,8 +429,8 @@ def import_dead(topic: str) -> int | None:
     ),
 )
 @click.argument("topic")
-@dry_run_option
-@yes_option
+@DRY_RUN
+@YES
 def purge(topic: str, dry_run: bool, yes: bool) -> None:
     """Delete all waiting messages of TOPIC for good, also those due later.
 

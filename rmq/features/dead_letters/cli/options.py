@@ -65,16 +65,6 @@ def filter_argument(command: F) -> F:
     return cast("F", argument(option(with_filter)))
 
 
-def dry_run_option(command: F) -> F:
-    """Add --dry-run."""
-    return click.option("--dry-run", is_flag=True, help="Only count them; change nothing.")(command)
-
-
-def yes_option(command: F) -> F:
-    """Add --yes."""
-    return click.option("--yes", is_flag=True, help="Do not ask.")(command)
-
-
 def conditions_given(
     filters: dict[str, Any], wanted: DeadLetterFilter | None = None
 ) -> dict[str, Any]:

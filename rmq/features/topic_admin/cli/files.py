@@ -19,7 +19,7 @@ from rmq.kernel.core import settings
 from rmq.kernel.core.validation import format_duration, parse_duration
 from rmq.terminal import output, text as terminal_text
 from rmq.terminal.app import PARTLY, USAGE, Command, Failed
-from rmq.terminal.confirm import confirm
+from rmq.terminal.confirm import YES, confirm
 from rmq.terminal.options import common_options
 
 Definitions = dict[str, dict[str, Any]]  # by topic: settings by public name, and `schedules`
@@ -117,7 +117,7 @@ class _Change(NamedTuple):
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Only show the differences; change nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@YES
 def apply(file: str, dry_run: bool, yes: bool) -> None:
     """Make topics as FILE defines them: TOML or JSON, as `rmq topic export` prints it.
 

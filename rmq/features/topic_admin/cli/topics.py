@@ -15,7 +15,7 @@ from rmq.kernel.core.pause import PauseVerb
 from rmq.kernel.core.score import moment
 from rmq.terminal import output, text
 from rmq.terminal.app import CommandGroup, Refused
-from rmq.terminal.confirm import confirm, progress
+from rmq.terminal.confirm import YES, confirm, progress
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import (
     DURABILITY,
@@ -334,7 +334,7 @@ def _pause_text(pause: rmq.Pause) -> str:
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Only count its messages; change nothing.")
 @click.option("--force", is_flag=True, help="Even if it holds messages, which are lost.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@YES
 def delete(name: str, dry_run: bool, force: bool, yes: bool) -> None:
     """Delete topic NAME for good, with everything that belongs to it.
 
