@@ -220,10 +220,26 @@ def server() -> Iterator[Server]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    """A server of the tests of one file, which may do to it whatever they want."""
+    made = Server(any_binary())
+    yield made
+    made.stop()
+
+
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """A server with AOF for one test that will hurt it."""
     made = Server(any_binary(), aof=True)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def forgetful() -> Iterator[Server]:
+    """A server without AOF for one test that will hurt it."""
+    made = Server(any_binary())
     yield made
     made.stop()
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import NEWEST, any_binary, run_on
+from tests.conftest import NEWEST, run_on
 from tests.databases import Postgres
-from tests.servers import Server
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,13 +18,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def durable() -> Iterator[Postgres]:
     """A PostgreSQL that keeps what it has committed; its commits are on the disk."""
     made = Postgres(durable=True)
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[Server]:
-    """A server of the tests of one file, which may do to it whatever they want."""
-    made = Server(any_binary())
     yield made
     made.stop()

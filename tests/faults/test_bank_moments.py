@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import any_binary
 from tests.databases import Postgres, fresh
 from tests.faults.bank_scene import Bank, fault, opened
 from tests.servers import Server
@@ -165,24 +164,20 @@ def test_a_claim_deleted_during_the_work_repeats_what_has_no_condition_in_its_tr
 
 
 def test_a_redis_that_has_lost_everything_repeats_on_rung_2_alone(
-    postgres: Postgres, name: str, tmp_path: Path
+    postgres: Postgres, forgetful: Server, name: str, tmp_path: Path
 ) -> None:
-    server = Server(any_binary())
-    try:
-        with fresh(postgres) as database:
-            with opened(server, database, name, tmp_path / "before", WAYS) as before:
-                before.send()
-                before.teller()
-                before.drained()
-                sent = before.ordered
-            with server.raw() as redis:
-                redis.flushall()
-            with opened(server, database, name, tmp_path / "after", WAYS) as after:
-                after.ordered += sent
-                after.send(sent)
-                after.teller()
-                after.drained()
+    with fresh(postgres) as database:
+        with opened(forgetful, database, name, tmp_path / "before", WAYS) as before:
+            before.send()
+            before.teller()
+            before.drained()
+            sent = before.ordered
+        with forgetful.raw() as redis:
+            redis.flushall()
+        with opened(forgetful, database, name, tmp_path / "after", WAYS) as after:
+            after.ordered += sent
+            after.send(sent)
+            after.teller()
+            after.drained()
 
-                assert report(after, "Redis flushed") == {**ONCE, "claims": 2}
-    finally:
-        server.stop()
+            assert report(after, "Redis flushed") == {**ONCE, "claims": 2}

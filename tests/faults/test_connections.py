@@ -84,21 +84,17 @@ def test_a_connection_that_was_idle_for_long_is_asked_before_it_is_used(
 
 
 def test_a_call_that_may_have_been_done_is_never_reported_as_not_done(
-    drive: Callable[..., Driver], name: str
+    drive: Callable[..., Driver], forgetful: Server, name: str
 ) -> None:
     """The used connection ends, and then no new one can be made: the first attempt counts."""
-    server = Server(any_binary())
-    try:
-        driver = drive(server.url, retry_for=0.2)
-        topic = driver.client.topic(name)
-        driver.do(topic.send(0))
-        server.kill()
-        with pytest.raises(rmq.OutcomeUnknown):
-            driver.do(topic.send(1))
-        with pytest.raises(rmq.Unavailable, match="nothing was done"):
-            driver.do(topic.send(2))  # nothing is left to send it on
-    finally:
-        server.stop()
+    driver = drive(forgetful.url, retry_for=0.2)
+    topic = driver.client.topic(name)
+    driver.do(topic.send(0))
+    forgetful.kill()
+    with pytest.raises(rmq.OutcomeUnknown):
+        driver.do(topic.send(1))
+    with pytest.raises(rmq.Unavailable, match="nothing was done"):
+        driver.do(topic.send(2))  # nothing is left to send it on
 
 
 def test_a_lost_reply_is_repeated_on_a_new_connection_once(

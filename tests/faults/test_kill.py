@@ -155,26 +155,22 @@ def test_a_killed_redis_loses_nothing_that_was_answered(durable: Server, name: s
 
 
 @pytest.mark.fault("F1", control=True)
-def test_a_redis_without_aof_is_seen_to_lose(name: str) -> None:
+def test_a_redis_without_aof_is_seen_to_lose(forgetful: Server, name: str) -> None:
     """Negative control: the same kill without persistence, and the loss is seen."""
-    server = Server(any_binary())
-    try:
-        history = History()
-        with rmq.Client(server.url, retry_for=2) as client:
-            topic = client.topic(name)
-            for number in range(20):
-                history.attempt(number)
-                topic.send({"n": number})
-                history.answer(number)
-            server.kill()
-            server.start()
-            with pytest.raises(rmq.TopicVanished):
-                topic.consumer().receive(1)
-            drained(client.topic(name), history)
-        assert history.verdict(fired=1).state == "invalid"
-        assert len(history.verdict(fired=1).lost) == 20
-    finally:
-        server.stop()
+    history = History()
+    with rmq.Client(forgetful.url, retry_for=2) as client:
+        topic = client.topic(name)
+        for number in range(20):
+            history.attempt(number)
+            topic.send({"n": number})
+            history.answer(number)
+        forgetful.kill()
+        forgetful.start()
+        with pytest.raises(rmq.TopicVanished):
+            topic.consumer().receive(1)
+        drained(client.topic(name), history)
+    assert history.verdict(fired=1).state == "invalid"
+    assert len(history.verdict(fired=1).lost) == 20
 
 
 def test_a_run_without_a_fault_is_no_proof() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from bench.soak.proxy import between
 from rmq.kernel.core.keys import SlotKeys
-from tests.conftest import any_binary
 from tests.faults.load import Load
 from tests.faults.test_storms import every, judge
 from tests.faults.worker_scene import Scene
@@ -56,19 +55,15 @@ def test_large_bodies_survive_replies_that_are_lost(ours: Server, name: str) -> 
 
 
 @pytest.mark.fault("F8", control=True)
-def test_a_body_that_is_lost_is_seen(name: str) -> None:
-    server = Server(any_binary())
-    try:
-        with server.raw() as raw, Load(server.url, name, pad=PAD) as load:
-            load.goes_on()
-            load._running[1].clear()  # nobody takes for a while
-            waits = SlotKeys("rmq", name, 0).bodies
-            wait_for(lambda: raw.exists(waits), "bodies wait")
-            assert raw.delete(SlotKeys("rmq", name, 0).bodies) == 1
-            with pytest.raises(AssertionError, match="dead"):
-                load.drain()
-    finally:
-        server.stop()
+def test_a_body_that_is_lost_is_seen(forgetful: Server, name: str) -> None:
+    with forgetful.raw() as raw, Load(forgetful.url, name, pad=PAD) as load:
+        load.goes_on()
+        load._running[1].clear()  # nobody takes for a while
+        waits = SlotKeys("rmq", name, 0).bodies
+        wait_for(lambda: raw.exists(waits), "bodies wait")
+        assert raw.delete(SlotKeys("rmq", name, 0).bodies) == 1
+        with pytest.raises(AssertionError, match="dead"):
+            load.drain()
 
 
 @pytest.mark.slow

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import any_binary
 from tests.faults.worker_scene import KINDS, Child, Scene, stages
 from tests.patience import wait_for
 from tests.servers import Server
@@ -55,12 +53,9 @@ def test_a_killed_redis_costs_workers_nothing(
 @pytest.mark.fault("F32")
 @pytest.mark.slow
 def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
-    name: str, tmp_path: Path
+    forgetful: Server, name: str, tmp_path: Path
 ) -> None:
-    server = Server(any_binary())
-    with ExitStack() as stack:
-        stack.callback(server.stop)
-        scenes = stack.enter_context(stages(server, name, tmp_path, lease=2))
+    with stages(forgetful, name, tmp_path, lease=2) as scenes:
         workers: list[Child] = []
         for scene in scenes:
             scene.send(1, do=("hold", FROZEN_S + 4), again=("hold", 1))
@@ -70,10 +65,10 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
             at_work(scene, 1)
             scene.seen("until", n=0)  # so its heartbeat has a line to Redis
         since = time.monotonic_ns()
-        server.signal(signal.SIGSTOP)
+        forgetful.signal(signal.SIGSTOP)
         time.sleep(FROZEN_S)
         alive = [worker.process.poll() for worker in workers]
-        server.signal(signal.SIGCONT)
+        forgetful.signal(signal.SIGCONT)
         back = time.monotonic_ns()
         for scene in scenes:
             scene.redis_fault(since)
@@ -93,23 +88,20 @@ def test_a_frozen_redis_ends_leases_by_its_own_clock_and_no_worker(
 @pytest.mark.fault("F32")
 @pytest.mark.slow
 def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
-    name: str, tmp_path: Path, heartbeat_dies: bool
+    forgetful: Server, name: str, tmp_path: Path, heartbeat_dies: bool
 ) -> None:
     """Redis carries it out when it wakes; by then the heartbeat has given up, or is another one."""
-    server = Server(any_binary())
-    with ExitStack() as stack:
-        stack.callback(server.stop)
-        scene = stack.enter_context(Scene(server, name, tmp_path, "sync", lease=18))
+    with Scene(forgetful, name, tmp_path, "sync", lease=18) as scene:
         scene.send(1, do=("hold", 24))
         worker = scene.worker(client={"timeout": 0.5, "retry_for": 0.5})
         scene.seen("until", n=0)
         heartbeat = worker.heartbeat()
         since = time.monotonic_ns()
-        server.signal(signal.SIGSTOP)
+        forgetful.signal(signal.SIGSTOP)
         time.sleep(8)  # it renews every 6 s
         if heartbeat_dies:
             heartbeat.kill()
-        server.signal(signal.SIGCONT)
+        forgetful.signal(signal.SIGCONT)
         scene.redis_fault(since)
         scene.drained()
 
@@ -120,19 +112,18 @@ def test_a_renewal_that_was_done_unanswered_does_not_lose_the_lease(
 
 @pytest.mark.fault("F25")
 @pytest.mark.slow
-def test_connections_cut_every_100_ms_cost_workers_nothing(name: str, tmp_path: Path) -> None:
-    server = Server(any_binary())
+def test_connections_cut_every_100_ms_cost_workers_nothing(
+    forgetful: Server, name: str, tmp_path: Path
+) -> None:
     words = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    with ExitStack() as stack:
-        stack.callback(server.stop)
-        scenes = stack.enter_context(stages(server, name, tmp_path, lease=5))
+    with stages(forgetful, name, tmp_path, lease=5) as scenes:
         for scene in scenes:
             scene.send(2, do=("hold", 8))
             scene.worker(concurrency=4)
         for scene in scenes:
             scene.seen("deliver")
         since, cuts = time.monotonic_ns(), 0
-        with server.raw() as raw:
+        with forgetful.raw() as raw:
             while time.monotonic_ns() < since + 5e9:
                 for scene in scenes:
                     scene.send(1, do=("hold", 0.05))

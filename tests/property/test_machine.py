@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
 from rmq.kernel.core import record
-from tests.conftest import any_binary
 from tests.property.machine import LARGE, Machine
 from tests.servers import Server
 
@@ -39,13 +37,6 @@ SOMETIMES = (
     "clock stepped back", "opened at maxmemory", "retries led a take", "priorities led a take",
     "a full list opens the next",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def private() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
 
 
 IN_ORDER = (
@@ -78,13 +69,13 @@ def explore(run: type[Machine], first: int, wanted: tuple[str, ...]) -> list[str
 )
 @pytest.mark.fault("F21")
 def test_rmq_keeps_its_promises_whatever_is_done_to_it(
-    private: Server,
+    ours: Server,
     monkeypatch: pytest.MonkeyPatch,
     slots: int,
     is_async: bool,
 ) -> None:
     class Run(Machine):
-        server = private
+        server = ours
         reached: ClassVar[Counter[str]] = Counter()
 
     Run.slots, Run.is_async = slots, is_async
@@ -116,12 +107,12 @@ def test_rmq_keeps_its_promises_whatever_is_done_to_it(
     ],
 )
 def test_order_is_kept_whatever_is_done_to_it(
-    private: Server, use: str, slots: int, is_async: bool
+    ours: Server, use: str, slots: int, is_async: bool
 ) -> None:
     """Ordered consumers alone; and mixed with plain ones, which costs the order, but no message."""
 
     class Run(Machine):
-        server = private
+        server = ours
         reached: ClassVar[Counter[str]] = Counter()
         retry = rmq.Levels((1.0, 3.0))
         max_retries = 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis.stateful import run_state_machine_as_test
 import rmq
 from rmq.kernel.core import record
 from rmq.kernel.transport import scripts
-from tests.conftest import any_binary
 from tests.property.driver import Driver
 from tests.property.machine import LARGE, Machine
 from tests.property.mutants import IN_ORDER, LARGE_BODIES, MUTANTS, TwoStepDriver, loader
@@ -36,21 +34,14 @@ HUNT = settings(
 ROUNDS = 6  # of other seeds, until it is caught
 
 
-@pytest.fixture(scope="module")
-def private() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
-
-
 @pytest.mark.slow
-def test_the_machine_catches_every_mutant(private: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_catches_every_mutant(ours: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     caught: dict[str, str] = {}
     every = MUTANTS | IN_ORDER | LARGE_BODIES
     for name, changes in every.items():
 
         class Run(Machine):
-            server = private
+            server = ours
             reached: ClassVar[Counter[str]] = Counter()
             driver_class = TwoStepDriver if name == "pop, then add" else Driver
 

@@ -25,7 +25,6 @@ from rmq.kernel.core.interceptor import Interceptor, Outcome
 from rmq.outbox import Outbox, Relay, metadata, stub_id
 from rmq.sql.outbox.tables import stubs
 from spark_connector.audit.cli import main
-from tests.conftest import any_binary
 from tests.databases import Database
 from tests.servers import Server
 from tests.spark.audits import Books
@@ -165,15 +164,8 @@ class Shop:
 
 
 @pytest.fixture
-def own_redis() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def shop(database: Database, own_redis: Server, name: str, tmp_path: Path) -> Iterator[Shop]:
-    made = Shop(database, own_redis, name, tmp_path)
+def shop(database: Database, forgetful: Server, name: str, tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(database, forgetful, name, tmp_path)
     yield made
     made.client.close()
 

@@ -41,13 +41,6 @@ def durable() -> Iterator[Server]:
     made.stop()
 
 
-@pytest.fixture
-def forgetful() -> Iterator[Server]:
-    made = Server(any_binary())
-    yield made
-    made.stop()
-
-
 def start(spark: SparkSession, url: str, name: str, here: Path, sink: str) -> StreamingQuery:
     read = (
         spark.readStream.format("rmq")
