@@ -64,7 +64,7 @@ local STEP = 1 / DELIVERY_CYCLE -- from a receipt of a run to the next one
 local function count_deliveries(runs)
   local count = 0
   for r = 1, runs do
-    count = count + whole_number(ARGV[RUNS_FROM - 3 + 3 * r], 1, 1000, 'run')
+    count = count + whole_number(ARGV[RUNS_FROM - 3 + 3 * r], 1, MOST, 'run')
   end
   return count
 end
@@ -79,7 +79,7 @@ local function are_runs_held(prepare, runs, count, from, delivered)
   for r = 1, all_held and runs or 0 do
     local place = RUNS_FROM - 3 + 3 * r
     local size, receipt = tonumber(ARGV[place]), ARGV[place + 1]
-    local delivery, low = whole_number(ARGV[place + 2], 0, 9e15, 'delivery'), tonumber(receipt) or 0
+    local delivery, low = whole_number(ARGV[place + 2], 0, NUMBER_MOST, 'delivery'), tonumber(receipt) or 0
     all_held = size > 1 and delivery > 0 and delivered - delivery < DELIVERY_CYCLE
       and low % 1 == delivery % DELIVERY_CYCLE * STEP and low % 1 + (size - 1) * STEP < 1
     if all_held then
@@ -135,7 +135,7 @@ end
 if not created then
   fail('GONE', slot)
 end
-local runs = whole_number(ARGV[5], 1, 1000, 'runs')
+local runs = whole_number(ARGV[5], 1, MOST, 'runs')
 local count = count_deliveries(runs)
 local from = RUNS_FROM + 3 * runs
 local to = from + count - 1

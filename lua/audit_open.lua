@@ -17,17 +17,18 @@ Atomic    Reads only, except that with every_ms it notes the time.
 --- @include "lib/writes"
 local slot, audit = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local limit, every = whole_number(ARGV[3], 1, 1000, 'limit'), whole_number(ARGV[4], 0, 9e15, 'every_ms')
-local s = redis.call('HMGET', slot, 'created', 'numbered', 'seen', 'accounted', 'audit_at')
-if not s[1] then
+local limit, every = whole_number(ARGV[3], 1, MOST, 'limit'), whole_number(ARGV[4], 0, NUMBER_MOST, 'every_ms')
+local created, numbered, seen, accounted, audit_at = unpack(redis.call('HMGET', slot, 'created', 'numbered', 'seen',
+  'accounted', 'audit_at'))
+if not created then
   fail('GONE', slot)
 end
 local page = redis.call('ZRANGEBYLEX', audit, ARGV[2] == '' and '-' or '(' .. ARGV[2], '+', 'LIMIT', 0, limit)
 if every > 0 then
-  if s[5] and tonumber(s[5]) > now - every then
+  if audit_at and tonumber(audit_at) > now - every then
     return { 0 }
   end
   allow_oom(audit)
   redis.call('HSET', slot, 'audit_at', now)
 end
-return { now, tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[4] or 0), unpack(page) }
+return { now, tonumber(numbered or 0), tonumber(seen or 0), tonumber(accounted or 0), unpack(page) }

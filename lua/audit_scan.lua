@@ -24,7 +24,7 @@ local s = redis.call('HMGET', KEYS[1], 'created', 'chunk')
 if not s[1] then
   fail('GONE', KEYS[1])
 end
-local limit = math.min(whole_number(ARGV[2], 1, 1000, 'limit'), 4 * tonumber(s[2]))
+local limit = math.min(whole_number(ARGV[2], 1, MOST, 'limit'), 4 * tonumber(s[2]))
 local cursor, server = read_cursor(ARGV[1])
 redis.call('ZCARD', KEYS[2])
 redis.call('ZCARD', KEYS[3])

@@ -26,6 +26,7 @@ Atomic    Only a waiting message is removed, with everything that belongs to it,
 --- @include "lib/envelope"
 --- @include "lib/large_bodies"
 --- @include "lib/member"
+--- @include "lib/record"
 --- @include "lib/replay"
 --- @include "lib/settled"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]
@@ -34,8 +35,9 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'audited')
-if not s[1] then
+local created, dedup_ms, settled_turn, audited = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn',
+  'audited'))
+if not created then
   fail('GONE', slot)
 end
 local waiting = redis.call('ZSCORE', store, id)
@@ -51,11 +53,11 @@ redis.call('HLEN', KEYS[11])
 redis.call('SCARD', KEYS[8])
 redis.call('SCARD', KEYS[9])
 local _, _, key
-if record and #record >= 8 then
+if record and #record >= FIXED then
   _, _, key = envelope(record)
 end
 local entry = key and redis.call('HGET', KEYS[7], key)
-if s[4] then
+if audited then
   --- @include "lib/audit"
   account_for(slot, KEYS[10], 'accounted', add_numbers({ record }, number_of, {}), now)
 end
@@ -66,9 +68,9 @@ if entry and string.sub(entry, 1, MEMBER) == id then
   redis.call('HDEL', KEYS[7], key)
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
-local window, kept = tonumber(s[2]), kept_ids({ id })
+local window, kept = tonumber(dedup_ms), kept_ids({ id })
 if window > 0 and kept then
-  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(s[3]), now, kept)
+  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(settled_turn), now, kept)
 end
 remember(slot, ARGV[2], now, 'cancelled')
 return 'cancelled'

@@ -17,7 +17,7 @@ Atomic    All are read before the first write, which needs no memory. A claim th
 --- @include "lib/clock"
 --- @include "lib/claims"
 local now = clock(ARGV[1])
-local hold = whole_number(ARGV[2], 1, 86400000, 'hold_ms')
+local hold = whole_number(ARGV[2], 1, HOLD_MOST_MS, 'hold_ms')
 local n = count_claims(3, 1)
 local values = read_claims()
 local letters, answer, held, missing, taken = {}, { '' }, {}, {}, {}

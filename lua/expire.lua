@@ -20,16 +20,18 @@ Atomic    Types are checked before the first write, and the first write frees me
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/record"
 --- @include "lib/dead_letters"
 --- @include "lib/envelope"
 --- @include "lib/member"
 local slot, store, records, dead, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local bodies, MOST_BYTES = KEYS[8], 4194304
+local bodies = KEYS[8]
 local now = clock(ARGV[1])
-local rank = whole_number(ARGV[2], 0, 9007199254740991, 'rank')
-local limit = whole_number(ARGV[3], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'chunk', 'on_expire', 'dead_retention_ms', 'audited')
-if not s[1] then
+local rank = whole_number(ARGV[2], 0, EXACT_MOST, 'rank')
+local limit = whole_number(ARGV[3], 1, MOST, 'limit')
+local created, slot_chunk, on_expire, dead_retention_ms, audited = unpack(redis.call('HMGET', slot, 'created', 'chunk',
+  'on_expire', 'dead_retention_ms', 'audited'))
+if not created then
   fail('GONE', slot)
 end
 redis.call('HLEN', records)
@@ -47,15 +49,15 @@ for i = 1, #page, 2 do
   members[#members + 1] = page[i]
 end
 local ids, expired, merge_keys, soonest, looked, bytes = {}, {}, {}, 0, 0, 0
-local chunk = tonumber(s[2])
-while looked < #members and bytes < MOST_BYTES do
+local chunk = tonumber(slot_chunk)
+while looked < #members and bytes < READ_BYTES do
   local upto = math.min(#members, looked + chunk)
   local batch = redis.call('HMGET', records, unpack(members, looked + 1, upto))
   for i = 1, #batch do
     local record, id = batch[i], members[looked + i]
     bytes = bytes + (record and #record or 0)
     local expiry, key, _
-    if record and #record >= 8 then -- what cannot be read is left to those who take
+    if record and #record >= FIXED then -- what cannot be read is left to those who take
       _, expiry, key = envelope(record)
     end
     if expiry and expiry <= now then
@@ -76,7 +78,7 @@ if #ids == 0 then
   return reply
 end
 local entries = redis.call('HMGET', failures, unpack(ids))
-if s[3] == 'drop' and s[5] then
+if on_expire == 'drop' and audited then
   --- @include "lib/audit"
   account_for(slot, KEYS[7], 'accounted', add_numbers(expired, number_of, {}), now)
 end
@@ -84,7 +86,7 @@ redis.call('ZREM', store, unpack(ids))
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
-if s[3] == 'drop' then
+if on_expire == 'drop' then
   drop_records(slot, records, bodies, ids)
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HINCRBY', slot, 'expired', #ids)
@@ -94,5 +96,5 @@ local mades = {}
 for i = 1, #ids do
   mades[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
-add_dead(slot, dead, records, bodies, failures, s[5] and KEYS[7], ids, now, mades, 'x', '', tonumber(s[4]))
+add_dead(slot, dead, records, bodies, failures, audited and KEYS[7], ids, now, mades, 'x', '', tonumber(dead_retention_ms))
 return reply

@@ -23,7 +23,7 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local lease = whole_number(ARGV[3], 1000, 43200000, 'lease_ms')
+local lease = whole_number(ARGV[3], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end

@@ -18,7 +18,7 @@ local n = count_claims(2, 2)
 local values, letters, ttls, finished = read_claims(), {}, {}, {}
 for i = 1, n do
   local owner = ARGV[1 + i]
-  ttls[i] = whole_number(ARGV[1 + n + i], 1, 315619200000, 'ttl_ms')
+  ttls[i] = whole_number(ARGV[1 + n + i], 1, CLAIM_KEPT_MOST_MS, 'ttl_ms')
   if is_consuming(values[i], owner, i) then
     letters[i] = '1'
     finished[#finished + 1] = i

@@ -26,28 +26,29 @@ Atomic    A batch is recorded once, and the next one noted once, by their number
 --- @include "lib/member"
 local job, log = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local hold = whole_number(ARGV[3], 1, 86400000, 'hold_ms')
-local number = whole_number(ARGV[4], 0, 9e15, 'number')
-local examined = whole_number(ARGV[6], 0, 9e15, 'examined')
-local keep = whole_number(ARGV[11], 1, 31536000, 'keep_s')
+local hold = whole_number(ARGV[3], 1, HOLD_MOST_MS, 'hold_ms')
+local number = whole_number(ARGV[4], 0, NUMBER_MOST, 'number')
+local examined = whole_number(ARGV[6], 0, NUMBER_MOST, 'examined')
+local keep = whole_number(ARGV[11], 1, JOB_KEPT_MOST_S, 'keep_s')
 local most = whole_number(ARGV[12], 1, 100000, 'most')
 local letters, members = ARGV[5], ARGV[9]
 if #members % MEMBER ~= 0 or #members > 1000 * MEMBER then
   fail('ARG', 'members')
 end
 redis.call('LLEN', log)
-local s = redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded', 'members', 'slot')
-if not s[1] then
+local state, runner, batch, recorded, noted, slot = unpack(redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded',
+  'members', 'slot'))
+if not state then
   return { -1, '', 0, now }
 end
-local state, batch, recorded = s[1], tonumber(s[3]), tonumber(s[4])
-if s[2] ~= ARGV[2] then
+batch, recorded = tonumber(batch), tonumber(recorded)
+if runner ~= ARGV[2] then
   return { 0, state, batch, now }
 end
 redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
 redis.call('HSET', job, 'until', now + hold)
 if number == batch and recorded == number - 1 then
-  if #letters * MEMBER ~= #s[5] then
+  if #letters * MEMBER ~= #noted then
     fail('ARG', 'letters')
   end
   local entries, counts, order = {}, {}, {}
@@ -58,7 +59,7 @@ if number == batch and recorded == number - 1 then
       order[#order + 1] = letter
     end
     counts[letter] = counts[letter] + 1
-    entries[i] = letter .. s[6] .. ':' .. string.sub(s[5], (i - 1) * MEMBER + 1, i * MEMBER)
+    entries[i] = letter .. slot .. ':' .. string.sub(noted, (i - 1) * MEMBER + 1, i * MEMBER)
   end
   for i = 1, #order do
     redis.call('HINCRBY', job, 'count_' .. order[i], counts[order[i]])

@@ -13,14 +13,14 @@ Atomic    Types are checked first. One state for another. A second run finds it 
 --- @include "lib/jobs"
 local job, log = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local keep = whole_number(ARGV[2], 1, 31536000, 'keep_s')
+local keep = whole_number(ARGV[2], 1, JOB_KEPT_MOST_S, 'keep_s')
 redis.call('LLEN', log)
-local s = redis.call('HMGET', job, 'state', 'members')
-if s[1] ~= 'running' and s[1] ~= 'paused' then
-  return { s[1] and 0 or -1, now }
+local state, members = unpack(redis.call('HMGET', job, 'state', 'members'))
+if state ~= 'running' and state ~= 'paused' then
+  return { state and 0 or -1, now }
 end
 redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
-if s[2] then
+if members then
   redis.call('HSET', job, 'state', 'stopping')
 else
   end_job(job, log, 'stopped', now, keep)

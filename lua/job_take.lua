@@ -12,7 +12,7 @@ Atomic    Works while Redis is at maxmemory: the first write needs no memory. A 
 ]]
 --- @include "lib/clock"
 local now = clock(ARGV[1])
-local hold = whole_number(ARGV[3], 0, 86400000, 'hold_ms')
+local hold = whole_number(ARGV[3], 0, HOLD_MOST_MS, 'hold_ms')
 local s = redis.call('HMGET', KEYS[1], 'state', 'runner', 'until')
 if not s[1] then
   return { -1, now }

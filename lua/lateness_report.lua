@@ -21,15 +21,15 @@ local added = {}
 for i = 3, #ARGV do
   added[i - 2] = whole_number(ARGV[i], 0, 1e12, 'deliveries')
 end
-local s = redis.call('HMGET', slot, 'created', 'lateness')
-if not s[1] then
+local created, lateness = unpack(redis.call('HMGET', slot, 'created', 'lateness'))
+if not created then
   fail('GONE', slot)
 end
 if replayed(slot, ARGV[2]) then
   return 1
 end
 local i = 0
-for count in string.gmatch(s[2] or '', '%d+') do
+for count in string.gmatch(lateness or '', '%d+') do
   i = i + 1
   added[i] = (added[i] or 0) + tonumber(count)
 end

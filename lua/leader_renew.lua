@@ -9,7 +9,7 @@ Cost      O(1)
 Atomic    Works while Redis is at maxmemory: the first write needs no memory. A second run holds it for longer again.
 ]]
 --- @include "lib/check"
-local hold = whole_number(ARGV[2], 100, 86400000, 'hold_ms')
+local hold = whole_number(ARGV[2], 100, HOLD_MOST_MS, 'hold_ms')
 local leader = redis.call('GET', KEYS[1])
 if leader == ARGV[1] then
   redis.call('PEXPIRE', KEYS[1], hold)

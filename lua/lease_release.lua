@@ -28,7 +28,7 @@ Atomic    Each goes where `release` would put it. Of a page the newest deliverie
 local slot, store, prepare, failures, records = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 local number = whole_number(ARGV[4], 1, SHARED_MOST, 'number')
-local limit = whole_number(ARGV[5], 1, 1000, 'limit')
+local limit = whole_number(ARGV[5], 1, MOST, 'limit')
 if #ARGV > 1005 then
   fail('ARG', 'count')
 end
@@ -52,7 +52,7 @@ local page = redis.call('ZREVRANGEBYSCORE', prepare, high, low, 'WITHSCORES', 'L
 local held = {}
 for i = 1, #page, 2 do
   local record = not begun[page[i]] and #held < limit and redis.call('HGET', records, page[i])
-  local place = record and #record >= 8 and priority_of(record)
+  local place = record and #record >= FIXED and priority_of(record)
   if place == 0 and #record >= 14 then
     place = read48(record, 9)
   end

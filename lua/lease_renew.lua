@@ -19,7 +19,7 @@ Atomic    A lease never ends earlier than it did before. One that has expired is
 local slot, leases, queries = KEYS[1], KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
 local number = whole_number(ARGV[2], 1, SHARED_MOST, 'number')
-local lease = whole_number(ARGV[3], 1000, 43200000, 'lease_ms')
+local lease = whole_number(ARGV[3], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end

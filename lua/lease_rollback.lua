@@ -20,7 +20,7 @@ Atomic    The deadline of each delivery becomes one that has passed; `rollback` 
 --- @include "lib/writes"
 local slot, prepare, leases, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = clock(ARGV[1])
-local limit = whole_number(ARGV[2], 1, 1000, 'limit')
+local limit = whole_number(ARGV[2], 1, MOST, 'limit')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end

@@ -44,35 +44,36 @@ if #ARGV[2] > 1 then
   end
   --- @include "lib/credits"
   read_offer(words[1] .. ' ' .. (words[2] or ''))
-  whole_number(words[3] or '', 1, 1000, 'limit')
-  whole_number(words[4] or '', 1000, 43200000, 'lease_ms')
+  whole_number(words[3] or '', 1, MOST, 'limit')
+  whole_number(words[4] or '', LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
   if #words ~= 4 + 2 * #KEYS / 3 then
     fail('ARG', 'calls')
   end
 end
 for i = 1, #KEYS, 3 do
-  local s = redis.call('HMGET', KEYS[i], 'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit',
-    'accepted')
+  local stamp, waiting, blocked, ordered, leases_until, paused, limit, accepted = unpack(redis.call('HMGET', KEYS[i], 'created',
+    'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit', 'accepted'))
   local created = stamps == 1 and ARGV[3] or ARGV[3 + (i - 1) / 3]
-  if s[1] ~= created and stamps == 1 then
-    fail(s[1] and 'ANEW' or 'GONE', KEYS[i])
+  if stamp ~= created and stamps == 1 then
+    fail(stamp and 'ANEW' or 'GONE', KEYS[i])
   end
   local wait, field = -2, nil
-  if s[1] == created then
-    local hold = s[4] and hold_until(KEYS[i], KEYS[i + 1], s[4], now)
-    local gate = s[6] and { at = math.huge } or nil
-    if s[7] and not gate then
+  if stamp == created then
+    local hold = ordered and hold_until(KEYS[i], KEYS[i + 1], ordered, now)
+    local gate = paused and { at = math.huge } or nil
+    if limit and not gate then
       local _
       local noted, in_flight = redis.call('HMGET', KEYS[i], 'bucket', 'held'), redis.call('ZCARD', KEYS[i + 2])
-      _, gate = room_in(s[7], noted[1], in_flight, now)
-      gate = gate or held_gate(noted[2], now, s[8], in_flight)
+      _, gate = room_in(limit, noted[1], in_flight, now)
+      gate = gate or held_gate(noted[2], now, accepted, in_flight)
     end
-    wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, s[5], hold, gate)
+    wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, leases_until, hold, gate)
     gives[#reply + 1] = wait ~= 0 and field == 'waiting' and not hold and not gate
-    if wait ~= 0 and field and ARGV[2] ~= '0' and is_to_note(s[field == 'waiting' and 2 or 3], now) then
+    local noted = field == 'waiting' and waiting or field == 'blocked' and blocked
+    if wait ~= 0 and field and ARGV[2] ~= '0' and is_to_note(noted, now) then
       asleep[#asleep + 1] = { i, field }
     end
-    if wait ~= 0 and ARGV[2] ~= '0' and gate and gate.sends_wake and is_to_note(s[2], now) then
+    if wait ~= 0 and ARGV[2] ~= '0' and gate and gate.sends_wake and is_to_note(waiting, now) then
       asleep[#asleep + 1] = { i, 'waiting' }
     end
   end

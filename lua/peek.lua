@@ -24,7 +24,7 @@ if not s[1] then
   fail('GONE', KEYS[1])
 end
 redis.call('ZCARD', KEYS[5])
-local offset, limit = whole_number(ARGV[4], 0, 9e15, 'offset'), whole_number(ARGV[5], 1, 1000, 'limit')
+local offset, limit = whole_number(ARGV[4], 0, NUMBER_MOST, 'offset'), whole_number(ARGV[5], 1, MOST, 'limit')
 local page
 if ARGV[3] == 'down' then
   page = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], ARGV[1], 'WITHSCORES', 'LIMIT', offset, limit)
@@ -36,7 +36,7 @@ for i = 1, #page, 2 do
   local record = redis.call('HGET', KEYS[3], page[i]) or ''
   local told = redis.call('HGET', KEYS[4], page[i]) or ''
   bytes = bytes + #record + #told
-  if bytes > 4194304 and i > 1 then
+  if bytes > READ_BYTES and i > 1 then
     break
   end
   local n = #reply

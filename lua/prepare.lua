@@ -58,6 +58,7 @@ Atomic    All messages are read and checked before they move; the first write fr
 --- @include "lib/slot_fields"
 --- @include "lib/time"
 --- @include "lib/turns"
+local ARGS = 8 -- of a call that is no repetition
 local RENEWS = 61 -- =, which begins an offer that renews a credit
 local slot, store, prepare, records, dead, failures, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[10]
 local call, waits, ordered, created, shared = ARGV[2], ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8]
@@ -69,7 +70,7 @@ local known = fields[SESSION]
 -- that do not find a batch. This is take_messages and receipts_of without anything that such a take does not need;
 -- whatever is unusual goes the long way below.
 local limit, lease, takes, now, now_us = tonumber(ARGV[3]) or 0, tonumber(ARGV[4]) or 0, tonumber(fields[TAKES] or 0) + 1, nil, nil
-if known and #ARGV == 8 and not ordered and ARGV[6] == '0' and fields[CREATED] == created and not fields[ORDERED]
+if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED] == created and not fields[ORDERED]
     and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and string.byte(call, 1) == AT
     and limit >= 1 and limit <= MOST and lease >= LEASE_LEAST_MS and lease <= LEASE_MOST_MS and lease % 1 == 0
     and tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END
@@ -257,7 +258,7 @@ if string.byte(waits, 1) == RENEWS then
 end
 local wait, marks = 0, ''
 if ordered then
-  wait = (lease_number and lease_end * 1000 or deadline * 1000000) - now_us
+  wait = (lease_number and lease_end * 1000 or deadline * 1000 * 1000) - now_us
 elseif gate or not more then
   --- @include "lib/wake"
   wait = next_ready_in(store, prepare, now_us, until_ms, nil, gate)

@@ -23,16 +23,17 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/drop"
 --- @include "lib/envelope"
 --- @include "lib/member"
+--- @include "lib/record"
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local limit = whole_number(ARGV[4], 1, 1000, 'limit')
+local limit = whole_number(ARGV[4], 1, MOST, 'limit')
 local before = replayed(slot, ARGV[2])
 if before then
   return tonumber(before)
 end
-local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk')
-if not s[1] then
+local created, audited, chunk = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk'))
+if not created then
   fail('GONE', slot)
 end
 if #ARGV > 1004 then
@@ -60,7 +61,7 @@ local merge_keys = {}
 if any_merge_key then
   for i = 1, #ids do
     local record = redis.call('HGET', records, ids[i])
-    if record and #record >= 8 then
+    if record and #record >= FIXED then
       local _, _, key = envelope(record)
       local entry = key and redis.call('HGET', merge, key)
       if entry and string.sub(entry, 1, MEMBER) == ids[i] then
@@ -70,7 +71,7 @@ if any_merge_key then
   end
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
-drop_for_good(slot, records, KEYS[7], failures, s[2] and KEYS[6], tonumber(s[3]), ids, now)
+drop_for_good(slot, records, KEYS[7], failures, audited and KEYS[6], tonumber(chunk), ids, now)
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end

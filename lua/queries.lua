@@ -17,7 +17,7 @@ Atomic    One moment of one slot. The only write corrects `leases_until` of the 
 --- @include "lib/shared_leases"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
-local limit = whole_number(ARGV[2], 1, 1000, 'limit')
+local limit = whole_number(ARGV[2], 1, MOST, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end

@@ -20,7 +20,7 @@ Atomic    All held messages get numbers beyond the newest, in the same order. Id
 local query, log = KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local upto = whole_number(ARGV[4], 0, 9e15, 'upto')
+local upto = whole_number(ARGV[4], 0, NUMBER_MOST, 'upto')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end

@@ -20,8 +20,8 @@ Atomic    One moment of one slot. The only write is that of `read`, and needs no
 --- @include "lib/writes"
 --- @include "lib/query"
 local prepare, records, failures, query, log = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local after, upto = whole_number(ARGV[1], 0, 9e15, 'after'), whole_number(ARGV[2], 0, 9e15, 'upto')
-local limit = whole_number(ARGV[3], 1, 1000, 'limit')
+local after, upto = whole_number(ARGV[1], 0, NUMBER_MOST, 'after'), whole_number(ARGV[2], 0, NUMBER_MOST, 'upto')
+local limit = whole_number(ARGV[3], 1, MOST, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
@@ -45,7 +45,7 @@ page = redis.call('HMGET', records, unpack(ids))
 for i = 1, #ids do
   bytes = bytes + (page[i] and #page[i] or 0)
   page[i] = page[i] or ''
-  if bytes >= 4194304 then
+  if bytes >= READ_BYTES then
     last = i
     break
   end

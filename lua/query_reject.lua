@@ -37,9 +37,10 @@ local slot, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4
 local query, log = KEYS[7], KEYS[8]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local upto, limit = whole_number(ARGV[6], 0, 9e15, 'upto'), whole_number(ARGV[7], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited')
-if not s[1] then
+local upto, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto'), whole_number(ARGV[7], 1, MOST, 'limit')
+local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
+  'dead_retention_ms', 'blocked', 'audited'))
+if not created then
   fail('GONE', slot)
 end
 local other, left = other_owner(query, ARGV[3], now)
@@ -56,7 +57,7 @@ redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', KEYS[9])
 redis.call('ZCARD', prepare)
-local audit = s[5] and KEYS[6]
+local audit = audited and KEYS[6]
 if audit then
   redis.call('ZCARD', audit)
 end
@@ -73,10 +74,11 @@ if #held_ids > 0 then
   redis.call('ZREM', prepare, unpack(held_ids))
   local mades = {}
   for m = 1, #held_ids do
-    mades[m] = tonumber(s[2]) - retries_left[m] + 1
+    mades[m] = tonumber(max_retries) - retries_left[m] + 1
   end
-  add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, 65536), tonumber(s[3]))
-  if unblock(slot, prepare, s[4], now) then
+  add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES),
+    tonumber(dead_retention_ms))
+  if unblock(slot, prepare, blocked, now) then
     wake(slot, ARGV[4], ARGV[5])
   end
 end

@@ -28,17 +28,17 @@ Atomic    The count is of the moment of the renewal. The first write needs no me
 local slot, query, log, queries, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local lease = whole_number(ARGV[4], 1000, 43200000, 'lease_ms')
-local owner_ms = whole_number(ARGV[5], 1000, 43200000, 'owner_ms')
+local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
+local owner_ms = whole_number(ARGV[5], LEASE_LEAST_MS, LEASE_MOST_MS, 'owner_ms')
 local exact = whole_number(ARGV[6], 0, 1, 'exact')
-local after, upto = whole_number(ARGV[7], 0, 9e15, 'after'), whole_number(ARGV[8], 0, 9e15, 'upto')
+local after, upto = whole_number(ARGV[7], 0, NUMBER_MOST, 'after'), whole_number(ARGV[8], 0, NUMBER_MOST, 'upto')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
 local _, tail, expired_to = log_range(query, log, 0)
 local held = math.max(0, math.min(upto, tail) - math.max(after, expired_to))
-local q = redis.call('HMGET', query, 'settled', 'read')
-local settled, handed = tonumber(q[1] or 0), tonumber(q[2] or 0)
+local settled_upto, read_upto = unpack(redis.call('HMGET', query, 'settled', 'read'))
+local settled, handed = tonumber(settled_upto or 0), tonumber(read_upto or 0)
 local other, left = other_owner(query, ARGV[3], now)
 if other then
   return { held, tail, settled, handed, left, other }

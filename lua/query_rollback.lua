@@ -29,9 +29,9 @@ Atomic    In one step the query no longer holds a message, and the message's dea
 local slot, prepare, failures, query, log, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
 check_names(ARGV[2])
-local limit = whole_number(ARGV[3], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'max_retries')
-if not s[1] then
+local limit = whole_number(ARGV[3], 1, MOST, 'limit')
+local created, max_retries = unpack(redis.call('HMGET', slot, 'created', 'max_retries'))
+if not created then
   fail('GONE', slot)
 end
 local exact = redis.call('HGET', query, 'exact') == '1'
@@ -58,7 +58,7 @@ if #page > 0 then
   end
   if #deadlines > 0 then
     redis.call('ZADD', prepare, 'XX', unpack(deadlines))
-    note_failures(failures, ids, lefts, tonumber(s[2]), 'l', ARGV[5], now)
+    note_failures(failures, ids, lefts, tonumber(max_retries), 'l', ARGV[5], now)
   end
   expired_to = expired_to + #page
   if exact then

@@ -44,8 +44,8 @@ local slot, prepare, records, failures, query, log, queries, store, bodies = KEY
   KEYS[10], KEYS[11], KEYS[12]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
-local since, upto = whole_number(ARGV[6], 0, 9e15, 'since'), whole_number(ARGV[7], 0, 9e15, 'upto')
-local limit = whole_number(ARGV[8], 1, 1000, 'limit')
+local since, upto = whole_number(ARGV[6], 0, NUMBER_MOST, 'since'), whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
+local limit = whole_number(ARGV[8], 1, MOST, 'limit')
 local created, dedup_ms, settled_turn, blocked, audited, chunk, large = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
   'settled_turn', 'blocked', 'audited', 'chunk', 'large'))
 if not created then

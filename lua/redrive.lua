@@ -36,23 +36,24 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries')
-if not s[1] then
+local created, order, waiting, holds, max_retries = unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds',
+  'max_retries'))
+if not created then
   fail('GONE', slot)
 end
 if #ARGV < 6 or #ARGV > 1005 then
   fail('ARG', 'count')
 end
 local is_held
-if s[4] then
+if holds then
   --- @include "lib/holds"
   is_held = hold_of
 end
-local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, 9e15, 'died_by')
+local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, NUMBER_MOST, 'died_by')
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
-local order = tonumber(s[2] or 0)
+order = tonumber(order or 0)
 local seen = {}
 for i = 6, #ARGV do
   local id = ARGV[i]
@@ -61,9 +62,9 @@ for i = 6, #ARGV do
   if died and tonumber(died) <= died_by then
     local record = redis.call('HGET', records, id)
     letter = is_held and is_held(slot, id, died) and 'm' or 'x'
-    if letter == 'x' and record and #record >= 8 then
+    if letter == 'x' and record and #record >= FIXED then
       bytes = bytes + #record
-      if bytes > 4194304 and #ids > 0 then
+      if bytes > READ_BYTES and #ids > 0 then
         break
       end
       letter = '1'
@@ -94,7 +95,7 @@ if #ids > 0 then
     redis.call('HSET', records, unpack(without_expiry))
   end
   redis.call('ZREM', dead, unpack(ids))
-  local max_retries, lefts = tonumber(s[5]), {}
+  local max_retries, lefts = tonumber(max_retries), {}
   for i = 1, #ids do
     lefts[i] = max_retries + 1
   end
@@ -102,7 +103,7 @@ if #ids > 0 then
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
   note_given_back(slot)
-  if is_awaited(s[3], now) then
+  if is_awaited(waiting, now) then
     --- @include "lib/hand_over"
     serve_sleepers(slot, store, KEYS[6], records, failures, ARGV[3], ARGV[4], now)
   end

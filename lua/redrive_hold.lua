@@ -18,6 +18,7 @@ Atomic    Nothing moves. A letter that is held for this topic already keeps its 
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/record"
 --- @include "lib/holds"
 --- @include "lib/member"
 local slot, dead, records = KEYS[1], KEYS[2], KEYS[3]
@@ -34,7 +35,7 @@ end
 if #ARGV < 6 or #ARGV > 2004 or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end
-local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, 9e15, 'died_by')
+local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
 redis.call('HLEN', records)
 local letters, reply, new, seen, bytes, held = {}, { now, '' }, {}, {}, 0, 0
 for i = 5, #ARGV, 2 do
@@ -47,9 +48,9 @@ for i = 5, #ARGV, 2 do
   if died and tonumber(died) <= died_by then
     local record = redis.call('HGET', records, id)
     letter = 'x'
-    if record and #record >= 8 then
+    if record and #record >= FIXED then
       bytes = bytes + #record
-      if bytes > 4194304 and held > 0 then
+      if bytes > READ_BYTES and held > 0 then
         break
       end
       seen[id] = true

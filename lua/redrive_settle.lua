@@ -35,8 +35,9 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk', 'dedup_ms', 'settled_turn')
-if not s[1] then
+local created, audited, chunk, dedup_ms, settled_turn = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk',
+  'dedup_ms', 'settled_turn'))
+if not created then
   fail('GONE', slot)
 end
 if #ARGV < 4 or #ARGV > 2002 or #ARGV % 2 == 1 then
@@ -47,7 +48,7 @@ redis.call('HLEN', KEYS[4])
 redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', KEYS[6])
 redis.call('ZCARD', KEYS[9])
-local window, turn = tonumber(s[4] or 0), tonumber(s[5])
+local window, turn = tonumber(dedup_ms or 0), tonumber(settled_turn)
 if window > 0 then
   check_settled_sets(KEYS[7], KEYS[8], window, turn, now)
 end
@@ -72,7 +73,7 @@ if #stored + #let_go > 0 then
   drop_holds(slot, let_go)
   if #stored > 0 then
     redis.call('ZREM', dead, unpack(stored))
-    drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], s[2] and KEYS[5], tonumber(s[3]), stored, now)
+    drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], audited and KEYS[5], tonumber(chunk), stored, now)
     redis.call('HINCRBY', slot, 'redriven', #stored)
     local kept = kept_ids(stored)
     if kept then

@@ -34,8 +34,9 @@ end
 if ARGV[5] ~= 'r' and ARGV[5] ~= 'u' and ARGV[5] ~= 'n' then
   fail('ARG', 'reason')
 end
-local s = redis.call('HMGET', slot, 'created', 'max_retries', 'dead_retention_ms', 'blocked', 'audited')
-if not s[1] then
+local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
+  'dead_retention_ms', 'blocked', 'audited'))
+if not created then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
@@ -44,7 +45,7 @@ redis.call('HLEN', KEYS[3])
 redis.call('ZCARD', KEYS[4])
 redis.call('HLEN', KEYS[5])
 redis.call('HLEN', KEYS[7])
-local audit = s[5] and KEYS[6]
+local audit = audited and KEYS[6]
 if audit then
   redis.call('ZCARD', audit)
 end
@@ -55,11 +56,11 @@ redis.call('ZREM', prepare, unpack(held_ids))
 local mades, details = {}, {}
 for m = 1, #held_ids do
   local i = positions[m]
-  mades[m] = tonumber(s[2]) - math.floor(tonumber(scores[i]) % 1000) + 1
-  details[m] = string.sub(ARGV[5 + 2 * n + i], 1, 65536)
+  mades[m] = tonumber(max_retries) - math.floor(tonumber(scores[i]) % 1000) + 1
+  details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
 end
-add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids, now, mades, ARGV[5], details, tonumber(s[3]))
-if unblock(slot, prepare, s[4], now) then
+add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids, now, mades, ARGV[5], details, tonumber(dead_retention_ms))
+if unblock(slot, prepare, blocked, now) then
   wake(slot, ARGV[3], ARGV[4])
 end
 local answer = string.gsub(letters, '1', 'd')

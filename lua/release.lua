@@ -44,7 +44,7 @@ redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)
 for i = 1, n do
-  local place = whole_number(ARGV[5 + 2 * n + i], PRIORITY_MIN, 9e15, 'place')
+  local place = whole_number(ARGV[5 + 2 * n + i], PRIORITY_MIN, NUMBER_MOST, 'place')
   if place >= PRIORITY_END and place < TIMED_MIN then
     fail('ARG', 'place')
   end

@@ -10,7 +10,7 @@ Atomic    All are read before the first write, and no write needs memory. A seco
 ]]
 --- @include "lib/check"
 --- @include "lib/claims"
-local hold = whole_number(ARGV[1], 1, 86400000, 'hold_ms')
+local hold = whole_number(ARGV[1], 1, HOLD_MOST_MS, 'hold_ms')
 local n = count_claims(2, 1)
 local values, letters = read_claims(), {}
 for i = 1, n do

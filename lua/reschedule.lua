@@ -64,11 +64,11 @@ if math.floor(score) == due then
 else
   redis.call('ZADD', store, next_timed_score(store, due, has_priority), id)
 end
-local s = redis.call('HMGET', slot, 'waiting', 'holder', 'blocked')
-if s[2] == id then
+local waiting, holder, blocked = unpack(redis.call('HMGET', slot, 'waiting', 'holder', 'blocked'))
+if holder == id then
   redis.call('HDEL', slot, 'holder')
 end
-if is_awaited(s[1], now) or s[2] == id and is_awaited(s[3], now) then
+if is_awaited(waiting, now) or holder == id and is_awaited(blocked, now) then
   wake(slot, ARGV[3], ARGV[4])
 end
 remember(slot, ARGV[2], now, string.format('%.0f', due))

@@ -18,6 +18,7 @@ Atomic    Reads only. A caller that asks for a page until it has none, and then 
           one server until it is restarted: another one has the records in another order, so a cursor names its server.
 ]]
 --- @include "lib/check"
+--- @include "lib/record"
 --- @include "lib/clock"
 --- @include "lib/scan_cursor"
 --- @include "lib/score_ranges"
@@ -27,7 +28,7 @@ local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'upto', 'delivered')
 if s[1] ~= ARGV[2] then
   fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
 end
-local limit = math.min(whole_number(ARGV[4], 1, 1000, 'limit'), 4 * tonumber(s[2]))
+local limit = math.min(whole_number(ARGV[4], 1, MOST, 'limit'), 4 * tonumber(s[2]))
 local cursor, server = read_cursor(ARGV[3])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
@@ -40,7 +41,7 @@ local page, before = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', limit), 0
 for i = 1, #page[2], 2 do
   local id, record = page[2][i], page[2][i + 1]
   -- Records have the low 32 bits of the number; it is older than the resize if it is at most 2^31 back from `upto`.
-  if #record >= 8 and (upto - struct.unpack('>I4', record, 5)) % 4294967296 < 2147483648 then
+  if #record >= FIXED and (upto - struct.unpack('>I4', record, 5)) % ACCEPTED_CYCLE < ACCEPTED_CYCLE / 2 then
     local score = redis.call('ZSCORE', store, id)
     if score and (tonumber(score) < TIMED_MIN or tonumber(score) < now + 1) or redis.call('ZSCORE', prepare, id) then
       before = before + 1

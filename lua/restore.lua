@@ -26,8 +26,8 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'dead_retention_ms')
-if not s[1] then
+local created, dead_retention_ms = unpack(redis.call('HMGET', slot, 'created', 'dead_retention_ms'))
+if not created then
   fail('GONE', slot)
 end
 if #ARGV < 3 or #ARGV > 1002 then
@@ -35,7 +35,7 @@ if #ARGV < 3 or #ARGV > 1002 then
 end
 redis.call('ZCARD', dead)
 redis.call('HLEN', deaths)
-local DAY_MS, retention = 86400000, tonumber(s[2] or 0)
+local retention = tonumber(dead_retention_ms or 0)
 local earliest = retention > 0 and now - retention + math.min(retention, DAY_MS) or 0
 local letters, ids, add, seen = {}, {}, {}, {}
 for i = 3, #ARGV do

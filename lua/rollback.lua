@@ -22,7 +22,7 @@ Atomic    A lease goes back once, however many callers find it. The first write 
 --- @include "lib/clock"
 local slot, store, prepare, records, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local now, now_us = clock(ARGV[1])
-local limit = whole_number(ARGV[4], 1, 1000, 'limit')
+local limit = whole_number(ARGV[4], 1, MOST, 'limit')
 local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
   'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms', 'ordered', 'blocked', 'audited'))
 if not created then

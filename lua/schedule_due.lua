@@ -22,7 +22,7 @@ Atomic    Only reads.
 --- @include "lib/schedules"
 local BYTES = 1048576 -- of definitions in one reply; the first is returned, whatever its size
 local now = clock(ARGV[1])
-local limit = whole_number(ARGV[2], 1, 1000, 'limit')
+local limit = whole_number(ARGV[2], 1, MOST, 'limit')
 local schedules, times = KEYS[2], KEYS[3]
 check_created(KEYS[1], ARGV[3])
 if generation_of(schedules) ~= ARGV[4] then
@@ -30,11 +30,11 @@ if generation_of(schedules) ~= ARGV[4] then
 end
 local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, limit)
 local after_now = '(' .. string.format('%.0f', now)
-local later = redis.call('ZRANGEBYSCORE', times, after_now, 9e15, 'WITHSCORES', 'LIMIT', 0, 1)
+local later = redis.call('ZRANGEBYSCORE', times, after_now, NUMBER_MOST, 'WITHSCORES', 'LIMIT', 0, 1)
 if later[1] and is_ahead(redis.call('HGET', schedules, 'clock'), now) then
-  local pages = math.ceil(redis.call('ZCOUNT', times, after_now, 9e15) / 1000)
+  local pages = math.ceil(redis.call('ZCOUNT', times, after_now, NUMBER_MOST) / 1000)
   local offset, fields = math.floor(now / 1000) % pages * 1000, {}
-  local page = redis.call('ZRANGEBYSCORE', times, after_now, 9e15, 'LIMIT', offset, 1000)
+  local page = redis.call('ZRANGEBYSCORE', times, after_now, NUMBER_MOST, 'LIMIT', offset, 1000)
   for i = 1, #page do
     fields[i] = page[i] .. ':moved'
   end

@@ -52,7 +52,7 @@ if ARGV[8] ~= '' or ARGV[9] ~= '' then
   check_times(ARGV[8], ARGV[9])
 end
 if ARGV[10] ~= '' then
-  whole_number(ARGV[10], 0, 9e15, 'time_ms')
+  whole_number(ARGV[10], 0, NUMBER_MOST, 'time_ms')
 end
 local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
 local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now)

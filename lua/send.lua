@@ -91,7 +91,7 @@ end
 --- @include "lib/replay"
 --- @include "lib/large_bodies"
 session, number = session_of(call)
-local count, bodies = whole_number(ARGV[6], 1, 1000, 'count'), KEYS[9]
+local count, bodies = whole_number(ARGV[6], 1, MOST, 'count'), KEYS[9]
 if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
   fail('ARG', 'count')
 end

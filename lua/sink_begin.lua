@@ -12,15 +12,15 @@ Atomic    The first caller that names stages decides; every later caller gets th
 ]]
 --- @include "lib/check"
 local sink, stages = KEYS[1], ARGV[2]
-local batch = whole_number(ARGV[1], 0, 9e15, 'batch')
+local batch = whole_number(ARGV[1], 0, NUMBER_MOST, 'batch')
 if not stages then
   fail('ARG', 'stages')
 end
-local s = redis.call('HMGET', sink, 'done', 'batch', 'stages')
-if s[2] then
-  return { 'open', s[2], s[3] }
+local done, open_batch, open_stages = unpack(redis.call('HMGET', sink, 'done', 'batch', 'stages'))
+if open_batch then
+  return { 'open', open_batch, open_stages }
 end
-if s[1] and batch <= tonumber(s[1]) then
+if done and batch <= tonumber(done) then
   return { 'done' }
 end
 if stages == '' then

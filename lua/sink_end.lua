@@ -9,7 +9,7 @@ Atomic    Yes; begins with a write that needs no memory. A second run returns 0.
 ]]
 --- @include "lib/check"
 local sink = KEYS[1]
-whole_number(ARGV[1], 0, 9e15, 'batch')
+whole_number(ARGV[1], 0, NUMBER_MOST, 'batch')
 if redis.call('HGET', sink, 'batch') ~= ARGV[1] then
   return 0
 end

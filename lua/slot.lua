@@ -33,9 +33,10 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
 --- @include "lib/wake"
 local slot = KEYS[1]
 local now, now_us = clock(ARGV[1])
-local revision = whole_number(ARGV[3], 0, 9007199254740991, 'revision')
-local s = redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit',
-  'accepted', 'delivered', 'skipped')
+local revision = whole_number(ARGV[3], 0, EXACT_MOST, 'revision')
+local created, own_revision, chunk, dedup_ms, settled_turn, was_paused, own_limit, accepted, delivered, skipped =
+  unpack(redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit', 'accepted',
+  'delivered', 'skipped'))
 local holds = redis.call('HLEN', KEYS[2]) > 0
 redis.call('ZCARD', KEYS[3])
 redis.call('SCARD', KEYS[4])
@@ -43,35 +44,35 @@ redis.call('SCARD', KEYS[5])
 local given, paused, limit, resizes, delivered_from = { unpack(ARGV, 6) }, false, false, 0, 0
 for i = 1, #given, 2 do
   if given[i] == 'resizes' then
-    resizes = whole_number(given[i + 1], 1, 1000, 'resizes')
+    resizes = whole_number(given[i + 1], 1, MOST, 'resizes')
   elseif given[i] == 'delivered_from' then
-    delivered_from = whole_number(given[i + 1], 1, 9e15, 'delivered_from')
+    delivered_from = whole_number(given[i + 1], 1, NUMBER_MOST, 'delivered_from')
   end
 end
-local delivered, skipped = tonumber(s[9] or 0), tonumber(s[10] or 0)
-local older_by = s[1] and (tonumber(ARGV[2]) or 0) - (tonumber(s[1]) or 0)
+delivered, skipped = tonumber(delivered or 0), tonumber(skipped or 0)
+local older_by = created and (tonumber(ARGV[2]) or 0) - (tonumber(created) or 0)
 local resized = older_by and older_by >= 1 and older_by <= resizes
-if s[1] and s[1] ~= ARGV[2] and not resized then
-  if holds or (tonumber(s[1]) or 0) >= (tonumber(ARGV[2]) or 0) then
+if created and created ~= ARGV[2] and not resized then
+  if holds or (tonumber(created) or 0) >= (tonumber(ARGV[2]) or 0) then
     return -1
   end
   redis.call('DEL', slot, KEYS[3])
   delivered, skipped = 0, 0
-elseif s[1] then
+elseif created then
   local forgotten
-  if tonumber(s[2] or 0) >= revision and not resized then
+  if tonumber(own_revision or 0) >= revision and not resized then
     return 0
   end
   for i = 1, #ARGV - 5, 2 do
     local value = tonumber(given[i + 1])
     if given[i] == 'chunk' and holds then
-      given[i + 1] = math.min(value, tonumber(s[3]))
-    elseif given[i] == 'dedup_ms' and s[5] and value > 0 and value ~= tonumber(s[4]) then
-      forgotten = forgotten_sets(KEYS[4], KEYS[5], tonumber(s[4]), tonumber(s[5]), now)
+      given[i + 1] = math.min(value, tonumber(chunk))
+    elseif given[i] == 'dedup_ms' and settled_turn and value > 0 and value ~= tonumber(dedup_ms) then
+      forgotten = forgotten_sets(KEYS[4], KEYS[5], tonumber(dedup_ms), tonumber(settled_turn), now)
       -- Turns are counted in windows. The set that is filled now stays the one that is filled.
       local turn = math.floor(now / value)
       given[#given + 1] = 'settled_turn'
-      given[#given + 1] = turn % 2 == tonumber(s[5]) % 2 and turn or turn + 1
+      given[#given + 1] = turn % 2 == tonumber(settled_turn) % 2 and turn or turn + 1
     elseif given[i] == 'paused' then
       paused = true
     elseif given[i] == 'limit' then
@@ -79,8 +80,8 @@ elseif s[1] then
     end
   end
   -- A write that needs no memory: after it, Redis checks no more.
-  redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'timed_priority', 'held', limit ~= s[7] and 'bucket' or 'limit')
-  if limit ~= s[7] then
+  redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'timed_priority', 'held', limit ~= own_limit and 'bucket' or 'limit')
+  if limit ~= own_limit then
     redis.call('UNLINK', KEYS[3])
   end
   if forgotten then
@@ -88,7 +89,7 @@ elseif s[1] then
   end
 end
 if resized then
-  given[#given + 1], given[#given + 2] = 'upto', s[8] or 0
+  given[#given + 1], given[#given + 2] = 'upto', accepted or 0
 end
 local steps = 0
 if resizes > 0 then
@@ -105,7 +106,7 @@ end
 -- value this long makes it a table.
 local note = 'This hash is kept as a table, not as a packed list, because of this long value.'
 redis.call('HSET', slot, 'created', ARGV[2], 'note', note, unpack(given))
-if resized or s[1] == ARGV[2] and (s[6] and not paused or s[7] ~= limit) then
+if resized or created == ARGV[2] and (was_paused and not paused or own_limit ~= limit) then
   wake(slot, ARGV[4], ARGV[5])
 end
 return 1

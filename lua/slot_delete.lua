@@ -27,8 +27,8 @@ Atomic    The slot is deleted as a whole, or stays as it is; what is in its tras
           while Redis is at maxmemory. A second run finds nothing.
 ]]
 --- @include "lib/check"
-local created = whole_number(ARGV[1], 0, 9e15, 'created')
-local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, 9007199254740991, 'most')
+local created = whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
+local most = ARGV[2] ~= '' and whole_number(ARGV[2], 0, EXACT_MOST, 'most')
 local stamp = redis.call('HGET', KEYS[1], 'created')
 local waiting, in_flight, dead = redis.call('ZCARD', KEYS[2]), redis.call('ZCARD', KEYS[3]), redis.call('ZCARD', KEYS[5])
 redis.call('HLEN', KEYS[4])

@@ -10,9 +10,9 @@ Atomic    Yes. A stage of another length is an error, and nothing is changed.
 ]]
 --- @include "lib/check"
 local stage = KEYS[1]
-local keep = whole_number(ARGV[1], 0, 31622400000, 'keep_ms')
+local keep = whole_number(ARGV[1], 0, STAGE_KEPT_MOST_MS, 'keep_ms')
 local length = redis.call('LLEN', stage)
-if ARGV[2] ~= '' and length ~= whole_number(ARGV[2], 0, 9e15, 'length') then
+if ARGV[2] ~= '' and length ~= whole_number(ARGV[2], 0, NUMBER_MOST, 'length') then
   fail('STAGE', stage)
 end
 if keep == 0 then

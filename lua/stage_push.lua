@@ -17,8 +17,8 @@ Atomic    A stage has one writer. An entry that it has put there already is not 
 ]]
 --- @include "lib/check"
 local slot, stage = KEYS[1], KEYS[2]
-local position = whole_number(ARGV[1], 0, 9e15, 'position')
-local keep = whole_number(ARGV[2], 1000, 31622400000, 'keep_ms')
+local position = whole_number(ARGV[1], 0, NUMBER_MOST, 'position')
+local keep = whole_number(ARGV[2], 1000, STAGE_KEPT_MOST_MS, 'keep_ms')
 if not ARGV[3] or ARGV[3] == '' or #ARGV > 1003 then
   fail('ARG', 'entry')
 end

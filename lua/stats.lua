@@ -95,10 +95,9 @@ local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
 local past_ms = string.format('%.0f', now)
-local s = redis.call('HMGET', slot, 'created', 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
-  'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped',
-  'paused', 'limit', 'chunk', 'paused_send', 'lateness', 'skipped')
-if not s[1] then
+local created, paused, paused_send, limit, chunk, lateness, skipped = unpack(redis.call('HMGET', slot, 'created', 'paused',
+  'paused_send', 'limit', 'chunk', 'lateness', 'skipped'))
+if not created then
   fail('GONE', slot)
 end
 local first = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '(' .. past, 'WITHSCORES', 'LIMIT', 0, 1)
@@ -120,24 +119,26 @@ local reply = {
   redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
   now - due,
   0,
-  tonumber(s[15] or 0),
-  tonumber(s[18] or 0),
+  tonumber(paused or 0),
+  tonumber(paused_send or 0),
   redis.call('ZCOUNT', KEYS[3], '-inf', string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000))
     + redis.call('ZCOUNT', KEYS[10], '-inf', past_ms)
     + redis.call('ZCOUNT', KEYS[11], '-inf', past_ms),
 }
-if s[15] or s[16] then
-  local room = s[15] and 0 or room_in(s[16], redis.call('HGET', slot, 'bucket'), reply[5], now)
+if paused or limit then
+  local room = paused and 0 or room_in(limit, redis.call('HGET', slot, 'bucket'), reply[5], now)
   reply[12] = math.max(0, reply[1] + reply[2] + reply[3] - room)
 end
-local key_limit = s[16] and key_limit_in(s[16])
-if key_limit and not s[15] then
-  reply[12] = math.max(reply[12], count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(s[17]), now))
+local key_limit = limit and key_limit_in(limit)
+if key_limit and not paused then
+  reply[12] = math.max(reply[12], count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(chunk), now))
 end
-for i = 2, 14 do
-  reply[#reply + 1] = tonumber(s[i] or 0)
+local counters = redis.call('HMGET', slot, 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
+  'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped')
+for i = 1, #counters do
+  reply[#reply + 1] = tonumber(counters[i] or 0)
 end
-reply[18] = reply[18] - tonumber(s[20] or 0) -- numbers that no delivery has: see slot.lua
+reply[18] = reply[18] - tonumber(skipped or 0) -- numbers that no delivery has: see slot.lua
 reply[#reply + 1] = now
-reply[#reply + 1] = s[19] or ''
+reply[#reply + 1] = lateness or ''
 return reply

@@ -32,9 +32,10 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 --- @include "lib/writes"
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
-local limit = whole_number(ARGV[2], 1, 1000, 'limit')
-local s = redis.call('HMGET', slot, 'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk')
-if not s[1] then
+local limit = whole_number(ARGV[2], 1, MOST, 'limit')
+local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk = unpack(redis.call('HMGET', slot, 'created',
+  'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk'))
+if not created then
   fail('GONE', slot)
 end
 redis.call('HLEN', records)
@@ -48,7 +49,7 @@ redis.call('ZCARD', KEYS[9])
 redis.call('HLEN', KEYS[10])
 redis.call('ZCARD', KEYS[11])
 redis.call('ZCARD', KEYS[12])
-local window, last_turn = tonumber(s[3]), tonumber(s[4])
+local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 allow_oom(dead) -- the sweep of a slot with many sessions may begin with a field that is added
 if last_turn then
   local forgotten = forgotten_sets(even, odd, window, last_turn, now)
@@ -59,9 +60,9 @@ end
 sweep_sessions(slot, now, 100)
 local more = forget_full_buckets(KEYS[11], now, limit)
 more = forget_arrivals(KEYS[12], now, limit) or more
-local audit = s[5] and KEYS[7]
-local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, KEYS[8], failures, audit, tonumber(s[6]), now, limit)
-local retention = tonumber(s[2])
+local audit = audited and KEYS[7]
+local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, KEYS[8], failures, audit, tonumber(chunk), now, limit)
+local retention = tonumber(dead_retention_ms)
 if retention > 0 and dropped < limit then
   dropped = dropped
     + drop_old_dead(slot, dead, records, KEYS[8], failures, audit, now - retention, now, limit - dropped)

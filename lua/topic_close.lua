@@ -11,7 +11,7 @@ Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 --- @include "lib/check"
 local topic = KEYS[1]
 local closed = whole_number(ARGV[2], 0, 1, 'closed')
-whole_number(ARGV[1], 0, 9e15, 'created')
+whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 if redis.call('HGET', topic, 'created') ~= ARGV[1] then
   return 0
 end

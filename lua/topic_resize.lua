@@ -13,7 +13,7 @@ Atomic    All pairs are written, and the revision grows by one, or nothing happe
 ]]
 --- @include "lib/topic"
 local topic = KEYS[1]
-local revision = whole_number(ARGV[2], 0, 9007199254740991, 'revision')
+local revision = whole_number(ARGV[2], 0, EXACT_MOST, 'revision')
 if #ARGV < 4 or #ARGV % 2 ~= 0 then
   fail('ARG', 'pairs')
 end

@@ -15,7 +15,7 @@ local topic = KEYS[1]
 if not is_open(topic, ARGV[1]) then
   return { -1 }
 end
-local revision = ARGV[2] ~= '' and whole_number(ARGV[2], 0, 9e15, 'revision')
+local revision = ARGV[2] ~= '' and whole_number(ARGV[2], 0, NUMBER_MOST, 'revision')
 local changed = 0
 for i = 3, #ARGV, 2 do
   if redis.call('HGET', topic, ARGV[i]) ~= ARGV[i + 1] then

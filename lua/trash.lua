@@ -31,19 +31,19 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local s = redis.call('HMGET', slot, 'created', 'audited', 'chunk', 'holds')
-if not s[1] then
+local created, audited, chunk, holds = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk', 'holds'))
+if not created then
   fail('GONE', slot)
 end
 if #ARGV < 5 or #ARGV > 1004 then
   fail('ARG', 'count')
 end
 local is_held
-if s[4] then
+if holds then
   --- @include "lib/holds"
   is_held = hold_of
 end
-local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, 9e15, 'died_by')
+local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
 redis.call('ZCARD', KEYS[3])
 redis.call('HLEN', KEYS[4])
 redis.call('HLEN', KEYS[5])
@@ -70,7 +70,7 @@ if #ids > 0 then
   allow_oom(dead)
   redis.call('ZREM', dead, unpack(ids))
   if keep == 0 then
-    drop_for_good(slot, KEYS[5], KEYS[8], KEYS[6], s[2] and KEYS[7], tonumber(s[3]), ids, now)
+    drop_for_good(slot, KEYS[5], KEYS[8], KEYS[6], audited and KEYS[7], tonumber(chunk), ids, now)
     redis.call('HINCRBY', slot, 'purged', #ids)
   else
     redis.call('ZADD', KEYS[3], unpack(add))

@@ -12,7 +12,7 @@ Atomic    A second run finds no credit, and publishes the number again. Works wh
 ]]
 --- @include "lib/check"
 --- @include "lib/credits"
-local number = whole_number(ARGV[2], 1, 9007199254740991, 'number')
+local number = whole_number(ARGV[2], 1, EXACT_MOST, 'number')
 if #KEYS > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
   fail('ARG', 'channel')
 end

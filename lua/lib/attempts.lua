@@ -20,6 +20,7 @@ A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unr
 ]]
 --- @include "lib/failures"
 --- @include "lib/record_bytes"
+local DETAILS_BYTES = 65536 -- are kept of the details of an attempt
 local KEPT_MOST, HISTORY_BYTES = 50, 8192
 local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
 -- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.

@@ -1,4 +1,5 @@
 -- Errors that stop a script before its first write, and checks of arguments.
+--- @include "lib/bounds"
 
 -- Stop the script. The text names keys only: nothing that a caller sent enters an error reply.
 local function fail(code, detail)

@@ -5,7 +5,7 @@
 -- callers pass ''.
 local function clock(test_us)
   if test_us ~= '' then
-    whole_number(test_us, 0, 9e15, 'now_us')
+    whole_number(test_us, 0, NUMBER_MOST, 'now_us')
   end
   local ms, us = read_time(test_us)
   return ms, us

@@ -8,7 +8,7 @@ end
 
 -- Where the headers of a record begin, with their size; nil where it has none.
 local function headers_at(record)
-  local head = #record > 8 and string.byte(record, 1) or 0
+  local head = #record > FIXED and string.byte(record, 1) or 0
   if not flagged(head, HEADERS) then
     return nil
   end
@@ -23,7 +23,7 @@ end
 -- The (due or nil, expiry or nil, merge key or nil) of a record; nothing where it is cut short.
 local function envelope(record)
   local head, size = string.byte(record, 1), #record
-  if size < 8 then
+  if size < FIXED then
     return
   end
   local at, due, expiry, key = 9, nil, nil, nil

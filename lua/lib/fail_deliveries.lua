@@ -4,7 +4,6 @@
 --- @include "lib/given_back"
 --- @include "lib/in_order"
 --- @include "lib/retry"
-local DETAILS_BYTES = 65536 -- are kept of the text of an error
 
 -- Add deliveries to the StoreQueue again, with the failure of each, except those without retries. `places`: of read_places in a
 -- slot in order, else nil. Returns a letter for each, r retry or d dead, and of the dead, or nil: their ids, their texts, and

@@ -1,5 +1,6 @@
 -- Finding a message that is to be changed while it waits.
 --- @include "lib/check"
+--- @include "lib/record"
 
 -- The (score, record) of a waiting message, or (nil, where it is instead).
 local function find_waiting(slot, store, prepare, records, dead, id)
@@ -14,7 +15,7 @@ local function find_waiting(slot, store, prepare, records, dead, id)
     return nil, redis.call('ZSCORE', dead, id) and 'dead' or 'gone'
   end
   local record = redis.call('HGET', records, id)
-  if not record or #record < 8 then
+  if not record or #record < FIXED then
     fail('RECORD', records)
   end
   return tonumber(score), record

@@ -28,10 +28,12 @@ end
 
 -- The counters that places are made from.
 local function read_places(slot, ordered)
-  local s = redis.call('HMGET', slot, 'front', 'delivered', 'span', 'mixed', 'accepted', 'timed_priority')
+  local front, delivered, span, mixed, accepted, timed_priority = unpack(redis.call('HMGET', slot, 'front', 'delivered', 'span',
+    'mixed', 'accepted', 'timed_priority'))
   return {
-    front = tonumber(s[1] or 0), delivered = tonumber(s[2] or 0), span = tonumber(s[3] or 0),
-    hold = tonumber(ordered) or 1, mixed = s[4], accepted = tonumber(s[5] or 0), timed_priority = tonumber(s[6] or nil),
+    front = tonumber(front or 0), delivered = tonumber(delivered or 0), span = tonumber(span or 0),
+    hold = tonumber(ordered) or 1, mixed = mixed, accepted = tonumber(accepted or 0),
+    timed_priority = tonumber(timed_priority or nil),
   }
 end
 
@@ -40,7 +42,7 @@ end
 local function old_score(places, place, receipt, record)
   place = place >= PRIORITY_END and places.timed_priority or place
   local behind = (places.delivered - receipt % 1 * DELIVERY_CYCLE) % DELIVERY_CYCLE
-  if places.mixed and place < PRIORITY_END and record and #record >= 8 then
+  if places.mixed and place < PRIORITY_END and record and #record >= FIXED then
     behind = (places.accepted - struct.unpack('>I4', record, 5)) % ACCEPTED_CYCLE
   end
   places.span = math.max(places.span, behind + 1)
@@ -58,7 +60,7 @@ end
 -- record says which place that was.
 local function retry_score(places, records, id, receipt, wait_until)
   local record = redis.call('HGET', records, id)
-  if not record or #record < 8 then
+  if not record or #record < FIXED then
     return nil
   end
   local place = priority_of(record)

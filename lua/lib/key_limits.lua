@@ -19,7 +19,7 @@ cost Redis a few percent of its time, whatever waits there.
 ]]
 --- @include "lib/check"
 --- @include "lib/envelope"
-local KEYS_MOST, IN_FLIGHT_MOST, KEYED_BYTES = 100000, 1000, 4194304
+local KEYS_MOST, IN_FLIGHT_MOST = 100000, 1000
 
 -- The limits for each key; nil where the slot has none. `interval`: ms for one token, or false.
 local function key_limit_in(limit)
@@ -47,12 +47,12 @@ local function key_of(record, header)
   return type(key) == 'string' and key or nil
 end
 
--- Call `visit` with the key of each message, or nil, while less than KEYED_BYTES of records are read; return whether these
+-- Call `visit` with the key of each message, or nil, while less than READ_BYTES of records are read; return whether these
 -- are all. `chunk`: how many records are read at once.
 local function read_keys(records, ids, chunk, header, visit)
   local bytes = 0
   for from = 1, #ids, chunk do
-    if bytes >= KEYED_BYTES then
+    if bytes >= READ_BYTES then
       return false
     end
     local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))

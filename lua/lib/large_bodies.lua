@@ -7,12 +7,13 @@ Such a record has the flag 8 without the flag 4, and ends with a reference inste
 bytes of its sender. The body has the name <member><8 bytes>, so two senders of one id never write the same field.
 The field `large` of the slot counts them.
 ]]
+--- @include "lib/record"
 local REFERENCE = 12
 
 -- Whether a record refers to a large body, by its head; an empty one does not.
 local function is_large(record)
   local flags = (string.byte(record, 1) or 0) % 16
-  return flags >= 8 and flags < 12
+  return flags >= COLLECTS and flags < COLLECTS + MERGES
 end
 
 -- The name of the body that a record, or the rest of one, refers to.
@@ -22,7 +23,7 @@ end
 
 -- The size of the body that the record of a large one refers to.
 local function large_size(record)
-  return #record >= 8 + REFERENCE and struct.unpack('>I4', record, #record - REFERENCE + 1) or 0
+  return #record >= FIXED + REFERENCE and struct.unpack('>I4', record, #record - REFERENCE + 1) or 0
 end
 
 -- Remove records, with the large bodies that they refer to. Every write here frees memory, until bodies were removed.

@@ -18,20 +18,20 @@ local EXPIRED_KEPT_MS = 2592000000 -- 30 days: ids whose lease expired stay in t
 
 -- The (owner, ms it has left) where another owner runs the query; nothing otherwise.
 local function other_owner(query, owner, now)
-  local q = redis.call('HMGET', query, 'owner', 'owner_until')
-  local left = tonumber(q[2] or 0) - now
-  if q[1] and q[1] ~= owner and left > 0 then
-    return q[1], left
+  local current, owner_until = unpack(redis.call('HMGET', query, 'owner', 'owner_until'))
+  local left = tonumber(owner_until or 0) - now
+  if current and current ~= owner and left > 0 then
+    return current, left
   end
 end
 
 -- The range of the log: it has the numbers after the first result, up to the second; the query holds those after the
 -- third. `from`: a number that was used, as far as the caller knows; Redis may have lost its own.
 local function log_range(query, log, from)
-  local q = redis.call('HMGET', query, 'tail', 'lapsed_to')
-  local tail = math.max(from, tonumber(q[1] or 0))
+  local newest, lapsed_to = unpack(redis.call('HMGET', query, 'tail', 'lapsed_to'))
+  local tail = math.max(from, tonumber(newest or 0))
   local first = tail - redis.call('LLEN', log)
-  return first, tail, math.max(first, math.min(tail, tonumber(q[2] or 0)))
+  return first, tail, math.max(first, math.min(tail, tonumber(lapsed_to or 0)))
 end
 
 -- Keep the query and its log as long as the query holds messages, and some time after.

@@ -1,6 +1,6 @@
 -- Reading and writing parts of a record.
+--- @include "lib/bounds"
 --- @include "lib/record"
-local LOW_32 = 4294967296 -- 2^32
 
 -- The priority of a record, by its head; 0 for a timed message without one.
 local function priority_of(record)
@@ -16,6 +16,6 @@ end
 
 -- The six bytes of a number.
 local function write48(n)
-  local high = math.floor(n / LOW_32)
-  return struct.pack('>I2I4', high, n - high * LOW_32)
+  local high = math.floor(n / WORD)
+  return struct.pack('>I2I4', high, n - high * WORD)
 end

@@ -28,7 +28,7 @@ local function run_members(first, count)
   for i = 1, count do
     local last = low % 256
     if last == 0 or i == 1 then
-      stem = string.sub(struct.pack('>I4I4', high + math.floor(low / 4294967296), low % 4294967296), 1, 7)
+      stem = string.sub(struct.pack('>I4I4', high + math.floor(low / WORD), low % WORD), 1, 7)
     end
     ids[i] = stem .. bytes[last] .. tail
     low = low + 1

@@ -41,6 +41,6 @@ end
 
 -- Check the next time of a schedule, and when it is due.
 local function check_times(next_ms, due_ms)
-  whole_number(next_ms, 0, 9e15, 'next_ms')
-  whole_number(due_ms, 0, 9e15, 'due_ms')
+  whole_number(next_ms, 0, NUMBER_MOST, 'next_ms')
+  whole_number(due_ms, 0, NUMBER_MOST, 'due_ms')
 end

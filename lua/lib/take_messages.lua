@@ -179,8 +179,8 @@ end
 -- ask for order ends it: nothing is in flight and nothing held.
 --- @inline
 local function advance_front(slot, ordered)
-  local places = redis.call('HMGET', slot, 'front', 'span')
-  redis.call('HSET', slot, 'front', tonumber(places[1] or 0) - tonumber(places[2] or 0), 'ordered', 1)
+  local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))
+  redis.call('HSET', slot, 'front', tonumber(front or 0) - tonumber(span or 0), 'ordered', 1)
   redis.call('HDEL', slot, 'span', 'holder', 'mixed')
   if not ordered then
     redis.call('HDEL', slot, 'ordered')

@@ -3,9 +3,9 @@
 
 -- Whether the topic exists, is the one that the caller opened, and is not being deleted.
 local function is_open(topic, created)
-  whole_number(created, 0, 9e15, 'created')
-  local s = redis.call('HMGET', topic, 'created', 'deleting')
-  return s[1] == created and not s[2]
+  whole_number(created, 0, NUMBER_MOST, 'created')
+  local stamp, deleting = unpack(redis.call('HMGET', topic, 'created', 'deleting'))
+  return stamp == created and not deleting
 end
 
 -- The reply after a change: whether there was one (1 or 0), and all fields. Slots follow the revision, which grows with it.

@@ -174,7 +174,7 @@ def test_a_cancel_that_does_not_look_at_its_slot_does_not_notice_a_flush(
 ) -> None:
     assert notices_a_flush(shop, ours, name)
 
-    weaken([("cancel", "fail('GONE', slot)", "s[1] = '0'")])
+    weaken([("cancel", "fail('GONE', slot)", "created = '0'")])
     assert not notices_a_flush(shop, ours, f"{name}-broken")
 
 

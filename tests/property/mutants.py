@@ -96,7 +96,7 @@ IN_ORDER: dict[str, list[Change]] = {
         ("rollback", _PLACE, "return ordered_score(place, places.front - 2047 + behind)")
     ],
     "released ones stand where the next batch will": [
-        ("prepare", "tonumber(places[1] or 0) - tonumber(places[2] or 0)", "places[1] or 0")
+        ("prepare", "tonumber(front or 0) - tonumber(span or 0)", "front or 0")
     ],
     "a killer takes others with it": [
         ("prepare", "(retries_left[i] or max_retries) < max_retries", "false")
