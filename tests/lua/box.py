@@ -423,6 +423,13 @@ class Box:
             [x.delivery if known else 0 for x in leases],
         )  # fmt: skip
 
+    def break_record(self, id: Any, kept: bytes | None) -> None:
+        """Leave so much of a message's record, or nothing."""
+        if kept is None:
+            self.redis.hdel(self.keys.records, member_of(id))
+        else:
+            self.redis.hset(self.keys.records, member_of(id), kept)
+
     def nack_command(
         self,
         leases: Sequence[Lease],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rmq.features.messages import scripts
-from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
 
 
@@ -57,25 +56,10 @@ def test_cancel_of_an_older_window_leaves_the_index_to_the_newer(box):
     assert box.state()["merge"][b"key"][:16] == newer
 
 
-def test_message_elsewhere_is_named_and_not_touched(box):
-    box.send(2)
-    flying, dead = box.take(2)
-    box.reject(dead)
-    before = box.state()
-
-    assert cancel(box, flying.id) == "in_flight"
-    assert cancel(box, dead.id) == "dead"
-    assert cancel(box, box.ids()[0]) == "gone"
-    assert box.state() == before
-
-
 @pytest.mark.parametrize("kept", [None, b"", b"\x06short", b"\x07" + bytes(7), b"\x04" + bytes(8)])
 def test_message_whose_record_is_missing_or_cut_short_can_be_cancelled(box, kept):
     id = box.one()
-    if kept is None:
-        box.redis.hdel(box.keys.records, member_of(id))
-    else:
-        box.redis.hset(box.keys.records, member_of(id), kept)
+    box.break_record(id, kept)
 
     assert cancel(box, id) == "cancelled"
     assert box.order() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rmq.features.dead_letters import scripts
-from rmq.kernel.core.ids import member_of
 from tests.lua.box import GONE
 
 
@@ -98,10 +97,7 @@ def test_purge_of_an_older_window_leaves_the_index_to_the_newer(box):
 def test_message_whose_record_is_missing_or_cut_short_can_be_purged(box, kept):
     box.merge()
     id = box.one()
-    if kept is None:
-        box.redis.hdel(box.keys.records, member_of(id))
-    else:
-        box.redis.hset(box.keys.records, member_of(id), kept)
+    box.break_record(id, kept)
 
     assert purge(box, ids=[id]) == 1
     assert id not in box.order()

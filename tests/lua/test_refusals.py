@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from rmq.features.messages import scripts
 from rmq.kernel.core import keys
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import context
@@ -317,6 +318,47 @@ def test_too_few_arguments_are_an_error_and_no_key_changes(anew):
                 box.raw(script, command.keys, [])
 
             assert box.state() == before
+
+
+# What is done with a message that waits: the call, and what it answers but for the word.
+WAITING = {
+    "cancel": (lambda box, id: scripts.cancel(box.keys, box.session(), id), str),
+    "reschedule": (
+        lambda box, id: scripts.reschedule(box.handle, box.keys, box.session(), id, 1000),
+        lambda word: (word, 0),
+    ),
+    "set_priority": (lambda box, id: scripts.set_priority(box.keys, box.session(), id, 30), str),
+}
+
+
+@pytest.mark.parametrize("script", WAITING)
+def test_message_elsewhere_is_named_and_not_touched(box, script):
+    call, answer = WAITING[script]
+    box.send(2)
+    flying, dead = box.take(2)
+    box.reject(dead)
+    before = box.state()
+
+    for id, word in ((flying.id, "in_flight"), (dead.id, "dead"), (box.ids()[0], "gone")):
+        assert box.run(call(box, id)) == answer(word)
+    assert box.state() == before
+
+
+@pytest.mark.parametrize(
+    ("script", "kept"),
+    [
+        *(("reschedule", kept) for kept in (b"\x01" + bytes(7), b"\x03" + bytes(16))),
+        *((script, kept) for script in ("reschedule", "set_priority") for kept in (None, b"short")),
+    ],
+)
+def test_record_that_is_missing_or_cut_short_is_named_and_nothing_changes(box, script, kept):
+    id = box.one()
+    box.break_record(id, kept)
+    before = box.state()
+
+    with pytest.raises(redis.ResponseError, match=r"RMQRECORD .*records"):
+        box.run(WAITING[script][0](box, id))
+    assert box.state() == before
 
 
 @pytest.mark.parametrize("broken", ["waiting", "retry", "later"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rmq.features.messages import scripts
-from rmq.kernel.core.ids import member_of
 from tests.lua.box import stored, timed
 
 
@@ -101,31 +98,6 @@ def test_time_that_has_passed_is_due_at_once(box):
     assert reschedule(box, id, now - 5000) == ("rescheduled", now - 5000)
     assert box.changed(before) == {}
     assert box.take_one().id == id
-
-
-def test_message_elsewhere_is_named_and_not_touched(box):
-    box.send(2)
-    flying, dead = box.take(2)
-    box.reject(dead)
-    before = box.state()
-
-    assert reschedule(box, flying.id, 1000) == ("in_flight", 0)
-    assert reschedule(box, dead.id, 1000) == ("dead", 0)
-    assert reschedule(box, box.ids()[0], 1000) == ("gone", 0)
-    assert box.state() == before
-
-
-def test_missing_record_is_named_and_nothing_changes(box):
-    id = box.one()
-    for broken in (None, b"short", b"\x01" + bytes(7), b"\x03" + bytes(16)):
-        if broken is None:
-            box.redis.hdel(box.keys.records, member_of(id))
-        else:
-            box.redis.hset(box.keys.records, member_of(id), broken)
-        before = box.state()
-        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-            reschedule(box, id, 1000)
-        assert box.state() == before
 
 
 def test_reschedule_wakes_who_waits(box):

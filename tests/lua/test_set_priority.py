@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rmq.features.messages import scripts
-from rmq.kernel.core.ids import member_of
 from tests.lua.box import handed_back, ordered, stored, timed
 
 
@@ -74,28 +73,3 @@ def test_retry_keeps_its_place_among_the_retries(box):
     assert set_priority(box, id, 30) == "changed"
 
     assert box.changed(before) == {("records", id): stored(1, priority=30)}
-
-
-def test_message_elsewhere_is_named_and_not_touched(box):
-    box.send(2)
-    flying, dead = box.take(2)
-    box.reject(dead)
-    before = box.state()
-
-    assert set_priority(box, flying.id, 30) == "in_flight"
-    assert set_priority(box, dead.id, 30) == "dead"
-    assert set_priority(box, box.ids()[0], 30) == "gone"
-    assert box.state() == before
-
-
-def test_missing_record_is_named_and_nothing_changes(box):
-    id = box.one()
-    for broken in (None, b"short"):
-        if broken is None:
-            box.redis.hdel(box.keys.records, member_of(id))
-        else:
-            box.redis.hset(box.keys.records, member_of(id), broken)
-        before = box.state()
-        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-            set_priority(box, id, 30)
-        assert box.state() == before
