@@ -1,6 +1,6 @@
 """Executors: the threads, or the tasks of an event loop, in which all handlers of a process run.
 
-Each handler has a lane (`rmq.worker.queue`), and an executor has a limit for all lanes. A thread or
+Each handler has a lane, and an executor has a limit for all lanes. A thread or
 task runs as much work of a lane as its weight says, and then that of the next lane that waits, so
 that no handler keeps the others waiting.
 
@@ -24,11 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rmq.worker.queue import Lane, Work
-
+from typing import Any
 
 log = logging.getLogger("rmq")
 
@@ -89,6 +85,50 @@ class LoopHeartbeat:
 
 YIELD_EVERY = 100  # work items in a row, after which a task yields to the event loop
 _UNSET = object()
+
+
+Work = Any  # one delivery, a batch, or the deliveries of a slot in order
+
+
+class Lane:
+    """The work of one handler that waits for an executor.
+
+    Args:
+        run: runs one work item; for tasks a coroutine function.
+        on_error: is called for work in which `run` raised.
+        count: how many work items may run at a time.
+        weight: how many run in a thread or task before it goes on to another lane that waits.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Work], Any],
+        on_error: Callable[[Work, BaseException], None],
+        count: int,
+        weight: int = 1,
+    ) -> None:
+        self.run = run
+        self.on_error = on_error
+        self.count = count
+        self.weight = weight
+        self.ready: deque[Work] = deque()
+        self.permits = 0  # how many threads or tasks are assigned to it
+
+    def withdraw(self) -> list[Work]:
+        """Remove and return the work items that have not begun."""
+        works: list[Work] = []
+        while True:
+            try:
+                works.append(self.ready.popleft())
+            except IndexError:
+                return works
+
+    def report(self, work: Work, error: BaseException) -> None:
+        """Report work that raised. Whatever happens there, the thread or task goes on."""
+        try:
+            self.on_error(work, error)
+        except Exception:
+            log.exception("unexpected: a failure could not be reported")
 
 
 class ThreadExecutor:

@@ -1,19 +1,13 @@
 """The deliveries that a worker holds for one handler: how many it may hold, and what waits.
 
 They go to the handler's lane of an executor, in which `HandlerRuns` runs them.
-
-Lanes: the work of one handler that waits for an executor, and how much of it may run at a time.
-
-A work item is one delivery, a batch, or the deliveries of a slot in order.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import Hooks
@@ -21,6 +15,7 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.disposition import DetachedClaims, Disposition, Report
+from rmq.worker.executors import Lane
 from rmq.worker.feed import show_for
 from rmq.worker.runner import runner_class
 from rmq.worker.runs import IN_ORDER, HandlerRuns
@@ -92,7 +87,7 @@ class HandlerQueue:
         self._partial_since = 0.0
         self._last_suspect: HeldDelivery | None = None  # waits until nothing else runs
         self._ordered_begun = 0  # runs of an ordered handler
-        self.lane = Lane(executor, self.runs.function(), self.runs.on_error, handler.concurrency)
+        self.lane = Lane(self.runs.function(), self.runs.on_error, handler.concurrency)
 
     def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
         runner = self.feed.runner_for(delivery)
@@ -174,14 +169,14 @@ class HandlerQueue:
             run = self._until_suspect(deliveries, suspects) if suspects else deliveries
             if run:
                 self._ordered_begun += 1
-                self.lane.put([run])
+                self._executor.put(self.lane, [run])
             return
         if suspects or self.suspects.running:
             deliveries = self._start_suspects(deliveries, suspects)
         if self.handler.batch:
             self._fill_batches(deliveries)
         elif deliveries:
-            self.lane.put(deliveries)
+            self._executor.put(self.lane, deliveries)
 
     def _start_suspects(
         self, deliveries: list[HeldDelivery], suspects: set[HeldDelivery]
@@ -224,7 +219,9 @@ class HandlerQueue:
             for work in self.lane.withdraw():
                 self.runs.release(work)
             self.settler.flush(FLUSH_MOST_S)
-            self.lane.put([[delivery] for delivery in begun] if self.handler.batch else begun)
+            self._executor.put(
+                self.lane, [[delivery] for delivery in begun] if self.handler.batch else begun
+            )
         return others
 
     def _until_suspect(
@@ -270,7 +267,9 @@ class HandlerQueue:
         self.suspects.begin_alone(delivery)
         if self.handler.ordered:
             self._ordered_begun += 1
-        self.lane.put([[delivery] if self.handler.ordered or self.handler.batch else delivery])
+        self._executor.put(
+            self.lane, [[delivery] if self.handler.ordered or self.handler.batch else delivery]
+        )
 
     def linger_until(self) -> float:
         """Return until when a batch that is not full waits for more; infinity: there is none."""
@@ -294,7 +293,7 @@ class HandlerQueue:
             works.append(self._partial_batch)
             self._partial_batch = []
         if works:
-            self.lane.put(works)
+            self._executor.put(self.lane, works)
 
     def end_linger(self) -> None:
         """Hand over a batch that has waited long enough for more."""
@@ -304,7 +303,7 @@ class HandlerQueue:
     def check_limits(self) -> None:
         """Find the runs that exceeded their max_runtime; called a few times a second."""
         if self._executor.error:
-            self.lane.put(())  # tries to start threads again
+            self._executor.put(self.lane, ())  # tries to start threads again
         self.runs.take_overdue()
         all_hung = self.hung() >= self.handler.concurrency
         self.all_hung_since = (self.all_hung_since or time.monotonic()) if all_hung else 0.0
@@ -312,7 +311,7 @@ class HandlerQueue:
             self._release_waiting_work()
 
     def _release_waiting_work(self) -> None:
-        for work in self.lane.withdraw() if self.lane.waiting() else []:
+        for work in self.lane.withdraw() if self.lane.ready else []:
             self.runs.release(work)
             if self.handler.ordered:
                 self.runs.end_in_order()
@@ -330,61 +329,3 @@ class HandlerQueue:
         """Keep the claims of runs that go on although the worker ends."""
         if self.runs.runner.claims is not None:
             self.runs.runner.claims.keep()
-
-
-log = logging.getLogger("rmq")
-
-Work = Any
-OnError = Callable[[Work, BaseException], None]
-
-
-class Lane:
-    """The waiting work of one handler.
-
-    Args:
-        executor: runs it.
-        run: runs one work item; for tasks a coroutine function.
-        on_error: is called for work in which `run` raised.
-        count: how many work items may run at a time.
-        weight: how many run in a thread or task before it goes on to another lane that waits.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        run: Callable[[Work], Any],
-        on_error: OnError,
-        count: int,
-        weight: int = 1,
-    ) -> None:
-        self.run = run
-        self.on_error = on_error
-        self.count = count
-        self.weight = weight
-        self.ready: deque[Work] = deque()
-        self.permits = 0  # how many threads or tasks are assigned to it
-        self._executor = executor
-
-    def put(self, works: Sequence[Work]) -> None:
-        """Queue work items; from any thread."""
-        self._executor.put(self, works)
-
-    def waiting(self) -> int:
-        """Return how many work items have not begun."""
-        return len(self.ready)
-
-    def withdraw(self) -> list[Work]:
-        """Remove and return the work items that have not begun."""
-        works: list[Work] = []
-        while True:
-            try:
-                works.append(self.ready.popleft())
-            except IndexError:
-                return works
-
-    def report(self, work: Work, error: BaseException) -> None:
-        """Report work that raised. Whatever happens there, the thread or task goes on."""
-        try:
-            self.on_error(work, error)
-        except Exception:
-            log.exception("unexpected: a failure could not be reported")

@@ -38,8 +38,8 @@ from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner
 
 if TYPE_CHECKING:
     from rmq.worker.disposition import PoisonSuspects
+    from rmq.worker.executors import Work
     from rmq.worker.feed import TopicFeed
-    from rmq.worker.queue import Work
     from rmq.worker.settler import Settler
 
 

@@ -8,12 +8,12 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from rmq.worker.executors import YIELD_EVERY, Executor, TaskExecutor, ThreadExecutor
-from rmq.worker.queue import Lane
+from rmq.worker.executors import YIELD_EVERY, Executor, Lane, TaskExecutor, ThreadExecutor
 from rmq.worker.running import EventLoopThread
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
@@ -31,7 +31,8 @@ class Hands:
     """A lane of an executor of its own."""
 
     def __init__(self, executor: Executor, lane: Lane) -> None:
-        self.put, self.withdraw, self.waiting = lane.put, lane.withdraw, lane.waiting
+        self.put, self.withdraw = partial(executor.put, lane), lane.withdraw
+        self.waiting = lambda: len(lane.ready)
         self.close, self.join = executor.close, executor.join
 
 
@@ -49,14 +50,12 @@ class Bench:
             return ThreadExecutor(limit)
         return TaskExecutor(limit, self.loop)
 
-    def lane(
-        self, executor: Executor, count: int, function: Callable[[Any], None], weight: int = 1
-    ) -> Lane:
+    def lane(self, count: int, function: Callable[[Any], None], weight: int = 1) -> Lane:
         def note(work: Any, error: BaseException) -> None:
             self.on_error.append(work)
 
         if self.kind == "threads":
-            return Lane(executor, function, note, count, weight)
+            return Lane(function, note, count, weight)
 
         async def run(work: Any) -> None:
             # In a thread where it waits, so that the tasks run beside each other.
@@ -65,11 +64,11 @@ class Bench:
             else:
                 function(work)
 
-        return Lane(executor, run, note, count, weight)
+        return Lane(run, note, count, weight)
 
     def hands(self, count: int, function: Callable[[Any], None]) -> Hands:
         executor = self.executor(count)
-        return Hands(executor, self.lane(executor, count, function))
+        return Hands(executor, self.lane(count, function))
 
     def close(self) -> None:
         self._loop.stop(10)
@@ -212,8 +211,8 @@ def test_tasks_let_others_have_the_loop() -> None:
 
     async def scenario() -> None:
         executor = TaskExecutor(1, asyncio.get_running_loop())
-        lane = Lane(executor, run, lambda work, error: None, 1)
-        lane.put(range(3 * YIELD_EVERY))
+        lane = Lane(run, lambda work, error: None, 1)
+        executor.put(lane, range(3 * YIELD_EVERY))
         while order.count("work") < 3 * YIELD_EVERY:
             order.append("other")
             await asyncio.sleep(0)
@@ -287,9 +286,9 @@ def most_at_a_time(gate: Gate, count: int, of: int) -> int:
 def test_all_lanes_together_run_no_more_than_the_executor_s_limit(bench: Bench) -> None:
     gate = Gate()
     executor = bench.executor(3)
-    lanes = [bench.lane(executor, 2, gate) for _ in range(4)]
+    lanes = [bench.lane(2, gate) for _ in range(4)]
     for number, lane in enumerate(lanes):
-        lane.put([10 * number + n for n in range(5)])
+        executor.put(lane, [10 * number + n for n in range(5)])
 
     assert most_at_a_time(gate, 3, of=20) == 3
     executor.close()
@@ -299,9 +298,9 @@ def test_all_lanes_together_run_no_more_than_the_executor_s_limit(bench: Bench) 
 def test_one_lane_runs_no_more_than_its_own_count(bench: Bench) -> None:
     gate = Gate()
     executor = bench.executor(10)
-    lane = bench.lane(executor, 2, gate)
+    lane = bench.lane(2, gate)
     for n in range(8):
-        lane.put([n])
+        executor.put(lane, [n])
 
     assert most_at_a_time(gate, 2, of=8) == 2
     executor.close()
@@ -312,13 +311,13 @@ def test_one_lane_runs_no_more_than_its_own_count(bench: Bench) -> None:
 def test_lanes_take_turns_by_their_weight(bench: Bench, weight: int, first_of_a: int) -> None:
     gate, order = Gate(), []
     executor = bench.executor(1)
-    blocker = bench.lane(executor, 1, gate)
-    lane_a = bench.lane(executor, 1, lambda work: order.append("a"), weight)
-    lane_b = bench.lane(executor, 1, lambda work: order.append("b"))
-    blocker.put([0])
+    blocker = bench.lane(1, gate)
+    lane_a = bench.lane(1, lambda work: order.append("a"), weight)
+    lane_b = bench.lane(1, lambda work: order.append("b"))
+    executor.put(blocker, [0])
     eventually(lambda: gate.inside)
-    lane_a.put(range(9))
-    lane_b.put(range(3))
+    executor.put(lane_a, range(9))
+    executor.put(lane_b, range(3))
     gate.open()
     eventually(lambda: len(order) == 12)
 
