@@ -381,12 +381,13 @@ class SettlerThread:
 
     Args:
         name: of the thread.
+        abandoned: set when calls are not repeated any more.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
         self._name = name
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._abandoned = threading.Event()
+        self._abandoned = abandoned or threading.Event()
         self._aside: SettlerThread | None = None
         self.call_began = 0.0  # when the present call to Redis began; 0: none
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -407,8 +408,7 @@ class SettlerThread:
     def put_aside(self, carry_out: Callable[[], None]) -> None:
         """Queue a function that waits for a master of a cluster: it runs in a thread of its own."""
         if self._aside is None:
-            aside = SettlerThread(f"{self._name}-aside")
-            aside._abandoned = self._abandoned
+            aside = SettlerThread(f"{self._name}-aside", self._abandoned)
             aside.start()  # raises if the system has no thread left
             self._aside = aside
         self._aside.put(carry_out)
@@ -427,6 +427,10 @@ class SettlerThread:
     def abandon(self) -> None:
         """Settle what is queued, without retries while Redis cannot be reached, and end."""
         self._abandoned.set()
+        self.end()
+
+    def end(self) -> None:
+        """End when all that is queued is settled."""
         self._waiting.put(None)
 
     def join(self, wait_s: float) -> bool:
@@ -444,7 +448,7 @@ class SettlerThread:
                 if carry_out is not None:
                     self._call(carry_out)
         if self._aside is not None:
-            self._aside._waiting.put(None)
+            self._aside.end()
 
     def _call(self, carry_out: Callable[[], None]) -> None:
         self.call_began = time.monotonic()
