@@ -5,58 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import redis
 
-from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.transport import inlining, scripts
-from rmq.kernel.transport.steps import Command
-from tests.lua.box import Box, case
+from tests.lua.both_ways import compare
+from tests.lua.box import case
 from tests.lua.calls import CALLS, REACHING, Call
+from tests.lua.single import COMMANDS
 
 
 def plain(verb: str) -> str:
     """The text of a script that calls its inline functions."""
     return scripts.pruned(inlining.called(scripts.composed(verb)))
-
-
-def outcome(box: Box, command: Command[Any], text: str) -> Any:
-    """The reply of a text or its error, and the state of the slot after it."""
-    try:
-        reply = box.redis.eval(text, len(command.keys), *command.keys, *command.args)
-    except redis.ResponseError as error:
-        reply = str(error).partition(" script:")[0]
-    return reply, box.state()
-
-
-def compare(box: Box, command: Command[Any]) -> None:
-    """Run both texts of a command on the same keys, and expect the same of them."""
-    if command.write:
-        box.redis.execute_command(*command.write)
-    before = {key: box.redis.dump(key) for key in command.keys}
-
-    called = outcome(box, command, plain(command.script.name))
-    for key, content in before.items():
-        if content is None:
-            box.redis.delete(key)
-        else:
-            box.redis.restore(key, 0, content, replace=True)
-    placed = outcome(box, command, command.script.text)
-
-    assert placed == called
-
-
-def one_message(box: Box) -> Box:
-    box.one()
-    return box
-
-
-SINGLE = {
-    "send": lambda box: box.send_command(box.ids()),
-    "prepare": lambda box: consumer_scripts.prepare(
-        box.keys, one_message(box).session(), 1, 30_000, True
-    ),
-    "ack": lambda box: box.ack_command([one_message(box).take_one()], box.session()),
-}
 
 
 @pytest.mark.parametrize("verb", scripts.names())
@@ -67,12 +26,14 @@ def test_script_does_the_same_with_inline_functions_in_place_or_called(anew, ver
         with case(place):
             furnished = anew()
 
-            compare(furnished.box, call(furnished))
+            compare(furnished.box, call(furnished), plain(verb))
 
 
-@pytest.mark.parametrize("verb", SINGLE)
-def test_script_of_one_message_does_the_same_either_way(box, verb):
-    compare(box, SINGLE[verb](box))
+@pytest.mark.parametrize("build", COMMANDS.values(), ids=COMMANDS.keys())
+def test_script_of_one_message_does_the_same_either_way(box, build):
+    command = build(box)
+
+    compare(box, command, plain(command.script.name))
 
 
 def test_every_inline_function_is_in_place_in_every_script():

@@ -1,0 +1,40 @@
+"""One command run by two texts of its script, on the same keys: both do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from rmq.kernel.transport.steps import Command
+from tests.lua.box import Box
+
+
+def _outcome(box: Box, command: Command[Any], text: str) -> Any:
+    """The reply of a text or its error, and the state of the slot after it."""
+    try:
+        reply = box.redis.eval(text, len(command.keys), *command.keys, *command.args)
+    except redis.ResponseError as error:
+        reply = str(error).partition(" script:")[0]
+    return reply, box.state()
+
+
+def compare(box: Box, command: Command[Any], other: str) -> Any:
+    """Run another text of a command and then its own, and return the reply of that.
+
+    The keys of the command are what they were in between.
+    """
+    if command.write:
+        box.redis.execute_command(*command.write)
+    before = {key: box.redis.dump(key) for key in command.keys}
+
+    expected = _outcome(box, command, other)
+    for key, content in before.items():
+        if content is None:
+            box.redis.delete(key)
+        else:
+            box.redis.restore(key, 0, content, replace=True)
+    found = _outcome(box, command, command.script.text)
+
+    assert found == expected
+    return found[0]
