@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rmq.errors import (
@@ -133,3 +135,21 @@ def _is_resizing(context: TopicContext) -> bool:
     """Whether a resize of the topic goes on, as far as its settings could be read."""
     layout = context.settings.layout if context.is_open else None
     return layout is not None and layout.resizing is not None
+
+
+class SurveyedService:
+    """The base of services that do something for the topics of the survey, of one server."""
+
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        self._transport = transport
+        self._survey = survey
+
+    @contextmanager
+    def _unless_deleted(self, topic: str) -> Iterator[None]:
+        """Leave the block where its topic was deleted since the survey."""
+        try:
+            yield
+        except (TopicNotFound, TopicVanished) as error:
+            log.debug("topic %r: %s", topic, error)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import time
 
-from rmq.errors import TopicNotFound, TopicVanished
 from rmq.features.audit import flows as audit_flow, scripts
 from rmq.features.audit.audit import Audit
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, pipeline
-from rmq.web.survey import Survey
+from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 
@@ -30,7 +29,7 @@ def _is_numbered(context: TopicContext) -> Flow[bool]:
     return any(page.numbered for page in pages)
 
 
-class Audits:
+class Audits(SurveyedService):
     """Audits each topic once in ten minutes.
 
     Attributes:
@@ -40,11 +39,9 @@ class Audits:
 
     name = "audits"
     every_s = EVERY_S
-    needs_leadership = True
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
-        self._transport = transport
-        self._survey = survey
+        super().__init__(transport, survey)
         self._audit = Audit(older_than=OLDER_S)
         self._next_at: dict[str, float] = {}  # by topic, by the monotonic clock
         self.missing: dict[str, int] = {}
@@ -59,21 +56,18 @@ class Audits:
                 continue
             # Other servers and workers do not audit it again in this time.
             every_ms = round(AUDIT_S * 900)
-            try:
+            with self._unless_deleted(name):
                 if not self._transport.run(_is_numbered(counts.context)):
                     self._next_at[name] = now + WITHOUT_S
                     continue
                 report = self._transport.run(
                     audit_flow.audit(counts.context, self._audit.older_ms, every_ms=every_ms)
                 )
-            except (TopicNotFound, TopicVanished) as error:
-                log.debug("topic %r: %s", name, error)
-                continue
-            self._next_at[name] = now + AUDIT_S
-            self._audit.report(name, report)
-            missing.pop(name, None)
-            if report is not None:
-                missing[name] = report.missing
-                audited += 1
+                self._next_at[name] = now + AUDIT_S
+                self._audit.report(name, report)
+                missing.pop(name, None)
+                if report is not None:
+                    missing[name] = report.missing
+                    audited += 1
         self.missing = missing
         return audited

@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from rmq.errors import TopicNotFound, TopicVanished
 from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.scripts import ExpireReply
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
-from rmq.web.survey import Survey
+from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 
@@ -56,16 +55,14 @@ class _SlotPass:
             self.soonest_ms = reply.soonest_ms
 
 
-class Expiry:
+class Expiry(SurveyedService):
     """Looks through slots from which nothing was taken between two surveys."""
 
     name = "expiry"
     every_s = EVERY_S
-    needs_leadership = True
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
-        self._transport = transport
-        self._survey = survey
+        super().__init__(transport, survey)
         self._passes: dict[tuple[str, int], _SlotPass] = {}
         self._calls = 0
 
@@ -81,14 +78,11 @@ class Expiry:
         # Those that were begun first go on first: no large slot keeps the others waiting for ever.
         slots.sort(key=lambda each: self._passes.get(each[:2], _SlotPass()).rank < 0)
         for name, index, slot in slots:
-            try:
+            with self._unless_deleted(name):
                 count = self._look(name, index, slot)
-            except (TopicNotFound, TopicVanished) as error:
-                log.debug("topic %r: %s", name, error)
-                continue
-            if count:
-                log.info("topic %r: %d messages of slot %d had expired", name, count, index)
-            expired += count
+                if count:
+                    log.info("topic %r: %d messages of slot %d had expired", name, count, index)
+                expired += count
         return expired
 
     def _look(self, name: str, index: int, slot: dict[str, int]) -> int:

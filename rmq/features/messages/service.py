@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from rmq.errors import TopicNotFound, TopicVanished
 from rmq.kernel.consumer import rollback
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
-from rmq.web.survey import Survey
+from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 
@@ -25,7 +24,7 @@ def _rollback(context: TopicContext, slots: list[int]) -> Flow[int]:
     return back
 
 
-class Rollback:
+class Rollback(SurveyedService):
     """Gives back the leases that the survey saw expired.
 
     A slot costs no command of its own while its leases hold. One whose consumers died is seen by
@@ -34,11 +33,9 @@ class Rollback:
 
     name = "rollback"
     every_s = EVERY_S
-    needs_leadership = True
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
-        self._transport = transport
-        self._survey = survey
+        super().__init__(transport, survey)
         self._seen = -1  # the pass of the survey that was dealt with
 
     def run_once(self) -> int:
@@ -51,13 +48,10 @@ class Rollback:
             slots = [index for index, slot in enumerate(counts.slots) if slot["expired_leases"] > 0]
             if not slots:
                 continue
-            try:
+            with self._unless_deleted(name):
                 given_back = self._transport.run(_rollback(counts.context, slots))
-            except (TopicNotFound, TopicVanished) as error:
-                log.debug("topic %r: %s", name, error)
-                continue
-            if given_back:
-                log.info("topic %r: gave back %d expired leases", name, given_back)
-            back += given_back
+                if given_back:
+                    log.info("topic %r: gave back %d expired leases", name, given_back)
+                back += given_back
         self._seen = seen
         return back

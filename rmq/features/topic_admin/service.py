@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 
-from rmq.errors import OutcomeUnknown, RMQError, TopicNotFound, TopicVanished, Unavailable
+from rmq.errors import OutcomeUnknown, RMQError, TopicVanished, Unavailable
 from rmq.features.topic_admin import history as history_flow, resize
 from rmq.features.topic_admin.resize import Passes
 from rmq.kernel.core import history
@@ -21,7 +21,7 @@ from rmq.kernel.core.history import Figures
 from rmq.kernel.topic import tidy
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport.blocking import Transport
-from rmq.web.survey import Survey, TopicCounts
+from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 
@@ -29,7 +29,7 @@ EVERY_S = 5.0
 EVERY_GOING_S = 1.0  # while a resize goes on
 
 
-class Resizes:
+class Resizes(SurveyedService):
     """Gives slots their new number, and opens those that wait once no older messages are left.
 
     The survey sees a resize at most 80 s after it began. A command that runs does the same at the
@@ -37,12 +37,10 @@ class Resizes:
     """
 
     name = "resizes"
-    needs_leadership = True
 
     def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
-        self._transport = transport
+        super().__init__(transport, survey)
         self._prefix = prefix
-        self._survey = survey
         self._sessions = ReplaySessions()
         self._going: dict[str, Passes] = {}  # by topic
         self._seen = -1  # the pass of the survey that was dealt with
@@ -86,16 +84,14 @@ WITH_DEAD_S = 60.0  # between two looks at a topic that has dead letters and a r
 WITHOUT_S = 1200.0  # between two looks at any other topic: sessions and ids that were remembered
 
 
-class Retention:
+class Retention(SurveyedService):
     """Tidies topics: those that have something to drop every minute, others seldom."""
 
     name = "retention"
     every_s = RETENTION_EVERY_S
-    needs_leadership = True
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
-        self._transport = transport
-        self._survey = survey
+        super().__init__(transport, survey)
         self._tidied_at: dict[str, float] = {}  # by topic, by the monotonic clock
 
     def run_once(self) -> int:
@@ -109,22 +105,19 @@ class Retention:
             wait_s = WITH_DEAD_S if has_old else WITHOUT_S
             if now - self._tidied_at.get(name, -WITHOUT_S) < wait_s:
                 continue
-            try:
+            with self._unless_deleted(name):
                 count = self._transport.run(tidy.tidy(counts.context))
-            except (TopicNotFound, TopicVanished) as error:
-                log.debug("topic %r: %s", name, error)
-                continue
-            self._tidied_at[name] = now
-            if count:
-                log.info("topic %r: dropped %d dead letters past their retention", name, count)
-            dropped += count
+                self._tidied_at[name] = now
+                if count:
+                    log.info("topic %r: dropped %d dead letters past their retention", name, count)
+                dropped += count
         return dropped
 
 
 SAMPLER_EVERY_S = 10.0
 
 
-class Sampler:
+class Sampler(SurveyedService):
     """Writes what the survey read, where that has changed.
 
     A topic in which nothing happens costs one command in ten minutes. When its figures change, the
@@ -134,11 +127,9 @@ class Sampler:
 
     name = "sampler"
     every_s = SAMPLER_EVERY_S
-    needs_leadership = True
 
     def __init__(self, transport: Transport, survey: Survey) -> None:
-        self._transport = transport
-        self._survey = survey
+        super().__init__(transport, survey)
         # By topic: its stamp, the newest figures that were written, and when any were.
         self._written: dict[str, tuple[bytes, Figures, int]] = {}
         self._unwritten: dict[str, Figures] = {}  # newer ones that are equal
@@ -149,7 +140,8 @@ class Sampler:
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}
         for name, counts in topics.items():
-            figures, created = _figures(counts), counts.context.identity
+            figures = history.figures_of(counts.total, counts.lateness)
+            created = counts.context.identity
             stamp, before, written_ms = self._written.get(name, (b"", None, 0))
             is_same = stamp == created and before is not None and before.content == figures.content
             if is_same and figures.at_ms - written_ms < history.SAME_MS:
@@ -168,7 +160,3 @@ class Sampler:
             else:
                 log.debug("topic %r: deleted meanwhile", name)
         return kept
-
-
-def _figures(counts: TopicCounts) -> Figures:
-    return history.figures_of(counts.total, counts.lateness)
