@@ -87,6 +87,7 @@ class LongReading:
         ended: when it ended; None: it goes on.
         found: what it found.
         error: why it failed; empty: it did not.
+        kept: its task, and how long that took.
     """
 
     done: int = 0
@@ -94,11 +95,11 @@ class LongReading:
     ended: datetime | None = None
     found: Any = None
     error: str = ""
-    _kept: _Kept = field(init=False, repr=False)
+    kept: _Kept = field(init=False, repr=False)
 
     async def wait(self, wait_s: float) -> None:
         """Wait for its end, for so long at most."""
-        await asyncio.wait((self._kept.task,), timeout=wait_s)
+        await asyncio.wait((self.kept.task,), timeout=wait_s)
 
     def progress(self, done: int, all: int) -> None:
         """Note how far it is."""
@@ -135,7 +136,7 @@ class Readings:
             ApiError: too many go on.
         """
         known = self._long.get(key)
-        if known is not None and known._kept.holds(time.monotonic(), keep_s):
+        if known is not None and known.kept.holds(time.monotonic(), keep_s):
             return known
         ended = [other for other, reading in self._long.items() if reading.ended]
         for other in ended[: max(0, len(self._long) - LONG_KEPT)]:
@@ -154,13 +155,13 @@ class Readings:
             finally:
                 reading.ended = datetime.now(UTC)
 
-        reading._kept = self._begin(run)
+        reading.kept = self._begin(run)
         self._long[key] = reading
         return reading
 
     async def close(self) -> None:
         """End what goes on, before the client of Redis is closed."""
-        every = [*self._kept.values(), *(reading._kept for reading in self._long.values())]
+        every = [*self._kept.values(), *(reading.kept for reading in self._long.values())]
         running = [kept.task for kept in every if kept.task.cancel()]
         if running:
             await asyncio.wait(running)

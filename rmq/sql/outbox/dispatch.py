@@ -89,11 +89,11 @@ _CONTEXTS: WeakKeyDictionary[Client, dict[tuple[str, int], TopicContext]] = Weak
 
 
 class Dispatcher:
-    """Send stubs through a client, with its prefix and its interceptors."""
+    """Send stubs through a client, with its transport, its prefix and its interceptors."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._transport = client._transport
+        self.transport = client._transport
         self._contexts = _CONTEXTS.setdefault(client, {})
         self._limit: IdleLimit | None = None
         self._ahead_ms = 0  # how far the clock of Redis is ahead of the database's
@@ -157,15 +157,15 @@ class Dispatcher:
         if not context.is_open and not context.requested:
             context.requested = dict(self._client._declared.get(topic, {}))
         try:
-            self._transport.run(opening.ensure_open(context))
+            self.transport.run(opening.ensure_open(context))
         except SettingsMismatch as error:  # another program has created it; use it as it is
             log.warning("outbox: topic %r has other settings than here: %s", topic, error)
             context.requested = {}
-            self._transport.run(opening.ensure_open(context))
+            self.transport.run(opening.ensure_open(context))
         return context
 
     def _clock_ahead_ms(self, now_ms: int) -> int:
-        ahead_ms = self._transport.run(server_ms("send")) - now_ms
+        ahead_ms = self.transport.run(server_ms("send")) - now_ms
         return ahead_ms if abs(ahead_ms) > SAME_CLOCK_MS else 0
 
     def _send_to(self, topic: str, codec: int, stubs: Sequence[Stub], now_ms: int) -> list[Outcome]:
@@ -235,7 +235,7 @@ class Dispatcher:
         """Read the topic's settings again; return whether it takes larger bodies than we knew."""
         before = context.settings.max_body
         context.read_at = -math.inf
-        self._transport.run(opening.ensure_open(context))
+        self.transport.run(opening.ensure_open(context))
         return context.settings.max_body > before
 
     def _call(self, context: TopicContext, pairs: list[tuple[Stub, Outgoing]]) -> list[Outcome]:
@@ -282,7 +282,7 @@ class Dispatcher:
         # It does not wait for room in the topic, because rows are locked meanwhile.
         flow = send_flow.send_many(context, messages, None, 0.0)
         try:
-            return list(self._transport.run(flow))
+            return list(self.transport.run(flow))
         except (QueueFull, TopicPaused) as error:  # the stubs wait, and are sent again
             # Without results it is Redis that is full, and fewer messages have no room either.
             is_slot = isinstance(error, QueueFull) and bool(error.results)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from rmq.client.client_blocking import Client
 from rmq.errors import (
     InvalidType,
     InvalidValue,
@@ -124,13 +123,11 @@ class LossDetector:
     """Find out which due stubs are lost.
 
     Args:
-        client: to ask Redis.
-        dispatcher: opens topics.
+        dispatcher: opens topics, and asks Redis.
         engine: of the database with the stubs and log rows.
     """
 
-    def __init__(self, client: Client, dispatcher: Dispatcher, engine: sa.Engine) -> None:
-        self._client = client
+    def __init__(self, dispatcher: Dispatcher, engine: sa.Engine) -> None:
         self._dispatcher = dispatcher
         self._engine = engine
 
@@ -182,7 +179,7 @@ class LossDetector:
             return [message_id(stub.id, context, stub.slot_basis) for stub in stubs]
 
         context = self._dispatcher.context(topic, stubs[0].codec)
-        return self._client._transport.run(locate(context, ids))
+        return self._dispatcher.transport.run(locate(context, ids))
 
     def _passed(self, gone: Sequence[DueStub], located: dict[int, Located | None]) -> list[DueStub]:
         """Return the stubs that consumers have got past, or that Redis never had."""

@@ -115,7 +115,7 @@ class Resender:
         self._batch = check_int(batch, "batch", 1, 1000)
         self._dispatcher = Dispatcher(client)
         self._engine = with_idle_limit(read_committed(engine), self._dispatcher.idle_limit_s)
-        self._detector = LossDetector(client, self._dispatcher, self._engine)
+        self._detector = LossDetector(self._dispatcher, self._engine)
         self._notifier = Notifier(self._engine, notify or log_error, self._batch)
         self._has_opened_topics = False
 
