@@ -52,44 +52,35 @@ class ServerMetrics:
         every = self._topics()
         topics = dict(sorted(every.items())[:TOPICS_MAX])
         totals = {name: counts.total for name, counts in topics.items()}
+
+        def of_topics(metric: Metric, value: Callable[[Mapping[str, int]], float]) -> Any:
+            return self._family(metric, [((name,), value(total)) for name, total in totals.items()])
+
         yield self._family(
             telemetry.MESSAGES,
             [((name, queue), count[queue]) for name, count in totals.items() for queue in QUEUES],
         )
-        yield self._family(
-            telemetry.OLDEST_DUE,
-            [((name,), count["late_ms"] / 1000) for name, count in totals.items()],
-        )
+        yield of_topics(telemetry.OLDEST_DUE, lambda count: count["late_ms"] / 1000)
         yield self._lateness(topics)
-        yield self._family(
-            telemetry.HELD_BACK, [((name,), count["held"]) for name, count in totals.items()]
-        )
-        for metric, since in (
-            (telemetry.PAUSED, "paused_ms"),
-            (telemetry.SENDS_PAUSED, "sends_paused_ms"),
-        ):
-            paused = [((name,), int(count[since] > 0)) for name, count in totals.items()]
-            yield self._family(metric, paused)
+        yield of_topics(telemetry.HELD_BACK, lambda count: count["held"])
+        yield of_topics(telemetry.PAUSED, lambda count: count["paused_ms"] > 0)
+        yield of_topics(telemetry.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)
         yield self._family(telemetry.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])
         yield self._family(
             telemetry.TOPIC_EVENTS,
             [((name, event), count[event]) for name, count in totals.items() for event in COUNTERS],
         )
-        audited = dict(sorted(self._missing().items())[:TOPICS_MAX])
+        audited = sorted(self._missing().items())[:TOPICS_MAX]
         yield self._family(
-            telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited.items()]
+            telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited]
         )
         yield self._family(telemetry.LEADER, [((), int(self._leads()))])
-        services = self._services()
+        services = [((status.name,), status) for status in self._services()]
+        idle = [(of, status.idle_s) for of, status in services if status.idle_s is not None]
+        yield self._family(telemetry.SERVICE_IDLE, idle)
+        yield self._family(telemetry.SERVICE_DONE, [(of, each.done) for of, each in services])
         yield self._family(
-            telemetry.SERVICE_IDLE,
-            [((status.name,), status.idle_s) for status in services if status.idle_s is not None],
-        )
-        yield self._family(
-            telemetry.SERVICE_DONE, [((status.name,), status.done) for status in services]
-        )
-        yield self._family(
-            telemetry.SERVICE_FAILURES, [((status.name,), status.failures) for status in services]
+            telemetry.SERVICE_FAILURES, [(of, each.failures) for of, each in services]
         )
 
     def _lateness(self, topics: Mapping[str, TopicCounts]) -> Any:
