@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -136,6 +137,23 @@ def test_a_server_runs_what_is_left_to_it_and_two_servers_do_it_once(
 
     assert client.admin.job(job.id).done == 2500
     assert client.admin.stats("orders")["redriven"] == 2500
+
+
+def test_a_server_may_stop_while_it_begins_a_job(
+    client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury(client, 3)
+    client.admin.job_start("orders")
+    jobs = service.Jobs(client._transport, prefix)
+    start = threading.Thread.start
+
+    def start_and_stop(thread: threading.Thread) -> None:
+        jobs.stop(1.0)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_stop)
+
+    assert jobs.run_once() == 1
 
 
 class JobClock:

@@ -52,15 +52,15 @@ class Jobs:
             thread = threading.Thread(
                 target=self._run, args=(job,), name=f"rmq-job-{job.id}", daemon=True
             )
-            self._threads[job.id] = thread
             thread.start()
+            self._threads[job.id] = thread  # once it has begun: `stop` may wait for it meanwhile
             taken += 1
         return taken
 
     def stop(self, wait_s: float) -> None:
         """Leave all jobs after their current batches; another runner can take them at once."""
         self._is_stopping = True
-        for thread in self._threads.values():
+        for thread in list(self._threads.values()):
             thread.join(wait_s)
 
     def _run(self, job: Job) -> None:
