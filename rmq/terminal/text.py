@@ -88,18 +88,13 @@ def _json_key(name: Any) -> Any:
 def dumps(value: Any, indent: int | None = None) -> str:
     """Write JSON that is safe for terminals and parsers."""
     separators = (",", ":") if indent is None else (",", ": ")
+    encoder = json.JSONEncoder(
+        ensure_ascii=False, allow_nan=False, separators=separators, indent=indent
+    )
     try:
-        text = json.dumps(
-            value, ensure_ascii=False, allow_nan=False, separators=separators, indent=indent
-        )
+        text = encoder.encode(value)
     except (TypeError, ValueError):
-        text = json.dumps(
-            _json_value(value),
-            ensure_ascii=False,
-            allow_nan=False,
-            separators=separators,
-            indent=indent,
-        )
+        text = encoder.encode(_json_value(value))
     return _UNSAFE_IN_JSON.sub(escape_json, text)
 
 

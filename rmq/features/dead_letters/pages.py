@@ -136,8 +136,12 @@ async def ask_act(request: PageRequest) -> View | Redirect:
     at = request.query.get("at")
     to = request.query.get("to", "").strip() if verb == "redrive" else ""
     job = request.query.get("job", "") if verb == "restore" else ""
-    others = await _other_topics(request) if verb == "redrive" else []
-    _check_other(to, others)
+    others: list[str] = []  # topics to which letters can be sent instead of back
+    if verb == "redrive":
+        topics = await request.context.admin.topics()
+        others = [name for name in topics if name != request.topic]
+    if to and to not in others:
+        raise ApiError("invalid", f"to: {to!r} is not another topic that exists", "to")
     if at is None and not ids:
         now_ms = (await request.context.admin.stats(request.topic))["now_ms"]
         at = datetime.fromtimestamp(now_ms // 1000 + 1, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -281,16 +285,6 @@ def _moment(text: str | None) -> datetime:
     except ValueError:
         return datetime.now(UTC)
     return moment.replace(tzinfo=UTC)
-
-
-async def _other_topics(request: PageRequest) -> list[str]:
-    """Return the topics to which letters can be sent instead of back."""
-    return [name for name in await request.context.admin.topics() if name != request.topic]
-
-
-def _check_other(to: str, others: list[str]) -> None:
-    if to and to not in others:
-        raise ApiError("invalid", f"to: {to!r} is not another topic that exists", "to")
 
 
 def _command(topic: str, verb: str, ids: list[str], chosen: str, to: str, job: str) -> str:

@@ -84,16 +84,13 @@ def show(worker: str) -> None:
         return
     output.details(
         [
-            ("id", status.id),
-            ("host", status.host),
-            ("pid", str(status.pid)),
+            ("id", status.id), ("host", status.host), ("pid", str(status.pid)),
             ("process", "-" if status.process is None else str(status.process)),
-            ("version", status.version),
-            ("started", text.clock(status.started)),
+            ("version", status.version), ("started", text.clock(status.started)),
             ("seen", f"{text.span(status.heartbeat_age_s * 1000)} ago"),
             ("expires", f"in {text.span(status.expires_in_s * 1000)}"),
         ]
-    )
+    )  # fmt: skip
     click.echo()
     ops = ["taken", "ack", "nack", "reject", "release", "lost"]
     output.table(
