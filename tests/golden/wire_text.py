@@ -117,6 +117,8 @@ class Text:
                 yield from self._command("+" if number else "-", command)
 
     def _command(self, mark: str, words: list[bytes]) -> Iterator[str]:
+        if words[0] == b"SCAN" and words[1] != b"0":
+            return  # how many follow depends on the other keys of the server
         if words[0] == b"EVALSHA":
             keys = 3 + int(words[2])
             yield f"{mark} {self._verbs[words[1]]}"

@@ -150,7 +150,7 @@ def test_a_message_for_a_credit_of_a_lease_that_is_renewed_no_more_is_taken_anew
     with rmq.Worker(client, heartbeat="thread") as worker:
         leave_a_credit(server, topic, ran)
         warm = len(ran)
-        worker._running.engine.feeds[0].consumer.stop_renewing()
+        worker._running.engine.feeds[0].tracker.retire_all()
         topic.send("x")
         topic.send("y")
         wait_for(lambda: len(ran) == warm + 2)

@@ -120,7 +120,7 @@ def test_a_request_that_takes_too_long_ends(
         finally:
             raw.client_unpause()
     assert (late.status, late.body["type"]) == (504, "urn:rmq:error:timeout")
-    assert "go on with the cursor" in late.body["detail"]
+    assert "continue with the cursor" in late.body["detail"]
     assert (dry.status, dry.body["type"]) == (504, "urn:rmq:error:timeout")
     assert (written.status, written.body["type"]) == (503, "urn:rmq:error:outcome-unknown")
     assert "it may have been done" in written.body["detail"]
