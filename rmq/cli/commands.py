@@ -35,8 +35,7 @@ COMMANDS = {
         "Change the priority of waiting messages of TOPIC; - reads ids from stdin.",
     ),
     "dlq": Place(
-        "rmq.features.dead_letters.cli.dlq:dlq",
-        "List, redrive (send back) and purge dead letters.",
+        "rmq.features.dead_letters.cli.dlq:dlq", "List, redrive (send back) and purge dead letters."
     ),
     "purge": Place(
         "rmq.features.dead_letters.cli.dlq:purge",
@@ -95,8 +94,7 @@ COMMANDS = {
     ),
     "config": Place("rmq.cli.root:config", "Show the settings of this installation."),
     "completion": Place(
-        "rmq.cli.root:completion",
-        "Print the completion script for a SHELL: bash, zsh or fish.",
+        "rmq.cli.root:completion", "Print the completion script for a SHELL: bash, zsh or fish."
     ),
 }
 type(cli).places = COMMANDS

@@ -22,7 +22,7 @@ def ledger() -> None:
         "RMQ_DATABASE_URL=postgresql+psycopg://shop:...@db/shop rmq ledger create",
         "rmq ledger create --database sqlite:///shop.sqlite",
         "rmq ledger create --database postgresql:// --sql",
-    ),
+    )
 )
 @DATABASE
 @SQL

@@ -35,7 +35,7 @@ def outbox() -> None:
         "RMQ_DATABASE_URL=postgresql+psycopg://shop:...@db/shop rmq outbox create",
         "rmq outbox create --database sqlite:///shop.sqlite",
         "rmq outbox create --database postgresql:// --sql",
-    ),
+    )
 )
 @DATABASE
 @SQL
@@ -54,7 +54,7 @@ def create(database: str | None, sql: bool) -> None:
         "rmq outbox run",
         "rmq outbox run --max-sends 8 --resend exponential:5m:6h --log-json",
         "rmq outbox run --app shop",
-    ),
+    )
 )
 @DATABASE
 @click.option(

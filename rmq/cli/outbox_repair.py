@@ -34,7 +34,7 @@ REFUSALS = (StubNotFound, StubSettled)
     examples=(
         "rmq outbox resend 06gvgg09v400000000tsm90hr4",
         "rmq outbox resend --exhausted --topic orders --dry-run",
-    ),
+    )
 )
 @click.argument("ids", metavar="[ID...]", nargs=-1)
 @DATABASE
@@ -213,7 +213,7 @@ def void(ids: tuple[str, ...], database: str | None) -> int:
     examples=(
         "rmq outbox purge --older-than 30d --dry-run",
         "rmq outbox purge --older-than 30d --yes",
-    ),
+    )
 )
 @DATABASE
 @click.option(

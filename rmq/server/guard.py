@@ -127,8 +127,7 @@ class Guard:
             raise ApiError("unauthorized", "give the header Authorization: Bearer TOKEN")
         if _TOKEN_IN_QUERY.search(scope.get("query_string", b"")):
             raise ApiError(
-                "invalid",
-                "a token in a URL ends in logs: revoke it, and send one as Authorization",
+                "invalid", "a token in a URL ends in logs: revoke it, and send one as Authorization"
             )
         if scope["method"] not in READS:
             _check_site(scope, headers, host, found)

@@ -151,10 +151,7 @@ def leases_of(messages: list[Message], now_ms: int, runs: Mapping[str, Run]) -> 
 
 
 def _lease_of(
-    message: Message,
-    now_ms: int,
-    run: Run | None,
-    of_lease: Mapping[tuple[int, int], WorkerStatus],
+    message: Message, now_ms: int, run: Run | None, of_lease: Mapping[tuple[int, int], WorkerStatus]
 ) -> Lease:
     number = shared_lease(message.score)
     worker = run[0] if run else of_lease.get((message.slot, number))

@@ -20,11 +20,7 @@ SHOWN = 20  # ranges of missing numbers in a table; --json has all
 
 @click.command(
     cls=Command,
-    examples=(
-        "rmq audit",
-        "rmq audit orders --older-than 5m",
-        "rmq audit orders --forget",
-    ),
+    examples=("rmq audit", "rmq audit orders --older-than 5m", "rmq audit orders --forget"),
 )
 @click.argument("topic", required=False)
 @click.option(

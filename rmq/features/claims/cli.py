@@ -12,10 +12,7 @@ from rmq.terminal.options import common_options
 
 @click.command(
     cls=Command,
-    examples=(
-        "rmq claim payments payment-17",
-        "rmq claim payments payment-17 --delete --yes",
-    ),
+    examples=("rmq claim payments payment-17", "rmq claim payments payment-17 --delete --yes"),
 )
 @click.argument("topic")
 @click.argument("key")

@@ -178,10 +178,7 @@ class Reader:
 
 
 def fitting(
-    context: TopicContext,
-    wanted: DeadLetterFilter | None,
-    members: list[QueueMember],
-    now_ms: int,
+    context: TopicContext, wanted: DeadLetterFilter | None, members: list[QueueMember], now_ms: int
 ) -> Flow[list[QueueMember]]:
     """Return the members that fit a filter."""
     if wanted is None:

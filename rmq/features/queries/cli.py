@@ -144,9 +144,7 @@ def _batch(number: int | None) -> str:
     return "-" if number is None else str(number)
 
 
-@sink.command(
-    examples=("rmq sink forget orders 5b0c1f5e-3d0a-4f86-9d0e-0d2f6c1b7a55",),
-)
+@sink.command(examples=("rmq sink forget orders 5b0c1f5e-3d0a-4f86-9d0e-0d2f6c1b7a55",))
 @click.argument("topic")
 @click.argument("query")
 @YES

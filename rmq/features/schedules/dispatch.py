@@ -214,10 +214,7 @@ def send_due(
 
 
 def _calls(
-    context: TopicContext,
-    due: Sequence[DueSchedule],
-    now_ms: int,
-    errors: dict[str, RMQError],
+    context: TopicContext, due: Sequence[DueSchedule], now_ms: int, errors: dict[str, RMQError]
 ) -> Iterator[tuple[str, Any, bool]]:
     """Yield for each move: the schedule's name, the command, whether it sends a message."""
     for schedule in due:

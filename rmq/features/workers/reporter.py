@@ -39,12 +39,7 @@ class StatusReporter:
         prefix: first part of every key.
     """
 
-    def __init__(
-        self,
-        queues: Sequence[HandlerQueue],
-        transport: Transport,
-        prefix: str,
-    ) -> None:
+    def __init__(self, queues: Sequence[HandlerQueue], transport: Transport, prefix: str) -> None:
         self.id = secrets.token_hex(4)
         self._queues = queues
         self._transport = transport

@@ -104,10 +104,7 @@ def counts(engine: sa.Engine) -> Counts:
 
 
 def entries(
-    engine: sa.Engine,
-    statuses: Sequence[str] = (),
-    topic: str | None = None,
-    limit: int = 100,
+    engine: sa.Engine, statuses: Sequence[str] = (), topic: str | None = None, limit: int = 100
 ) -> list[Entry]:
     """List stubs, oldest first.
 

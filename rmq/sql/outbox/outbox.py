@@ -261,11 +261,7 @@ def _insert(is_delayed: bool) -> sa.Insert:
     begins = due if is_delayed else sa.case((wait > now_ms(), wait), else_=now_ms())
     # The other columns are those of the values that it is executed with.
     return sa.insert(stubs).values(
-        due_ms=due,
-        created=now_ms(),
-        resend_at=begins + first,
-        status=UNCONFIRMED,
-        sends=0,
+        due_ms=due, created=now_ms(), resend_at=begins + first, status=UNCONFIRMED, sends=0
     )
 
 

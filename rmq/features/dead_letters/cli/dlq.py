@@ -55,11 +55,7 @@ def dlq() -> None:
 )
 @click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def list_dead(
-    topic: str,
-    wanted: DeadLetterFilter | None,
-    limit: int,
-    cursor: str | None,
-    **filters: Any,
+    topic: str, wanted: DeadLetterFilter | None, limit: int, cursor: str | None, **filters: Any
 ) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
@@ -157,10 +153,7 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 
 
 @dlq.command(
-    examples=(
-        "rmq dlq groups orders",
-        "rmq dlq groups orders 'age<1h and not error~refused'",
-    )
+    examples=("rmq dlq groups orders", "rmq dlq groups orders 'age<1h and not error~refused'")
 )
 @click.argument("topic")
 @filter_argument
@@ -340,11 +333,7 @@ def purge_dead(
 @click.option("--job", metavar="ID", help="Only those that this purge put there.")
 @DRY_RUN
 def restore(
-    topic: str,
-    wanted: DeadLetterFilter | None,
-    dry_run: bool,
-    job: str | None,
-    **filters: Any,
+    topic: str, wanted: DeadLetterFilter | None, dry_run: bool, job: str | None, **filters: Any
 ) -> int | None:
     """Put dead letters of TOPIC back from the trash, with the time at which they died.
 
@@ -421,13 +410,7 @@ def import_dead(topic: str) -> int | None:
     return None
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "rmq purge orders --dry-run",
-        "rmq purge orders",
-    ),
-)
+@click.command(cls=Command, examples=("rmq purge orders --dry-run", "rmq purge orders"))
 @click.argument("topic")
 @DRY_RUN
 @YES

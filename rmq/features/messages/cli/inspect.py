@@ -42,12 +42,7 @@ Queue = Literal["store", "prepare", "dead"]
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
 @click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def peek(
-    topic: str,
-    queue: Queue,
-    limit: int,
-    slot: int | None,
-    of_type: str | None,
-    cursor: str | None,
+    topic: str, queue: Queue, limit: int, slot: int | None, of_type: str | None, cursor: str | None
 ) -> None:
     """Show messages of TOPIC without receiving them.
 

@@ -406,9 +406,7 @@ class Stream:
             else ""
         )
         return Failed(
-            f"line {line}: {why}; {self._so_far()}{hint}",
-            PARTLY if self.sent else code,
-            "BadLine",
+            f"line {line}: {why}; {self._so_far()}{hint}", PARTLY if self.sent else code, "BadLine"
         )
 
     def _stopped(self, error: rmq.RMQError) -> Failed:
@@ -438,13 +436,7 @@ def progress_bar(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int]
         yield lambda sent, size: None
         return
     from rich.console import Console  # they take long to import, and pipes need none of them
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     total = None
     try:

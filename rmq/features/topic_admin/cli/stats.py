@@ -30,11 +30,7 @@ Rows = list[list[str]]
 
 @click.command(
     cls=Command,
-    examples=(
-        "rmq stats",
-        "rmq stats orders --slots --watch 2",
-        "rmq stats orders --due",
-    ),
+    examples=("rmq stats", "rmq stats orders --slots --watch 2", "rmq stats orders --due"),
     watch=True,
 )
 @click.argument("topic", required=False)

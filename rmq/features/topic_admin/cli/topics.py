@@ -247,9 +247,7 @@ def resume(name: str, verb: PauseVerb = "both") -> None:
     )
 
 
-@topic.command(
-    examples=("rmq topic resize orders 16 --dry-run", "rmq topic resize orders 16"),
-)
+@topic.command(examples=("rmq topic resize orders 16 --dry-run", "rmq topic resize orders 16"))
 @click.argument("name")
 @click.argument("slots", type=int)
 @click.option("--dry-run", is_flag=True, help="Only check, and count; change nothing.")
@@ -328,8 +326,7 @@ def _pause_text(pause: rmq.Pause) -> str:
 
 
 @topic.command(
-    "delete",
-    examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force"),
+    "delete", examples=("rmq topic delete orders --dry-run", "rmq topic delete orders --force")
 )
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Only count its messages; change nothing.")
