@@ -23,7 +23,7 @@ if #ARGV < 2 or #ARGV > 61 then
 end
 local boundaries = {}
 for i = 2, #ARGV do
-  boundaries[i - 1] = whole_number(ARGV[i], 0, 9e12, 'boundary')
+  boundaries[i - 1] = whole_number(ARGV[i], 0, SPAN_MOST_MS, 'boundary')
   if i > 2 and boundaries[i - 1] <= boundaries[i - 2] then
     fail('ARG', 'boundary')
   end

@@ -30,7 +30,7 @@ local hold = whole_number(ARGV[3], 1, HOLD_MOST_MS, 'hold_ms')
 local number = whole_number(ARGV[4], 0, NUMBER_MOST, 'number')
 local examined = whole_number(ARGV[6], 0, NUMBER_MOST, 'examined')
 local keep = whole_number(ARGV[11], 1, JOB_KEPT_MOST_S, 'keep_s')
-local most = whole_number(ARGV[12], 1, 100000, 'most')
+local most = whole_number(ARGV[12], 1, JOB_LOG_MOST, 'most')
 local letters, members = ARGV[5], ARGV[9]
 if #members % MEMBER ~= 0 or #members > 1000 * MEMBER then
   fail('ARG', 'members')

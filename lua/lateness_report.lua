@@ -19,7 +19,7 @@ if #ARGV < 3 or #ARGV > 66 then
 end
 local added = {}
 for i = 3, #ARGV do
-  added[i - 2] = whole_number(ARGV[i], 0, 1e12, 'deliveries')
+  added[i - 2] = whole_number(ARGV[i], 0, DELIVERIES_MOST, 'deliveries')
 end
 local created, lateness = unpack(redis.call('HMGET', slot, 'created', 'lateness'))
 if not created then

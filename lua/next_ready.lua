@@ -63,9 +63,10 @@ for i = 1, #KEYS, 3 do
     local gate = paused and { at = math.huge } or nil
     if limit and not gate then
       local _
-      local noted, in_flight = redis.call('HMGET', KEYS[i], 'bucket', 'held'), redis.call('ZCARD', KEYS[i + 2])
-      _, gate = room_in(limit, noted[1], in_flight, now)
-      gate = gate or held_gate(noted[2], now, accepted, in_flight)
+      local bucket, held = unpack(redis.call('HMGET', KEYS[i], 'bucket', 'held'))
+      local in_flight = redis.call('ZCARD', KEYS[i + 2])
+      _, gate = room_in(limit, bucket, in_flight, now)
+      gate = gate or held_gate(held, now, accepted, in_flight)
     end
     wait, field = next_ready_in(KEYS[i + 1], KEYS[i + 2], now_us, leases_until, hold, gate)
     gives[#reply + 1] = wait ~= 0 and field == 'waiting' and not hold and not gate

@@ -258,7 +258,7 @@ if string.byte(waits, 1) == RENEWS then
 end
 local wait, marks = 0, ''
 if ordered then
-  wait = (lease_number and lease_end * 1000 or deadline * 1000 * 1000) - now_us
+  wait = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
 elseif gate or not more then
   --- @include "lib/wake"
   wait = next_ready_in(store, prepare, now_us, until_ms, nil, gate)

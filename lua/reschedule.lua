@@ -29,7 +29,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/replay"
 local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[5]
 local now = clock(ARGV[1])
-local due = whole_number(ARGV[6], 0, 1e14, 'due')
+local due = whole_number(ARGV[6], 0, DUE_MOST, 'due')
 local before = replayed(slot, ARGV[2])
 if before then
   return { 'rescheduled', tonumber(before) }
@@ -49,7 +49,7 @@ end
 local at = old_due and 15 or 9
 local rest = string.sub(record, at)
 if expiry then
-  rest = write48(math.min(expiry + due - (old_due or now), 1e14)) .. string.sub(record, at + 6)
+  rest = write48(math.min(expiry + due - (old_due or now), DUE_MOST)) .. string.sub(record, at + 6)
 end
 if not old_due then
   head = head + TIMED

@@ -13,7 +13,7 @@ Atomic    A place is written as a whole: of two servers that sample the same mom
 ]]
 --- @include "lib/check"
 --- @include "lib/topic"
-local keep = whole_number(ARGV[2], 1000, 10000000000, 'keep_ms')
+local keep = whole_number(ARGV[2], 1000, HISTORY_KEPT_MOST_MS, 'keep_ms')
 if #ARGV < 4 or #ARGV > 22 or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end

@@ -26,7 +26,7 @@ check_created(KEYS[1], ARGV[2])
 if #ARGV ~= 9 or name == '' then
   fail('ARG', 'name')
 end
-local most = whole_number(ARGV[8], 1, 1000000, 'most')
+local most = whole_number(ARGV[8], 1, SCHEDULES_MOST, 'most')
 check_times(ARGV[6], ARGV[7])
 if generation_of(schedules) ~= ARGV[9] then
   return 'stale'

@@ -17,7 +17,7 @@ Atomic    Only reads. A schedule that moves between two pages may be on both, or
 --- @include "lib/clock"
 --- @include "lib/schedules"
 local now, schedules, times, name = clock(ARGV[1]), KEYS[2], KEYS[3], ARGV[2]
-local offset = whole_number(ARGV[3], 0, 1000000, 'offset')
+local offset = whole_number(ARGV[3], 0, SCHEDULES_MOST, 'offset')
 local limit = whole_number(ARGV[4], 1, 100, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])

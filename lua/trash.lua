@@ -26,7 +26,7 @@ Atomic    Only dead letters move, with their time of death; record and failure s
 --- @include "lib/writes"
 local slot, dead = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local keep = whole_number(ARGV[3], 0, 9e12, 'keep_ms')
+local keep = whole_number(ARGV[3], 0, SPAN_MOST_MS, 'keep_ms')
 local before = replayed(slot, ARGV[2])
 if before then
   return before

@@ -4,6 +4,7 @@
 --- @include "lib/given_back"
 --- @include "lib/in_order"
 --- @include "lib/retry"
+local SEED_MOST = 2147483647 -- of random numbers: 2^31 - 1
 
 -- Add deliveries to the StoreQueue again, with the failure of each, except those without retries. `places`: of read_places in a
 -- slot in order, else nil. Returns a letter for each, r retry or d dead, and of the dead, or nil: their ids, their texts, and
@@ -67,7 +68,7 @@ local function fail_deliveries(keys, ids, receipts, details, reason, wait, max_r
   local slot, store, prepare, records, dead, failures = keys[1], keys[2], keys[3], keys[4], keys[5], keys[6]
   local places = ordered and read_places(slot, ordered)
   max_retries = tonumber(max_retries)
-  math.randomseed(now_us % 2147483647) -- the largest seed
+  math.randomseed(now_us % SEED_MOST)
   redis.call('ZREM', prepare, unpack(ids))
   local letters, dead_ids, dead_texts, mades = store_retries(slot, store, records, failures, ids, receipts, details, reason, wait,
     max_retries, ladder, tonumber(jitter), places, now)

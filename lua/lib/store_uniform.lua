@@ -7,6 +7,7 @@
 --- @include "lib/run_members"
 --- @include "lib/slot_fields"
 local FEW_SCORES = 40 -- scores of fewer messages cost less than the list of digits
+local LAST_SIX = 1000000 -- the last six digits are what is left by it
 local BLOCK = 100 -- bodies that are handled at a time: as many as fit the processor's cache
 
 -- Scores and ids, in turn, as ZADD takes them, of messages that came one after another: ordered_text of each. The digits
@@ -27,10 +28,10 @@ local function ordered_scores(integer, order, ids, count)
   for i = 1, count do
     local fraction = (step and 0.5 - (order + i) * step or ordered_score(integer, order + i) - integer) * 1e16 + 0.5
     fraction = fraction - fraction % 1
-    local last = fraction % 1000000
+    local last = fraction % LAST_SIX
     if fraction - last ~= common then
       common = fraction - last
-      stem = string.format('%d.%010d', integer, common / 1000000)
+      stem = string.format('%d.%010d', integer, common / LAST_SIX)
     end
     local b = last % 10000
     local c = b % 100

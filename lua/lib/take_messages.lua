@@ -20,8 +20,9 @@ local function room_for_take(slot, store, prepare, fields, limit, now)
     --- @include "lib/key_limits"
     --- @include "lib/limits"
     local room
-    local noted, in_flight = redis.call('HMGET', slot, 'bucket', 'held'), redis.call('ZCARD', prepare)
-    room, gate, bucket = room_in(fields[LIMIT], noted[1], in_flight, now)
+    local lacking, held = unpack(redis.call('HMGET', slot, 'bucket', 'held'))
+    local in_flight = redis.call('ZCARD', prepare)
+    room, gate, bucket = room_in(fields[LIMIT], lacking, in_flight, now)
     if bucket and bucket.set_back then
       --- @include "lib/writes"
       allow_oom(store)
@@ -29,7 +30,7 @@ local function room_for_take(slot, store, prepare, fields, limit, now)
     end
     limit, key_limit = math.min(limit, room), key_limit_in(fields[LIMIT])
     if key_limit and not gate then
-      gate = held_gate(noted[2], now, fields[ACCEPTED], in_flight)
+      gate = held_gate(held, now, fields[ACCEPTED], in_flight)
     end
   end
   return limit, gate, key_limit, bucket

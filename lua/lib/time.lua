@@ -1,4 +1,5 @@
 -- The time.
+--- @include "lib/bounds"
 
 -- The time as (epoch ms, epoch us, epoch s in 10 digits): that of the server or, where the text is not '', of a test. The text
 -- is not checked: lib/clock does that.
@@ -6,8 +7,8 @@
 local function read_time(test_us)
   local at = redis.call('TIME')
   if test_us ~= '' then
-    at = { string.format('%010d', tonumber(test_us) / 1000000), tonumber(test_us) % 1000000 }
+    at = { string.format('%010d', tonumber(test_us) / SECOND_US), tonumber(test_us) % SECOND_US }
   end
-  local us = at[1] * 1000000 + at[2]
+  local us = at[1] * SECOND_US + at[2]
   return (us - us % 1000) / 1000, us, at[1]
 end

@@ -38,14 +38,44 @@ def test_every_function_of_a_library_is_short_and_says_what_it_does():
             assert all(lines <= LINES_MOST for _, lines in functions(text))
 
 
+def parts() -> list[str]:
+    """All scripts and libraries."""
+    return [*(f"lib/{library}" for library in LIBRARIES), *scripts.names()]
+
+
+def code_of(part: str) -> str:
+    """A script or a library without its header and its comments."""
+    text = re.sub(r"\A--\[\[\n.*?\n\]\]\n", "", scripts.source(part), flags=re.DOTALL)
+    return inlining.without_comments(text)
+
+
+def test_a_long_number_has_a_name():
+    constant = re.compile(r"^ *local [A-Z][A-Z0-9_, ]* = .*")
+    for part in parts():
+        with case(part):
+            for line in code_of(part).splitlines():
+                bare = re.sub(r"'[^'\n]*'", "", constant.sub("", line))
+
+                assert not re.search(r"(?<![\w.])(\d{6,}|\de\d+)\b", bare.replace("1e16", "")), line
+
+
+def test_a_field_that_is_read_with_others_has_a_name():
+    for part in parts():
+        with case(part):
+            text = code_of(part)
+
+            for name in re.findall(r"local (\w+)[^\n=]*= redis\.call\('HMGET', \w+, '", text):
+                assert not re.search(rf"\b{name}\[\d+\]", text), name
+
+
 def test_no_local_of_a_script_or_library_has_the_name_of_a_library_function():
     """An inline function means the same at each of its calls."""
     names = [
         name for library in LIBRARIES for name, _ in functions(scripts.source(f"lib/{library}"))
     ]
-    for part in [*(f"lib/{library}" for library in LIBRARIES), *scripts.names()]:
+    for part in parts():
         with case(part):
-            text = inlining.without_comments(scripts.source(part))
+            text = code_of(part)
 
             for name in names:
                 assert not re.search(rf"^ *local (?!function)[^=\n]*\b{name}\b", text, re.MULTILINE)
