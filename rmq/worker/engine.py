@@ -81,8 +81,7 @@ class Engine:
                 feed.queues[handler] = HandlerQueue(
                     handler, feed, hooks, executors[handler.is_async],
                     heartbeat if handler.is_async else None,
-                    self.settler_threads[number % threads], self.fetcher.on_settled(feed),
-                    self._stopping.is_set, values, suspects,
+                    self.settler_threads[number % threads], self._stopping.is_set, values, suspects,
                 )  # fmt: skip
         self.queues = [queue for feed in self.feeds for queue in feed.queues.values()]
 

@@ -125,6 +125,7 @@ class TopicFeed:
         flows: receive and settle its deliveries.
         state: what is known of its slots: when each has work.
         queues: of its handlers.
+        on_freed: called when deliveries were settled while it was full; by any thread.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class TopicFeed:
         self.unhandled = Unhandled(handlers)
         self.is_full = False  # without room when it was looked at last
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
+        self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
         self.own_channel = b""  # asked for, where what is handed over comes
         self._has_claims = any(handler.claims is not None for handler in handlers)
         self._suspect_below = 0.0  # retries left, as receipts hold them
@@ -277,6 +279,11 @@ class TopicFeed:
             self.state.until = time.monotonic() + CREDIT_S
             self._dispatch(deliveries)
         return len(deliveries)
+
+    def note_settled(self) -> None:
+        """Note that deliveries were settled, or an ordered run has ended; from any thread."""
+        if self.is_full:
+            self.on_freed(self)
 
     def note_error(self, error: Exception) -> None:
         """Note that receiving failed; the topic is tried again after a pause."""

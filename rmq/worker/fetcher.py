@@ -84,6 +84,7 @@ class Fetcher:
         self._by_channel = {feed.context.channel: feed for feed in feeds}
         for feed in feeds:
             feed.subscription.is_sharded = transport.uses_shard_channels
+            feed.on_freed = self._note_freed
             # A topic whose master is away keeps the others waiting for no longer than need be.
             feed.state.fails_fast = len(feeds) > 1
         self._by_own_channel: dict[bytes, TopicFeed] = {}
@@ -120,16 +121,11 @@ class Fetcher:
         if not self._thread.is_alive():
             self._listener.close_connection()
 
-    def on_settled(self, feed: TopicFeed) -> Callable[[], None]:
-        """Return the function to call when deliveries of a feed were settled; in any thread."""
-
-        def note() -> None:
-            if feed.is_full:
-                self._freed.append(feed)
-                if self._is_waiting:
-                    self._listener.wake()
-
-        return note
+    def _note_freed(self, feed: TopicFeed) -> None:
+        """Note that a full feed may have room; called by any thread."""
+        self._freed.append(feed)
+        if self._is_waiting:
+            self._listener.wake()
 
     def _run(self) -> None:
         pause = PAUSE_S

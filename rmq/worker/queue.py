@@ -42,7 +42,6 @@ class HandlerQueue:
         executor: of the kind of the handler.
         heartbeat: of the event loop, for an async handler.
         settler_thread: settles them.
-        on_settled: called by that thread after it has settled some.
         is_stopping: whether the worker is stopping.
         values: of the dependencies and lifespans of this process.
         suspects: of this process.
@@ -56,7 +55,6 @@ class HandlerQueue:
         executor: Executor,
         heartbeat: LoopHeartbeat | None,
         settler_thread: SettlerThread,
-        on_settled: Callable[[], None],
         is_stopping: Callable[[], bool],
         values: Values | None,
         suspects: PoisonSuspects,
@@ -79,7 +77,7 @@ class HandlerQueue:
         self._executor = executor
         self._heartbeat = heartbeat
         self.settler = Settler(
-            handler, feed, self._disposition_of_overrun, detached_claims, settler_thread, on_settled
+            handler, feed, self._disposition_of_overrun, detached_claims, settler_thread
         )
         self.suspects = suspects
         self.runs = HandlerRuns(handler, feed, runner, self.settler, is_stopping, suspects)

@@ -83,6 +83,7 @@ class HandlerRuns:
         self._tracker = feed.tracker
         self._runner_for = feed.runner_for
         self._unhandled = feed.unhandled
+        self._note_settled = feed.note_settled
         self._overdue = settler.overdue
         self._runtime_limits = RuntimeLimits(self._overdue)
 
@@ -197,7 +198,7 @@ class HandlerRuns:
         """Note the end of an ordered run; there is room for another one."""
         with self._lock:
             self.ordered_ended += 1
-        self.settler.on_settled()
+        self._note_settled()
 
     def _report_in_order(
         self, run: list[HeldDelivery], place: int, disposition: Disposition

@@ -121,7 +121,6 @@ class Settler:
         disposition_of_overrun: decides for a run beyond its max_runtime.
         detached_claims: of the handler, if it has claims.
         thread: does the work.
-        on_settled: called after some were settled.
     """
 
     def __init__(
@@ -131,10 +130,9 @@ class Settler:
         disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
-        on_settled: Callable[[], None],
     ) -> None:
         self.thread = thread
-        self.on_settled = on_settled
+        self._note_settled = feed.note_settled
         self._handler = handler
         self._run, self._flows, self._tracker = feed.transport.run, feed.flows, feed.tracker
         self._error_state = feed.error_state
@@ -209,7 +207,7 @@ class Settler:
         for event in flushed:
             self.thread.after_aside(event.set)
         if reports:
-            self.on_settled()
+            self._note_settled()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
         """Carry out the rest of these reports. If one fails again, its leases expire."""
@@ -304,7 +302,7 @@ class Settler:
                           self._handler, len(deliveries))  # fmt: skip
             self._tracker.abandon(deliveries)
             self._count(deliveries)
-        self.on_settled()
+        self._note_settled()
 
     def _count(self, deliveries: list[HeldDelivery]) -> None:
         with self._counting:
