@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
-
 CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
 HAND_OVERS = 8  # that a credit is good for
 GATHER_S = 0.001  # pause in which messages gather, when they trickle in
@@ -153,71 +152,9 @@ class TopicFeed:
         self._pause_s = PAUSE_S
 
     @property
-    def subscription(self) -> Subscription:
-        """Messages on the own channel of this topic; the fetcher reads them for all topics."""
-        return self.state.subscription
-
-    @property
-    def has_credit(self) -> bool:
-        """Whether a credit may stand in the slot of this topic."""
-        return bool(self.state.credits.standing)
-
-    def takes_hand_overs(self) -> bool:
-        """Whether this topic leaves credits: it has one slot, no order, and a message just now."""
-        return (
-            len(self.ready_at) == 1
-            and self.subscription.takes_hand_overs
-            and time.monotonic() < self.state.until
-        )
-
-    def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
-        """Take hand-overs on a channel of the fetcher's connection; b"": it has gone."""
-        if self.has_credit:
-            self.state.credits.in_doubt = True
-        self.own_channel = own_channel
-        self.subscription.wait, self.subscription.held = wait, bool(own_channel) or None
-        self.subscription.forget_messages(own_channel)
-
-    def receive_handed_over(self) -> bool:
-        """Hand over what has come for the credit; return whether that was the end of it."""
-        come = partial(receive.take_handed_over, self.state)
-        return bool(self._take(BATCH_MAX, come)) and not self.has_credit
-
-    def renew_credit(self) -> None:
-        """Have the credit renewed by the next visit, or withdraw it after a time without use."""
-        if time.monotonic() < self.state.until:
-            self.ready_at[0] = 0.0
-        else:
-            self._withdraw_credit()
-
-    def end_credit(self) -> None:
-        """Withdraw the credit, and take no more hand-overs."""
-        try:
-            self.state.until = 0.0
-            if self.has_credit:
-                self._withdraw_credit()
-        finally:
-            self.subscription.wait = self.subscription.held = None
-            self.subscription.forget_messages(b"")
-
-    def _withdraw_credit(self) -> None:
-        """Withdraw the credit that a visit left; what came for it is released."""
-        self.transport.run(receive.withdraw_credits(self.state))
-
-    def report_lateness(self, is_last: bool = False) -> None:
-        """Report how late messages were taken, if it is time, or if this is the last report."""
-        counter = self.state.lateness
-        if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
-            self.transport.run(state.report(self.state))
-
-    @property
     def ready_at(self) -> list[float]:
         """When each slot has work, by the monotonic clock; empty while the topic is not open."""
         return self.state.ready_at
-
-    def begin_asked(self) -> None:
-        """Begin with slots of which nothing is known, to be asked; the topic must be open."""
-        self.state.ready_at = [NEVER] * len(self.context.slots)
 
     @property
     def first_queue(self) -> HandlerQueue:
@@ -228,6 +165,10 @@ class TopicFeed:
         """Return what runs a delivery; None: no handler does."""
         handler = self.handlers.route(delivery.type)
         return None if handler is None else self.queues[handler].runs.runner
+
+    def begin_asked(self) -> None:
+        """Begin with slots of which nothing is known, to be asked; the topic must be open."""
+        self.state.ready_at = [NEVER] * len(self.context.slots)
 
     def room(self) -> int:
         """Return how many deliveries to receive now.
@@ -247,6 +188,8 @@ class TopicFeed:
         if self.is_full:
             work_at = NEVER
         return min([work_at, *(queue.linger_until() for queue in self.queues.values())])
+
+    # --- receiving and dispatching ----------------------------------------------------------------
 
     def receive(self) -> bool:
         """Receive what there is room for, and hand it over; return whether there was something.
@@ -279,22 +222,6 @@ class TopicFeed:
             self.state.until = time.monotonic() + CREDIT_S
             self._dispatch(deliveries)
         return len(deliveries)
-
-    def note_settled(self) -> None:
-        """Note that deliveries were settled, or an ordered run has ended; from any thread."""
-        if self.is_full:
-            self.on_freed(self)
-
-    def note_error(self, error: Exception) -> None:
-        """Note that receiving failed; the topic is tried again after a pause."""
-        self.error_state.note(error)
-        self._not_before = time.monotonic() + self._pause_s
-        self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
-
-    def note_success(self) -> None:
-        """Note that the topic was asked, and Redis answered."""
-        self.error_state.clear()
-        self._pause_s = PAUSE_S
 
     def _dispatch(self, deliveries: list[HeldDelivery]) -> None:
         """Hand deliveries to the queues of their handlers; settle those that have none."""
@@ -355,3 +282,81 @@ class TopicFeed:
         for queue in self.queues.values():
             queue.settler.count_released(queue.held)
         return None
+
+    # --- how it goes ------------------------------------------------------------------------------
+
+    def note_settled(self) -> None:
+        """Note that deliveries were settled, or an ordered run has ended; from any thread."""
+        if self.is_full:
+            self.on_freed(self)
+
+    def note_error(self, error: Exception) -> None:
+        """Note that receiving failed; the topic is tried again after a pause."""
+        self.error_state.note(error)
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * 2, PAUSE_MOST_S)
+
+    def note_success(self) -> None:
+        """Note that the topic was asked, and Redis answered."""
+        self.error_state.clear()
+        self._pause_s = PAUSE_S
+
+    def report_lateness(self, is_last: bool = False) -> None:
+        """Report how late messages were taken, if it is time, or if this is the last report."""
+        counter = self.state.lateness
+        if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
+            self.transport.run(state.report(self.state))
+
+    # --- what comes by itself: hand-overs for a credit --------------------------------------------
+
+    @property
+    def subscription(self) -> Subscription:
+        """Messages on the own channel of this topic; the fetcher reads them for all topics."""
+        return self.state.subscription
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether a credit may stand in the slot of this topic."""
+        return bool(self.state.credits.standing)
+
+    def takes_hand_overs(self) -> bool:
+        """Whether this topic leaves credits: it has one slot, no order, and a message just now."""
+        return (
+            len(self.ready_at) == 1
+            and self.subscription.takes_hand_overs
+            and time.monotonic() < self.state.until
+        )
+
+    def listen(self, wait: Callable[[float], object], own_channel: bytes) -> None:
+        """Take hand-overs on a channel of the fetcher's connection; b"": it has gone."""
+        if self.has_credit:
+            self.state.credits.in_doubt = True
+        self.own_channel = own_channel
+        self.subscription.wait, self.subscription.held = wait, bool(own_channel) or None
+        self.subscription.forget_messages(own_channel)
+
+    def receive_handed_over(self) -> bool:
+        """Hand over what has come for the credit; return whether that was the end of it."""
+        come = partial(receive.take_handed_over, self.state)
+        return bool(self._take(BATCH_MAX, come)) and not self.has_credit
+
+    def renew_credit(self) -> None:
+        """Have the credit renewed by the next visit, or withdraw it after a time without use."""
+        if time.monotonic() < self.state.until:
+            self.ready_at[0] = 0.0
+        else:
+            self._withdraw_credit()
+
+    def end_credit(self) -> None:
+        """Withdraw the credit, and take no more hand-overs."""
+        try:
+            self.state.until = 0.0
+            if self.has_credit:
+                self._withdraw_credit()
+        finally:
+            self.subscription.wait = self.subscription.held = None
+            self.subscription.forget_messages(b"")
+
+    def _withdraw_credit(self) -> None:
+        """Withdraw the credit that a visit left; what came for it is released."""
+        self.transport.run(receive.withdraw_credits(self.state))

@@ -29,6 +29,12 @@ from rmq.kernel.transport.subscription import Listener
 from rmq.worker.feed import NEVER, TopicFeed
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
 
+WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher runs
+VISIT_MOST = 64  # slots to receive from at the start; more are asked first
+ASK_S = 0.05  # a busy fetcher asks slots that had no more work once in so long
+LISTEN_S = 0.02  # a busy fetcher looks for signals of other slots once in so long
+TIDY_S = 60.0  # each slot is tidied once in so long; with many slots, one slot in a second
+
 
 class DueFeeds:
     """The feeds of a fetcher, by when they are due.
@@ -61,13 +67,6 @@ class DueFeeds:
     def next_at(self) -> float:
         """Return when a feed may be due, at the earliest; infinity: none is scheduled."""
         return self._heap[0][0] if self._heap else NEVER
-
-
-WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher runs
-VISIT_MOST = 64  # slots to receive from at the start; more are asked first
-ASK_S = 0.05  # a busy fetcher asks slots that had no more work once in so long
-LISTEN_S = 0.02  # a busy fetcher looks for signals of other slots once in so long
-TIDY_S = 60.0  # each slot is tidied once in so long; with many slots, one slot in a second
 
 
 class Fetcher:

@@ -1,14 +1,8 @@
 """Run a handler for one delivery or a batch; the result says how each delivery is settled.
 
 Nothing here talks to Redis. The decision is a `Disposition`; the settler carries it out. A plain
-handler runs in the thread that calls, an async one in the event loop that awaits.
-
-Unhandled messages: those whose type no handler of this worker has.
-
-Another worker may have one, so they are released, which costs no retry, and wait: as long again as
-they have been due, from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they are dead
-letters, unless this process met their type less than KNOWN_MS ago: where all workers start at once
-after a long stop, those with the handler get their turn.
+handler runs in the thread that calls, an async one in the event loop that awaits. What no handler
+takes is decided by `Unhandled`.
 """
 
 from __future__ import annotations
@@ -340,7 +334,13 @@ TYPES_MAX = 1000  # that are remembered
 
 
 class Unhandled:
-    """Decides about the messages of one topic that `TopicHandlers.route` has no handler for."""
+    """Decides about the messages of one topic whose type no handler of this worker has.
+
+    Another worker may have one, so they are released, which costs no retry, and wait: as long again
+    as they have been due, from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they are dead
+    letters, unless this process met their type less than KNOWN_MS ago: where all workers start at
+    once after a long stop, those with the handler get their turn.
+    """
 
     def __init__(self, handlers: TopicHandlers) -> None:
         self._context = handlers.context

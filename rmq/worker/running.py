@@ -1,13 +1,4 @@
-"""A worker from its start to its stop: the engine, and all that stands around it.
-
-The topics whose handlers a worker runs, of those that are registered on its client.
-
-Recycling: limits after which a worker process ends, so that another replaces it.
-
-After `max_messages` or `max_memory` it stops as on SIGTERM, and exits with RECYCLED. When a handler
-hangs for `timeout_kill` beyond its max_runtime, everything else is handed back, and the process
-exits with STUCK: nothing but its end frees the thread that hangs.
-"""
+"""A worker from its start to its stop: the engine, and all that stands around it."""
 
 from __future__ import annotations
 
@@ -36,7 +27,7 @@ from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.transport.blocking import Transport
 from rmq.worker.engine import Engine, seconds_until
-from rmq.worker.executors import LoopHeartbeat, call_in, log as worker_log
+from rmq.worker.executors import EventLoopThread, LoopHeartbeat
 from rmq.worker.feed import HAND_OVERS
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import WorkerMemory
@@ -48,6 +39,19 @@ from rmq.worker.watchdog import WATCH_S, Watchdog
 if TYPE_CHECKING:
     from rmq.kernel.core.delivery import HeldDelivery
     from rmq.worker.queue import HandlerQueue
+
+log = logging.getLogger("rmq")
+
+JITTER = 0.1  # of max_messages, at most, so that processes do not end together
+MEMORY_EVERY_S = 2.0  # between two looks at the memory
+LIMIT_MAX = 2**53  # messages or bytes; no process reaches it
+MEMORY_LOW = 1024 * 1024  # bytes; no Python process is smaller
+HANDLED = ("ack", "nack", "reject", "own", "lost")  # verbs of deliveries that a handler has run for
+OTHERS_S = 0.05  # between two looks at the runs that a stop waits for
+FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
+CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
+HEARTBEAT_STOP_S = 0.2  # for an idle heartbeat to end
+ABANDON_S = 5.0  # for other handlers to finish when one is stuck
 
 
 def lease_ms(handler: Handler) -> int:
@@ -98,53 +102,6 @@ def check_hooks(hooks: Hooks, handlers: Iterable[Handler]) -> None:
         hooks.around(handler)
 
 
-class EventLoopThread:
-    """An event loop in a thread of its own. Its end cancels the tasks, as `asyncio.run` does.
-
-    It ends by `stop` alone. What would end another loop, `sys.exit()` in a task or a callback, or
-    `loop.stop()`, interrupts none of its other tasks.
-    """
-
-    def __init__(self) -> None:
-        self._running = threading.Event()
-        self._ended = False
-        self.loop: asyncio.AbstractEventLoop
-        self._thread = threading.Thread(target=self._run, name="rmq-loop", daemon=True)
-        self._thread.start()
-        self._running.wait()
-
-    def _run(self) -> None:
-        with asyncio.Runner() as runner:
-            self.loop = runner.get_loop()
-            self._running.set()
-            while not self._ended:
-                reason = "loop.stop()"
-                try:
-                    self.loop.run_forever()
-                except (SystemExit, KeyboardInterrupt) as error:
-                    reason = repr(error)
-                if not self._ended:
-                    worker_log.error(
-                        "%s in a handler's task or callback; the event loop continues", reason
-                    )
-
-    def stop(self, wait_s: float) -> None:
-        """Stop the loop, and wait for its thread."""
-        self._ended = True
-        call_in(self.loop, self.loop.stop)
-        self._thread.join(wait_s)
-
-
-log = logging.getLogger("rmq")
-
-JITTER = 0.1  # of max_messages, at most, so that processes do not end together
-MEMORY_EVERY_S = 2.0  # between two looks at the memory
-LIMIT_MAX = 2**53  # messages or bytes; no process reaches it
-MEMORY_LOW = 1024 * 1024  # bytes; no Python process is smaller
-HANDLED = ("ack", "nack", "reject", "own", "lost")  # verbs of deliveries that a handler has run for
-OTHERS_S = 0.05  # between two looks at the runs that a stop waits for
-
-
 def resident_bytes() -> int | None:
     """Return the resident memory of this process; None where the system does not tell."""
     try:
@@ -159,7 +116,11 @@ def resident_bytes() -> int | None:
 
 
 class RecyclingLimits:
-    """The limits of one worker process.
+    """The limits after which a worker process ends, so that another replaces it.
+
+    After `max_messages` or `max_memory` it stops as on SIGTERM, and exits with RECYCLED. When a
+    handler hangs for `timeout_kill` beyond its max_runtime, everything else is handed back, and the
+    process exits with STUCK: nothing but its end frees the thread that hangs.
 
     Args:
         max_messages: handled messages, and up to 10 % more; None: no limit.
@@ -241,12 +202,6 @@ def wait_for_others(
         if all(len(queue.runs.times.running) == queue.hung() for queue in queues):
             return
         time.sleep(OTHERS_S)
-
-
-FETCHER_STOP_S = 5.0  # for a fetcher that waits for an answer
-CANCEL_S = 2.0  # for cancelled tasks to end, and for releasing deliveries
-HEARTBEAT_STOP_S = 0.2  # for an idle heartbeat to end
-ABANDON_S = 5.0  # for other handlers to finish when one is stuck
 
 
 class Options(NamedTuple):

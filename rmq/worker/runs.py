@@ -1,15 +1,7 @@
 """The runs of one handler: begin, run and end them, in a thread or a task of an executor.
 
-A `Runner` calls the handler and decides how each delivery is settled; the decision goes to the
-settler.
-
-Prefetch: how many deliveries a worker holds for a handler, computed from its run times.
-
-A held delivery waits although another worker may be idle. So a worker holds no more than its
-threads or tasks can begin within AHEAD_S: none in advance before the first run has ended, or while
-runs take longer than that. A `prefetch` that the user chose is used as it is.
-
-Runtime limits: which runs of a handler have exceeded their max_runtime.
+A runner calls the handler and decides how each delivery is settled; a report of that goes to the
+settler. Run times say how many deliveries to hold, and limits which runs have exceeded theirs.
 """
 
 from __future__ import annotations
@@ -317,7 +309,11 @@ def most_begun(handler: Handler) -> int:
 
 
 class RunTimes:
-    """The running and past runs of one handler, by the monotonic clock.
+    """The running and past runs of one handler, by the monotonic clock; how many to hold by them.
+
+    A held delivery waits although another worker may be idle. So a worker holds no more than its
+    threads or tasks can begin within AHEAD_S: none in advance before the first run has ended, or
+    while runs take longer than that. A `prefetch` that the user chose is used as it is.
 
     Args:
         concurrency: how many run at a time.

@@ -26,11 +26,11 @@ from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.kernel.topic import opening
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import as_blocking
+from rmq.worker.executors import EventLoopThread
 from rmq.worker.heartbeat import start
 from rmq.worker.process_scope import ProcessScope
 from rmq.worker.running import (
     CANCEL_S,
-    EventLoopThread,
     Options,
     RecyclingLimits,
     RunningWorker,

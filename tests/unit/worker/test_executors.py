@@ -13,8 +13,14 @@ from typing import Any
 
 import pytest
 
-from rmq.worker.executors import YIELD_EVERY, Executor, Lane, TaskExecutor, ThreadExecutor
-from rmq.worker.running import EventLoopThread
+from rmq.worker.executors import (
+    YIELD_EVERY,
+    EventLoopThread,
+    Executor,
+    Lane,
+    TaskExecutor,
+    ThreadExecutor,
+)
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
 

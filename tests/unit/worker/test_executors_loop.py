@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from rmq.worker.executors import LoopHeartbeat
-from rmq.worker.running import EventLoopThread
+from rmq.worker.executors import EventLoopThread, LoopHeartbeat
 from tests.patience import PATIENCE_S, wait_for
 
 
