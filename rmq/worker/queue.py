@@ -64,14 +64,8 @@ class HandlerQueue:
         detached_claims = (
             None if handler.claims is None else DetachedClaims(feed.transport, handler)
         )
-        runner = runner_class(handler)(
-            handler,
-            show_for(handler, feed.flows, feed.transport),
-            hooks,
-            detached_claims,
-            values,
-            is_stopping,
-        )
+        show = show_for(handler, feed.flows, feed.transport)
+        runner = runner_class(handler)(handler, show, hooks, detached_claims, values, is_stopping)
         self.taken = 0
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
         self._executor = executor

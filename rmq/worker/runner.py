@@ -76,6 +76,8 @@ class Runner:
         self._middleware = active(handler.middleware)
         values = {} if process_values is None else process_values
         self.wrapped = wrapped_call(handler, hooks, self._middleware, values, self._call)
+        hooked = hooks.before_handle or hooks.after_handle or self.wrapped is not None
+        self._is_shown = bool(hooked or handler.takes != "b")  # else nobody looks at a delivery
 
     def _call(self, *arguments: Any, **filled: Any) -> Any:
         """Call the handler; an async one is awaited."""
@@ -123,7 +125,7 @@ class PlainRunner(Runner):
 
     def _run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
-        shown = self.show(delivery)
+        shown: Any = self.show(delivery) if self._is_shown else None
         for hook in self.hooks.before_handle:
             call_hook(hook, shown)
         started = time.monotonic()
@@ -218,7 +220,7 @@ class AsyncRunner(Runner):
 
     async def _run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
-        shown = self.show(delivery)
+        shown: Any = self.show(delivery) if self._is_shown else None
         if self.hooks.before_handle:
             await call_hooks_async(self.hooks.before_handle, shown)
         started = time.monotonic()

@@ -227,7 +227,8 @@ class HandlerRuns:
                 self._runtime_limits.begin(delivery, until, seconds)
 
     def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
-        disposition = _rendered(disposition)
+        if disposition is not ACK:
+            disposition = _rendered(disposition)
         self._end_run(delivery)
         self.settler.put(Report(delivery, disposition))
 

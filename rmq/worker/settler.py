@@ -88,24 +88,23 @@ class ReportBatch:
         self.halted: list[Report] = []
         self.overran: list[HeldDelivery] = []
         for report in reports:
-            delivery, disposition, rest, overran_s = report
-            if delivery is not None and overran_s:
+            delivery = report.delivery
+            if delivery is not None and report.overran_s:
                 self.overran.append(delivery)
-                disposition = disposition_of_overrun(delivery, overran_s)
-                report = report._replace(disposition=disposition)
-            if rest:
+                report.disposition = disposition_of_overrun(delivery, report.overran_s)
+            if report.rest:
                 self.halted.append(report)
             elif delivery is None:
                 continue
-            elif overdue and not overran_s and delivery in overdue:
+            elif overdue and not report.overran_s and delivery in overdue:
                 overdue.discard(delivery)
-            elif disposition is ACK:
+            elif report.disposition is ACK:
                 self.acks.append(delivery)
-            elif disposition is DONE_BEFORE:
+            elif report.disposition is DONE_BEFORE:
                 self.acks.append(delivery)
                 self.duplicates += 1
             else:
-                self.others.append((delivery, disposition))
+                self.others.append((delivery, report.disposition))
 
 
 PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
