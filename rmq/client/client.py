@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn, TypeVar, Unpack
+from typing import Any, NamedTuple, NoReturn, TypeVar, Unpack
 
 from rmq.client.admin import AsyncAdmin
 from rmq.client.topic import AsyncTopic
@@ -135,6 +135,37 @@ class ClientBase:
         raise InvalidType(
             "a client cannot be pickled: it has connections; make one where it is used"
         )
+
+
+class ClientParts(NamedTuple):
+    """What other packages use of a client, besides its public methods.
+
+    Attributes:
+        transport: to Redis.
+        prefix: of its topics.
+        sessions: by which Redis knows repeated calls.
+        hooks: of its interceptors.
+        handlers: that are registered on it.
+        declared: the settings asked for, by topic.
+        retry_s: for how long a command is repeated while Redis cannot be reached.
+    """
+
+    transport: Transport | AsyncTransport
+    prefix: str
+    sessions: ReplaySessions
+    hooks: Hooks
+    handlers: Handlers
+    declared: dict[str, dict[str, Any]]
+    retry_s: float
+
+
+def parts_of(client: ClientBase) -> ClientParts:
+    """Return the parts of a client that other packages use."""
+    return ClientParts(
+        client._transport,  # type: ignore[attr-defined]
+        client._prefix, client._sessions, client._hooks, client._handlers, client._declared,
+        client._retry_s,
+    )  # fmt: skip
 
 
 class AsyncClient(ClientBase):

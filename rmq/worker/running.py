@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rmq.client.client import AsyncClient
+from rmq.client.client import AsyncClient, parts_of
 from rmq.client.client_blocking import Client
 from rmq.errors import ConfigurationError, InvalidType
 from rmq.features.audit import auditor
@@ -69,7 +69,7 @@ def chosen_topics(
     Raises:
         ConfigurationError: no handler is registered, or none for a topic that is named.
     """
-    known = client._handlers.by_topic
+    known = parts_of(client).handlers.by_topic
     if not known:
         raise ConfigurationError(
             "worker: no handler is registered on this client; decorate a function with "
@@ -255,7 +255,7 @@ class RunningWorker:
         stopping: threading.Event,
         signals: StopSignals,
     ) -> None:
-        self._client = client
+        self._parts = parts_of(client)
         self._topics = topics
         self._chain = hooks.chain
         self._options = options
@@ -288,7 +288,7 @@ class RunningWorker:
             audit = auditor.start(self._chain, self.transport, self._contexts)
             self._services: list[Auditor | SchedulerThread] = [] if audit is None else [audit]
             if self._options.serves_schedules:
-                prefix, handlers = self._client._prefix, self._client._handlers
+                prefix, handlers = self._parts.prefix, self._parts.handlers
                 dispatch = Dispatch(prefix, self.transport, handlers, self._contexts)
                 self._services.append(SchedulerThread(dispatch))
         except BaseException:
@@ -301,7 +301,7 @@ class RunningWorker:
             self._options.watchdog_s, self._stopping, self._options.limits,
         )  # fmt: skip
         self.watchdog.start()
-        self._status = StatusReporter(self.engine.queues, self.transport, self._client._prefix)
+        self._status = StatusReporter(self.engine.queues, self.transport, self._parts.prefix)
 
     def stop(self, grace_s: float) -> bool:
         """Stop fetching, wait for running handlers, release the rest, and close all parts.

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from rmq.client.client import AsyncClient
+from rmq.client.client import AsyncClient, parts_of
 from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue, RMQError
 from rmq.features.schedules.dispatch import POLL_S, RETRY_S, Dispatch
@@ -99,23 +99,24 @@ class Scheduler:
             )
         if isinstance(topics, str) and topics != "all":
             raise InvalidType(f"topics: {topics!r}; give a list of names, or 'all'")
-        self._client = client
+        self._client = client  # keeps its connections open
+        self._parts = parts = parts_of(client)
         self._sessions = ReplaySessions()
-        self._transport = as_blocking(client._transport)
+        self._transport = as_blocking(parts.transport)
         contexts, make_context = [], None
         if topics is None:
-            contexts = [handler.context for handler in client._handlers.by_topic.values()]
+            contexts = [handler.context for handler in parts.handlers.by_topic.values()]
         elif topics == "all":
             make_context = self._context
         else:
             contexts = [self._context(name) for name in topics]
         self._dispatch = Dispatch(
-            client._prefix, self._transport, client._handlers, contexts, make_context
+            parts.prefix, self._transport, parts.handlers, contexts, make_context
         )
         self._thread: SchedulerThread | None = None
 
     def _context(self, name: str) -> TopicContext:
-        return TopicContext(self._client._prefix, name, JSON, self._sessions, {})
+        return TopicContext(self._parts.prefix, name, JSON, self._sessions, {})
 
     def run_once(self) -> int:
         """Write the declared schedules, and send what is due; return how many messages.
@@ -144,7 +145,7 @@ class Scheduler:
         if self._thread is not None:
             self._thread.stop()
             self._thread = None
-        if self._transport is not self._client._transport:
+        if self._transport is not self._parts.transport:
             self._transport.close()
 
     def run(self, started: Callable[[], object] | None = None) -> None:

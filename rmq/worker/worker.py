@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from rmq.client.client import AsyncClient
+from rmq.client.client import AsyncClient, parts_of
 from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue, LifespanFailed, TopicNotFound
 from rmq.features.audit.audit import Audit
@@ -128,9 +128,10 @@ class Worker:
         if heartbeat not in ("process", "thread"):
             raise InvalidValue(f"heartbeat: {heartbeat!r}; give 'process' or 'thread'")
         self._client = client
+        self._parts = parts_of(client)
         self._topics = chosen_topics(client, topics)
         self.handlers = [handler for of_topic in self._topics for handler in of_topic]
-        self._hooks = Hooks((*client._hooks.chain, *interceptors))
+        self._hooks = Hooks((*self._parts.hooks.chain, *interceptors))
         check_hooks(self._hooks, self.handlers)
         self._options = Options(
             duration_ms(grace, "grace", zero=True) / 1000,
@@ -163,7 +164,7 @@ class Worker:
             SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
             StorageError: Redis cannot be asked.
         """
-        transport, exists = as_blocking(self._client._transport), {}
+        transport, exists = as_blocking(self._parts.transport), {}
         try:
             for handler in self.handlers:
                 try:
@@ -193,9 +194,9 @@ class Worker:
 
     def _start(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._finished = True
-        transport, loop_thread = as_blocking(self._client._transport), None
+        transport, loop_thread = as_blocking(self._parts.transport), None
         self._scope = ProcessScope(
-            self._client._handlers.lifespans, [each.dependencies for each in self.handlers]
+            self._parts.handlers.lifespans, [each.dependencies for each in self.handlers]
         )
         try:
             if open_topics(transport, self.handlers, self._is_asked_to_stop):
@@ -227,7 +228,7 @@ class Worker:
         return self._signals.asked or self._stopping.is_set()
 
     def _disconnect(self, transport: Transport) -> None:
-        if transport is not self._client._transport:
+        if transport is not self._parts.transport:
             transport.close()
 
     def stop(self, grace: Duration | None = None) -> bool:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
+from rmq.client.client import parts_of
 from rmq.client.client_blocking import Client
 from rmq.errors import (
     EncodeError,
@@ -93,6 +94,7 @@ class Dispatcher:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._parts = parts_of(client)
         self.transport = client._transport
         self._contexts = _CONTEXTS.setdefault(client, {})
         self._limit: IdleLimit | None = None
@@ -101,7 +103,7 @@ class Dispatcher:
     @property
     def idle_limit_s(self) -> float:
         """How long the transaction of a send may be idle: longer than a call tries Redis."""
-        return IDLE_S + self._client._retry_s
+        return IDLE_S + self._parts.retry_s
 
     def send(
         self, stubs: Sequence[Stub], now_ms: int, connection: sa.Connection | None = None
@@ -149,13 +151,13 @@ class Dispatcher:
         """
         context = self._contexts.get((topic, codec))
         if context is None:
-            client = self._client
+            parts = self._parts
             context = TopicContext(
-                client._prefix, topic, Encoded(codec), client._sessions, {}, client._hooks
+                parts.prefix, topic, Encoded(codec), parts.sessions, {}, parts.hooks
             )
             self._contexts[topic, codec] = context
         if not context.is_open and not context.requested:
-            context.requested = dict(self._client._declared.get(topic, {}))
+            context.requested = dict(self._parts.declared.get(topic, {}))
         try:
             self.transport.run(opening.ensure_open(context))
         except SettingsMismatch as error:  # another program has created it; use it as it is
