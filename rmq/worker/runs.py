@@ -94,7 +94,7 @@ class HandlerRuns:
         """Return whether the lease and the claim are still valid; otherwise report the delivery."""
         if time.monotonic() >= delivery.origin.until and delivery.lost:
             delivery.state = LOST
-            self._tracker.abandon([delivery])
+            self._tracker.stop_renewing([delivery])
             self._report(delivery, ACK)
             return False
         if delivery.claim is not None and self._tracker.is_claim_lost(delivery):

@@ -222,7 +222,7 @@ class Settler:
                               self._handler, len(left))  # fmt: skip
                 counted = self._counted_deliveries()
                 left = [delivery for delivery in left if delivery not in counted]
-                self._tracker.abandon(left)
+                self._tracker.stop_renewing(left)
                 self._count(left)
 
     def _counted_deliveries(self) -> set[HeldDelivery]:
@@ -299,7 +299,7 @@ class Settler:
         except Exception:
             log.exception("%s: %d deliveries are not settled; their leases expire",
                           self._handler, len(deliveries))  # fmt: skip
-            self._tracker.abandon(deliveries)
+            self._tracker.stop_renewing(deliveries)
             self._count(deliveries)
         self._note_settled()
 
@@ -361,7 +361,7 @@ class Settler:
             except Exception:
                 log.exception("%s: %d deliveries could not be settled (%s); their leases expire",
                               self._handler, len(left), verb)  # fmt: skip
-                self._tracker.abandon(left)
+                self._tracker.stop_renewing(left)
                 break
         if len(left) < len(deliveries):
             lost_in_all = sum(delivery.state == LOST for delivery in deliveries)

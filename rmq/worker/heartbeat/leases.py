@@ -224,7 +224,7 @@ class LeaseTracker:
         if lease is not None:
             self._retire(lease)
 
-    def abandon(self, deliveries: Iterable[HeldDelivery]) -> None:
+    def stop_renewing(self, deliveries: Iterable[HeldDelivery]) -> None:
         """Renew the leases of deliveries no more: nobody will settle them."""
         for lease in {delivery.origin.lease for delivery in deliveries}:
             self._retire(cast("HeldLease", lease))

@@ -138,13 +138,13 @@ def test_a_retired_lease_is_renewed_no_more_and_holds_until_it_ends(
     mine = deliveries(lease)
     tracker.hold(mine)
 
-    tracker.abandon(mine)
+    tracker.stop_renewing(mine)
 
     assert heartbeat.leases(1) == []
     assert tracker.number(SLOT) == 0
     assert not lease.is_lost()
     new = taken(tracker, 7)
-    tracker.abandon(mine)  # not the new one
+    tracker.stop_renewing(mine)  # not the new one
     assert tracker.number(SLOT) == 7
     assert not new.is_lost()
 
