@@ -37,6 +37,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
+IN_ORDER = 50  # messages in one ordered run; no other worker has the slot meanwhile
+AHEAD_S = 0.2  # longer than a round trip to a distant Redis on a busy machine
+STALLED_S = 1.0  # waiting deliveries are released when no run began or ended for so long
+WEIGHT = 0.2  # of the newest run in the mean
+GATHER_RATE = 2500  # messages trickle in if more than this arrive in a second ...
+FEW = 20  # ... and each receive finds fewer than this
 CANCEL_S = 1.0  # for a task to end after it was cancelled at its limit
 
 
@@ -90,20 +96,7 @@ class HandlerRuns:
             return self._run_in_order
         return partial(self._run_batch if batch else self._run_one, runner)
 
-    def _may_run(self, delivery: HeldDelivery) -> bool:
-        """Return whether the lease and the claim are still valid; otherwise report the delivery."""
-        if time.monotonic() >= delivery.origin.until and delivery.lost:
-            delivery.state = LOST
-            self._tracker.stop_renewing([delivery])
-            self._report(delivery, ACK)
-            return False
-        if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
-            self._report(delivery, RELEASE)  # the next delivery claims the key again
-            return False
-        if self.suspects.is_held_back(delivery):
-            self._report(delivery, RELEASE)
-            return False
-        return True
+    # --- one delivery -----------------------------------------------------------------------------
 
     def _run_one(self, runner: PlainRunner, delivery: HeldDelivery) -> None:
         if self._may_run(delivery):
@@ -122,11 +115,53 @@ class HandlerRuns:
             raised = error_of_cancel(error, self._is_stopping)  # in a hook
             return runner.dispositions.by_error(delivery, raised)
 
-    def _begin_batch(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> list[HeldDelivery]:
-        ready = [delivery for delivery in batch if self._may_run(delivery)]
-        if ready:
-            self._begin_run(ready, margin_s)
-        return ready
+    def _may_run(self, delivery: HeldDelivery) -> bool:
+        """Return whether the lease and the claim are still valid; otherwise report the delivery."""
+        if time.monotonic() >= delivery.origin.until and delivery.lost:
+            delivery.state = LOST
+            self._tracker.stop_renewing([delivery])
+            self._report(delivery, ACK)
+            return False
+        if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
+            self._report(delivery, RELEASE)  # the next delivery claims the key again
+            return False
+        if self.suspects.is_held_back(delivery):
+            self._report(delivery, RELEASE)
+            return False
+        return True
+
+    def _begin_run(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> None:
+        """Note that a run begins. Its first delivery identifies it.
+
+        Args:
+            batch: its deliveries; most runs have one.
+            margin_s: added to the limit of a task, so that its own timer can cancel it first.
+        """
+        self.times.begin(batch[0])
+        runner: AnyRunner | None = self.runner
+        for delivery in batch:
+            self._tracker.begin(delivery)
+            if self.handler.ordered:
+                runner = self._runner_for(delivery)
+            seconds = None if runner is None else runner.handler.runtime_of(delivery)
+            if seconds is not None:
+                until = time.monotonic() + seconds + margin_s
+                self._runtime_limits.begin(delivery, until, seconds)
+
+    def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
+        if disposition is not ACK:
+            disposition = _rendered(disposition)
+        self._end_run(delivery)
+        self.settler.put(Report(delivery, disposition))
+
+    def _end_run(self, delivery: HeldDelivery) -> None:
+        """Note that a delivery runs no longer, or never began."""
+        self._runtime_limits.end(delivery)
+        began = self.times.end(delivery)
+        if self.suspects.running:
+            self.suspects.end(delivery, began)
+
+    # --- a batch ----------------------------------------------------------------------------------
 
     def _run_batch(self, runner: PlainRunner, batch: list[HeldDelivery]) -> None:
         ready = self._begin_batch(batch)
@@ -143,7 +178,13 @@ class HandlerRuns:
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)
 
-    # All handlers of an ordered topic are of one kind.
+    def _begin_batch(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> list[HeldDelivery]:
+        ready = [delivery for delivery in batch if self._may_run(delivery)]
+        if ready:
+            self._begin_run(ready, margin_s)
+        return ready
+
+    # --- in order; all handlers of an ordered topic are of one kind -------------------------------
 
     def _run_in_order(self, run: list[HeldDelivery]) -> None:
         with closing(self._steps_in_order(run)) as steps:
@@ -186,12 +227,6 @@ class HandlerRuns:
         finally:
             self.end_in_order()
 
-    def end_in_order(self) -> None:
-        """Note the end of an ordered run; there is room for another one."""
-        with self._lock:
-            self.ordered_ended += 1
-        self._note_settled()
-
     def _report_in_order(
         self, run: list[HeldDelivery], place: int, disposition: Disposition
     ) -> bool:
@@ -208,36 +243,13 @@ class HandlerRuns:
         self.settler.put(Report(delivery, disposition, rest))
         return True
 
-    def _begin_run(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> None:
-        """Note that a run begins. Its first delivery identifies it.
+    def end_in_order(self) -> None:
+        """Note the end of an ordered run; there is room for another one."""
+        with self._lock:
+            self.ordered_ended += 1
+        self._note_settled()
 
-        Args:
-            batch: its deliveries; most runs have one.
-            margin_s: added to the limit of a task, so that its own timer can cancel it first.
-        """
-        self.times.begin(batch[0])
-        runner: AnyRunner | None = self.runner
-        for delivery in batch:
-            self._tracker.begin(delivery)
-            if self.handler.ordered:
-                runner = self._runner_for(delivery)
-            seconds = None if runner is None else runner.handler.runtime_of(delivery)
-            if seconds is not None:
-                until = time.monotonic() + seconds + margin_s
-                self._runtime_limits.begin(delivery, until, seconds)
-
-    def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
-        if disposition is not ACK:
-            disposition = _rendered(disposition)
-        self._end_run(delivery)
-        self.settler.put(Report(delivery, disposition))
-
-    def _end_run(self, delivery: HeldDelivery) -> None:
-        """Note that a delivery runs no longer, or never began."""
-        self._runtime_limits.end(delivery)
-        began = self.times.end(delivery)
-        if self.suspects.running:
-            self.suspects.end(delivery, began)
+    # --- work that does not begin, or does not end ------------------------------------------------
 
     def on_error(self, work: Work, error: BaseException) -> None:
         """Report the deliveries of work in which RMQ itself raised, so that they do not hang."""
@@ -285,14 +297,6 @@ def _resume(
         return steps.send(disposition)
     except StopIteration:
         return None
-
-
-IN_ORDER = 50  # messages in one ordered run; no other worker has the slot meanwhile
-AHEAD_S = 0.2  # longer than a round trip to a distant Redis on a busy machine
-STALLED_S = 1.0  # waiting deliveries are released when no run began or ended for so long
-WEIGHT = 0.2  # of the newest run in the mean
-GATHER_RATE = 2500  # messages trickle in if more than this arrive in a second ...
-FEW = 20  # ... and each receive finds fewer than this
 
 
 def most_held(handler: Handler) -> int:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rmq")
 
+PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
+ASIDE_PAUSE_MOST_S = 0.5  # a replica takes over within seconds
+
 
 class ErrorState:
     """The error that stops a topic at present. A new kind of error is logged once."""
@@ -105,10 +108,6 @@ class ReportBatch:
                 self.duplicates += 1
             else:
                 self.others.append((delivery, report.disposition))
-
-
-PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
-ASIDE_PAUSE_MOST_S = 0.5  # a replica takes over within seconds
 
 
 class Settler:
