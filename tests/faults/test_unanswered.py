@@ -202,6 +202,42 @@ def test_at_most_once_over_several_slots_hands_over_what_some_of_them_settled(
     assert scene.stats()["in_flight"] == 0
 
 
+@both_clients
+def test_at_most_once_hands_over_once_what_was_settled_beside_a_slot_without_a_reply(
+    scene: Scene, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a cluster answers so: one of its masters has gone."""
+    scene.name += "-part"
+    scene.open(slots=2)
+    scene.do(scene.topic.send_many([rmq.Outgoing(n, slot_basis=f"b{n}") for n in range(20)]))
+    consumer = scene.topic.consumer(mode="at_most_once")
+    transport: Any = driver.client._transport
+    inner = transport._pipeline
+
+    def lose_last(commands: list[Any], replies: list[Any]) -> list[Any]:
+        monkeypatch.undo()
+        return [*replies[: len(commands) - 1], rmq.OutcomeUnknown("its master has gone")]
+
+    def pipeline(commands: list[Any], durability: Any) -> Any:
+        sent = commands if scene.executed else commands[:-1]
+        replies, copies = inner(sent, durability)
+        return lose_last(commands, replies), copies
+
+    async def pipeline_async(commands: list[Any], durability: Any) -> Any:
+        sent = commands if scene.executed else commands[:-1]
+        replies, copies = await inner(sent, durability)
+        return lose_last(commands, replies), copies
+
+    is_blocking = driver.loop is None
+    monkeypatch.setattr(transport, "_pipeline", pipeline if is_blocking else pipeline_async)
+
+    with pytest.raises(rmq.OutcomeUnknown):
+        scene.do(consumer.receive(40))
+
+    assert sorted(scene.all_of(consumer)) == [(n, 1) for n in range(20)]
+    assert scene.stats()["settled"] == 20
+
+
 def test_at_most_once_a_slot_that_refuses_the_ack_keeps_its_messages(
     scene: Scene, server: Server
 ) -> None:

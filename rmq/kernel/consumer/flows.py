@@ -234,7 +234,8 @@ class ConsumerFlows:
     ) -> list[HeldDelivery]:
         """At most once: note which deliveries are settled, and can be handed over."""
         lost = self._note_letters(deliveries, letters)
-        self._confirmed += [d for d in deliveries if d.state == SETTLED]
+        # The answer of a repeat is that of some slots: others may be handed over already.
+        self._confirmed += [d for d, letter in zip(deliveries, letters, strict=True) if letter == "1"]
         return lost
 
     def _take_confirmed(self, limit: int) -> list[HeldDelivery]:
