@@ -235,7 +235,9 @@ class ConsumerFlows:
         """At most once: note which deliveries are settled, and can be handed over."""
         lost = self._note_letters(deliveries, letters)
         # The answer of a repeat is that of some slots: others may be handed over already.
-        self._confirmed += [d for d, letter in zip(deliveries, letters, strict=True) if letter == "1"]
+        self._confirmed += [
+            d for d, letter in zip(deliveries, letters, strict=True) if letter == "1"
+        ]
         return lost
 
     def _take_confirmed(self, limit: int) -> list[HeldDelivery]:
