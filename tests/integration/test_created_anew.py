@@ -97,6 +97,25 @@ def test_a_consumer_fails_once_and_then_sees_every_slot(
     assert sorted(seen) == list(range(100))
 
 
+@both_clients
+def test_a_busy_consumer_forgets_the_slots_that_are_no_more(
+    api: Any, name: str, anew: Callable[[int], rmq.Topic]
+) -> None:
+    api.topic(name, slots=NEW).open()
+    topic = api.topic(name)  # names no slots: it follows
+    topic.send_many([rmq.Outgoing(n, slot_basis=f"b{n}") for n in range(50)])
+    consumer = topic.consumer()
+    slots = {one.slot for one in consumer.receive(50, wait=1)}
+    assert max(slots) >= OLD
+    anew(OLD)
+    with pytest.raises(rmq.TopicVanished):
+        consumer.receive(50, wait=1)
+
+    for n in range(3):
+        topic.send(n)
+        assert [one.body for one in consumer.receive(50, wait=5)] == [n]
+
+
 @pytest.mark.parametrize("verb", ["ack", "nack", "release", "extend"])
 @both_clients
 def test_what_was_leased_of_a_slot_that_is_no_more_is_lost(

@@ -200,7 +200,7 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     if state.handing_back or has_more or (state.credits.standing and not keeps_credits):
         yield from hand_back(state)
     if len(state.ready_at) != len(context.slots):
-        state.ready_at = [0.0] * len(context.slots)
+        state.begin_slots(len(context.slots))
     state.subscription.slot_channel = context.slots[0].channel if len(context.slots) == 1 else b""
     if state.lease_ms is None:
         state.lease_ms = context.settings.lease_ms

@@ -69,6 +69,11 @@ class AwaySlots:
             self._since.pop(slot, None)
             self._visit_at.pop(slot, None)
 
+    def forget_from(self, count: int) -> None:
+        """Forget the slots from this index on, which are no more; their takes stay."""
+        for slot in [slot for slot in self._since if slot >= count]:
+            self.end(slot)
+
     def delay(self, ready_at: list[float]) -> None:
         """Put off the visits of these slots; `ready_at`: when each slot is visited."""
         for slot, visit_at in self._visit_at.items():
@@ -207,6 +212,15 @@ class ReceiveState:
         # All slots, or those whose turn it was, noted that we may sleep when they were asked last.
         self.all_know_we_sleep = False
         self.ask_before_sleep = False  # a slot that gave messages does not know that we may sleep
+
+    def begin_slots(self, count: int) -> None:
+        """Begin with so many slots, of which nothing is known.
+
+        A topic that was created again may have fewer than before.
+        """
+        self.ready_at = [0.0] * count
+        self.busy_slots.clear()
+        self.masterless.forget_from(count)
 
     def may_hold_messages(self) -> bool:
         """Whether messages are leased to this consumer, or may be, that were never handed over."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rmq.errors import Unavailable
 from rmq.kernel.consumer import receive
 from rmq.kernel.consumer.scripts import Batch, RollbackReply
 from rmq.kernel.consumer.state import ReceiveState
@@ -143,3 +144,16 @@ def test_an_interrupted_receive_returns_what_it_has_and_takes_no_more() -> None:
 
     steps, batches = run_with_replies(receive.receive(state, 10, 5), [0, 0])
     assert (steps, batches) == (["next_ready"], [])  # it may ask, and takes nothing
+
+
+def test_a_topic_that_has_fewer_slots_now_waits_for_no_master_of_the_others() -> None:
+    state = receive_state(3)
+    away = Unavailable("its master is away")
+    away._repeat_for = 60.0
+    assert state.masterless.note(2, away)
+    state.context.mark_open(Settings(slots=2), b"2")
+
+    steps, batches = run_with_replies(receive.receive(state, 1, 0), [-1, -1])
+
+    assert (steps, batches) == (["next_ready"], [])
+    assert not state.masterless
