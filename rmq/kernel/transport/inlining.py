@@ -16,6 +16,7 @@ an error when the script is loaded. `tests/lua/test_inlining.py` runs each scrip
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -33,7 +34,10 @@ _INLINE = re.compile(
     r"^( *)--- @inline\n\1local function (\w+)\(([\w,\s]*)\)\n(.*?)^\1end\n",
     re.MULTILINE | re.DOTALL,
 )
+_IN_WORD = re.compile(r"\w").match
 _IN_NAME = re.compile(r"[\w.:]")
+_CALL = re.compile(r"( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?(\w+)\(")
+_ASSIGNMENT = re.compile(r"([^=]*)=(?!=)")
 _NAME = re.compile(rf"{_STRING}|(?<![\w.:])[A-Za-z_]\w*")
 _BRACKET = re.compile(rf"{_STRING}|[(){{}}\[\],]")
 _DECLARATION = re.compile(
@@ -90,12 +94,31 @@ def inlined(text: str) -> str:
         if not definition:
             raise ValueError(f"no function follows the mark: {text[mark : mark + 80]!r}")
         indent, name, parameters, body = definition.groups()
-        function = _read(name, parameters, re.sub(f"^{indent}", "", body, flags=re.MULTILINE))
         rest = text[definition.end() :]
-        outside = indent and re.search(rf"^(?!{indent}).", rest, re.MULTILINE)
+        outside = indent and outside_of(indent).search(rest)
         end = outside.start() if outside else len(rest)
-        text = text[: definition.start()] + _without_calls(rest[:end], function) + rest[end:]
+        if is_used(name, rest, 0, end):
+            lines = body.replace(f"\n{indent}", "\n").removeprefix(indent)
+            placed = _without_calls(rest[:end], _read(name, parameters, lines))
+            rest = placed + rest[end:]
+        text = text[: definition.start()] + rest
     return text
+
+
+@functools.cache
+def outside_of(indent: str) -> re.Pattern[str]:
+    """A line that is indented less."""
+    return re.compile(rf"^(?!{indent}).", re.MULTILINE)
+
+
+def is_used(name: str, text: str, start: int, end: int) -> bool:
+    """Whether a name stands in a part of a text, as a whole word."""
+    while (start := text.find(name, start, end)) >= 0:
+        after = start + len(name)
+        if not (_IN_WORD(text[start - 1 : start]) or _IN_WORD(text[after : after + 1])):
+            return True
+        start = after
+    return False
 
 
 def called(text: str) -> str:
@@ -119,15 +142,12 @@ def _read(name: str, parameters: str, body: str) -> _Function:
 def _without_calls(text: str, function: _Function) -> str:
     """The text in which a function is known, with its lines in the place of its calls."""
     called = f"{function.name}("
-    call = re.compile(
-        rf"( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?{function.name}\(", re.MULTILINE
-    )
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:
         start = text.rfind("\n", 0, bracket) + 1
         if text.endswith(" =\n", position, start):  # the targets stand in a line of their own
             start = text.rfind("\n", 0, start - 1) + 1
-        found = call.match(text, start)
+        found = _CALL.match(text, start)
         if not found or found.end() != bracket + len(called):
             if _IN_NAME.match(text, bracket - 1):
                 done.append(text[position : bracket + 1])
@@ -137,7 +157,7 @@ def _without_calls(text: str, function: _Function) -> str:
         arguments, end = _arguments(text, found.end())
         if text[end : end + 1] != "\n":
             raise ValueError(f"{function.name} is called in the middle of a statement")
-        indent, returns, local, targets = found.groups()
+        indent, returns, local, targets, _ = found.groups()
         lines = _placed(function, arguments, bool(returns), bool(local), _split(targets or ""))
         placed = "".join(f"{indent}{ln}\n" for ln in "\n".join(lines).splitlines() if ln.strip())
         done += [text[position : found.start()], placed]
@@ -218,8 +238,15 @@ def _declared_in(line: str) -> set[str]:
 
 def _is_assigned(name: str, lines: list[str]) -> bool:
     """Whether a line may assign to a name, or declare it again."""
-    assigned = re.compile(rf"^[^=]*\b{name}\b[^=~<>]*=(?!=)")
-    return any(name in ln and (assigned.search(ln) or name in _declared_in(ln)) for ln in lines)
+    for line in lines:
+        if name not in line:
+            continue
+        assignment = _ASSIGNMENT.match(line)
+        if assignment and name in re.findall(r"\w+", re.split("[~<>]", assignment.group(1))[-1]):
+            return True
+        if name in _declared_in(line):
+            return True
+    return False
 
 
 def _renamed(text: str, name: str, fresh: str) -> str:

@@ -15,7 +15,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from rmq.errors import ConfigurationError
-from rmq.kernel.transport.inlining import folded, inlined, without_comments
+from rmq.kernel.transport.inlining import folded, inlined, is_used, outside_of, without_comments
 
 # Commands of scripts that change nothing in Redis: what a viewer may call.
 READS = frozenset((
@@ -151,17 +151,10 @@ def pruned(text: str) -> str:
             continue
         indent, function, table = definition.groups()
         end = definition.end()
-        outside = indent and _outside(indent).search(plain, end)
-        use = re.compile(rf"\b{function or table}\b")
-        if not use.search(plain, end, outside.start() if outside else len(plain)):
+        outside = indent and outside_of(indent).search(plain, end)
+        if not is_used(function or table, plain, end, outside.start() if outside else len(plain)):
             text, plain = text[:start] + text[end:], plain[:start] + plain[end:]
     return text
-
-
-@functools.cache
-def _outside(indent: str) -> re.Pattern[str]:
-    """A line that is indented less."""
-    return re.compile(rf"^(?!{indent}).", re.MULTILINE)
 
 
 def composed(name: str) -> str:
