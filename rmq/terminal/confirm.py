@@ -42,7 +42,7 @@ def confirm(
         return
     if not sys.stdin.isatty():
         raise Refused(
-            f"{action} needs a person to confirm it, and stdin is no terminal; nothing was done. "
+            f"stdin is no terminal, so nobody can confirm: {action}; nothing was done. "
             f"Add --yes to do it, or {look} first"
         )
     click.echo(f"This will {neutral(action)}.", err=True)

@@ -102,7 +102,8 @@ class CommonOptions:
             except rmq.TopicNotFound as error:
                 name = str(error).partition("'")[2].partition("'")[0]
                 near = nearest(name, client.admin.topics())
-                raise rmq.TopicNotFound(f"{error}{near}") from error
+                what, semicolon, remedy = str(error).partition(";")
+                raise rmq.TopicNotFound(f"{what}{near}{semicolon}{remedy}") from error
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless records are printed."""

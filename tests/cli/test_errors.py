@@ -71,7 +71,9 @@ def test_a_missing_topic_is_exit_code_3_and_is_not_created(run, client, words):
 
 def test_a_mistyped_topic_gets_the_name_that_is_near(run, topic):
     typed = topic.name[:-1]
-    assert f"did you mean {topic.name!r}?" in only_line(run("peek", typed).stderr)
+    assert f"prefix 'rmq', did you mean {topic.name!r}?; create it: rmq topic create" in only_line(
+        run("peek", typed).stderr
+    )
     assert "did you mean" not in only_line(run("peek", "x").stderr)
 
 

@@ -91,7 +91,7 @@ def test_resend_of_all_that_are_exhausted_asks_and_counts(outbox: Any, scene: Lo
     assert json.loads(dry.stdout) == {"dry_run": True, "matched": 2}
     asked = outbox("resend", "--exhausted")
     assert (asked.exit_code, asked.stdout) == (6, "")
-    assert "send 2 exhausted stubs again needs a person" in asked.stderr
+    assert "nobody can confirm: send 2 exhausted stubs again; nothing was done" in asked.stderr
     assert scene.status(mine) == scene.status(other) == "exhausted"
 
     shown = outbox("resend", "--exhausted", "--topic", scene.name, "--yes")
