@@ -238,7 +238,7 @@ def test_set_refuses_what_is_fixed_and_nothing_at_all(run, topic):
     nowhere = run("topic", "set", f"{topic.name}-x", "--lease", "5s")
 
     assert (slots.exit_code, nothing.exit_code, nowhere.exit_code) == (2, 2, 3)
-    assert "slots: it is not changed so" in slots.stderr
+    assert "slots: it cannot be changed here" in slots.stderr
     assert "rmq topic resize" in slots.stderr
     assert "give at least one setting" in nothing.stderr
 

@@ -48,7 +48,7 @@ SETTINGS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"timed_priority": 16}, rmq.InvalidValue, "timed_priority: 16; give 17 to"),
     ({"timed_priority": "last"}, rmq.InvalidValue, "timed_priority: 'last'; give first"),
     ({"timed_priority": None}, rmq.InvalidType, "timed_priority"),
-    ({"lease": 0.5}, rmq.InvalidValue, "lease: 0.5; give at least 1 seconds"),
+    ({"lease": 0.5}, rmq.InvalidValue, "lease: 0.5; give at least 1 s"),
     ({"lease": 43_201}, rmq.InvalidValue, "lease"),
     ({"lease": math.nan}, rmq.InvalidValue, "finite"),
     ({"lease": "30"}, rmq.InvalidType, "seconds or a timedelta"),
@@ -118,7 +118,7 @@ SENDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"merge_key": "k", "time_range": 5, "extend": True, "max_wait": 1},
         rmq.InvalidValue,
-        "max_wait: 1; give at least 5 seconds",
+        "max_wait: 1; give at least 5 s",
     ),
     ({"extend": True}, rmq.InvalidValue, "they need merge_key"),
     ({"slot_basis": 7}, rmq.InvalidType, "slot_basis"),

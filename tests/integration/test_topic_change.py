@@ -184,7 +184,7 @@ def test_lease_that_is_out_is_settled_over_a_change_of_every_setting(api: Any, n
 def test_what_is_fixed_is_refused_with_a_reason(api: Any, name: str, setting: Any) -> None:
     api.topic(name).open()
 
-    with pytest.raises(rmq.InvalidValue, match="it is not changed so, because"):
+    with pytest.raises(rmq.InvalidValue, match="it cannot be changed here, because"):
         api.admin.topic_set(name, **setting)
     with pytest.raises(rmq.TopicNotFound):
         api.admin.topic_set(name + "x", lease=5)

@@ -186,7 +186,7 @@ def duration_ms(
         raise InvalidValue(f"{field}: {value!r}; give more than 0 and at most {_longest(high_ms)}")
     ms = math.ceil(round(seconds * 1000, 6))
     if ms < low_ms:
-        raise InvalidValue(f"{field}: {value!r}; give at least {low_ms / 1000:g} seconds")
+        raise InvalidValue(f"{field}: {value!r}; give at least {low_ms / 1000:g} s")
     return ms
 
 

@@ -84,7 +84,7 @@ def test_a_mismatch_names_settings_as_a_person_writes_them() -> None:
 
 @pytest.mark.parametrize("name", settings.FIXED)
 def test_a_refused_change_of_a_fixed_setting_gives_the_reason(name: str) -> None:
-    with pytest.raises(rmq.InvalidValue, match=f"^{name}: it is not changed so, because "):
+    with pytest.raises(rmq.InvalidValue, match=f"^{name}: it cannot be changed here, because "):
         settings.check_changes({"lease": 5, name: 4})
 
 
