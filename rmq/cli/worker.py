@@ -300,7 +300,10 @@ def _probes(address: tuple[str, int] | None, health: Callable[[], rmq.Health]) -
     try:
         return Probes(*address, health)
     except OSError as error:
-        raise Failed(f"--health: {address[0]}:{address[1]}: {error.strerror or error}") from error
+        raise Failed(
+            f"--health: {address[0]}:{address[1]}: {error.strerror or error}; give another one: "
+            "--health [HOST]:PORT"
+        ) from error
 
 
 # --- several processes ---------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def read_where(environ: Mapping[str, str]) -> dict[str, str]:
         if key not in ("url", "prefix"):
             raise ConfigurationError(f"{path}: {key}: no such setting; there are prefix, url")
         if not isinstance(value, str):
-            raise ConfigurationError(f"{path}: {key}: it is no text")
+            raise ConfigurationError(f"{path}: {key}: {value!r} is no text; put it in quotes")
         found[key] = value
     if "prefix" in found:
         try:
