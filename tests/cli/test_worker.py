@@ -407,7 +407,10 @@ def test_an_address_that_is_taken_is_reported(shop, server, start):
     program = start("shop", "--health", f":{server.port}")
 
     assert program.end() == 1
-    assert f"rmq: --health: 127.0.0.1:{server.port}: Address already in use; give another" in program.err
+    assert (
+        f"rmq: --health: 127.0.0.1:{server.port}: Address already in use; give another"
+        in program.err
+    )
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,9 @@ def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
             remedy = "Create another topic, and move producers and then consumers to it"
             if name == "slots":
                 remedy = "Use rmq topic resize, or Admin.topic_resize"
-            raise InvalidValue(f"{name}: it cannot be changed here, because {FIXED[name]}. {remedy}")
+            raise InvalidValue(
+                f"{name}: it cannot be changed here, because {FIXED[name]}. {remedy}"
+            )
     return check(requested)
 
 
