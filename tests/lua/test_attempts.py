@@ -253,7 +253,7 @@ def roll_back(box: Box) -> None:
         (roll_back, ["lease ran out"]),
         (expire, ["expired"]),
     ],
-    ids=["reject", "rollback", "expire"],
+    ids=["reject", "rollback", "drop_expired"],
 )
 def test_a_damaged_entry_is_moved_by_every_verb(box, entry, settle, reasons):
     id = box.one(expires=5000)

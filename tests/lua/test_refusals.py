@@ -85,7 +85,7 @@ PLACES = {
         "slot store prepare records dead merge settled0 settled1 rates leases queries trash "
         "failures"
     ),
-    "expire": "slot store records dead failures merge audit bodies",
+    "drop_expired": "slot store records dead failures merge audit bodies",
     "tidy": "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals",
     "trash": "slot dead trash deaths records failures audit bodies",
     "restore": "slot dead trash deaths",

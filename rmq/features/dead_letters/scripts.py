@@ -58,24 +58,24 @@ def purge(
     )  # fmt: skip
 
 
-class ExpireReply(NamedTuple):
-    """The reply to expire."""
+class DropExpiredReply(NamedTuple):
+    """The reply to drop_expired."""
 
     expired: int  # messages that waited and were removed
     next_rank: int  # where the next page begins; -1: there is none
     soonest_ms: int  # when the first of those that were left expires; 0: none does
 
 
-def expire(keys: SlotKeys, rank: int, limit: int) -> Command[ExpireReply]:
+def drop_expired(keys: SlotKeys, rank: int, limit: int) -> Command[DropExpiredReply]:
     """Drop the expired ones of a page of waiting messages, or make them dead letters."""
     return Command(
-        scripts.load("expire"),
+        scripts.load("drop_expired"),
         (
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
             keys.bodies,
         ),
         [topic_context.now_us, rank, limit],
-        lambda reply: ExpireReply(*reply),
+        lambda reply: DropExpiredReply(*reply),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from rmq.features.dead_letters import scripts
-from rmq.features.dead_letters.scripts import ExpireReply
+from rmq.features.dead_letters.scripts import DropExpiredReply
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
@@ -35,8 +35,8 @@ ARRIVALS = (
 )
 
 
-def _expire(keys: SlotKeys, rank: int) -> Flow[ExpireReply]:
-    reply: ExpireReply = yield scripts.expire(keys, rank, LIMIT)
+def _expire(keys: SlotKeys, rank: int) -> Flow[DropExpiredReply]:
+    reply: DropExpiredReply = yield scripts.drop_expired(keys, rank, LIMIT)
     return reply
 
 
@@ -49,7 +49,7 @@ class _SlotPass:
     rank: int = -1  # of the next page; -1: the pass has ended
     soonest_ms: int = 0  # when the first of those that were left expires; 0: none does
 
-    def note(self, reply: ExpireReply) -> None:
+    def note(self, reply: DropExpiredReply) -> None:
         self.rank = reply.next_rank
         if reply.soonest_ms and not 0 < self.soonest_ms <= reply.soonest_ms:
             self.soonest_ms = reply.soonest_ms

@@ -66,7 +66,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     # Its API has the verbs of an operator and sends; its services do the rest.
     "server": frozenset((
         *_OPERATOR, "merge", "schedule_due", "schedule_send", "leader_renew", "leader_release",
-        "sample", "expire",
+        "sample", "drop_expired",
     )),
     "admin": frozenset(),
 }  # fmt: skip

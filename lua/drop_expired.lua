@@ -1,5 +1,5 @@
 --[[
-expire: drop waiting messages that have expired, or send them to the DeadQueue, in a slot that nobody takes from.
+drop_expired: drop waiting messages that have expired, or send them to the DeadQueue, in a slot that nobody takes from.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  member -> score
