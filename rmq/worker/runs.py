@@ -19,13 +19,7 @@ from rmq.kernel.core import failure
 from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.interceptor import call_hook
 from rmq.kernel.handlers.handler import Handler
-from rmq.worker.disposition import (
-    ACK,
-    RELEASE,
-    Disposition,
-    Report,
-    error_of_cancel,
-)
+from rmq.worker.disposition import ACK, RELEASE, Disposition, Report, error_of_cancel
 from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner
 
 if TYPE_CHECKING:

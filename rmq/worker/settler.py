@@ -307,11 +307,7 @@ class Settler:
             self.finished += len(deliveries)
 
     def _settle(
-        self,
-        verb: str,
-        deliveries: list[HeldDelivery],
-        flow: Verb,
-        is_aside: bool = False,
+        self, verb: str, deliveries: list[HeldDelivery], flow: Verb, is_aside: bool = False
     ) -> None:
         """Settle deliveries, retrying until Redis answers; give up only what Redis refuses.
 

@@ -94,11 +94,7 @@ class ConsumerFlows:
     """
 
     def __init__(
-        self,
-        context: TopicContext,
-        lease: Duration | None,
-        mode: Mode,
-        ordered: bool = False,
+        self, context: TopicContext, lease: Duration | None, mode: Mode, ordered: bool = False
     ) -> None:
         if mode not in ("at_least_once", "at_most_once"):
             raise InvalidValue(f"mode: {mode!r}; give 'at_least_once' or 'at_most_once'")

@@ -23,13 +23,7 @@ from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.business_key import Key, check_consumer, key_reader
 from rmq.kernel.core.claim import BUSY, DONE, FAILED, FIRST, Claim
-from rmq.kernel.core.delivery import (
-    DeliveryData,
-    HeldDelivery,
-    held_all,
-    held_of,
-    settle_with_of,
-)
+from rmq.kernel.core.delivery import DeliveryData, HeldDelivery, held_all, held_of, settle_with_of
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.transport.steps import Flow
