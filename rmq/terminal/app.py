@@ -8,6 +8,7 @@ Modules of commands are imported when they are used: help and completion need no
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import json
@@ -269,6 +270,10 @@ def _exit_code(error: BaseException) -> int:
     return ERROR
 
 
+def _is_output_full(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None
+
+
 def _error_text(error: BaseException) -> str:
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx else "rmq"
@@ -278,6 +283,11 @@ def _error_text(error: BaseException) -> str:
     if isinstance(error, Failed | rmq.RMQError):
         return str(error)
     if isinstance(error, OSError):
+        if _is_output_full(error):
+            return (
+                f"the output cannot be written: {error.strerror}; what the command did in Redis "
+                "stays done"
+            )
         return str(error)
     return (
         f"unexpected {type(error).__name__}: {error}; set RMQ_DEBUG=1 to see where, and report it"
@@ -312,6 +322,12 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
 _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
+def _drop_output() -> None:
+    """Let the interpreter flush into /dev/null at its end what stdout cannot take any more."""
+    with open(os.devnull, "w") as sink:
+        os.dup2(sink.fileno(), sys.stdout.fileno())
+
+
 def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], str | None]) -> int:
     try:
         result = run()
@@ -323,11 +339,11 @@ def _run_for_exit_code(run: Callable[[], Any], as_json: bool, url: Callable[[], 
     except KeyboardInterrupt:
         return INTERRUPTED
     except _ReaderGone:
-        # The buffer has no reader any more: let the interpreter flush it into /dev/null.
-        with open(os.devnull, "w") as sink:
-            os.dup2(sink.fileno(), sys.stdout.fileno())
+        _drop_output()
         return READER_GONE
     except Exception as error:
+        if _is_output_full(error):
+            _drop_output()
         return _print_error(error, as_json, url())
     return result if isinstance(result, int) else OK
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -178,6 +179,16 @@ def test_a_prefix_keeps_topics_apart(run, name):
     assert run("topic", "show", name, RMQ_PREFIX="mine").exit_code == 0
     assert run("--prefix", "mine", "topic", "show", name).exit_code == 0
     assert run("topic", "show", name, "--prefix", "mine", RMQ_PREFIX="other").exit_code == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_under_the_output_is_named(shell, topic):
+    with open("/dev/full", "w") as full:
+        running = shell.start("topic", "ls", stdout=full, stderr=subprocess.PIPE)
+        printed = running.stderr.read().decode()
+
+    assert running.wait(90) == 1
+    assert "rmq: the output cannot be written: No space left on device; " in only_line(printed)
 
 
 def test_a_reader_that_goes_away_is_no_error(shell, topic):
