@@ -10,6 +10,7 @@ import pytest
 import rmq
 from rmq.features.doctor import memory, programs
 from rmq.features.doctor.flows import NAMES
+from rmq.features.doctor.look import Info
 from tests.integration.examining import (
     GRAVE,
     client,
@@ -43,6 +44,11 @@ def test_unknown_check_is_refused(client: rmq.Client) -> None:
 def test_async_client_finds_the_same(client: rmq.Client, api: Any, server: Server) -> None:
     checks = [finding.check for finding in api.admin.doctor(["clock", "topics"])]
     assert list(dict.fromkeys(checks)) == ["clock", "topics"]  # others' topics may be broken here
+
+
+def test_server_is_named_by_its_port_or_as_a_socket_which_embedded_ones_have() -> None:
+    assert Info(tcp_port="6379").address == "port 6379"
+    assert Info(tcp_port="0").address == "unix socket"
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ class Info(dict[str, str]):
     @property
     def address(self) -> str:
         """How people tell it from others of a cluster."""
-        return self.node or f"port {self.get('tcp_port', '?')}"
+        port = self.get("tcp_port", "?")
+        return self.node or ("unix socket" if port == "0" else f"port {port}")
 
     @property
     def version(self) -> str:
