@@ -106,7 +106,7 @@ def _server_rows(file: str | None) -> list[_Row]:
     loaded = ServerConfig.load(flags, file=file)
     origin = "--config" if file else "RMQ_CONFIG" if os.environ.get("RMQ_CONFIG") else "default"
     path = str(loaded.file) if loaded.file else None
-    rows = [_Row("config", path, origin, "rmq server")]
+    rows = [_Row("config", path, origin, "every command")]
     for setting in SETTINGS:
         value = getattr(loaded, setting.name)
         if setting.name == "url":
