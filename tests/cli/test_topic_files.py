@@ -100,6 +100,8 @@ def test_ls_filters_sorts_and_goes_on_after_a_name(run, client, name):
         run("topic", "ls", f"{name}.*", "--limit", "1").stderr
     )
     assert run("topic", "ls", "--sort", "dead", "--cursor", "a").exit_code == 2
+    assert "no topic matches" in run("topic", "ls", f"{name}-none").stderr
+    assert "no topic matches" in run("topic", "ls", f"{name}.*", "--cursor", f"{name}.2").stderr
 
 
 def test_ls_of_many_topics_takes_few_round_trips(run, server, name, monkeypatch):

@@ -61,7 +61,12 @@ def list_topics(pattern: str, sort: str, limit: int | None, cursor: str | None) 
         output.document(rows)
         return
     if not rows:
-        common.note("no topics yet; create one: rmq topic create NAME")
+        is_filtered = pattern != "*" or cursor is not None
+        common.note(
+            "no topic matches; all of them: rmq topic ls"
+            if is_filtered
+            else "no topics yet; create one: rmq topic create NAME"
+        )
         return
     if limit is not None and limit < len(names):
         go_on = f"; go on: --cursor {rows[-1]['topic']}" if sort == "name" else ""
