@@ -165,6 +165,7 @@ class TestStream:
         ("bad", "said"),
         [
             (b"{", "not JSON"),
+            (b'"\x07"', "not JSON: Invalid control character at character 2"),
             (b'"\xff"', "not UTF-8"),
             (b"[" * 100_000, "not JSON"),
             (b'{"body": 1, "priority": 3}', "priority"),

@@ -219,7 +219,8 @@ def _parse_json(data: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise BadMessage(f"not UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise BadMessage(f"not JSON: {error.msg} at character {error.pos + 1}") from None
+        what = error.msg.removesuffix(" at")  # some messages of json go on with the position
+        raise BadMessage(f"not JSON: {what} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from None
 
