@@ -1,6 +1,6 @@
 """The small process between an owner and its embedded Redis: the server dies with the owner.
 
-`rmq.embedded` runs this file as a script, by path, so that nothing of RMQ is imported here; it
+`embedded.py` runs this file as a script, by path, so that nothing of RMQ is imported here; it
 needs the standard library only. The supervisor takes the directory's lock, starts the server, tells
 its owner so in one line of JSON on stdout, and then sleeps until one of these happens:
 
@@ -8,7 +8,7 @@ its owner so in one line of JSON on stdout, and then sleeps until one of these h
 * the server is gone: it goes too.
 
 The server inherits the lock, so the lock is held as long as either process runs. The
-functions without an underscore define the directory's layout; `rmq.embedded` calls them too.
+functions without an underscore define the directory's layout; `embedded.py` calls them too.
 """
 
 from __future__ import annotations
