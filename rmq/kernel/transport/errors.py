@@ -49,7 +49,8 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
         keys: the keys of the call, or the channel.
     """
     found = _USER.search(text)
-    user = found[1] if found else "<user>"
+    user = found[1] if found else "<user>"  # Redis 6.2 names none
+    whose = f"Redis user {user}" if found else "this Redis user"
     if "channel" in text:
         stem = keys[0].split("{")[0] if keys else "rmq:"
         right, rules = f"the channel {keys[0] if keys else ''}".rstrip(), [f"&{stem}*"]
@@ -66,7 +67,7 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
             "rmq acl generate prints what each role needs"
         )
     return AccessDenied(
-        f"{what}: Redis user {user} has no right to {right}. Grant it: ACL SETUSER {user} "
+        f"{what}: {whose} has no right to {right}. Grant it: ACL SETUSER {user} "
         f"{' '.join(_quoted(rule) for rule in rules)} (rmq acl generate prints all that a role "
         "needs)"
     )
