@@ -98,7 +98,7 @@ class MessageId(bytes):
             return cls(value)
         if not isinstance(value, str):
             raise InvalidType(
-                f"{field}: {type(value).__name__}; give a MessageId or its {TEXT_SIZE} characters"
+                f"{field}: {_kind(value)}; give a MessageId or its {TEXT_SIZE} characters"
             )
         try:
             if len(value) != TEXT_SIZE:
@@ -291,3 +291,9 @@ def _derived(digest: bytes, slot: int, check: int) -> MessageId:
 
 
 Id = MessageId | str | bytes  # an id as callers give it
+
+
+def _kind(value: object) -> str:
+    """Return the name of a value's type, for an error; a coroutine was not awaited."""
+    hint = " (await it)" if hasattr(value, "__await__") else ""
+    return f"{type(value).__name__}{hint}"

@@ -78,6 +78,16 @@ def test_another_type_is_refused() -> None:
         MessageId.parse(7)  # type: ignore[arg-type]
 
 
+def test_an_id_that_was_not_awaited_is_refused_with_what_to_do() -> None:
+    async def new_id() -> None: ...
+
+    forgotten = new_id()
+
+    with pytest.raises(InvalidType, match=r"id: coroutine \(await it\); give a MessageId"):
+        MessageId.parse(forgotten)  # type: ignore[arg-type]
+    forgotten.close()
+
+
 def test_topics_and_prefixes_differ_in_their_check() -> None:
     checks = {ids.topic_check(p, t) for p in ("rmq", "other") for t in ("a", "b", "a_1")}
     assert len(checks) == 6
