@@ -199,9 +199,8 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     has_more = state.unanswered is not None or state.undelivered or state.unconfirmed_offers
     if state.handing_back or has_more or (state.credits.standing and not keeps_credits):
         yield from hand_back(state)
-    if len(state.ready_at) != len(context.slots):
-        state.begin_slots(len(context.slots))
-    state.subscription.slot_channel = context.slots[0].channel if len(context.slots) == 1 else b""
+    slots = state.current_slots()
+    state.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
     if state.lease_ms is None:
         state.lease_ms = context.settings.lease_ms
 
@@ -238,7 +237,8 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     Of a subscribed consumer, only those slots are queried that gave messages, and once in
     POLL_S, however busy it is, those whose turn it is: a signal can get lost.
     """
-    now, asked = time.monotonic(), list(range(len(state.ready_at)))
+    slots, credits = state.current_slots(), state.credits
+    now, asked = time.monotonic(), list(range(len(slots)))
     is_turn = not state.busy_slots or not state.is_signalled() or now >= state.asked_at + POLL_S
     if waits and not is_turn:
         asked = sorted(state.busy_slots)
@@ -250,7 +250,6 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
         return
-    slots, credits = state.context.slots, state.credits
     offer, sessions = None, []
     if waits and (credits.standing or credits.is_possible(state)):
         sessions = [state.context.sessions.take() for _ in slots]
@@ -289,10 +288,10 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
     Batches taken before an error are handed over all the same; the error comes again on the next
     visit, which begins behind the slot that failed. An interrupted visit hands everything back.
     """
-    context, ready_at = state.context, state.ready_at
+    slots, ready_at = state.current_slots(), state.ready_at
     state.visited_at = time.monotonic()
     batches: list[SlotBatch] = []
-    count, first = len(ready_at), state.first_slot
+    count, first = len(slots), state.first_slot
     try:
         for step in range(count):
             index = (first + step) % count
@@ -300,7 +299,7 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
                 continue
             state.first_slot = index + 1
             try:
-                limit -= yield from _visit_slot(state, context.slots[index], limit, waits, batches)
+                limit -= yield from _visit_slot(state, slots[index], limit, waits, batches)
                 state.masterless.end(index)
             except StorageError as error:
                 if not state.masterless.note(index, error):

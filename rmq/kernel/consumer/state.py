@@ -18,6 +18,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, SlotBatch, Take
 from rmq.kernel.consumer.scripts import Batch
 from rmq.kernel.core.delivery import SharedLeases
+from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.telemetry import LatenessCounter
 from rmq.kernel.topic import context as topic_context, tidy
 from rmq.kernel.topic.context import TopicContext
@@ -213,14 +214,17 @@ class ReceiveState:
         self.all_know_we_sleep = False
         self.ask_before_sleep = False  # a slot that gave messages does not know that we may sleep
 
-    def begin_slots(self, count: int) -> None:
-        """Begin with so many slots, of which nothing is known.
+    def current_slots(self) -> list[SlotKeys]:
+        """Return the slots; where they are other ones than before, nothing is known of them.
 
-        A topic that was created again may have fewer than before.
+        Another call of the client may have opened the topic again meanwhile.
         """
-        self.ready_at = [0.0] * count
-        self.busy_slots.clear()
-        self.masterless.forget_from(count)
+        slots = self.context.slots
+        if len(self.ready_at) != len(slots):
+            self.ready_at = [0.0] * len(slots)
+            self.busy_slots.clear()
+            self.masterless.forget_from(len(slots))
+        return slots
 
     def may_hold_messages(self) -> bool:
         """Whether messages are leased to this consumer, or may be, that were never handed over."""

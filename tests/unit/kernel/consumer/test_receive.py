@@ -157,3 +157,21 @@ def test_a_topic_that_has_fewer_slots_now_waits_for_no_master_of_the_others() ->
 
     assert (steps, batches) == (["next_ready"], [])
     assert not state.masterless
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_a_topic_that_is_opened_again_while_its_consumer_sleeps_is_asked_for_all_its_slots(
+    slots: int,
+) -> None:
+    state = receive_state(3)
+    flow = receive.receive(state, 1, 5)
+    assert describe(next(flow)) == "next_ready"
+    assert describe(flow.send([-1] * 3)) == "await signal"
+    state.context.mark_open(Settings(slots=slots), b"2")
+    state.asked_at = 0.0
+
+    command: Any = flow.send(set())
+
+    assert describe(command) == "next_ready"
+    assert len(command.keys) == 3 * slots
+    flow.close()
