@@ -9,7 +9,8 @@ queue          one handler: how many deliveries it holds, what waits
 executors      threads and tasks in which handlers run
 runs           one handler: begin and end runs; their limits, and how many deliveries to hold
 runner         calls a handler for a delivery or a batch, and decides how it is settled
-disposition    how a delivery is settled after its run; claims that outlive it; poison messages
+disposition    how a delivery is settled after its run; claims that outlive it
+poison         messages that kill their process, kept apart from harmless ones
 settler        threads that settle deliveries, many in one call
 watchdog       a thread that checks the engine, the heartbeat and Redis
 process_scope  opens lifespans and dependencies around all runs

@@ -20,11 +20,11 @@ from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.transport.blocking import Transport
-from rmq.worker.disposition import PoisonSuspects
 from rmq.worker.executors import Executor, LoopHeartbeat, TaskExecutor, ThreadExecutor
 from rmq.worker.feed import TopicFeed
 from rmq.worker.fetcher import Fetcher
 from rmq.worker.heartbeat.leases import LeaseTracker, WorkerMemory
+from rmq.worker.poison import PoisonSuspects
 from rmq.worker.queue import HandlerQueue
 from rmq.worker.settler import SettlerThread
 

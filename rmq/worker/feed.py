@@ -22,8 +22,9 @@ from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, Subscription, pipeline
-from rmq.worker.disposition import FROM_DELIVERY, Report, Show
+from rmq.worker.disposition import Report, Show
 from rmq.worker.heartbeat.leases import LeaseTracker
+from rmq.worker.poison import FROM_DELIVERY
 from rmq.worker.runner import Unhandled
 from rmq.worker.runs import TrickleDetector
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState

@@ -174,9 +174,10 @@ class Fetcher:
         self._receive(feed, feed.receive)
 
     def _receive(self, feed: TopicFeed, receive: Callable[[], bool]) -> None:
-        """Receive by a function that says whether Redis knows of nobody who awaits more.
+        """Receive from a topic. Its own errors do not keep the others waiting.
 
-        A topic's own errors do not keep the others waiting.
+        `receive` returns whether its slots are to be asked again, since they gave messages and do
+        not know that signals are awaited.
         """
         try:
             if receive():

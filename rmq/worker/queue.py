@@ -22,9 +22,9 @@ from rmq.worker.runs import IN_ORDER, HandlerRuns
 from rmq.worker.settler import Settler
 
 if TYPE_CHECKING:
-    from rmq.worker.disposition import PoisonSuspects
     from rmq.worker.executors import Executor, LoopHeartbeat
     from rmq.worker.feed import TopicFeed
+    from rmq.worker.poison import PoisonSuspects
     from rmq.worker.settler import SettlerThread
 
 

@@ -55,7 +55,7 @@ class Runner:
         claims: of its runs, if it has any.
         process_values: of the dependencies and lifespans of this process; filled before the first
             run.
-        is_stopping: whether who cancels a run stops it, so that it is handed back.
+        is_stopping: whether a run that is cancelled now is handed back, as the worker stops it.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ from rmq.worker.disposition import ACK, RELEASE, Disposition, Report, error_of_c
 from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner
 
 if TYPE_CHECKING:
-    from rmq.worker.disposition import PoisonSuspects
     from rmq.worker.executors import Work
     from rmq.worker.feed import TopicFeed
+    from rmq.worker.poison import PoisonSuspects
     from rmq.worker.settler import Settler
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import rmq
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker import engine
-from rmq.worker.disposition import PoisonSuspects
 from rmq.worker.feed import TopicFeed
+from rmq.worker.poison import PoisonSuspects
 from rmq.worker.queue import HandlerQueue
 
 DIES_S, HOLDS_S = 0.2, 0.6

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import disposition
+from rmq.worker import poison
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene, eventually
@@ -263,7 +263,7 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
     topic, others = client.topic(name, max_retries=1), client.topic(f"{name}o")
     go, began, later_s = threading.Event(), [], [0.0]
     monkeypatch.setattr(
-        disposition, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
+        poison, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s[0])
     )
 
     def work(body: str) -> None:
@@ -291,7 +291,7 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
 
         feed._put(feed.first_queue, [first])
         waited = list(began)
-        later_s[0] = disposition.ALONE_S
+        later_s[0] = poison.ALONE_S
         feed._put(feed.first_queue, [second])
 
         eventually(lambda: len(began) == 2)

@@ -43,7 +43,7 @@ class ClusterConnection:
 
     Args:
         options: of a connection to any node; `nodes`: some nodes of the cluster.
-        scripts: by verb: SHA-1 and text, or the name of a function and no text.
+        scripts: by verb: SHA-1 and text.
     """
 
     def __init__(self, options: dict[str, Any], scripts: dict[str, list[str]]) -> None:

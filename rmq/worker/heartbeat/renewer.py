@@ -1,8 +1,8 @@
 """The heartbeat of a worker: renews its shared leases, and its claims.
 
 It runs in a process of its own, so that no handler can starve it: by blocking the event loop, or in
-a C function that holds the GIL. The process has no more than the standard library and three small
-files of RMQ, so it is small and starts at once. It does not renew while the worker is stopped
+a C function that holds the GIL. The process loads no more than the standard library and
+this package, so it is small and starts at once. It does not renew while the worker is stopped
 (SIGSTOP, a debugger), nor when the worker has not moved `renew_until` forward. It kills a worker in
 which nothing can move, because a handler holds the GIL for ever. When the worker dies, it releases
 the deliveries that had not begun, which no other process knows, and ends.

@@ -27,7 +27,7 @@ class ScriptConnection:
 
     def __init__(self, options: dict[str, Any], scripts: dict[str, list[str]]) -> None:
         self.options = options
-        self.scripts = scripts  # by verb: SHA-1 and text, or the name of a function and no text
+        self.scripts = scripts  # by verb: SHA-1 and text
         self._socket: Any = None
         self._master: tuple[str, int] | None = None  # as the sentinels said, if the URL names some
         self._asked_at = 0.0  # when they said it

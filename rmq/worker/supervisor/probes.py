@@ -30,14 +30,14 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Probes:
-    """The endpoint. Serves from its making on, until the process ends.
+    """The endpoint. It serves as soon as it is made, until the process ends.
 
     Args:
         host, port: where; port 0 is any that is free.
         health: how the worker is.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address is in use, or not of this machine.
     """
 
     def __init__(self, host: str, port: int, health: Callable[[], Health]) -> None:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rmq.worker import disposition as module, runs
-from rmq.worker.disposition import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, PoisonSuspects
+from rmq.worker import poison as module, runs
+from rmq.worker.poison import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, PoisonSuspects
 from rmq.worker.runs import RunTimes
 from tests.unit.monotonic import Clock
 
