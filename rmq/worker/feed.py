@@ -171,6 +171,16 @@ class TopicFeed:
         """Begin with slots of which nothing is known, to be asked; the topic must be open."""
         self.state.ready_at = [NEVER] * len(self.context.slots)
 
+    def begin_again(self) -> bool:
+        """Begin with the slots of now if there are more or fewer of them; return whether it did.
+
+        A send of this program may have opened the topic again, which was created anew.
+        """
+        known = self.state.ready_at
+        if known:
+            self.state.current_slots()
+        return self.state.ready_at is not known
+
     def room(self) -> int:
         """Return how many deliveries to receive now.
 

@@ -207,7 +207,7 @@ class Fetcher:
                 feed.renew_credit()
                 self._due.schedule(feed)
         for feed in self._feeds:
-            if feed.is_full:
+            if feed.begin_again() or feed.is_full:
                 feed.is_full = False
                 self._due.schedule(feed)
         self._look()
@@ -238,6 +238,8 @@ class Fetcher:
     def _ask_again(self) -> None:
         """Ask the topics that gave messages: Redis does not know that signals are awaited again."""
         feeds = list(self._unasked)
+        for feed in feeds:
+            feed.begin_again()
         if len(feeds) == 1 and len(feeds[0].ready_at) == 1:
             # Receiving from a single slot says as much, and takes what has come since.
             self._unasked.clear()

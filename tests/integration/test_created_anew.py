@@ -14,6 +14,7 @@ import rmq
 from rmq.kernel.topic.context import slot_of
 from tests.conftest import any_binary
 from tests.integration.driven import both_clients
+from tests.patience import wait_for
 from tests.servers import Server
 
 OLD, NEW = 3, 7
@@ -169,6 +170,31 @@ def test_a_worker_says_so_and_goes_on_with_the_new_topic(
         assert any("again" in line or "vanished" in line for line in caplog.messages)
     finally:
         made.stop()
+
+
+@pytest.mark.parametrize("slots", [1, OLD, 2 * NEW])
+def test_a_worker_goes_on_where_a_send_of_its_program_has_opened_the_new_topic(
+    server: Server, name: str, anew: Callable[[int], rmq.Topic], slots: int
+) -> None:
+    seen: set[int] = set()
+    with rmq.Client(server.url) as client:
+        with rmq.Client(server.url) as other:
+            other.topic(name, slots=NEW).open()
+        topic = client.topic(name)  # names no slots: it follows
+
+        @topic.handler
+        def handle(body: int) -> None:
+            seen.add(body)
+
+        with rmq.Worker(client):
+            topic.send(-1)
+            wait_for(lambda: -1 in seen)
+            new = anew(slots)
+            with pytest.raises(rmq.TopicVanished):
+                topic.send(-2)
+            topic.send(0)
+            new.send_many([rmq.Outgoing(n, slot_basis=f"b{n}") for n in range(1, 50)])
+            wait_for(lambda: seen >= set(range(50)), within=30)
 
 
 def test_a_topic_that_nobody_created_again_stays_vanished(
