@@ -78,7 +78,7 @@ class Pull:
             return consumer.receive(10, wait=0.2)
         except rmq.OutcomeUnknown:
             self.unknown += 1
-        except rmq.Unavailable:
+        except (rmq.Unavailable, rmq.QueueFull):  # full: a resize has slots that are not made yet
             time.sleep(0.05)
         return []
 
@@ -93,7 +93,7 @@ class Pull:
                 return
             except rmq.OutcomeUnknown:
                 self.unknown += 1
-            except rmq.Unavailable:
+            except (rmq.Unavailable, rmq.QueueFull):
                 time.sleep(0.05)
 
     def verdict(self, fired: int) -> Verdict:
