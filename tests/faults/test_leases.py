@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis.asyncio
 
 import rmq
 from bench.soak.proxy import between
@@ -67,8 +70,7 @@ async def test_a_receive_cancelled_half_way_gives_back_at_no_cost(
         async with rmq.AsyncClient(proxy.url) as client:
             topic = client.topic(name)
             await topic.send_many([rmq.Outgoing(n) for n in range(10)])
-            # The first call loads modules, meanwhile the loop stands still; and until Python 3.12
-            # `asyncio.wait_for`, in which redis-py sends, swallows a cancellation that comes late.
+            # The first call loads modules, and the loop stands still meanwhile.
             await client.topic(f"{name}-warm").consumer().receive()
             consumer = topic.consumer()
             cancelled = 0
@@ -94,6 +96,34 @@ async def test_a_receive_cancelled_half_way_gives_back_at_no_cost(
     assert stats["in_flight"] == 0
     assert [one.body for one in got] == list(range(10))
     assert {one.attempt for one in got} == {1}
+
+
+async def test_a_cancellation_that_is_swallowed_while_a_call_is_sent_ends_the_receive(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `asyncio.wait_for` swallows it until Python 3.12, where the write was done just then."""
+    async with rmq.AsyncClient(server.url) as client:
+        topic = client.topic(name)
+        await topic.send(1)
+        consumer = topic.consumer()
+        assert await consumer.receive(1) != []
+        await consumer.close()
+        consumer, send = topic.consumer(), redis.asyncio.Connection.send_packed_command
+
+        async def swallowing(connection: Any, *args: Any, **options: Any) -> None:
+            await send(connection, *args, **options)
+            with contextlib.suppress(asyncio.CancelledError):
+                task.cancel()
+                await asyncio.sleep(0)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(redis.asyncio.Connection, "send_packed_command", swallowing)
+            task = asyncio.create_task(consumer.receive(1))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        (one,) = await consumer.receive(1, wait=30)
+
+    assert one.attempt == 1
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind(server: Server, name: str) -> None:

@@ -371,9 +371,13 @@ class AsyncPool(_PoolState):
 
     async def send(self, packed: bytes) -> PooledConnection:
         """Send commands; return the connection, for `read`."""
-        pooled = await self.take()
+        pooled, task = await self.take(), asyncio.current_task()
+        cancels = task.cancelling() if task else 0
         try:
             await pooled.connection.send_packed_command((packed,), check_health=False)
+            if task and task.cancelling() > cancels:
+                # Until Python 3.12 `asyncio.wait_for`, in which redis-py sends, may swallow it.
+                raise asyncio.CancelledError
             return pooled
         except BaseException as error:
             failure, with_idle = self._failure(pooled, error)
