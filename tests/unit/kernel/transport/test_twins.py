@@ -21,7 +21,7 @@ ASYNC_NAMES = {
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
 DIFFERENT = {
     "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_step",
-    "_perform", "_current_pool", "is_reentrant",
+    "_perform", "send", "_current_pool", "is_reentrant",
     "take", "give", "discard", "_answers", "_put", "_wait",
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
