@@ -208,8 +208,13 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
         running = worker._running
         eventually(lambda: running.engine.queues[0].runs.times.running)
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        running.engine.fetcher.last_turn -= 1000  # as in an outage of Redis, which is asked then
-        eventually(lambda: {"rmq-away", f"rmq-{name}-claims"} <= set(refused))
+
+        def is_refused() -> bool:
+            # As in an outage of Redis, which is asked then. Each turn of the fetcher sets it anew.
+            running.engine.fetcher.last_turn = time.monotonic() - 1000
+            return {"rmq-away", f"rmq-{name}-claims"} <= set(refused)
+
+        eventually(is_refused)
         eventually(lambda: client.admin.stats(name)["dead"])
         turns = running.memory.shared.times
         before = turns[1]
