@@ -279,7 +279,7 @@ def test_run_sends_again_what_is_lost_and_posts_what_is_exhausted(scene: Lossy) 
         "tests.cli.command", "outbox", "run", "--max-sends", "3", env=env, stderr=subprocess.PIPE
     )
     try:
-        wait_for(lambda: scene.row(lost).sends == 2 and got, 60)
+        wait_for(lambda: scene.row(lost).sends == 2 and got)
     finally:
         process.terminate()
         _, err = process.communicate(timeout=90)

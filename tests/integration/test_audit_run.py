@@ -26,7 +26,7 @@ def _quiet(client: rmq.Client, names: list[str]) -> None:
             client.admin.rollback(name)
         return not any(client.admin.stats(name)["in_flight"] for name in names)
 
-    wait_for(over, PATIENCE_S)
+    wait_for(over, within=PATIENCE_S)
 
 
 def _all_of_it(client: rmq.Client, name: str, also: str) -> bool:
@@ -74,7 +74,7 @@ def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name
             sent = sum(client.admin.stats(one)["accepted"] for one in names)
             wait_for(
                 lambda than=sent: sum(client.admin.stats(n)["accepted"] for n in names) > than + 50,
-                PATIENCE_S,
+                within=PATIENCE_S,
             )
             for children, what in ((producers, "produce"), (consumers, "consume")):
                 child = children.pop(0)
@@ -85,8 +85,8 @@ def test_nothing_is_reported_in_a_run_with_everything_in_it(server, client, name
                 client.admin.redrive(one, reason="rejected" if turn % 2 else None)
                 if turn % 3:
                     client.admin.purge(one, "store" if turn % 3 == 1 else "dead", keep=0)
-        wait_for(lambda: _all_of_it(client, kept, "dead_dropped"), PATIENCE_S)
-        wait_for(lambda: _all_of_it(client, full, "dropped expired"), PATIENCE_S)
+        wait_for(lambda: _all_of_it(client, kept, "dead_dropped"), within=PATIENCE_S)
+        wait_for(lambda: _all_of_it(client, full, "dropped expired"), within=PATIENCE_S)
     finally:
         for child in producers + consumers:
             child.kill()

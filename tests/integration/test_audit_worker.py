@@ -78,9 +78,9 @@ def test_workers_take_turns(server, raw, client, name):
         workers.append(rmq.Worker(mine, heartbeat="thread"))
     for one in workers:
         one.start()
-    wait_for(lambda: len(reports) >= 5, 60)
+    wait_for(lambda: len(reports) >= 5)
     # Who had the turn before learns only at its next look that another one tells of it now.
-    wait_for(lambda: sum(bool(one.missing) for one in audits) == 1, 60)
+    wait_for(lambda: sum(bool(one.missing) for one in audits) == 1)
     for worker, mine in zip(workers, clients, strict=True):
         worker.stop()
         mine.close()

@@ -48,8 +48,8 @@ class Consuming(Lossy):
     def work(self, true: Callable[[], Any]) -> None:
         """Run a worker until it is so, and nothing is in flight any more."""
         with rmq.Worker(self.client, heartbeat="thread"):
-            wait_for(true, 30)
-            wait_for(lambda: not self.client.admin.stats(self.name)["in_flight"], 30)
+            wait_for(true, within=30)
+            wait_for(lambda: not self.client.admin.stats(self.name)["in_flight"], within=30)
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -215,7 +215,7 @@ def test_what_cannot_ask_its_database_costs_no_retry_and_runs_nothing(
     scene.consume(lambda body, d: done.append(body), stands)
 
     with rmq.Worker(scene.client, heartbeat="thread") as worker:
-        wait_for(lambda: worker.counts()[scene.name]["release"] >= 2, 30)
+        wait_for(lambda: worker.counts()[scene.name]["release"] >= 2, within=30)
         assert (done, worker.counts()[scene.name]["nack"]) == ([], 0)
 
 
@@ -255,7 +255,7 @@ def test_work_that_is_done_and_cannot_be_confirmed_is_confirmed_later_and_not_do
     )
 
     with rmq.Worker(scene.client, heartbeat="thread") as worker:
-        wait_for(lambda: worker.counts()[scene.name]["duplicate"], 30)
+        wait_for(lambda: worker.counts()[scene.name]["duplicate"], within=30)
         counts = worker.counts()[scene.name]
 
     assert done == [1]

@@ -61,7 +61,7 @@ def test_killed_consumer_leaves_its_note_and_the_next_one_confirms_what_is_booke
 
     confirm_child.build(scene.client, scene.engine, scene.name)
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", within=30)
 
     assert bookings(scene) == [7]
     assert scene.logged() == []
@@ -82,6 +82,6 @@ def test_note_of_a_killed_consumer_holds_a_lost_message_back_for_log_for_and_no_
     assert scene.round() == Round(sent=1)
     confirm_child.build(scene.client, scene.engine, scene.name)
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", within=30)
     assert bookings(scene) == [7]
     assert scene.logged() == []

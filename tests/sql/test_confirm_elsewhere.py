@@ -59,7 +59,7 @@ def test_consumer_notes_in_its_own_database_and_confirms_by_a_message_back(
 
     scene.back.handler(scene.outbox.confirm_handler(scene.engine))
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", within=30)
 
     assert seen == [({"n": 1}, [id], [], "unconfirmed")]
     assert scene.noted() == []
@@ -74,7 +74,7 @@ def test_confirmation_waits_in_its_topic_for_the_producer(scene: Elsewhere) -> N
     def handle(body: Any) -> None: ...
 
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: scene.place(id) is None, 30)
+        wait_for(lambda: scene.place(id) is None, within=30)
 
     (one,) = scene.client.admin.peek(scene.back.name)
     assert one.body == {"stub": id}
@@ -93,7 +93,7 @@ def test_handler_that_fails_sends_no_confirmation_and_leaves_no_note(scene: Else
 
     scene.back.open()
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: seen and scene.place(id) == "store", 30)
+        wait_for(lambda: seen and scene.place(id) == "store", within=30)
 
     assert seen == [[id]]
     assert scene.noted() == []
@@ -110,7 +110,7 @@ def test_confirmation_that_comes_twice_or_for_nobody_changes_nothing_more(
         scene.back.send({"stub": stub})
 
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: scene.client.admin.stats(scene.back.name)["settled"] == 4, 30)
+        wait_for(lambda: scene.client.admin.stats(scene.back.name)["settled"] == 4, within=30)
 
     assert scene.status(id) == "confirmed"
     assert scene.status(void) == "void"
@@ -127,7 +127,7 @@ def test_what_is_no_confirmation_goes_to_the_dead_queue_at_once(
         back.handler(Outbox().confirm_handler(engine))
         back.send(body)
         with rmq.Worker(client, heartbeat="thread"):
-            wait_for(lambda: client.admin.stats(name)["dead"] == 1, 30)
+            wait_for(lambda: client.admin.stats(name)["dead"] == 1, within=30)
 
         (one,) = client.admin.peek(name, queue="dead")
 
@@ -155,7 +155,7 @@ def test_async_consumer_and_async_producer_confirm_alike(
 
     back.handler(scene.outbox.confirm_handler(database.async_engine()))
     with rmq.Worker(client, heartbeat="thread"):
-        wait_for(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", within=30)
 
     assert seen == [("x", [id])]
     assert scene.noted() == []
@@ -182,7 +182,7 @@ def test_redis_that_is_away_when_it_confirms_costs_no_retry_and_the_next_run_con
 
     scene.back.handler(scene.outbox.confirm_handler(scene.engine))
     with rmq.Worker(scene.client, heartbeat="thread"):
-        wait_for(lambda: scene.status(id) == "confirmed", 30)
+        wait_for(lambda: scene.status(id) == "confirmed", within=30)
 
     assert runs == [1, 1]
     assert scene.noted() == []

@@ -160,7 +160,7 @@ def test_stub_sent_again_to_a_topic_with_other_slots_is_known_by_the_default_key
             stands = exactly_once(scene.engine)
         client.topic(name).handler(stands(work))
         with rmq.Worker(client, heartbeat="thread"):
-            wait_for(lambda: client.admin.stats(name)["settled"], 30)
+            wait_for(lambda: client.admin.stats(name)["settled"], within=30)
 
     consumed(scene.client)  # and dies before it confirms
     flush(scene)
