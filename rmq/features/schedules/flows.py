@@ -34,7 +34,6 @@ SLOT = 0  # of a topic's schedules and of their messages
 MOST = 10_000  # schedules of a topic
 PAGE = 100
 TIME_MS = 10**12  # of as many digits as the times of its messages
-BLOCK_S = 30.0  # how long `run` waits for room where the topic's overflow is "block"
 
 DeclareStatus = Literal["created", "updated", "unchanged"]
 
@@ -217,7 +216,7 @@ def run(context: TopicContext, name: str) -> Flow[SendResult]:
     row, now_ms = yield from _row(context, name)
     definition = Definition.unpack(row.definition)
     out = outgoing(definition, None, now_ms)
-    return (yield from send_flow.send(encoded(context, definition.codec), out, None, BLOCK_S))
+    return (yield from send_flow.send(encoded(context, definition.codec), out))
 
 
 def delete(context: TopicContext, name: str) -> Flow[bool]:
