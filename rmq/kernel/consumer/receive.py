@@ -238,14 +238,12 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
     POLL_S, however busy it is, those whose turn it is: a signal can get lost.
     """
     slots, credits = state.current_slots(), state.credits
-    now, asked = time.monotonic(), list(range(len(slots)))
-    is_turn = not state.busy_slots or not state.is_signalled() or now >= state.asked_at + POLL_S
-    if waits and not is_turn:
-        asked = sorted(state.busy_slots)
-    else:
-        if waits:
-            asked = sorted(state.busy_slots.union(state.next_looks()))
+    now, chosen = time.monotonic(), state.busy_slots
+    is_turn = now >= state.asked_at + POLL_S or not chosen or not state.is_signalled()
+    if is_turn or not waits:
+        chosen = chosen.union(state.next_looks() if waits else range(len(slots)))
         state.asked_at, state.all_know_we_sleep = now, waits
+    asked = sorted(chosen)
     state.ask_before_sleep, state.checked_at = False, now
     if len(state.ready_at) == 1:
         state.ready_at[0] = 0.0
