@@ -422,17 +422,14 @@ class ConsumerFlows:
         ]
         if any(marks):
             leases = leases._replace(marks=marks)
-        claimed = [d for d in deliveries if d.claim is not None]
-        extra = claim.finish(self.context, claimed) if claimed else None
-        return settle.ack(self.context, leases, extra)
+        return settle.ack(self.context, leases, claim.finish(self.context, deliveries))
 
     def _unclaim(self, deliveries: list[HeldDelivery]) -> ExtraCommands | None:
-        claimed = [d for d in deliveries if d.claim is not None]
-        return claim.unclaim(self.context, claimed) if claimed else None
+        return claim.unclaim(self.context, deliveries)
 
     def ack(self, deliveries: Iterable[HeldDelivery]) -> Flow[list[HeldDelivery]]:
         """Settle deliveries for good. As all verbs, it returns those whose lease was lost."""
-        return (yield from self._settle("ack", deliveries, self._build_ack))
+        return self._settle("ack", deliveries, self._build_ack)
 
     def nack(
         self,

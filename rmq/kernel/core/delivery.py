@@ -294,11 +294,12 @@ def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
     Raises:
         InvalidType: one is no delivery.
     """
-    given = list(deliveries)
-    for delivery in given:
+    held = []
+    for delivery in deliveries:
         if not isinstance(delivery, DeliveryData):
             raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
-    return list(map(held_of, given))
+        held.append(delivery._held)
+    return held
 
 
 class SharedLease(Protocol):
