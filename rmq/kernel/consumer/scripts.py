@@ -508,7 +508,7 @@ def reject(
     errors: Sequence[bytes],
     reason: str,
 ) -> Command[str]:
-    """Make deliveries dead letters. A code for each: d dead, 0 lost."""
+    """Make deliveries dead letters. A letter for each: d dead, 0 lost."""
     return Command(
         scripts.load("reject"),
         (

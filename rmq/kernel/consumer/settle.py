@@ -291,7 +291,7 @@ def reject(
     reason: str,
     extra: ExtraCommands | None = None,
 ) -> Settling[str]:
-    """Make dead letters. A code for each: d dead, 0 lost.
+    """Make dead letters. A letter for each: d dead, 0 lost.
 
     `reason`: r rejected, u undecodable.
     """

@@ -232,9 +232,8 @@ class Idempotent(Middleware):
         Raises:
             InvalidKey: it has no usable key.
         """
-        known = held_of(
-            delivery
-        ).claim  # a delivery that claims again after an error has the same owner
+        known = held_of(delivery).claim
+        # A delivery that claims again after an error has the same owner.
         owner = known.owner if known is not None and known.owner else new_owner(delivery)
         return Claim(self._stem + self._key(delivery).encode(), owner, self._ttl_ms)
 

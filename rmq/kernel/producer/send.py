@@ -101,11 +101,10 @@ def send(
     A plain one needs nothing of what a batch does. Where its call is refused (the topic is full,
     paused, resized or was created anew), nothing was stored, and it is sent as a batch of one.
     """
-    chain = context.hooks.chain
     if (
         durability is None
         and timeout is None
-        and not chain
+        and not context.hooks.chain
         and type(out) is Outgoing
         and is_plain(out)
     ):

@@ -1,1 +1,1 @@
-"""What every call needs to know of a topic: its settings, slots, counts and messages."""
+"""A topic as every call needs it: its settings, slots, counts and messages."""
