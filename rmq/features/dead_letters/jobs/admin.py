@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -19,11 +16,6 @@ from rmq.kernel.topic import audit_trail
 from rmq.kernel.topic.audit_trail import AuditLine
 from rmq.kernel.topic.verbs import AsyncAdminPart
 from rmq.kernel.transport.steps import Progress
-
-
-def runner_name() -> str:
-    """The name by which a lease on a job shows who runs it."""
-    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 class AsyncJobAdmin(AsyncAdminPart):
@@ -101,7 +93,7 @@ class AsyncJobAdmin(AsyncAdminPart):
         Guarantee:
             Interrupted or killed, it loses nothing: another runner goes on, at once or after 10 s.
         """
-        context, name = self._context(jobs_core.topic_of(id)), runner_name()
+        context, name = self._context(jobs_core.topic_of(id)), run.runner_name()
         try:
             return await self._run(run.run(context, id, name, progress))
         except BaseException:

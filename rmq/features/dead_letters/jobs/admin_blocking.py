@@ -10,7 +10,6 @@ from typing import Any
 
 from rmq.errors import RMQError
 from rmq.features.dead_letters.jobs import flows, job as jobs_core, run
-from rmq.features.dead_letters.jobs.admin import runner_name
 from rmq.features.dead_letters.jobs.job import Job, JobOutcome
 from rmq.kernel.core.message import TRASH_KEEP_S
 from rmq.kernel.core.validation import Moment, duration_ms
@@ -95,7 +94,7 @@ class JobAdmin(AdminPart):
         Guarantee:
             Interrupted or killed, it loses nothing: another runner goes on, at once or after 10 s.
         """
-        context, name = self._context(jobs_core.topic_of(id)), runner_name()
+        context, name = self._context(jobs_core.topic_of(id)), run.runner_name()
         try:
             return self._run(run.run(context, id, name, progress))
         except BaseException:

@@ -13,6 +13,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import os
+import secrets
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -300,6 +303,11 @@ class _Runner:
                 self._context, keys, target, ids, token, job.began_ms, is_own_token=True
             )
         )
+
+
+def runner_name() -> str:
+    """Return a name for a runner of jobs, by which a job shows who runs it."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
 def try_run(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 import threading
 
 from rmq.errors import JobNotFound, RMQError
@@ -38,7 +35,7 @@ class Jobs:
         self._sessions = ReplaySessions()
         self._threads: dict[str, threading.Thread] = {}
         self._is_stopping = False
-        self._server = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._server = run.runner_name()
 
     def run_once(self) -> int:
         """Take jobs that nobody runs; return how many were taken."""
