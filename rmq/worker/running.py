@@ -256,7 +256,6 @@ class RunningWorker:
         signals: StopSignals,
     ) -> None:
         self._parts = parts_of(client)
-        self._topics = topics
         self._chain = hooks.chain
         self._options = options
         self.transport = transport

@@ -99,7 +99,6 @@ class Scheduler:
             )
         if isinstance(topics, str) and topics != "all":
             raise InvalidType(f"topics: {topics!r}; give a list of names, or 'all'")
-        self._client = client  # keeps its connections open
         self._parts = parts = parts_of(client)
         self._sessions = ReplaySessions()
         self._transport = as_blocking(parts.transport)

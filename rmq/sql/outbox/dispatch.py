@@ -93,7 +93,6 @@ class Dispatcher:
     """Send stubs through a client, with its transport, its prefix and its interceptors."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
         self._parts = parts_of(client)
         self.transport = client._transport
         self._contexts = _CONTEXTS.setdefault(client, {})
