@@ -88,10 +88,8 @@ def show(file: str | None) -> None:
     """
     common = common_options()
     rows = _server_rows(file) + _variable_rows()
-    if common.json:
-        output.document([row._asdict() for row in rows])
-        return
-    output.table(
+    common.listing(
+        [row._asdict() for row in rows],
         [Column("SETTING"), Column("VALUE", cut=True), Column("FROM"), Column("READ BY", cut=True)],
         [[row.setting, _text(row.value), row.origin, row.reader] for row in rows],
     )
