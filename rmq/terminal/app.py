@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import click
@@ -113,6 +113,20 @@ ACTS = dict.fromkeys((
     "topic resume", "topic set",
 ), "") | {"claim": "delete", "audit": "forget"}  # fmt: skip
 ACT_TEXT_MAX = 500  # characters of what a command was given
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command; its help has them in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 class _HelpSections:

@@ -11,7 +11,7 @@ import click
 from rmq.features.dead_letters.filter import DeadLetterFilter, parse
 from rmq.kernel.core.failure import REASONS
 from rmq.terminal import text as terminal_text
-from rmq.terminal.app import ERROR, PARTLY, Failed, NotFound
+from rmq.terminal.app import ERROR, PARTLY, Failed, NotFound, with_options
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import DURATION, MESSAGE_ID, MESSAGE_TYPE
 
@@ -30,20 +30,9 @@ CONDITIONS = (
     OLDER_THAN,
     click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
 )
-
-
-def filter_options(command: F) -> F:
-    """Add an option for each condition."""
-    for option in reversed(CONDITIONS):
-        command = option(command)
-    return command
-
-
-def trash_options(command: F) -> F:
-    """Add an option for each condition on letters of the trash: no search by time of death."""
-    for option in reversed(CONDITIONS):
-        command = command if option is OLDER_THAN else option(command)
-    return command
+filter_options = with_options(*CONDITIONS)
+# The trash has no search by time of death.
+trash_options = with_options(*(option for option in CONDITIONS if option is not OLDER_THAN))
 
 
 def filter_argument(command: F) -> F:

@@ -14,7 +14,7 @@ from rmq.kernel.core.layout import Resizing
 from rmq.kernel.core.pause import PauseVerb
 from rmq.kernel.core.score import moment
 from rmq.terminal import output, text
-from rmq.terminal.app import CommandGroup, Refused
+from rmq.terminal.app import CommandGroup, Refused, with_options
 from rmq.terminal.confirm import YES, confirm, progress
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import (
@@ -47,7 +47,7 @@ def _setting_text(name: str, value: Any) -> str:
     return text.number(value) if isinstance(value, int) else str(value)
 
 
-_SETTINGS = (
+_settings = with_options(
     click.option("--slots", type=int, help="Number of slots, 1 to 1024.  [1]"),
     click.option(
         "--default-priority", type=int, help="Priority of a send without one, 17 to 1048575.  [100]"
@@ -110,13 +110,6 @@ _SETTINGS = (
         "comma between; :key=HEADER at the end: for each value of that header.  [off]",
     ),
 )
-
-
-def _settings(command: F) -> F:
-    """Add the settings of a topic as options."""
-    for option in reversed(_SETTINGS):
-        command = option(command)
-    return command
 
 
 def _without_none(given: dict[str, Any]) -> dict[str, Any]:
