@@ -371,8 +371,9 @@ class AsyncPool(_PoolState):
 
     async def send(self, packed: bytes) -> PooledConnection:
         """Send commands; return the connection, for `read`."""
-        pooled, task = await self.take(), asyncio.current_task()
+        task = asyncio.current_task()
         cancels = task.cancelling() if task else 0
+        pooled = await self.take()
         try:
             await pooled.connection.send_packed_command((packed,), check_health=False)
             if task and task.cancelling() > cancels:
