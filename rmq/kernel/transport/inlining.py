@@ -20,16 +20,16 @@ import functools
 import re
 from typing import NamedTuple
 
-_STRING = r"'(?:\\.|[^'\\\n])*'"
-_LITERAL = rf"-?\d[\d.e]*|{_STRING}"
+STRING = r"'(?:\\.|[^'\\\n])*'"
+_LITERAL = rf"-?\d[\d.e]*|{STRING}"
 _CONSTANTS = re.compile(
     rf"^ *local ([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*) = ((?:{_LITERAL})(?:, (?:{_LITERAL}))*)\n",
     re.MULTILINE,
 )
 _VALUE = re.compile(_LITERAL)
-_CAPITALS = re.compile(rf"{_STRING}|(?<![\w.])[A-Z][A-Z0-9_]*\b")
+_CAPITALS = re.compile(rf"{STRING}|(?<![\w.])[A-Z][A-Z0-9_]*\b")
 _MARK = re.compile(r"^ *--- @inline\n", re.MULTILINE)
-_COMMENT = re.compile(rf"({_STRING}|{_MARK.pattern})|^ *--.*\n| *--.*", re.MULTILINE)
+_COMMENT = re.compile(rf"({STRING}|{_MARK.pattern})|^ *--.*\n| *--.*", re.MULTILINE)
 _INLINE = re.compile(
     r"^( *)--- @inline\n\1local function (\w+)\(([\w,\s]*)\)\n(.*?)^\1end\n",
     re.MULTILINE | re.DOTALL,
@@ -38,8 +38,8 @@ _IN_WORD = re.compile(r"\w").match
 _IN_NAME = re.compile(r"[\w.:]")
 _CALL = re.compile(r"( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?(\w+)\(")
 _ASSIGNMENT = re.compile(r"([^=]*)=(?!=)")
-_NAME = re.compile(rf"{_STRING}|(?<![\w.:])[A-Za-z_]\w*")
-_BRACKET = re.compile(rf"{_STRING}|[(){{}}\[\],]")
+_NAME = re.compile(rf"{STRING}|(?<![\w.:])[A-Za-z_]\w*")
+_BRACKET = re.compile(rf"{STRING}|[(){{}}\[\],]")
 _DECLARATION = re.compile(
     r"\blocal (?!function\b)([\w, ]+)|\bfor ([\w, ]+?) (?:=|in\b)|\bfunction\b *(\w*)\(([\w, ]*)\)"
 )
@@ -259,4 +259,4 @@ def _renamed(text: str, name: str, fresh: str) -> str:
         is_key = after.startswith(" = ") and before.count("{") > before.count("}")
         return match.group() if match.group() != name or is_key else fresh
 
-    return re.sub(rf"{_STRING}|(?<![\w.:]){name}\b", rename, text)
+    return re.sub(rf"{STRING}|(?<![\w.:]){name}\b", rename, text)

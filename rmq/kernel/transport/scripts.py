@@ -10,12 +10,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import textwrap
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from rmq.errors import ConfigurationError
-from rmq.kernel.transport.inlining import folded, inlined, is_used, outside_of, without_comments
+from rmq.kernel.transport.inlining import (
+    STRING,
+    folded,
+    inlined,
+    is_used,
+    outside_of,
+    without_comments,
+)
 
 # Commands of scripts that change nothing in Redis: what a viewer may call.
 READS = frozenset((
@@ -54,7 +62,7 @@ def commands_of_text(text: str) -> frozenset[str]:
 _INCLUDE = re.compile(r'( *)--- @include "([a-z0-9_/]+)"\n')
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
-_STRING = re.compile(r"'(?:\\.|[^'\\\n])*'")
+_STRING = re.compile(STRING)
 # A function, or a table that is empty at first, and how far it is indented.
 _DEFINITION = re.compile(
     r"^( *)local (?:function (\w+)\(.*?^\1end\n|(\w+) = \{\}\n)", re.MULTILINE | re.DOTALL
@@ -130,7 +138,7 @@ def expanded(text: str, known: set[str] | None = None) -> str:
             continue
         inside.add(part)
         placed = expanded(_body(part), inside)
-        lines.append(re.sub(r"^(?=.)", indent, placed, flags=re.MULTILINE))
+        lines.append(textwrap.indent(placed, indent) if indent else placed)
         if indent:
             if not blocks or blocks[-1][0] < depth:
                 blocks.append((depth, set()))
