@@ -11,7 +11,7 @@ import asyncio
 from copy import copy
 from typing import Any, TypeAlias
 
-from rmq.client.client import AsyncClient
+from rmq.client.client import AsyncClient, parts_of
 from rmq.client.client_blocking import Client
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.topic.context import TopicContext
@@ -40,10 +40,9 @@ class Adoption:
                 f"adopting: {type(client).__name__}; give rmq.Client or rmq.AsyncClient"
             )
         self._client = client
-        self.transport = client._transport
-        self.prefix = client._prefix
-        self.handlers = client._handlers
-        self.hooks = client._hooks
+        parts = parts_of(client)
+        self.transport, self.prefix = parts.transport, parts.prefix
+        self.handlers, self.hooks = parts.handlers, parts.hooks
         self.contexts = client._contexts
         self._broker_address = address
         self._faults = faults
