@@ -237,9 +237,7 @@ class DrainedTopic:
         if disposition.verb == "ack":
             flow = flows.ack(mine)
         elif disposition.verb == "nack":
-            wait_s = disposition.wait_s
-            wait_ms = None if wait_s is None else round(wait_s * 1000)
-            flow = flows.nack_each(mine, wait_ms, {mine[0]: error})
+            flow = flows.nack_each(mine, disposition.wait_ms, {mine[0]: error})
         elif disposition.verb == "release":
             flow = flows.release(mine, disposition.wait_s or 0)
         else:

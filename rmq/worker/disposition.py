@@ -40,6 +40,11 @@ class Disposition(NamedTuple):
     error: failure.Error = None
     kind: str = "r"  # of a rejection: r by the handler, u the body does not fit, n no handler
 
+    @property
+    def wait_ms(self) -> int | None:
+        """The same wait as a nack takes it."""
+        return None if self.wait_s is None else round(self.wait_s * 1000)
+
 
 ACK = Disposition("ack")
 DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier run

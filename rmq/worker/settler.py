@@ -254,13 +254,13 @@ class Settler:
                 )  # fmt: skip
 
     def _settle_others(self, dispositions: Sequence[tuple[HeldDelivery, Disposition]]) -> None:
-        failed: dict[float | None, list[tuple[HeldDelivery, Any]]] = {}
+        failed: dict[int | None, list[tuple[HeldDelivery, Any]]] = {}
         released: dict[float, list[HeldDelivery]] = {}
         for delivery, disposition in dispositions:
             if disposition.verb == "ack":
                 self._settle("ack", [delivery], self._flows.ack)
             elif disposition.verb == "nack":
-                failed.setdefault(disposition.wait_s, []).append((delivery, disposition.error))
+                failed.setdefault(disposition.wait_ms, []).append((delivery, disposition.error))
             elif disposition.verb == "release":
                 released.setdefault(disposition.wait_s or 0.0, []).append(delivery)
             else:
@@ -269,9 +269,8 @@ class Settler:
                     "reject", [delivery], partial(self._flows.reject, reason=reason, kind=kind)
                 )
                 self._log_failure(delivery, "is rejected", reason)
-        for wait_s, pairs in failed.items():
+        for wait_ms, pairs in failed.items():
             errors: dict[Any, Any] = dict(pairs)
-            wait_ms = None if wait_s is None else round(wait_s * 1000)
             self._settle(
                 "nack",
                 [delivery for delivery, _ in pairs],
