@@ -232,8 +232,6 @@ class HandlerDispositions:
 
     def check_returned(self, returned: object) -> None:
         """Refuse work that is returned instead of done, also in a list: it would be acked."""
-        if returned is None:
-            return
         for value in returned[:LOOKED_AT] if isinstance(returned, list | tuple) else (returned,):
             if isinstance(value, UNDONE):
                 with contextlib.suppress(AttributeError):  # nobody will await it
