@@ -64,7 +64,7 @@ def facts(info: bytes) -> dict[str, str]:
 
 
 class ClientBase:
-    """What a client is made of, whatever its transport: address, prefix, handlers, hooks."""
+    """The parts of a client that any transport needs: address, prefix, handlers, hooks."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ClientBase:
 
 
 class ClientParts(NamedTuple):
-    """What other packages use of a client, besides its public methods.
+    """The parts of a client that other packages use, besides its public methods.
 
     Attributes:
         transport: to Redis.

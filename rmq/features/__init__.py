@@ -1,4 +1,4 @@
-"""One folder for each feature; none imports another, except that the doctor looks at all.
+"""The features, a folder for each; none imports another, except that the doctor looks at all.
 
 The name of a file means the same in each:
 

@@ -1,4 +1,4 @@
-"""What the doctor finds, and the reads of Redis that its checks share; each is done once."""
+"""The findings of the doctor, and the reads of Redis that its checks share; each is done once."""
 
 from __future__ import annotations
 

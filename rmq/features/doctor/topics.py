@@ -35,7 +35,7 @@ def readable(look: Look) -> Flow[list[Sight]]:
     topics = yield from look.all_topics()
     away = [topic.name for topic in topics if is_master_away(topic.error)]
     broken = [
-        Sight("error", str(topic.error), _mend(topic))
+        Sight("error", str(topic.error), _fix(topic))
         for topic in topics
         if topic.error is not None and not is_master_away(topic.error)
     ]
@@ -48,7 +48,7 @@ def readable(look: Look) -> Flow[list[Sight]]:
     return [Sight("ok", f"{plural(len(topics), 'topic')}, {plural(slots, 'slot')}")]
 
 
-def _mend(topic: TopicOverview) -> str:
+def _fix(topic: TopicOverview) -> str:
     """Return the command that fixes a topic that cannot be read, or shows more."""
     layout = topic.settings.layout if topic.context.is_open else None
     if layout and layout.resizing:  # slots may not exist yet

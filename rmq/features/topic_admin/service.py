@@ -1,4 +1,4 @@
-"""What `rmq server` does for topics: finish resizes, drop what is over, keep samples.
+"""The services of `rmq server` for topics: finish resizes, drop what is over, keep samples.
 
 A resize whose command has ended or died is finished. Dead letters go past their topic's retention,
 as do the trash and what a slot remembers for a time. A topic keeps its dead letters for ever unless
