@@ -1,4 +1,4 @@
-"""What must hold in the recorded history of a run, printed; the verdict of a soak, too."""
+"""Check the recorded history of a run, and print the findings; the verdict of a soak, too."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def recorded(
     An act that cannot be recorded is in the log: it is done, and its answer must say so.
 
     Args:
-        at: what answers the request, and who asks.
+        context: what answers the request, and its principal.
         operation: the name of the operation.
         topic: to which topic; empty: to none.
         arguments: of the operation.

@@ -1,19 +1,10 @@
-"""ConsoleApp: the console and the HTTP API as a part of another application.
+"""The ASGI applications: that of `rmq server`, and `ConsoleApp` as a part of another application.
 
-The host mounts it below a path and says who asks. Services run in `rmq server` alone.
+The host mounts `ConsoleApp` below a path and says who asks. Services run in `rmq server` alone.
 
 A mounted application gets no event when its host begins or ends: Starlette runs the lifespan of
 the outermost one. So each event loop with a request gets a client of Redis, held by a task that
 ends, and closes it, when the loop ends or `aclose` is called.
-
-The ASGI application of the server: probes, metrics, and what else is mounted.
-
-/livez    200 unless something hangs in the process, which a restart may end; a Redis that is away
-          is no reason to kill it
-/readyz   200 while Redis runs scripts for this server, else 503
-/metrics  for Prometheus
-/api/v1   the verbs of Admin
-/console  pages for people
 """
 
 from __future__ import annotations
@@ -293,7 +284,14 @@ def make_application(
     rate: float,
     root_path: str,
 ) -> Starlette:
-    """Return the application.
+    """Return the application of the server: probes, metrics, the API and the console.
+
+    /livez    200 unless something hangs in the process, which a restart may end; a Redis that is
+              away is no reason to kill it
+    /readyz   200 while Redis runs scripts for this server, else 503
+    /metrics  for Prometheus
+    /api/v1   the verbs of Admin
+    /console  pages for people
 
     Args:
         live: returns what hangs in the process.

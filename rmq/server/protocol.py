@@ -2,15 +2,14 @@
 
 uvicorn waits for the rest of a head or a body as long as the client likes, so a few slow clients
 could hold all connections. Here a head and a body have an end, a head is checked before it is
-parsed (`head`), and where there are too many connections, those that wait for their client give
-way.
+parsed (`take_head`), and where there are too many connections, those that wait for their client
+give way.
 
 Nothing here is imported before a listener is made: uvicorn is an extra.
 
-The head of a request, held to one reading: what two programs could read in two ways is refused.
-
-A proxy before the server and the server itself must agree where a request ends, or the rest of one
-is taken for another (request smuggling). So there is one way to tell the length of a body, a single
+A head has one reading: what two programs could read in two ways is refused. A proxy before the
+server and the server itself must agree where a request ends, or the rest of one is taken for
+another (request smuggling). So there is one way to tell the length of a body, a single
 Content-Length of digits; chunked bodies, folded lines and line feeds alone are refused.
 """
 

@@ -2,17 +2,15 @@
 
 A function that answers has the parameters that it needs, each a msgspec struct:
 
-    at      the client of Redis, and the server (always)
-    path    the parts of the path in braces
-    query   what stands after the question mark
-    body    the JSON that is sent
+    context  the client of Redis, and the server (always)
+    path     the parts of the path in braces
+    query    what stands after the question mark
+    body     the JSON that is sent
 
 Its name is the operationId, its docstring the description, its return type the schema. An async
-generator of lists answers with lines of NDJSON.
+generator of lists answers with lines of NDJSON, which are sent while they are read.
 
-Where a list goes on: text that means something to the server alone, which keeps nothing.
-
-Answers as lines of NDJSON, which are sent while they are read.
+A cursor says where a list goes on. It means something to the server alone, which keeps nothing.
 """
 
 from __future__ import annotations

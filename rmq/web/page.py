@@ -1,6 +1,6 @@
 """A page: what it reads from a request, what it shows, and where it stands.
 
-A function that answers has one parameter, `Ask`, and returns a `View` to show or a `Redirect`.
+A function that answers takes a `PageRequest`, and returns a `View` to show or a `Redirect`.
 Functions that read are registered with `Pages.get`, those that act with `Pages.post`.
 """
 
@@ -54,7 +54,7 @@ class Redirect:
     """The page that follows an act.
 
     Attributes:
-        url: of the page, as `Ask.url` returns it.
+        url: of the page, as `PageRequest.url` returns it.
         notice: what was done, shown there once.
         cookie: the value of Set-Cookie; None: none.
     """

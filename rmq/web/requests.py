@@ -1,4 +1,4 @@
-"""What requests may have, with bounds: parts of paths, queries, bodies; the base of answers.
+"""The parts of requests, with bounds: paths, queries, bodies; the base of answers, and `show`.
 
 Bounds that RMQ itself checks, as those of a topic's settings, are left to it. A body is read within
 bounds of size and time.

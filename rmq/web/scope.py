@@ -1,4 +1,4 @@
-"""What the scope of a request tells: its path, and the text that forms of its pages have.
+"""The scope of a request: the path that is asked for, and the CSRF token of its forms.
 
 The root path is the one below which an application is mounted, or a reverse proxy serves it.
 

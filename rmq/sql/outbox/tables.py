@@ -18,14 +18,11 @@ Times are epoch ms. Text is compared byte by byte, whatever the collation of the
     rmq_log    id          the stub id of a message that a consumer has received
                topic, slot, offset, received
 
-Ids of stubs and of their messages: each is computed from the other.
-
-A message id contains its slot, and only Redis knows how many slots a topic has; a business
-transaction must not need Redis. So the id of a stub has slot 0 and check 0, and its message has the
-same id with both filled in. The message id depends on nothing but the stub and the topic: every
-send of a stub uses the same id, and Redis answers the second one with "duplicate".
-
-A stub as relay and resender read it, and its message.
+The ids of a stub and of its message are computed from each other. A message id contains its slot,
+and only Redis knows how many slots a topic has; a business transaction must not need Redis. So the
+id of a stub has slot 0 and check 0, and its message has the same id with both filled in. The
+message id depends on nothing but the stub and the topic: every send of a stub uses the same id, and
+Redis answers the second one with "duplicate".
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """A process of a supervisor: its start, its messages, its health.
 
-The control channel between a supervisor and a worker process.
-
-The worker inherits one end of a socket pair, and sends one JSON object a line: when it is ready,
-its health and counts every second, and its last counts at the end. The supervisor sends single
-bytes: STOP, and later perhaps the number of a second signal. The end of the channel is a STOP too,
-so the workers of a killed supervisor stop.
+Between the two is a control channel. The worker inherits one end of a socket pair, and sends one
+JSON object a line: when it is ready, its health and counts every second, and its last counts at the
+end. The supervisor sends single bytes: STOP, and later perhaps the number of a second signal. The
+end of the channel is a STOP too, so the workers of a killed supervisor stop.
 
 Signals are not used for STOP: systemd sends SIGTERM to every process of a service, and a second one
 would end a worker at once.
