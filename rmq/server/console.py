@@ -3,11 +3,6 @@
 A page is HTML from the server. A browser that asks for the address of a page as a stream of events
 (`Accept: text/event-stream`) gets the page whenever it has changed, so a page is live by the same
 route, the same rights and the same function that showed it.
-
-The style, the scripts and the icon of the console: a fixed table, read once.
-
-No path of the file system comes from a URL. Addresses have a digest of all assets, so a browser
-keeps them for good, and takes the new ones after an upgrade.
 """
 
 from __future__ import annotations
@@ -117,11 +112,8 @@ class Console:
         page_request = self._page_request(request, {})
         if page_request.principal is None and not self._signs_in:
             return self._to_sign_in(request, page_request)
-        return self._shown(
-            request,
-            page_request,
-            self._of_error(page_request, ApiError("not-found", "no such page")),
-        )
+        missing = self._of_error(page_request, ApiError("not-found", "no such page"))
+        return self._shown(request, page_request, missing)
 
     def _endpoint(self, by_method: dict[str, Page]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -249,10 +241,8 @@ class Console:
         """Return what an act answers; note it in the audit trail."""
         if page_request.known_context is None:
             return await page.handler(page_request)
-        topic, arguments = (
-            page_request.path.get("topic", ""),
-            {**page_request.path, **page_request.form},
-        )
+        topic = page_request.path.get("topic", "")
+        arguments = {**page_request.path, **page_request.form}
         async with recorded(page_request.context, page.handler.__name__, topic, arguments) as act:
             answer = await page.handler(page_request)
             if isinstance(answer, View) and answer.status >= 400:  # a form that shows a mistake
@@ -298,7 +288,10 @@ class Asset:
 
 
 class Assets:
-    """All assets.
+    """The style, the scripts and the icon of the console: a fixed table, read once.
+
+    No path of the file system comes from a URL. Addresses have a digest of all assets, so a browser
+    keeps them for good, and takes the new ones after an upgrade.
 
     Attributes:
         digest: of all of them.
