@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.validation import UNSEEN
 
 if TYPE_CHECKING:
@@ -118,8 +117,12 @@ def fields(value: Any, *names: str) -> dict[str, Any]:
 
 
 def _field(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, datetime):
         return iso(value)
+    from rmq.kernel.core.ids import MessageId  # it imports hashlib, and help does without
+
     if isinstance(value, MessageId):
         return str(value)
     if isinstance(value, Mapping):

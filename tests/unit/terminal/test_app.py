@@ -24,3 +24,11 @@ def test_importing_the_command_line_loads_no_web_server():
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert process.stdout.strip() == "False"
+
+
+def test_importing_the_command_line_loads_no_hashes():
+    code = "import rmq.cli, sys; print([m for m in ('hashlib', '_hashlib') if m in sys.modules])"
+
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert process.stdout.strip() == "[]"
