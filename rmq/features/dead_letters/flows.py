@@ -130,7 +130,7 @@ def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> b
 class _Letter:
     """A dead letter for a filter: what no condition looks at is never decoded.
 
-    Its attributes are those of the `Message` that `inspect.messages_of` makes.
+    Its attributes are those of the `Message` that `reading.messages_of` makes.
     """
 
     def __init__(self, member: QueueMember) -> None:

@@ -26,6 +26,7 @@ from rmq.kernel.transport.steps import Flow, Pipeline
 
 log = logging.getLogger("rmq")
 
+POLL_S = 3.0  # between looks at all topics: a new schedule, or a changed one, is noticed then
 RETRY_S = 1.0  # after an error
 CALLS_AT_ONCE = 100  # sends in one round trip
 
@@ -144,9 +145,6 @@ class Dispatch:
             self._reported[topic, schedule] = str(error)
             what = f"schedule {schedule!r}" if schedule else "the schedules"
             log.warning("%s of topic %r cannot be served just now: %s", what, topic, error)
-
-
-POLL_S = 3.0  # between looks at all topics: a new schedule, or a changed one, is noticed then
 
 
 class DueTopic(NamedTuple):
