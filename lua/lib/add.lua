@@ -12,7 +12,7 @@ local function add_members(zset, scores_and_members, count)
   end
 end
 
--- Add the nth of many single members. Every sixteenth is added as a batch is: many single ones in a small set would be as dear.
+-- Add the nth of many single members. Every sixteenth is added as a batch is: many single ones in a small set would cost as much.
 --- @inline
 local function add_single(zset, score, member, nth)
   if nth % EVERY == 0 then

@@ -1,5 +1,5 @@
 -- Taking messages from the StoreQueue, for prepare and query_take. Parts that are seldom needed include their libraries themselves:
--- every function is made anew at each run, which is dear for a script that takes one message.
+-- every function is made anew at each run, which costs much in a script that takes one message.
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/failed"
