@@ -298,7 +298,7 @@ def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
     for delivery in deliveries:
         if not isinstance(delivery, DeliveryData):
             raise InvalidType(f"deliveries: {type(delivery).__name__}; give what receive returned")
-        held.append(delivery._held)
+        held.append(held_of(delivery))
     return held
 
 
