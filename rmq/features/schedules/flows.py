@@ -17,7 +17,6 @@ from rmq.features.schedules import scripts
 from rmq.features.schedules.schedule import CatchUp, Definition
 from rmq.features.schedules.scripts import ScheduleRow
 from rmq.kernel.core import codec as codecs, ids
-from rmq.kernel.core.codec import Codec
 from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.record import SCHEDULE_MARK, SCHEDULE_TIME_MARK as TIME_MARK
@@ -226,29 +225,10 @@ def delete(context: TopicContext, name: str) -> Flow[bool]:
     return deleted
 
 
-class _Encoded:
-    """Writes bodies that were encoded when their schedule was declared."""
-
-    name = "encoded"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def encode(self, body: Any) -> bytes:
-        """Return the bytes as they are."""
-        assert isinstance(body, bytes)
-        return body
-
-    def decode(self, data: bytes) -> Any:
-        """Return the bytes as they are."""
-        return data
-
-
 def encoded(context: TopicContext, number: int) -> TopicContext:
     """Return the context for a body that is encoded; interceptors see no scheduled sends."""
     made = copy.copy(context)
-    codec: Codec = _Encoded(number)
-    made.codec, made.hooks = codec, Hooks()
+    made.codec, made.hooks = codecs.Encoded(number), Hooks()
     return made
 
 

@@ -357,6 +357,23 @@ def decode(number: int, data: bytes) -> Any:
     return codec.decode(data)
 
 
+class Encoded:
+    """A codec for bodies that are encoded already."""
+
+    def __init__(self, number: int) -> None:
+        known = BY_NUMBER.get(number)
+        self.number = number
+        self.name = known.name if known else f"codec {number}"
+
+    def encode(self, body: Any) -> bytes:
+        """Return the body as it is."""
+        return bytes(body)
+
+    def decode(self, data: bytes) -> Any:
+        """Decode with the codec of that number."""
+        return decode(self.number, data)
+
+
 class SharedLimit:
     """Reads bodies that are in memory at a time: decompressed they share `Compressed.limit`.
 

@@ -13,7 +13,7 @@ from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
 from rmq.kernel.core.validation import check_priority
-from rmq.kernel.producer.encode import Encoded, encode, encode_plain
+from rmq.kernel.producer.encode import EncodedMessage, encode, encode_plain
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
 ALIKE_MIN = 16  # fewer messages are grouped faster one by one
@@ -36,7 +36,7 @@ class Group:
         "slot",
     )  # fmt: skip
 
-    def __init__(self, slot: int, merging: Encoded | None) -> None:
+    def __init__(self, slot: int, merging: EncodedMessage | None) -> None:
         self.slot = slot
         self.merging = merging  # such a message has a call to itself
         self.ids: Sequence[MessageId] = []

@@ -30,7 +30,7 @@ MERGE_KEY_BYTES = 1024
 RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
 
 
-class Encoded:
+class EncodedMessage:
     """A message that is checked and encoded; its record lacks the headers."""
 
     head: bytes
@@ -47,7 +47,7 @@ class Encoded:
 
 def encode(
     context: TopicContext, settings: Settings, out: Outgoing, allow_past: bool = False
-) -> Encoded:
+) -> EncodedMessage:
     """Check and encode a message. `allow_past`: its time may have passed years ago.
 
     Raises:
@@ -57,7 +57,7 @@ def encode(
         raise InvalidType(f"messages: {type(out).__name__}; give rmq.Outgoing(body, ...)")
     if out.type is not None:
         check_message_type(out.type)
-    message = Encoded()
+    message = EncodedMessage()
     due = _check_merge(out, message) or _check_due(out, allow_past)
     priority = 0 if due else settings.default_priority
     if out.priority is not None:
@@ -176,7 +176,7 @@ def _due_ms(at: Any) -> int:
     return check_due_ms(at, "at", topic_context.now_ms())
 
 
-def _check_merge(out: Outgoing, message: Encoded) -> int:
+def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
     """Check the merge options; return the time range in ms, 0 for a message that does not merge."""
     if out.merge_key is None and out.time_range is None:
         if out.extend or out.max_wait is not None or out.merge != "first":

@@ -31,6 +31,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
+from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, SendResult
 from rmq.kernel.core.settings import NAMES
@@ -41,7 +42,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import server_ms
 from rmq.sql.connections import IdleLimit
 from rmq.sql.outbox.outbox import Outbox
-from rmq.sql.outbox.tables import Encoded, Stub, outgoing
+from rmq.sql.outbox.tables import Stub, outgoing
 
 log = logging.getLogger("rmq.outbox")
 
@@ -152,7 +153,7 @@ class Dispatcher:
         if context is None:
             parts = self._parts
             context = TopicContext(
-                parts.prefix, topic, Encoded(codec), parts.sessions, {}, parts.hooks
+                parts.prefix, topic, codecs.Encoded(codec), parts.sessions, {}, parts.hooks
             )
             self._contexts[topic, codec] = context
         if not context.is_open and not context.requested:

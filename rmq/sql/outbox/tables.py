@@ -49,7 +49,7 @@ from sqlalchemy import (
 )
 
 from rmq.errors import InvalidValue
-from rmq.kernel.core import codec as codecs, ids, retry as policies
+from rmq.kernel.core import ids, retry as policies
 from rmq.kernel.core.ids import TEXT_SIZE, MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.topic.context import TopicContext, slot_of
@@ -149,7 +149,7 @@ COLUMNS = [stubs.c[name] for name in Stub._fields]
 
 
 def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> Outgoing:
-    """Return the message of a stub, for a topic whose codec is `Encoded`.
+    """Return the message of a stub, for a topic whose codec is `codec.Encoded`.
 
     A due time that has passed is left out. An expiry counts from the due time, or else from when
     the stub was written; if it has passed too, the message expires when it is about to be leased.
@@ -189,23 +189,6 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> O
             f"rmq_stub.options: {stub.options[:100]!r} of {stub.id} cannot be read ({error}); "
             "they are written by Outbox.send alone"
         ) from error
-
-
-class Encoded:
-    """A codec for bodies that are encoded already."""
-
-    def __init__(self, number: int) -> None:
-        known = codecs.BY_NUMBER.get(number)
-        self.number = number
-        self.name = known.name if known else f"codec {number}"
-
-    def encode(self, body: Any) -> bytes:
-        """Return the body as it is."""
-        return bytes(body)
-
-    def decode(self, data: bytes) -> Any:
-        """Decode with the codec of that number."""
-        return codecs.decode(self.number, data)
 
 
 CREATE: Final = "rmq outbox create"  # creates the tables

@@ -9,11 +9,11 @@ from rmq.kernel.core import record
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.producer.encode import Encoded, encode
+from rmq.kernel.producer.encode import EncodedMessage, encode
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 
 
-def encoded(out: rmq.Outgoing, **settings: object) -> Encoded:
+def encoded(out: rmq.Outgoing, **settings: object) -> EncodedMessage:
     context = TopicContext("rmq", "orders", JSON, ReplaySessions(), {})
     context.mark_open(Settings(slots=4), b"1")
     return encode(context, Settings(slots=4, **settings), out)  # type: ignore[arg-type]
