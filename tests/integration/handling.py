@@ -13,7 +13,6 @@ import pytest
 
 import rmq
 from tests.integration.driven import Driven
-from tests.patience import wait_for
 
 WITHIN_S = 60.0  # a bound for what should take moments: the machine is shared
 
@@ -24,9 +23,6 @@ every_kind = pytest.mark.parametrize(
     [("sync", "threads"), ("async", "tasks"), ("sync", "tasks"), ("async", "threads")],
     indirect=True,
 )
-
-
-eventually = wait_for
 
 
 def threads_left() -> list[str]:

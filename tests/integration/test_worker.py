@@ -17,7 +17,8 @@ import pytest
 import rmq
 from rmq.worker.runs import AHEAD_S
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually, every_kind
+from tests.integration.handling import Scene, every_kind
+from tests.patience import wait_for
 from tests.servers import Server
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
@@ -54,9 +55,9 @@ def test_concurrency_is_reached_and_not_exceeded(scene: Scene, api: Any, name: s
     scene.handle(topic, gate, concurrency=5)
     topic.send_many([rmq.Outgoing(n) for n in range(60)])
     with scene.working():
-        eventually(lambda: gate.inside == 5)
+        wait_for(lambda: gate.inside == 5)
         gate.go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 60)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 60)
 
     assert gate.most == 5
 
@@ -96,13 +97,13 @@ def test_a_full_worker_takes_no_more_and_goes_on_when_it_can(
     scene.handle(topic, gate, concurrency=2, prefetch=5)
     topic.send_many([rmq.Outgoing(n) for n in range(20)])
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["in_flight"] == 5)
+        wait_for(lambda: api.admin.stats(name)["in_flight"] == 5)
         for _ in range(20):
             time.sleep(0.02)  # would it take more?
             assert api.admin.stats(name)["in_flight"] == 5
         assert gate.inside == 2
         gate.go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 20)
 
 
 def test_a_flood_on_one_topic_does_not_keep_another_waiting(
@@ -120,7 +121,7 @@ def test_a_flood_on_one_topic_does_not_keep_another_waiting(
     flood.send_many([rmq.Outgoing("flood") for _ in range(3000)])
     other.send_many([rmq.Outgoing("other") for _ in range(30)])
     with scene.working():
-        eventually(lambda: order.count("other") == 30)
+        wait_for(lambda: order.count("other") == 30)
         floods = order.count("flood")
 
     # One hand each, of one speed: the thirty need about thirty turns. Half the flood were unfair.
@@ -146,7 +147,7 @@ def test_what_a_handler_sets_in_its_context_the_next_message_does_not_see(
     scene.handle(topic, work, concurrency=2)
     topic.send_many([rmq.Outgoing(n) for n in range(20)])
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 20)
 
     assert seen == ["none"] * 20
 
@@ -163,7 +164,7 @@ def test_stop_finishes_what_runs_and_hands_back_what_has_not_begun(
     scene.handle(topic, gate, concurrency=2, prefetch=6)
     topic.send_many([rmq.Outgoing(n) for n in range(6)])
     with scene.working() as worker:
-        eventually(lambda: gate.inside == 2 and api.admin.stats(name)["in_flight"] == 6)
+        wait_for(lambda: gate.inside == 2 and api.admin.stats(name)["in_flight"] == 6)
         threading.Timer(0.5, gate.go.set).start()
 
         assert worker.stop(20) is True
@@ -193,7 +194,7 @@ def test_when_the_grace_time_runs_out_what_runs_is_handed_back_uncounted(
     scene.handle(topic, work, concurrency=2, prefetch=4)
     topic.send_many([rmq.Outgoing(n) for n in range(4)])
     with scene.working() as worker:
-        eventually(lambda: gate.inside == 2 and api.admin.stats(name)["in_flight"] == 4)
+        wait_for(lambda: gate.inside == 2 and api.admin.stats(name)["in_flight"] == 4)
 
         assert worker.stop(0.2) is False
 
@@ -203,7 +204,7 @@ def test_when_the_grace_time_runs_out_what_runs_is_handed_back_uncounted(
             (n, 1) for n in range(4)
         ]
     gate.go.set()
-    eventually(lambda: len(lost) == 2)
+    wait_for(lambda: len(lost) == 2)
     if not scene.is_async:  # a thread cannot be ended, and is told
         assert lost == [True, True]
     assert api.admin.stats(name)["settled"] == 0
@@ -217,7 +218,7 @@ def test_stopping_at_once_with_nothing_running_finished_everything(
     scene.handle(topic, lambda d: None)
     topic.send_many([rmq.Outgoing(n) for n in range(20)])
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 20)
 
         assert worker.stop(0) is True
         assert worker.stop() is True  # twice is once
@@ -234,7 +235,7 @@ def test_a_worker_can_be_started_again(scene: Scene, api: Any, name: str) -> Non
         worker.start()
         with pytest.raises(rmq.InvalidValue, match="it is running"):
             worker.start()
-        eventually(lambda n=n: seen == list(range(n + 1)))
+        wait_for(lambda n=n: seen == list(range(n + 1)))
         assert worker.stop() is True
         assert not worker.health().ok
 
@@ -282,7 +283,7 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
         topic.send_many([rmq.Outgoing(n) for n in range(count)])
         settled = api.admin.stats(name)["settled"]
         with scene.working(heartbeat=heartbeat):
-            eventually(lambda: api.admin.stats(name)["settled"] == settled + count)
+            wait_for(lambda: api.admin.stats(name)["settled"] == settled + count)
 
         if isinstance(scene.client, rmq.Client):  # its connections are the client's, not ours
             scene.client._transport._current_pool().close()
@@ -293,13 +294,13 @@ def test_nothing_is_left_of_a_worker_that_has_stopped(
     once(20)
     once(20)
 
-    eventually(lambda: {one.ident for one in threading.enumerate()} <= threads)
+    wait_for(lambda: {one.ident for one in threading.enumerate()} <= threads)
     assert not [
         one
         for one in psutil.Process().children()
         if "rmq.worker.heartbeat.renewer" in " ".join(one.cmdline())
     ]
-    eventually(lambda: descriptors() <= fds)
+    wait_for(lambda: descriptors() <= fds)
 
 
 # --- inside an event loop ------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def test_with_worker_runs_async_handlers_in_a_loop_of_its_own(server: Server, na
 
         topic.send(1)
         with rmq.Worker(client, heartbeat="thread"):
-            eventually(lambda: threads)
+            wait_for(lambda: threads)
 
     assert threads == ["rmq-loop"]
 
@@ -390,7 +391,7 @@ def test_only_the_topics_that_are_named_are_served(client: rmq.Client, name: str
         topic.handler()(lambda body: seen.append(body))
         topic.send(suffix)
     with rmq.Worker(client, topics=[f"{name}-b", f"{name}-b"], heartbeat="thread") as worker:
-        eventually(lambda: seen)
+        wait_for(lambda: seen)
         assert list(worker.counts()) == [f"{name}-b"]
 
     assert seen == ["b"]
@@ -427,15 +428,15 @@ def test_while_redis_is_away_it_is_not_well_and_recovers_by_itself(
         topic.handler()(lambda body: seen.append(body))
         topic.send(1)
         with rmq.Worker(client, heartbeat="thread") as worker:
-            eventually(lambda: client.admin.stats(name)["settled"] == 1)
+            wait_for(lambda: client.admin.stats(name)["settled"] == 1)
             assert worker.health() == rmq.Health(True, [])
 
             own_server.signal(signal.SIGSTOP) if how == "frozen" else own_server.kill()
-            bad = eventually(lambda: h if not (h := worker.health()).ok else None)
+            bad = wait_for(lambda: h if not (h := worker.health()).ok else None)
             own_server.signal(signal.SIGCONT) if how == "frozen" else own_server.start()
             topic.send(2)
-            eventually(lambda: worker.health().ok)
-            eventually(lambda: 2 in seen)
+            wait_for(lambda: worker.health().ok)
+            wait_for(lambda: 2 in seen)
 
     assert name in bad.problems[0]
     assert bad.alive
@@ -450,13 +451,13 @@ def test_a_full_worker_is_not_well_either_while_it_cannot_settle(
         topic.handler(concurrency=1, prefetch=2)(lambda body: go.wait(30))
         topic.send_many([rmq.Outgoing(n) for n in range(3)])
         with rmq.Worker(client, heartbeat="thread") as worker:
-            eventually(lambda: worker.counts()[name]["held"] == 2)
+            wait_for(lambda: worker.counts()[name]["held"] == 2)
             own_server.signal(signal.SIGSTOP)
             go.set()
-            eventually(lambda: not worker.health().ok)
+            wait_for(lambda: not worker.health().ok)
             own_server.signal(signal.SIGCONT)
-            eventually(lambda: worker.health().ok)
-            eventually(lambda: client.admin.stats(name)["settled"] == 3)
+            wait_for(lambda: worker.health().ok)
+            wait_for(lambda: client.admin.stats(name)["settled"] == 3)
 
 
 def test_hands_full_of_long_handlers_are_healthy(client: rmq.Client, name: str) -> None:
@@ -465,7 +466,7 @@ def test_hands_full_of_long_handlers_are_healthy(client: rmq.Client, name: str) 
     topic.handler(concurrency=1, prefetch=1)(lambda body: go.wait(30))
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: worker.counts()[name]["held"] == 1)
+        wait_for(lambda: worker.counts()[name]["held"] == 1)
         time.sleep(1.5)  # a turn of the fetcher without room
         health = worker.health()
         go.set()

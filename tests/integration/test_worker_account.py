@@ -11,7 +11,8 @@ import pytest
 
 import rmq
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 COUNT = 200
 WAYS = ("ack", "raise", "snooze", "retry", "reject", "own ack", "own nack", "own release", "extend",
@@ -64,15 +65,15 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
     topic.send_many([rmq.Outgoing({"n": n}) for n in range(COUNT)])
     topic.send({"n": "misfit"})
     with scene.working() as worker:
-        eventually(lambda: (s := api.admin.stats(name))["settled"] + s["dead"] == COUNT + 1, 60)
-        counts = eventually(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
+        wait_for(lambda: (s := api.admin.stats(name))["settled"] + s["dead"] == COUNT + 1)
+        counts = wait_for(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
         memory = worker._running.memory
         assert [held for _, _, held in memory.shared.leases(0)] in ([0], [0, 0])
         assert memory.shared.begun() == {}
         assert len(memory._free_begun) == memory.shared.sizes[1]
         runs = worker._running.engine.queues[0].runs
         # A thread that ran too long may run still.
-        eventually(
+        wait_for(
             lambda: not (runs._runtime_limits.running or runs._overdue or runs.suspects.running)
         )
 

@@ -11,7 +11,8 @@ import pytest
 
 import rmq
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 
 def bodies(batch: list[Any]) -> list[Any]:
@@ -26,8 +27,8 @@ def test_a_batch_that_returns_settles_all_of_it(scene: Scene, api: Any, name: st
 
     scene.handle(topic, lambda batch: seen.append(bodies(batch)), batch=10, concurrency=2)
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 95)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 95)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
 
     assert sorted(n for batch in seen for n in batch) == list(range(95))
     assert max(map(len, seen)) <= 10
@@ -40,7 +41,7 @@ def test_a_batch_gets_deliveries_of_its_kind(scene: Scene, api: Any, name: str) 
     scene.handle(topic, lambda batch: kinds.extend(map(type, batch)), batch=5)
     topic.send(1)
     with scene.working():
-        eventually(lambda: kinds)
+        wait_for(lambda: kinds)
 
     assert kinds == [scene.delivery]
 
@@ -61,7 +62,7 @@ def test_what_a_batch_settles_one_by_one_is_left_alone_and_the_rest_is_acked(
     topic.send_many([rmq.Outgoing(w) for w in ("nack", "release", "reject", "ack", "x", "y")])
     scene.handle(topic, work, batch=10)
     with scene.working() as worker:
-        counts = eventually(lambda: c if (c := worker.counts()[name])["held"] == 0 < c["taken"]
+        counts = wait_for(lambda: c if (c := worker.counts()[name])["held"] == 0 < c["taken"]
                             else None)  # fmt: skip
 
     stats = api.admin.stats(name)
@@ -84,7 +85,7 @@ def test_a_batch_that_raises_fails_what_it_had_not_settled(
     topic.send_many([rmq.Outgoing(n) for n in range(5)])
     scene.handle(topic, work, batch=10)
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["dead"] == 3)
+        wait_for(lambda: api.admin.stats(name)["dead"] == 3)
 
     dead = api.admin.peek(name, queue="dead")
     assert sorted(one.body for one in dead) == [2, 3, 4]
@@ -102,7 +103,7 @@ def test_a_batch_that_is_not_full_waits_for_more(scene: Scene, api: Any, name: s
         for n in range(4):
             topic.send(n)
             time.sleep(0.05)  # so that each is taken by a call of its own
-        eventually(lambda: seen)
+        wait_for(lambda: seen)
 
     assert seen == [[0, 1, 2, 3]]
 
@@ -119,7 +120,7 @@ def test_a_batch_that_stays_short_goes_when_its_time_is_over(
     with scene.working():
         started = time.monotonic()
         topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
-        eventually(lambda: seen)
+        wait_for(lambda: seen)
 
     assert seen[0][0] == [1, 2]
     assert seen[0][1] - started >= 1.0
@@ -140,7 +141,7 @@ def test_what_is_left_of_a_full_batch_lingers_from_its_own_arrival(
         time.sleep(0.8)  # some of the first one's time
         sent = time.monotonic()
         topic.send_many([rmq.Outgoing(n) for n in range(1, 6)])
-        eventually(lambda: len(seen) == 2)
+        wait_for(lambda: len(seen) == 2)
 
     assert [batch for batch, _ in seen] == [[0, 1, 2, 3], [4, 5]]
     assert seen[1][1] - sent >= 5.0
@@ -153,7 +154,7 @@ def test_without_linger_a_single_message_goes_at_once(scene: Scene, api: Any, na
     scene.handle(topic, lambda batch: seen.append(bodies(batch)), batch=100)
     with scene.working():
         topic.send(1)
-        eventually(lambda: seen)
+        wait_for(lambda: seen)
 
     assert seen == [[1]]
 
@@ -165,7 +166,7 @@ def test_stopping_hands_back_a_batch_that_waits_for_more(scene: Scene, api: Any,
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     scene.handle(topic, lambda batch: seen.append(batch), batch=10, linger=60)
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["held"] == 3)
+        wait_for(lambda: worker.counts()[name]["held"] == 3)
 
     assert seen == []
     with topic.consumer() as consumer:
@@ -219,7 +220,7 @@ def test_hooks_go_in_order_before_and_in_reverse_after(
     scene.handle(topic, work, batch=batch)
     topic.send(7)
     with scene.working(interceptors=[Notes("first", notes), Notes("second", notes)]):
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     words = ["before first", "before second", "handled", "after second", "after first"]
     assert notes == [(word, 7) for word in words]
@@ -232,7 +233,7 @@ def test_a_batch_s_hooks_see_each_delivery(scene: Scene, api: Any, name: str) ->
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     scene.handle(topic, lambda batch: None, batch=10)
     with scene.working(interceptors=[Notes("it", notes)]):
-        eventually(lambda: api.admin.stats(name)["settled"] == 3)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 3)
 
     assert notes == [(f"{word} it", n) for word in ("before", "after") for n in range(3)]
 
@@ -249,7 +250,7 @@ def test_a_hook_that_raises_is_logged_and_the_message_goes_on(
         caplog.at_level(logging.ERROR, "rmq"),
         scene.working(interceptors=[Faulty(), Notes("it", notes)]),
     ):
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert notes == [("before it", 7), "handled", ("after it", 7)]
     for hook in ("Faulty.before_handle", "Faulty.after_handle"):
@@ -272,7 +273,7 @@ def test_hooks_get_the_outcome(scene: Scene, api: Any, name: str) -> None:
     scene.handle(topic, work)
     topic.send_many([rmq.Outgoing(word) for word in ("ack", "nack", "reject", "release", "own")])
     with scene.working(interceptors=[outcomes]):
-        eventually(lambda: len(outcomes.seen) == 5)
+        wait_for(lambda: len(outcomes.seen) == 5)
 
     assert {word: outcome.verb for word, outcome in outcomes.seen.items()} == {
         word: word for word in ("ack", "nack", "reject", "release", "own")
@@ -288,7 +289,7 @@ def test_the_client_s_interceptors_are_around_the_worker_s(server: Any, name: st
         client.topic(name).handler()(lambda body: None)
         client.topic(name).send(1)
         with rmq.Worker(client, interceptors=[Notes("worker", notes)], heartbeat="thread"):
-            eventually(lambda: client.admin.stats(name)["settled"] == 1)
+            wait_for(lambda: client.admin.stats(name)["settled"] == 1)
 
     order = ["before client", "before worker", "after worker", "after client"]
     assert [word for word, _ in notes] == order
@@ -315,7 +316,7 @@ def test_async_hooks_are_awaited_around_async_handlers(server: Any, name: str) -
         client.topic(name).handler()(handle)
         client.topic(name).send(1)
         with rmq.Worker(client, interceptors=[waits], heartbeat="thread"):
-            eventually(lambda: client.admin.stats(name)["settled"] == 1)
+            wait_for(lambda: client.admin.stats(name)["settled"] == 1)
 
     assert waits.threads == ["rmq-loop", "handled", "ack"]
 

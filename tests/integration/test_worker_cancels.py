@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -55,7 +55,7 @@ def test_a_run_that_cancels_itself_has_failed(
     topic.handler(several, batch=batch) if batch else topic.handler(one)
     topic.send(1)
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["dead"])
+        wait_for(lambda: client.admin.stats(name)["dead"])
 
     (dead,) = client.admin.peek(name, queue="dead")
     assert attempts == [1, 2, 3]
@@ -79,7 +79,7 @@ def test_a_timer_of_a_run_that_has_ended_costs_the_next_one_no_retry(
     topic.handler(concurrency=1, prefetch=2)(work)
     topic.send_many([rmq.Outgoing("evil"), rmq.Outgoing("harmless")])
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: client.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 2)
         counts = worker.counts()[name]
 
     assert attempts == [1, 1]
@@ -112,11 +112,11 @@ def test_a_run_that_cancels_all_tasks_costs_no_other_run_a_retry_and_ends_no_lif
     harmless.handler(concurrency=4)(work)
     harmless.send(0)
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(begun.is_set)
+        wait_for(begun.is_set)
         evil.send(1)
-        eventually(lambda: client.admin.stats(evil.name)["dead"])
+        wait_for(lambda: client.admin.stats(evil.name)["dead"])
         harmless.send_many([rmq.Outgoing(n) for n in range(1, 20)])
-        eventually(lambda: client.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 20)
         counts = worker.counts()[name]
         assert not lifespan
 
@@ -164,12 +164,12 @@ def test_a_run_that_would_end_the_event_loop_interrupts_no_other(
     harmless.handler(concurrency=4)(work)
     harmless.send(0)
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: attempts)
+        wait_for(lambda: attempts)
         evil.send(1)
-        eventually(lambda: client.admin.stats(evil.name)["dead"])
+        wait_for(lambda: client.admin.stats(evil.name)["dead"])
         harmless.send_many([rmq.Outgoing(n) for n in range(1, 10)])
-        eventually(lambda: client.admin.stats(name)["settled"] == 10)
-        eventually(lambda: worker.health().ok)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 10)
+        wait_for(lambda: worker.health().ok)
 
     assert attempts == [1] * 10
 
@@ -192,14 +192,14 @@ def test_what_comes_for_a_loop_of_the_program_s_own_that_has_ended_is_handed_bac
         thread.join()
         loop.close()
         topic.send_many([rmq.Outgoing(n) for n in range(10)])
-        eventually(lambda: worker.counts()[name]["release"])
+        wait_for(lambda: worker.counts()[name]["release"])
 
         @topic.handler
         def take(body: int, d: rmq.Delivery) -> None:
             attempts.append(d.attempt)
 
         with rmq.Worker(other, heartbeat="thread"):
-            eventually(lambda: len(attempts) == 10)
+            wait_for(lambda: len(attempts) == 10)
         counts = worker.counts()[name]
         worker.stop()
 

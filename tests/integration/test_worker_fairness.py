@@ -9,7 +9,8 @@ import pytest
 import redis
 
 import rmq
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 FLOOD, FEW = 5000, 5
@@ -43,7 +44,7 @@ def first_handled(
 
     scene.handle(api.topic(name), work, concurrency=1, prefetch=PREFETCH)
     with scene.working(interceptors=interceptors):
-        eventually(lambda: len(order) >= ENOUGH)
+        wait_for(lambda: len(order) >= ENOUGH)
     return order[:ENOUGH]
 
 

@@ -12,7 +12,8 @@ import pytest
 
 import rmq
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 LIMIT_S = 0.5
@@ -51,8 +52,8 @@ def test_a_worker_whose_threads_all_hang_hands_back_what_waits_and_takes_nothing
     topic.handler(concurrency=2, max_runtime=LIMIT_S, prefetch=prefetch)(work)
     topic.send_many([rmq.Outgoing(body) for body in ("hang", "hang", 0, 1, 2, 3)])
     with rmq.Worker(client, heartbeat="thread", grace=0.1) as worker:
-        eventually(lambda: client.admin.stats(name)["later"] == 2)  # both have failed
-        eventually(lambda: worker._running.engine.queues[0].all_hung_since)
+        wait_for(lambda: client.admin.stats(name)["later"] == 2)  # both have failed
+        wait_for(lambda: worker._running.engine.queues[0].all_hung_since)
         time.sleep(1.2)  # a call that asks for messages may have begun before, and ends in 1 s
 
         def stays_empty() -> bool:  # and are the others taken again?
@@ -62,11 +63,11 @@ def test_a_worker_whose_threads_all_hang_hands_back_what_waits_and_takes_nothing
                     return False
             return True
 
-        eventually(stays_empty)
+        wait_for(stays_empty)
         health = worker.health()
         other.topic(name).handler()(done.append)
         with rmq.Worker(other, heartbeat="thread"):
-            eventually(lambda: sorted(done) == [0, 1, 2, 3])
+            wait_for(lambda: sorted(done) == [0, 1, 2, 3])
         messages = client.admin.stats(name)
 
     assert not health.ok
@@ -92,14 +93,14 @@ def test_beside_a_thread_that_hangs_the_others_go_on_and_when_it_returns_so_does
     topic.send("hang")
     worker = rmq.Worker(client, heartbeat="thread")
     with worker:
-        eventually(lambda: client.admin.stats(name)["later"] == 1)
+        wait_for(lambda: client.admin.stats(name)["later"] == 1)
         for n in range(10):
             topic.send(n)
-        eventually(lambda: len(done) == 10)
+        wait_for(lambda: len(done) == 10)
         assert worker.health().ok
         go.set()
-        eventually(lambda: worker._running.engine.queues[0].hung() == 0)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker._running.engine.queues[0].hung() == 0)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert inside == [1] * 10
@@ -123,7 +124,7 @@ def test_a_slot_in_order_goes_on_elsewhere_when_its_thread_hangs(
         assert begun.wait(60)
         other.topic(name).handler(ordered=True)(done.append)
         with rmq.Worker(other, heartbeat="thread"):
-            eventually(lambda: len(done) == 5)
+            wait_for(lambda: len(done) == 5)
         counts = worker.counts()[name]
 
     assert done == [0, 1, 2, 3, 4]
@@ -141,7 +142,7 @@ def test_the_watchdog_ends_a_worker_whose_threads_all_hang(
     thread = threading.Thread(target=lambda: codes.append(worker.run()))
     thread.start()
 
-    eventually(lambda: codes == [70])
+    wait_for(lambda: codes == [70])
 
     worker.stop()
     thread.join()
@@ -165,16 +166,16 @@ def test_while_no_thread_can_be_started_others_get_the_messages_and_then_it_goes
     with rmq.Worker(client, heartbeat="thread") as worker:
         monkeypatch.setattr(threading.Thread, "start", refuse)
         topic.send_many([rmq.Outgoing(n) for n in range(20)])
-        eventually(lambda: worker.counts()[name]["release"])
+        wait_for(lambda: worker.counts()[name]["release"])
         problems = worker.health().problems
         with rmq.Worker(other, heartbeat="thread") as its:
             helping += [its._running.engine.fetcher._thread, its._running.watchdog._thread]
-            eventually(lambda: len(done) == 20)
+            wait_for(lambda: len(done) == 20)
         before = worker.counts()[name]
         monkeypatch.undo()
-        eventually(lambda: worker.health().ok)
+        wait_for(lambda: worker.health().ok)
         topic.send_many([rmq.Outgoing(n) for n in range(20, 40)])
-        eventually(lambda: len(done) == 40)
+        wait_for(lambda: len(done) == 40)
 
     assert problems == ["handlers wait for threads: can't start new thread (0 run)"]
     assert (before["nack"], before["held"]) == (0, 0)
@@ -206,7 +207,7 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
     topic.send("hang")
     with rmq.Worker(client, heartbeat="thread", watchdog=3600) as worker:
         running = worker._running
-        eventually(lambda: running.engine.queues[0].runs.times.running)
+        wait_for(lambda: running.engine.queues[0].runs.times.running)
         monkeypatch.setattr(threading.Thread, "start", refuse)
 
         def is_refused() -> bool:
@@ -214,19 +215,19 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
             running.engine.fetcher.last_turn = time.monotonic() - 1000
             return {"rmq-away", f"rmq-{name}-claims"} <= set(refused)
 
-        eventually(is_refused)
-        eventually(lambda: client.admin.stats(name)["dead"])
+        wait_for(is_refused)
+        wait_for(lambda: client.admin.stats(name)["dead"])
         turns = running.memory.shared.times
         before = turns[1]
-        eventually(lambda: turns[1] != before)
+        wait_for(lambda: turns[1] != before)
         monkeypatch.undo()
         claims = running.engine.queues[0].runs.runner.claims
-        eventually(lambda: claims._thread)
+        wait_for(lambda: claims._thread)
         running.watchdog._outage_log._reported_at = float("-inf")
         running.watchdog._outage_log.report()
-        eventually(lambda: not running.watchdog._outage_log._lock.locked())
+        wait_for(lambda: not running.watchdog._outage_log._lock.locked())
         go.set()
-        eventually(lambda: claims._thread is None)
+        wait_for(lambda: claims._thread is None)
 
 
 # --- event loops ---------------------------------------------------------------------------------
@@ -246,12 +247,12 @@ def test_an_async_handler_that_swallows_its_cancellation_loses_its_message(
     topic.handler(concurrency=1, max_runtime=LIMIT_S)(stubborn)
     topic.send(1)
     with rmq.Worker(client, heartbeat="thread", grace=0.1) as worker:
-        eventually(lambda: worker.counts()[name]["nack"] == 1)
-        eventually(lambda: not worker.health().ok)
+        wait_for(lambda: worker.counts()[name]["nack"] == 1)
+        wait_for(lambda: not worker.health().ok)
         problems = worker.health().problems
         other.topic(name).handler()(done.append)
         with rmq.Worker(other, heartbeat="thread"):
-            eventually(lambda: done == [1])
+            wait_for(lambda: done == [1])
         go.set()  # or its loop, and this thread of the tests, would never end
 
     assert "all 1 handler tasks are beyond max_runtime" in problems[0]
@@ -280,8 +281,8 @@ def test_what_waits_for_a_blocked_loop_is_handed_back_and_the_watchdog_ends_the_
         other.topic(name).handler()(done.append)
         with rmq.Worker(other, heartbeat="thread"):
             # The one that blocks is running: without a limit it stays until its lease is over.
-            eventually(lambda: len(set(done)) == (49 if max_runtime is None else 50))
-        eventually(lambda: codes == [70])
+            wait_for(lambda: len(set(done)) == (49 if max_runtime is None else 50))
+        wait_for(lambda: codes == [70])
     finally:
         go.set()
         worker.stop()
@@ -314,8 +315,8 @@ def test_a_loop_of_the_program_s_own_that_blocks_is_seen_too(
         assert begun.wait(60)
         topic.handler()(done.append)
         with rmq.Worker(other, heartbeat="thread"):
-            eventually(lambda: len(done) == 4)
-        eventually(lambda: not workers[0].health().ok)
+            wait_for(lambda: len(done) == 4)
+        wait_for(lambda: not workers[0].health().ok)
         problems.append(workers[0].health().problems)
     finally:
         go.set()
@@ -347,9 +348,9 @@ def test_by_default_two_workers_share_what_takes_long(
     first, second = worker_of(0), worker_of(1)
     clients[0].topic(name).send_many([rmq.Outgoing(n) for n in range(8)])
     with first:
-        eventually(lambda: len(running[0]) == 4)
+        wait_for(lambda: len(running[0]) == 4)
         with second:
-            eventually(lambda: len(running[1]) == 4)
+            wait_for(lambda: len(running[1]) == 4)
             go.set()
     for one in clients:
         one.close()
@@ -372,12 +373,12 @@ def test_what_was_taken_ahead_of_a_job_that_takes_long_is_handed_back(
     topic.handler(concurrency=1)(work)
     topic.send_many([rmq.Outgoing("quick") for _ in range(20)])
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 20)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 20)
         topic.send_many([rmq.Outgoing(body) for body in ("long", "next")])
         assert begun.wait(60)
         other.topic(name).handler()(done.append)
         with rmq.Worker(other, heartbeat="thread"):
-            eventually(lambda: done == ["next"])
+            wait_for(lambda: done == ["next"])
         go.set()
 
 
@@ -391,6 +392,6 @@ def test_quick_handlers_are_given_more_than_run_at_a_time(
     topic.send_many([rmq.Outgoing(n) for n in range(300)])
     worker = rmq.Worker(scene.client, heartbeat="thread")
     with worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 300)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 300)
 
     assert max(held) > 2

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import rmq
-from tests.integration.working import until, work
+from tests.integration.working import work
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -40,7 +41,7 @@ def test_a_run_that_a_stop_cancels_is_reported_as_released(seen: Any, name: str)
 
     topic.send(1)
     with rmq.Worker(client, grace=0, heartbeat="thread"):
-        until(lambda: begun)
+        wait_for(lambda: begun)
 
     assert [one.verb for one in watch.outcomes] == ["release"]
     assert watch.outcomes[0].error is None

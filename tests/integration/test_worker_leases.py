@@ -22,7 +22,8 @@ from rmq.worker.heartbeat.renewer import is_stopped
 from rmq.worker.heartbeat.start import HeartbeatProcess
 from tests.forkserver import Forked
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 from tests.servers import Server
 
 LEASE_S = 1  # the shortest there is
@@ -51,10 +52,10 @@ def test_a_handler_that_runs_for_longer_than_its_lease_has_one_delivery(
     scene.handle(topic, work, lease=KEPT_S)
     topic.send_many([rmq.Outgoing(n) for n in range(3)])
     with scene.working(heartbeat=heartbeat):
-        eventually(lambda: deliveries(api, name) == 3)
+        wait_for(lambda: deliveries(api, name) == 3)
         with topic.consumer() as other:
             assert other.receive(wait=HOLD_S - 0.5) == []  # it would roll back what has lapsed
-        eventually(lambda: api.admin.stats(name)["settled"] == 3)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 3)
 
     assert deliveries(api, name) == 3
     assert api.admin.stats(name)["rolled_back"] == 0
@@ -74,10 +75,10 @@ def test_what_waits_in_the_worker_is_renewed_too(scene: Scene, api: Any, name: s
     topic.send_many([rmq.Outgoing(n) for n in range(10)])
     with scene.working():
         with topic.consumer() as other:
-            eventually(lambda: api.admin.stats(name)["in_flight"] == 10)
+            wait_for(lambda: api.admin.stats(name)["in_flight"] == 10)
             assert other.receive(wait=HOLD_S - 0.5) == []
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 10)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 10)
 
     assert attempts == [1] * 10
 
@@ -97,7 +98,7 @@ def held_up(api: Any, name: str, work: Callable[[Any], Any], heartbeat: Any, han
     scene.handle(topic, work, lease=KEPT_S)
     topic.send(1)
     with subprocess_consumer(scene.client, name), scene.working(heartbeat=heartbeat):
-        eventually(lambda: api.admin.stats(name)["settled"] == 1, within=60)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1, within=60)
     return deliveries(api, name)
 
 
@@ -167,10 +168,10 @@ def test_a_blocked_event_loop_in_which_nothing_is_settled_is_reported_by_health(
     client.topic(name).handler()(work)
     client.topic(name).send(1)
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: any("event loop is blocked" in p for p in worker.health().problems))
+        wait_for(lambda: any("event loop is blocked" in p for p in worker.health().problems))
         go.set()
-        eventually(lambda: not any("event loop" in p for p in worker.health().problems))
-        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: not any("event loop" in p for p in worker.health().problems))
+        wait_for(lambda: client.admin.stats(name)["settled"] == 1)
 
 
 # --- lost ----------------------------------------------------------------------------------------
@@ -199,12 +200,12 @@ def test_a_delivery_that_was_taken_away_is_lost_and_cannot_be_settled(
     scene.handle(topic, work, lease=LEASE_S)
     topic.send(1)
     with scene.working() as worker:
-        eventually(lambda: found)
+        wait_for(lambda: found)
         with api.topic(name).consumer(lease=60) as thief:
             rob(api, name, thief)
             taken.set()
-            eventually(lambda: len(found) == 3)
-            eventually(lambda: worker.counts()[name]["held"] == 0)
+            wait_for(lambda: len(found) == 3)
+            wait_for(lambda: worker.counts()[name]["held"] == 0)
             assert api.admin.stats(name)["settled"] == 0
 
     assert found == [False, True, rmq.LeaseLost]
@@ -224,12 +225,12 @@ def test_what_was_lost_before_it_began_is_not_begun_and_counts_as_lost(
 
     topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2)])
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: worker.counts()[name]["held"] == 2 and begun)
+        wait_for(lambda: worker.counts()[name]["held"] == 2 and begun)
         with topic.consumer(lease=60) as thief:
             rob(client, name, thief)
         time.sleep(LEASE_S + 1)  # until nobody can take it for held any more
         go.set()
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert begun == [1]
@@ -260,7 +261,7 @@ def test_two_messages_whose_consumers_died_do_not_run_beside_each_other(
             assert len(victim.receive(2)) == 2
             rob(client, name, victim)
     with scene.working(heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 2)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 2)
 
     assert [len(one) for one in beside] == [1, 1]
     assert attempts == [3, 3], "the one that went back had not begun"
@@ -286,7 +287,7 @@ def rob(api: Any, name: str, thief: Any) -> None:
             api.admin.rollback(name)  # or the worker itself is quicker
             return not raw.zcard(stem + "prepare")
 
-        eventually(robbed)
+        wait_for(robbed)
 
 
 # --- the heartbeat's process ----------------------------------------------------------------------
@@ -334,7 +335,7 @@ def test_a_heartbeat_dies_with_its_worker_and_its_leases_run_out(
         process.kill()
         process.wait()
 
-        eventually(lambda: not heartbeat.is_running() or heartbeat.status() == "zombie")
+        wait_for(lambda: not heartbeat.is_running() or heartbeat.status() == "zombie")
         with topic.consumer() as consumer:
             (again,) = consumer.receive(wait=60)
 
@@ -348,7 +349,7 @@ def test_a_heartbeat_renews_nothing_for_a_worker_that_is_stopped(
     topic.send(1)
     with parent(server.url, name) as (process, heartbeat):
         process.send_signal(signal.SIGSTOP)
-        eventually(lambda: is_stopped(process.pid))
+        wait_for(lambda: is_stopped(process.pid))
 
         with topic.consumer(lease=60) as consumer:
             (again,) = consumer.receive(wait=60)
@@ -366,18 +367,18 @@ def test_a_heartbeat_that_is_killed_is_replaced_and_no_lease_is_lost(
     topic.handler(lease=6)(lambda body: go.wait(60))
     topic.send(1)
     with rmq.Worker(client) as worker:
-        eventually(lambda: worker.counts()[name]["held"] == 1)
+        wait_for(lambda: worker.counts()[name]["held"] == 1)
         heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
         first, beat = heartbeat.process.pid, worker._running.memory.last_round()
         os.kill(first, signal.SIGKILL)
 
-        eventually(lambda: heartbeat.process.pid != first)
-        eventually(lambda: worker._running.memory.last_round() > beat + 1)
+        wait_for(lambda: heartbeat.process.pid != first)
+        wait_for(lambda: worker._running.memory.last_round() > beat + 1)
         with topic.consumer() as other:
             assert other.receive(wait=6.5) == []
         go.set()
-        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 1)
 
     assert client.admin.stats(name)["rolled_back"] == 0
 
@@ -394,7 +395,7 @@ def test_a_heartbeat_outlives_the_thread_that_started_the_worker(
         heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, HeartbeatProcess)
         pid, beat = heartbeat.process.pid, worker._running.memory.last_round()
-        eventually(lambda: worker._running.memory.last_round() > beat + 1.1)
+        wait_for(lambda: worker._running.memory.last_round() > beat + 1.1)
         assert heartbeat.process.pid == pid
     finally:
         worker.stop()
@@ -424,6 +425,6 @@ def test_a_handler_that_asks_for_less_than_the_lease_does_not_shorten_it(
     scene.handle(topic, work, lease=60)
     topic.send(1)
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert left_s[0] > 30

@@ -13,7 +13,8 @@ import rmq
 from rmq.worker import poison
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 # --- max_runtime ---------------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ def test_an_async_run_that_is_too_long_is_cancelled_and_retried(api: Any, name: 
     scene.handle(topic, work, max_runtime=0.3, retry="immediate")
     sent = topic.send(1)
     with scene.working():
-        eventually(lambda: len(seen) >= 4)
+        wait_for(lambda: len(seen) >= 4)
 
     assert seen[:4] == [1, "CancelledError", 2, "CancelledError"]
     assert "max_runtime, 0.3 s" in topic.get(sent.id).failure.error
@@ -59,13 +60,13 @@ def test_a_thread_that_runs_too_long_has_failed_and_is_reported(api: Any, name: 
     topic.send(1)
     topic.send(2)
     with scene.working() as worker:
-        eventually(lambda: len(lost) == 2)
-        (dead,) = eventually(lambda: api.admin.peek(name, queue="dead"))
+        wait_for(lambda: len(lost) == 2)
+        (dead,) = wait_for(lambda: api.admin.peek(name, queue="dead"))
         time.sleep(0.3)  # would the second begin in a thread of its own?
         assert len(lost) == 2  # the thread keeps its place until it returns
         go.set()
-        eventually(lambda: worker.counts()[name]["held"] == 0)
-        eventually(lambda: worker.counts()[name]["nack"] == 2)  # it counts after Redis has answered
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["nack"] == 2)  # it counts after Redis has answered
         counts = worker.counts()[name]
 
     assert api.admin.stats(name)["dead"] == 2
@@ -96,9 +97,9 @@ def test_running_too_long_is_ruled_as_any_failure_is(
     scene.handle(topic, work, max_runtime=0.2, **options)
     topic.send(1)
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)[place] == 1)
+        wait_for(lambda: api.admin.stats(name)[place] == 1)
         go.set()
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
 
     assert calls == [1]
 
@@ -112,8 +113,8 @@ def test_a_message_s_own_limit_comes_before_the_handler_s(
     topic.send("quick", max_runtime=0.2)
     topic.send("patient")
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
-        (dead,) = eventually(lambda: api.admin.peek(name, queue="dead"))
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
+        (dead,) = wait_for(lambda: api.admin.peek(name, queue="dead"))
 
     assert dead.body == "quick"
 
@@ -131,7 +132,7 @@ def test_a_run_that_ends_in_time_is_not_counted_twice(scene: Scene, api: Any, na
     scene.handle(topic, lambda d: None, max_runtime=LONG_S, concurrency=2)
     topic.send_many([rmq.Outgoing(n) for n in range(300)])
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 300)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 300)
         time.sleep(LONG_S + 0.3)  # three looks of the watch when all would be over their time
         counts = worker.counts()[name]
 
@@ -172,14 +173,14 @@ def test_behind_a_suspect_nothing_waits(
 
     scene.handle(topic, work, concurrency=1, prefetch=8, batch=batch)
     with scene.working():
-        eventually(lambda: running)
-        eventually(lambda: api.admin.stats(name)["in_flight"] == len(running[0]))
+        wait_for(lambda: running)
+        wait_for(lambda: api.admin.stats(name)["in_flight"] == len(running[0]))
         for _ in range(20):  # and they are not taken again
             time.sleep(0.02)
             assert api.admin.stats(name)["in_flight"] == len(running[0])
         assert len(running) == 1
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 11)
 
     assert "killer" in running[0]
 
@@ -199,9 +200,9 @@ def test_beside_a_suspect_other_hands_go_on(
 
     scene.handle(topic, work, concurrency=2, prefetch=8)
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 10)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 10)
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 11)
 
     assert sorted(attempts) == [1] * 10 + [3]  # what was handed back did not count
 
@@ -225,10 +226,10 @@ def test_a_message_that_has_failed_often_is_no_suspect(
 
     scene.handle(topic, work, concurrency=1, prefetch=8)
     with scene.working():
-        eventually(lambda: running)
-        eventually(lambda: api.admin.stats(name)["in_flight"] == 8)
+        wait_for(lambda: running)
+        wait_for(lambda: api.admin.stats(name)["in_flight"] == 8)
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 11)
 
     assert running[0] == "weak"
 
@@ -247,11 +248,11 @@ def test_behind_a_suspect_in_order_nothing_is_held(
 
     scene.handle(topic, work, concurrency=2, ordered=True)
     with scene.working():
-        eventually(lambda: running)
-        eventually(lambda: api.admin.stats(name)["in_flight"] == 1)
+        wait_for(lambda: running)
+        wait_for(lambda: api.admin.stats(name)["in_flight"] == 1)
         assert running == ["killer"]
         go.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 11)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 11)
 
     assert running == ["killer", *range(10)]
 
@@ -274,7 +275,7 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
     others.handler(work)
     others.send("busy")
     with rmq.Worker(client, heartbeat="thread") as worker:
-        eventually(lambda: began == ["busy"])
+        wait_for(lambda: began == ["busy"])
         engine = worker._running.engine
         engine.fetcher.stop()
         engine.fetcher.join(60)
@@ -294,9 +295,9 @@ def test_a_suspect_on_its_last_delivery_that_waited_for_a_minute_begins_before_w
         later_s[0] = poison.ALONE_S
         feed._put(feed.first_queue, [second])
 
-        eventually(lambda: len(began) == 2)
+        wait_for(lambda: len(began) == 2)
         go.set()
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert (waited, began) == (["busy"], ["busy", "first"])
@@ -333,7 +334,7 @@ def test_many_harmless_suspects_are_soon_run_beside_each_other(
         return bool(api.admin.stats(name)["settled"] == 60)
 
     with scene.working():
-        eventually(settled)
+        wait_for(settled)
 
     assert attempts == [3] * 60, "what did not get its turn was not counted"
     assert beside[:2] == [1, 1]

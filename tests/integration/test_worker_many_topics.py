@@ -14,7 +14,7 @@ from rmq.kernel.topic import scripts
 from rmq.kernel.transport.steps import Command
 from rmq.worker import fetcher
 from rmq.worker.fetcher import WAIT_S
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server
 
 TOPICS, SLOTS = 120, 4
@@ -69,7 +69,7 @@ def test_a_message_on_each_topic_is_handled_at_once(
     with rmq.Worker(client, heartbeat="thread"):
         for number in range(TOPICS):
             client.topic(f"topic-{number}", slots=SLOTS).send(f"topic-{number}")
-        eventually(lambda: len(done) == TOPICS)
+        wait_for(lambda: len(done) == TOPICS)
 
     assert set(done.values()) == {1}
 
@@ -90,11 +90,11 @@ def test_a_flood_on_one_topic_leaves_turns_to_the_others(
 
     assert not flooded_until_the_others_are_done()
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: done["flood"])
+        wait_for(lambda: done["flood"])
         for number in range(1, 20):
             client.topic(f"topic-{number}", slots=SLOTS).send("other")
-        eventually(flooded_until_the_others_are_done)  # they do not wait for its end
-        eventually(lambda: done["flood"] == sent)
+        wait_for(flooded_until_the_others_are_done)  # they do not wait for its end
+        wait_for(lambda: done["flood"] == sent)
 
 
 def test_a_worker_tidies_a_slot_until_nothing_is_left_to_drop(
@@ -118,4 +118,4 @@ def test_a_worker_tidies_a_slot_until_nothing_is_left_to_drop(
     with server.raw() as raw:
         raw.zadd(rates, {f"tenant {n}": 1 for n in range(250)})  # buckets that are full again
         with rmq.Worker(client, heartbeat="thread"):
-            eventually(lambda: raw.exists(rates) == 0)
+            wait_for(lambda: raw.exists(rates) == 0)

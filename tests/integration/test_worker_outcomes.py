@@ -13,11 +13,12 @@ import pytest
 
 import rmq
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually, every_kind
+from tests.integration.handling import Scene, every_kind
+from tests.patience import wait_for
 
 
 def dead_of(api: Any, name: str, count: int = 1) -> list[rmq.Message]:
-    return eventually(
+    return wait_for(
         lambda: found if len(found := api.admin.peek(name, queue="dead")) >= count else None
     )
 
@@ -39,8 +40,8 @@ def test_returning_settles_the_message(scene: Scene, api: Any, name: str) -> Non
     scene.handle(topic, work)
     topic.send_many([rmq.Outgoing(n) for n in range(50)])
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 50)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 50)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         counts = worker.counts()[name]
 
     assert sorted(seen) == [(n, 1) for n in range(50)]
@@ -84,8 +85,8 @@ def test_snooze_comes_back_later_and_costs_nothing(scene: Scene, api: Any, name:
     scene.handle(topic, work)
     topic.send(1)
     with scene.working() as worker:
-        eventually(lambda: len(seen) == 4)
-        eventually(lambda: worker.counts()[name]["ack"] == 1)
+        wait_for(lambda: len(seen) == 4)
+        wait_for(lambda: worker.counts()[name]["ack"] == 1)
         assert worker.counts()[name]["release"] == 3
 
     assert [attempt for attempt, _ in seen] == [1] * 4
@@ -145,7 +146,7 @@ def test_a_rule_for_the_error_decides(scene: Scene, api: Any, name: str) -> None
     kept = topic.send("key")
     topic.send("value")
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["later"] == 2)
+        wait_for(lambda: api.admin.stats(name)["later"] == 2)
 
     found = topic.get(kept.id)
     assert found.failure.error == "KeyError: 'k'"
@@ -186,7 +187,7 @@ def test_a_message_s_own_policy_comes_before_the_handler_s(
     slow = topic.send("slow")
     with scene.working():
         (dead,) = dead_of(api, name)
-        eventually(lambda: api.admin.stats(name)["later"] == 1)
+        wait_for(lambda: api.admin.stats(name)["later"] == 1)
 
     assert dead.id == quick.id
     wait = topic.get(slow.id).due.timestamp() - time.time()
@@ -223,8 +224,8 @@ def test_what_a_handler_settles_itself_the_worker_leaves_alone(
     scene.handle(topic, work)
     sent = topic.send(1)
     with scene.working() as worker:
-        counts = eventually(lambda: found if (found := worker.counts()[name])["own"] else None)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        counts = wait_for(lambda: found if (found := worker.counts()[name])["own"] else None)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
 
     assert {key: api.admin.stats(name)[key] for key in expected} == expected
     assert sum(counts[one] for one in ("ack", "nack", "reject", "release", "lost")) == 0
@@ -250,7 +251,7 @@ def test_a_second_verb_of_the_handler_is_refused(scene: Scene, api: Any, name: s
     scene.handle(topic, work)
     topic.send(1)
     with scene.working():
-        eventually(lambda: found)
+        wait_for(lambda: found)
 
     assert "settled before" in found[0]
     assert api.admin.stats(name)["settled"] == 1
@@ -272,7 +273,7 @@ def test_extend_changes_nothing_of_a_shared_lease_and_the_worker_still_acks(
     scene.handle(topic, work, lease=5)
     topic.send(1)
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert receipts == [True]
 
@@ -294,7 +295,7 @@ def test_with_delivery_settles_once_inside_a_handler(
     scene.client.topic(name).handler()(work)
     topic.send(1)
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["own"] == 1)
+        wait_for(lambda: worker.counts()[name]["own"] == 1)
 
     stats = api.admin.stats(name)
     assert (stats["settled"], stats["later"]) == ((1, 0) if ending == "end" else (0, 1))
@@ -316,7 +317,7 @@ def test_async_with_delivery_settles_once_inside_a_handler(
     scene.client.topic(name).handler()(work)
     topic.send(1)
     with scene.working() as worker:
-        eventually(lambda: worker.counts()[name]["own"] == 1)
+        wait_for(lambda: worker.counts()[name]["own"] == 1)
 
     stats = api.admin.stats(name)
     assert (stats["settled"], stats["later"]) == ((1, 0) if ending == "end" else (0, 1))
@@ -333,7 +334,7 @@ def test_a_body_that_does_not_fit_is_dead_at_once_with_the_reason(
     topic.send({"id": 7})
     with scene.working():
         (dead,) = dead_of(api, name)
-        eventually(lambda: api.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 1)
 
     assert called == [{"id": 7}]
     assert dead.failure is not None
@@ -365,8 +366,8 @@ def test_an_exception_whose_text_raises_counts_as_any_other_and_the_worker_goes_
         (dead,) = dead_of(api, name)
         for n in range(3):
             topic.send(n)
-        eventually(lambda: done == [0, 1, 2])
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: done == [0, 1, 2])
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         health = worker.health()
 
     assert dead.failure is not None
@@ -392,12 +393,12 @@ def test_a_fault_in_settling_one_message_does_not_end_the_thread_that_settles(
             plain(verb, some, call)
 
         monkeypatch.setattr(pool.settler, "_settle", faulty)
-        eventually(lambda: len(done) == 6)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: len(done) == 6)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
         stats = api.admin.stats(name)
         topic.send(6)
-        eventually(lambda: 6 in done)
-        eventually(lambda: worker.counts()[name]["held"] == 0)
+        wait_for(lambda: 6 in done)
+        wait_for(lambda: worker.counts()[name]["held"] == 0)
 
     assert stats["in_flight"] <= 1
 
@@ -431,7 +432,7 @@ def test_a_generator_behind_a_decorator_is_a_failure_and_not_work_that_is_done(
     scene.client.topic(name).handler(function)
 
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["dead"] == 1)
+        wait_for(lambda: api.admin.stats(name)["dead"] == 1)
 
     (letter,) = api.admin.peek(name, queue="dead")
     kind = "async_generator" if scene.is_async else "generator"
@@ -464,10 +465,10 @@ def test_an_error_whose_text_hangs_hangs_its_own_run_alone(
     topic.send_many([rmq.Outgoing("hang", slot_basis=b"0")])
     with rmq.Worker(client, heartbeat="thread") as worker:
         try:
-            eventually(lambda: worker._running.engine.queues[0].runs.times.running)
+            wait_for(lambda: worker._running.engine.queues[0].runs.times.running)
             topic.send_many([rmq.Outgoing("x", slot_basis=b"%d" % n) for n in range(20)])
             (letter,) = dead_of(client, name)
-            eventually(lambda: client.admin.stats(name)["settled"] == 20)
+            wait_for(lambda: client.admin.stats(name)["settled"] == 20)
         finally:
             Hanging.go.set()
 

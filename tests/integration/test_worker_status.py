@@ -15,7 +15,7 @@ import pytest
 import rmq
 from rmq.features.workers import reporter
 from rmq.worker import running
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server
 
 
@@ -44,7 +44,7 @@ def test_both_clients_list_a_worker_with_its_oldest_runs_and_not_after_its_stop(
             return await client.admin.workers()
 
     with rmq.Worker(near, heartbeat="thread"):
-        (status,) = eventually(
+        (status,) = wait_for(
             lambda: [one for one in near.admin.workers() if one.handlers[0].running == 30]
         )
         (same,) = asyncio.run(listed())
@@ -80,10 +80,10 @@ def test_a_refusal_is_logged_once_and_the_worker_goes_on(
             caplog.at_level(logging.WARNING, "rmq"),
             rmq.Worker(client, heartbeat="thread") as worker,
         ):
-            eventually(lambda: "will not list this process" in caplog.text)
+            wait_for(lambda: "will not list this process" in caplog.text)
             time.sleep(0.5)  # several reports
             topic.send(1)
-            eventually(lambda: done == [1])
+            wait_for(lambda: done == [1])
             assert worker.health().ok
     raw.execute_command("ACL", "DELUSER", user)
     raw.close()
@@ -97,13 +97,13 @@ def test_a_stopped_redis_adds_nothing_to_the_log_and_the_worker_is_listed_again(
     with rmq.Client(own_server.url, retry_for=0.1, timeout=1) as client:
         client.topic(name).handler()(lambda body: None)
         with rmq.Worker(client, heartbeat="thread"):
-            eventually(client.admin.workers)
+            wait_for(client.admin.workers)
             with caplog.at_level(logging.DEBUG, "rmq"):
                 own_server.kill()
-                eventually(lambda: "waiting for Redis" in caplog.text)
+                wait_for(lambda: "waiting for Redis" in caplog.text)
                 time.sleep(0.5)
                 own_server.start()
-            eventually(client.admin.workers)
+            wait_for(client.admin.workers)
 
     assert "status" not in caplog.text
     assert "worker ls" not in caplog.text
@@ -137,7 +137,7 @@ def test_a_worker_whose_memory_is_below_its_limit_goes_on(
     worker = rmq.Worker(near, heartbeat="thread", max_memory=resident * 100)
     thread = threading.Thread(target=lambda: codes.append(worker.run()))
     thread.start()
-    eventually(near.admin.workers)
+    wait_for(near.admin.workers)
     time.sleep(1)
     assert codes == []
 

@@ -20,7 +20,8 @@ import rmq
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.start import HeartbeatProcess, HeartbeatThread
 from rmq.worker.running import RunningWorker
-from tests.integration.handling import WITHIN_S, eventually, threads_left
+from tests.integration.handling import WITHIN_S, threads_left
+from tests.patience import wait_for
 from tests.servers import Server
 
 REPOSITORY = Path(__file__).parents[2]
@@ -56,7 +57,7 @@ def test_a_stop_while_redis_is_frozen_ends_in_time_and_tells_that_acks_failed(
         finished = worker.stop()
         took = time.monotonic() - began
         own_server.signal(signal.SIGCONT)
-        eventually(lambda: not threads_left())  # they were waiting for Redis
+        wait_for(lambda: not threads_left())  # they were waiting for Redis
 
     assert not finished
     assert took < GRACE_S + END_S + SLACK_S
@@ -98,12 +99,12 @@ def test_a_start_without_redis_is_reported_at_once_and_can_be_stopped_at_once(
     with caplog.at_level(logging.INFO, "rmq"):
         thread = threading.Thread(target=lambda: codes.append(worker.run()), daemon=True)
         thread.start()
-        eventually(lambda: "waiting for Redis" in caplog.text)
+        wait_for(lambda: "waiting for Redis" in caplog.text)
         assert "rmq-open" in threads_left()
         worker.ask_to_stop()
         thread.join(60)
         still_opening = "rmq-open" in threads_left()
-        eventually(lambda: not threads_left())
+        wait_for(lambda: not threads_left())
     client.close()
 
     assert codes == [0]
@@ -122,9 +123,9 @@ def test_an_outage_is_reported_in_the_log_while_it_lasts_and_when_it_is_over(
         client.topic(name).handler()(lambda body: None)
         with rmq.Worker(client, heartbeat="thread"):
             own_server.signal(signal.SIGSTOP)
-            eventually(lambda: "waiting for Redis" in caplog.text)
+            wait_for(lambda: "waiting for Redis" in caplog.text)
             own_server.signal(signal.SIGCONT)
-            eventually(lambda: "Redis answers again" in caplog.text)
+            wait_for(lambda: "Redis answers again" in caplog.text)
 
 
 # --- the heartbeat cannot be a process ------------------------------------------------------------
@@ -144,7 +145,7 @@ def test_where_no_python_can_be_started_leases_are_renewed_from_a_thread(
     monkeypatch.setattr(start, "READY_S", 10 * WITHIN_S)
     with rmq.Worker(client) as worker:
         assert isinstance(worker._running.heartbeat, HeartbeatThread)
-        eventually(lambda: seen == [1])
+        wait_for(lambda: seen == [1])
 
 
 def test_a_heartbeat_that_cannot_be_started_again_goes_on_as_a_thread(
@@ -157,9 +158,9 @@ def test_a_heartbeat_that_cannot_be_started_again_goes_on_as_a_thread(
         monkeypatch.setattr(sys, "executable", "/nonexistent/python3")
         os.kill(heartbeat.process.pid, signal.SIGKILL)
 
-        eventually(lambda: heartbeat._thread is not None)
+        wait_for(lambda: heartbeat._thread is not None)
         beat = worker._running.memory.last_round()
-        eventually(lambda: worker._running.memory.last_round() > beat)
+        wait_for(lambda: worker._running.memory.last_round() > beat)
 
 
 def test_a_start_that_fails_half_way_leaves_nothing_and_can_be_repeated(
@@ -181,7 +182,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_and_can_be_repeated(
     worker.start()
     assert worker.health().ok
     worker.stop()
-    eventually(lambda: threading.active_count() <= before)
+    wait_for(lambda: threading.active_count() <= before)
 
 
 # --- the process ends ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rmq
-from tests.integration.handling import eventually
+from tests.patience import wait_for
 from tests.servers import Server, free_port
 
 LEASE_S, RUN_S = 5.0, 8.0  # renewed every 1.7 s: a busy machine has 3.3 s to spare
@@ -86,10 +86,10 @@ def test_a_heartbeat_keeps_leases_over_tls(tls_url: str, name: str) -> None:
     with rmq.Worker(client) as worker:
         assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
         with topic.consumer() as other:
-            eventually(lambda: client.admin.stats(name)["delivered"] == 1)
+            wait_for(lambda: client.admin.stats(name)["delivered"] == 1)
             assert other.receive(wait=LEASE_S + 1) == []  # it would roll back what has expired
-        eventually(lambda: seen)
-        eventually(lambda: client.admin.stats(name)["settled"] == 1)
+        wait_for(lambda: seen)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 1)
 
     assert seen == [(1, False)]
 

@@ -10,7 +10,8 @@ import pytest
 
 import rmq
 from tests.integration.driven import both_clients
-from tests.integration.handling import Scene, eventually
+from tests.integration.handling import Scene
+from tests.patience import wait_for
 
 
 @both_clients
@@ -24,8 +25,8 @@ def test_each_message_reaches_the_handler_of_its_type(scene: Scene, api: Any, na
     topic.send_many(rmq.Outgoing(n, type=kinds[n % 5]) for n in range(100))
 
     with scene.working() as worker:
-        eventually(lambda: api.admin.stats(name)["settled"] == 100)
-        counts = eventually(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 100)
+        counts = wait_for(lambda: c if (c := worker.counts()[name])["held"] == 0 else None)
 
     expected = {0: "a", 1: "b or c", 2: "b or c", 3: "rest", 4: "rest"}
     assert sorted(seen, key=lambda one: one[1]) == [(expected[n % 5], n) for n in range(100)]
@@ -48,7 +49,7 @@ def test_plain_and_async_handlers_share_a_topic(client: rmq.Client, name: str) -
 
     topic.send_many(rmq.Outgoing(n, type=kind) for n, kind in enumerate(["plain", "async"] * 5))
     with rmq.Worker(client, heartbeat="thread"):
-        eventually(lambda: client.admin.stats(name)["settled"] == 10)
+        wait_for(lambda: client.admin.stats(name)["settled"] == 10)
 
     assert sorted(seen) == [("async", "AsyncDelivery")] * 5 + [("plain", "Delivery")] * 5
 
@@ -62,8 +63,8 @@ def test_a_type_without_a_handler_waits_for_one_and_costs_no_retry(
     scene.handle(topic, lambda d: done.append(d.body), type="a")
     topic.send_many([rmq.Outgoing(1, type="b"), rmq.Outgoing(2, type="a"), rmq.Outgoing(3)])
     with scene.working():
-        eventually(lambda: done == [2])
-        eventually(lambda: api.admin.stats(name)["delivered"] >= 4)  # once more each, or one twice
+        wait_for(lambda: done == [2])
+        wait_for(lambda: api.admin.stats(name)["delivered"] >= 4)  # once more each, or one twice
 
     waiting = api.admin.peek(name)
     assert sorted((message.type or "", message.body) for message in waiting) == [("", 3), ("b", 1)]
@@ -77,7 +78,7 @@ def test_a_type_without_a_handler_is_dead_after_its_time_and_can_be_redriven(
     scene.handle(topic, lambda d: None, type="a")
     topic.send(1, type="b")
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["dead"] == 1)
+        wait_for(lambda: api.admin.stats(name)["dead"] == 1)
 
     (letter,) = api.admin.peek(name, queue="dead")
     assert "no handler for messages of type 'b'" in letter.failure.error
@@ -107,7 +108,7 @@ def test_in_order_handlers_of_types_take_turns_in_one_order(
     scene.handle(topic, work, type="odd", ordered=True, concurrency=4)
     topic.send_many(rmq.Outgoing(n, type="odd" if n % 2 else "even") for n in range(60))
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 60)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 60)
 
     assert order == list(range(60))
     assert most == 1
@@ -131,7 +132,7 @@ def test_batches_are_of_one_handler(scene: Scene, api: Any, name: str) -> None:
     scene.handle(topic, lambda ds: batches.append({d.type for d in ds}), type="b", batch=5)
     topic.send_many(rmq.Outgoing(n, type="ab"[n % 2]) for n in range(40))
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["settled"] == 40)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 40)
 
     assert all(len(types) == 1 for types in batches)
 
@@ -151,11 +152,11 @@ def test_worker_holds_no_more_messages_of_one_type_than_all_handlers_have_room_f
     scene.handle(topic, lambda d: None, type="b", concurrency=1, prefetch=5)
     topic.send_many(rmq.Outgoing(n, type="a") for n in range(200))
     with scene.working():
-        eventually(lambda: api.admin.stats(name)["in_flight"] >= 5 and begun.is_set())
+        wait_for(lambda: api.admin.stats(name)["in_flight"] >= 5 and begun.is_set())
         topic.send("last", type="a")  # it wakes the fetcher once more
 
         held = api.admin.stats(name)["in_flight"]
         may_end.set()
-        eventually(lambda: api.admin.stats(name)["settled"] == 201)
+        wait_for(lambda: api.admin.stats(name)["settled"] == 201)
 
     assert held <= 10

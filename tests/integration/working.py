@@ -8,8 +8,6 @@ from typing import Any
 import rmq
 from tests.patience import wait_for
 
-until = wait_for
-
 
 def handle(
     topic: Any,
@@ -42,4 +40,4 @@ def handle(
 def work(client: Any, true: Callable[[], Any], **options: Any) -> None:
     """Run a worker of this client until it is so, and stop it."""
     with rmq.Worker(getattr(client, "target", client), heartbeat="thread", **options):
-        until(true)
+        wait_for(true)

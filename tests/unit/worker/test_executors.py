@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -21,16 +20,9 @@ from rmq.worker.executors import (
     TaskExecutor,
     ThreadExecutor,
 )
+from tests.patience import wait_for
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")
-
-
-def eventually(what: Callable[[], Any], within: float = 60.0) -> Any:
-    until = time.monotonic() + within
-    while not (found := what()):
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.005)
-    return found
 
 
 class Hands:
@@ -117,9 +109,9 @@ def test_all_work_is_done_by_no_more_hands_than_there_are(bench: Bench) -> None:
 
     for n in range(0, 20, 2):
         hands.put([n, n + 1])
-    eventually(lambda: gate.inside == 3)
+    wait_for(lambda: gate.inside == 3)
     gate.open()
-    eventually(lambda: len(gate.done) == 20)
+    wait_for(lambda: len(gate.done) == 20)
 
     assert gate.most == 3
     assert sorted(gate.done) == list(range(20))
@@ -131,7 +123,7 @@ def test_what_has_not_begun_can_be_taken_back(bench: Bench) -> None:
     gate = Gate()
     hands = bench.hands(2, gate)
     hands.put(list(range(6)))
-    eventually(lambda: gate.inside == 2)
+    wait_for(lambda: gate.inside == 2)
 
     back = hands.withdraw()
     gate.open()
@@ -156,7 +148,7 @@ def test_join_tells_that_something_still_runs(bench: Bench) -> None:
     gate = Gate()
     hands = bench.hands(1, gate)
     hands.put([1])
-    eventually(lambda: gate.inside)
+    wait_for(lambda: gate.inside)
     hands.close()
 
     assert not hands.join(0.05)
@@ -184,7 +176,7 @@ def test_what_a_piece_of_work_sets_in_the_context_the_next_does_not_see(bench: B
     WORD.reset(token)
     for n in range(5):
         hands.put([n])
-    eventually(lambda: len(seen) == 5)
+    wait_for(lambda: len(seen) == 5)
     hands.close()
 
     assert seen == ["around"] * 5
@@ -202,7 +194,7 @@ def test_work_that_raises_is_reported_and_the_rest_is_done(bench: Bench) -> None
     hands = bench.hands(1, work)
     hands.put([0, 1, 2, 3, 4])
 
-    eventually(lambda: done == [3, 4])
+    wait_for(lambda: done == [3, 4])
     assert bench.on_error == [0, 1, 2]
     hands.close()
     assert hands.join(20)
@@ -256,7 +248,7 @@ def test_a_context_variable_whose_value_has_no_truth_value_harms_no_hand(bench: 
     CLAUSE.reset(token)
     hands.put([0, 1, 2, 3, 4])
 
-    eventually(lambda: done == [0, 1, 2, 3, 4])
+    wait_for(lambda: done == [0, 1, 2, 3, 4])
     assert bench.on_error == []
     hands.close()
     assert hands.join(20)
@@ -275,7 +267,7 @@ def test_a_hand_goes_on_although_a_failure_cannot_be_reported(bench: Bench) -> N
     bench.on_error = None  # type: ignore[assignment]  # so that reporting raises too
     hands.put([0, 1, 2])
 
-    eventually(lambda: done == [1, 2])
+    wait_for(lambda: done == [1, 2])
     bench.on_error = on_error
     hands.close()
     assert hands.join(20)
@@ -283,9 +275,9 @@ def test_a_hand_goes_on_although_a_failure_cannot_be_reported(bench: Bench) -> N
 
 def most_at_a_time(gate: Gate, count: int, of: int) -> int:
     """Open the gate once so many runs are inside; return how many there were when all are done."""
-    eventually(lambda: gate.inside == count)
+    wait_for(lambda: gate.inside == count)
     gate.open()
-    eventually(lambda: len(gate.done) == of)
+    wait_for(lambda: len(gate.done) == of)
     return gate.most
 
 
@@ -321,11 +313,11 @@ def test_lanes_take_turns_by_their_weight(bench: Bench, weight: int, first_of_a:
     lane_a = bench.lane(1, lambda work: order.append("a"), weight)
     lane_b = bench.lane(1, lambda work: order.append("b"))
     executor.put(blocker, [0])
-    eventually(lambda: gate.inside)
+    wait_for(lambda: gate.inside)
     executor.put(lane_a, range(9))
     executor.put(lane_b, range(3))
     gate.open()
-    eventually(lambda: len(order) == 12)
+    wait_for(lambda: len(order) == 12)
 
     turn = ["a"] * first_of_a + ["b"]
     assert order[: 3 * len(turn)] == turn * 3
