@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 import rmq
 from rmq.kernel.topic.context import slot_of
-from tests.conftest import any_binary
 from tests.integration.driven import both_clients
 from tests.patience import wait_for
 from tests.servers import Server
@@ -142,34 +140,28 @@ def test_what_was_leased_of_a_slot_that_is_no_more_is_lost(
 
 
 def test_a_worker_says_so_and_goes_on_with_the_new_topic(
-    name: str, caplog: pytest.LogCaptureFixture
+    forgetful: Server, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Server(any_binary())
-    try:
-        with rmq.Client(made.url, retry_for=1) as client, rmq.Client(made.url) as other:
-            topic = client.topic(name)
-            seen: set[int] = set()
-            done = threading.Event()
+    with rmq.Client(forgetful.url, retry_for=1) as client, rmq.Client(forgetful.url) as other:
+        topic = client.topic(name)
+        seen: set[int] = set()
+        done = threading.Event()
 
-            @topic.handler
-            def handle(body: int) -> None:
-                seen.add(body)
-                if seen >= set(range(50)):
-                    done.set()
+        @topic.handler
+        def handle(body: int) -> None:
+            seen.add(body)
+            if seen >= set(range(50)):
+                done.set()
 
-            with caplog.at_level(logging.ERROR, "rmq"), rmq.Worker(client):
-                other.topic(name).send(-1)
-                until = time.monotonic() + 30
-                while -1 not in seen and time.monotonic() < until:
-                    time.sleep(0.01)
-                with made.raw() as raw:
-                    raw.flushall()
-                new = rmq.Client(made.url).topic(name, slots=4)
-                new.send_many([rmq.Outgoing(n) for n in range(50)])
-                assert done.wait(30)
-        assert any("again" in line or "vanished" in line for line in caplog.messages)
-    finally:
-        made.stop()
+        with caplog.at_level(logging.ERROR, "rmq"), rmq.Worker(client):
+            other.topic(name).send(-1)
+            wait_for(lambda: -1 in seen, within=30)
+            with forgetful.raw() as raw:
+                raw.flushall()
+            new = rmq.Client(forgetful.url).topic(name, slots=4)
+            new.send_many([rmq.Outgoing(n) for n in range(50)])
+            assert done.wait(30)
+    assert any("again" in line or "vanished" in line for line in caplog.messages)
 
 
 @pytest.mark.parametrize("slots", [1, OLD, 2 * NEW])

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -369,26 +369,16 @@ def test_a_cancelled_receive_gives_back_what_was_handed_over(
     asyncio.run(scene())
 
 
-@pytest.fixture
-def own_server() -> Iterator[Server]:
-    """A server whose clients this test may kill."""
-    from tests.conftest import any_binary
-
-    made = Server(any_binary())
-    yield made
-    made.stop()
-
-
 def test_a_message_for_a_connection_that_died_comes_soon_and_costs_no_retry(
-    kind: str, own_server: Server, name: str
+    kind: str, forgetful: Server, name: str
 ) -> None:
-    with rmq.Client(own_server.url) as client, own_server.raw() as raw:
+    with rmq.Client(forgetful.url) as client, forgetful.raw() as raw:
         topic = client.topic(name)
         topic.open()
-        consumer = Waiting(kind, own_server.url, name)
+        consumer = Waiting(kind, forgetful.url, name)
 
         for number in range(2):
-            wait_for(lambda: credits_in(own_server, name) == [1])
+            wait_for(lambda: credits_in(forgetful, name) == [1])
             with raw.pipeline(transaction=True) as both:  # the consumer has no time to notice
                 both.client_pause(100, all=False)
                 both.execute()
@@ -438,9 +428,9 @@ def test_a_short_lease_is_taken_by_prepare(kind: str, server: Server, topic: rmq
 
 
 def test_the_script_that_withdraws_is_loaded_where_the_server_lost_it(
-    kind: str, own_server: Server, name: str
+    kind: str, forgetful: Server, name: str
 ) -> None:
-    with connect(kind, own_server.url) as one, own_server.raw() as raw:
+    with connect(kind, forgetful.url) as one, forgetful.raw() as raw:
         consumer = one.topic(name).consumer()
         withdraw = transport_scripts.load("withdraw").sha
 
