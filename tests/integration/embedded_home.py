@@ -114,9 +114,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Others) -> Ite
     embedded._servers.clear()
     for process in others.all:
         process.kill()
-    with contextlib.suppress(AssertionError):
-        wait_for(lambda: free(directory))
-    left = not free(directory)
-    for process in [*servers(directory), *supervisors(directory)]:
-        process.kill()
-    assert not left, "a server or supervisor outlived its owner"
+    try:
+        wait_for(lambda: free(directory), "a server or supervisor outlived its owner")
+    finally:
+        for process in [*servers(directory), *supervisors(directory)]:
+            process.kill()
