@@ -24,7 +24,6 @@ from typing import Any, NoReturn
 import pytest
 
 OUTPUT = Path(".rmq/tests")  # what a process prints past its tests, and processes that tests share
-ENDS_S = 60.0  # what a session shares is stopped in this time
 
 # Of a file: the tests from one number to another, in the order in which they were collected.
 Part = list[int]

@@ -261,12 +261,6 @@ def _arriving(f: Furnished) -> Command[Any]:
     return arrive(f.box, priority=900)
 
 
-def _settling(f: Furnished) -> Command[Any]:
-    """A dead letter that is held, and stored in the other topic."""
-    f.box.run(CALLS["redrive_hold"](f))
-    return CALLS["redrive_settle"](f)
-
-
 def _merging(f: Furnished) -> Command[Any]:
     """A merge that opens a window, for which another message must go."""
     _dropping(f)

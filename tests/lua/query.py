@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rmq.features.queries import scripts
 from rmq.features.queries.scripts import QUERY_DEADLINE_S, QueryPage
 from rmq.kernel.consumer import scripts as consumer_scripts
@@ -22,12 +20,8 @@ def receipt(delivery: int, left: int = 16) -> float:
     return QUERY_DEADLINE_S * 1000 + left + delivery % 2048 / 2048
 
 
-def taking(box: Box, after: int = 0, limit: int = 10, holder: QueryLease = ME) -> Any:
-    return scripts.query_take(box.keys, holder, after, limit)
-
-
 def take(box: Box, after: int = 0, limit: int = 10, holder: QueryLease = ME) -> QueryLog:
-    return box.run(taking(box, after, limit, holder))
+    return box.run(scripts.query_take(box.keys, holder, after, limit))
 
 
 def read(box: Box, after: int = 0, upto: int = 100, limit: int = 10, run: str = RUN) -> QueryPage:

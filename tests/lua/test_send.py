@@ -8,8 +8,6 @@ from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts
 from tests.lua.box import GONE, ordered, stored, timed
 
-ONE_STEP_BELOW_FULL = 2**32  # arrivals that the fraction of the largest priorities can order
-
 
 def test_send_stores_score_record_and_counters_and_nothing_else(box):
     before = box.state()

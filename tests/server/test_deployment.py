@@ -26,7 +26,6 @@ from tests.servers import Server as Redis, free_port
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = {unit.stem: unit.read_text() for unit in sorted(DEPLOY.glob("*.service"))}
-UNIT = UNITS["rmq-server"]
 CONTAINER = (DEPLOY / "Containerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 VARIABLES = {setting.variable for setting in SETTINGS}
