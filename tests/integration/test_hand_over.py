@@ -440,8 +440,7 @@ def test_the_script_that_withdraws_is_loaded_where_the_server_lost_it(
 
         wait_for(withdrawn)
         raw.script_flush()
-        raw.script_load(
-            transport_scripts.load("prepare").text
-        )  # a take that is repeated leaves no credit
+        # A take that is repeated leaves no credit.
+        raw.script_load(transport_scripts.load("prepare").text)
         wait_for(withdrawn)
         consumer.close()

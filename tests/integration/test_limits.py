@@ -60,9 +60,8 @@ def test_slots_keep_the_rate_of_the_topic(
 def test_limit_is_changed_while_consumers_sleep(
     api: Any, server: Server, name: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "rmq.kernel.consumer.receive.POLL_S", 3600.0
-    )  # nothing but the wake-up ends its sleep
+    # Nothing but the wake-up ends its sleep.
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 3600.0)
     topic = api.topic(name, limit=limit)
     topic.send(1)
     topic.send(2)

@@ -114,9 +114,8 @@ def test_interrupted_call_is_completed_by_the_next_program_that_opens_the_topic(
 def test_sleeping_consumer_is_woken_by_resume(
     api: Any, server: Server, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "rmq.kernel.consumer.receive.POLL_S", 3600.0
-    )  # nothing but the wake-up ends its sleep
+    # Nothing but the wake-up ends its sleep.
+    monkeypatch.setattr("rmq.kernel.consumer.receive.POLL_S", 3600.0)
     topic = api.topic(name)
     topic.send(1)
     api.admin.topic_pause(name)

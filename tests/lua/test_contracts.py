@@ -23,12 +23,8 @@ OF_NO_TOPIC = ("leader_renew", "leader_release")
 OF_SLOTS = ("next_ready", "withdraw")  # their keys are those of any number of slots
 SECTIONS = ("KEYS", "ARGV", "Returns", "Cost", "Atomic")
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
-PCALLS = {
-    "lib/wake": 1,
-    "lib/credits": 3,
-    "lib/key_limits": 1,
-    "lib/attempts": 1,
-}  # what may be refused
+# By library, how many calls may be refused.
+PCALLS = {"lib/wake": 1, "lib/credits": 3, "lib/key_limits": 1, "lib/attempts": 1}
 
 
 def header(name: str) -> str:
@@ -130,9 +126,8 @@ def test_script_keeps_the_rules_of_the_house():
             assert "cjson" not in text
             called = {word.upper() for word in re.findall(r"redis\.p?call\(\s*['\"](\w+)", text)}
             if verb in ("audit_scan", "lib/replay", "resize_scan"):
-                called -= {
-                    "HSCAN"
-                }  # over a key that is passed, and bounded: lua/README.md says why
+                # Over a key that is passed, and bounded: lua/README.md says why.
+                called -= {"HSCAN"}
             assert called.isdisjoint(SCANS)
             assert not re.search(r"redis\.p?call\(\s*[^'\"\s]", text), (
                 "a command's verb is spelled out"

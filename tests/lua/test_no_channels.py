@@ -21,12 +21,8 @@ WAKING = (
     "lease_release", "merge", "nack", "publish", "redrive", "redrive_send", "release", "reschedule",
     "rollback", "schedule_send", "send",
 )  # fmt: skip
-FREEING = (
-    "ack",
-    "query_reject",
-    "query_settle",
-    "reject",
-)  # they signal where they end a batch in order
+# They signal where they end a batch in order.
+FREEING = ("ack", "query_reject", "query_settle", "reject")
 PROBING = ("next_ready", "prepare", "withdraw")  # for credits: test_credits
 
 

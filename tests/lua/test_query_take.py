@@ -130,9 +130,8 @@ def test_numbers_of_what_has_lapsed_are_not_used_again(box):
     lapse(box, force=True)
 
     before = box.state()
-    assert take(box, limit=2) == QueryLog(
-        0, 2
-    )  # sinks may know that batch: it gets no other message
+    # Sinks may know that batch: it gets no other message.
+    assert take(box, limit=2) == QueryLog(0, 2)
     assert box.changed(before).keys() <= OWNING
     assert take(box, after=2, limit=2) == QueryLog(1, 3)
     assert list(log(box).values()) == [3]

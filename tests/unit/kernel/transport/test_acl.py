@@ -129,11 +129,8 @@ def test_several_roles_have_what_each_has() -> None:
     both = rmq.acl_rules(["viewer", "worker"])
     for role in ("viewer", "worker"):
         assert set(rmq.acl_rules(role).commands) <= set(both.commands)  # type: ignore[arg-type]
-    assert both.read_keys == (
-        "rmq:leader",
-        "rmq:jobs",
-        "rmq:audit_trail",
-    )  # a worker writes the others
+    # A worker writes the others.
+    assert both.read_keys == ("rmq:leader", "rmq:jobs", "rmq:audit_trail")
 
 
 @pytest.mark.parametrize(
