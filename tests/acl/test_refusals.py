@@ -249,7 +249,7 @@ def test_a_worker_with_its_heartbeat_and_status(scene: Scene, caplog: Any) -> No
     scene.raw.script_flush()  # the heartbeat has to load its scripts, too
     with caplog.at_level(logging.WARNING, "rmq"), rmq.Worker(client, concurrency=2) as worker:
         assert type(worker._running.heartbeat).__name__ == "HeartbeatProcess"
-        wait_for(lambda: not (not seen or scene.full.admin.stats(scene.name)["settled"] < 2))
+        wait_for(lambda: seen and scene.full.admin.stats(scene.name)["settled"] >= 2)
         assert [handler.topic for status in scene.full.admin.workers()
                 for handler in status.handlers].count(scene.name) == 1  # fmt: skip
 

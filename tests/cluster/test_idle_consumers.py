@@ -177,7 +177,7 @@ def play_worker(url: str, name: str, scene: Scene) -> None:
 PLAYS = [play_blocking, play_async, play_worker]
 
 
-def wait_for(receive: Callable[[float], list[Any]], body: object, wait_s: float) -> float:
+def seconds_until(receive: Callable[[float], list[Any]], body: object, wait_s: float) -> float:
     """Receive until this body comes; return after how many seconds."""
     began = time.monotonic()
     while body not in receive(max(0.01, began + wait_s - time.monotonic())):
@@ -192,7 +192,7 @@ def test_a_message_whose_signal_is_lost_is_found_in_the_turn_of_its_slot(
     def scene(topic: Any, receive: Callable[[float], list[Any]]) -> None:
         assert receive(1.5) == []
         topic.send("found")
-        assert wait_for(receive, "found", 60) < BOUND_S
+        assert seconds_until(receive, "found", 60) < BOUND_S
 
     play(cluster.url, name, scene)
 
@@ -205,7 +205,7 @@ def test_it_is_found_also_beside_a_slot_that_always_has_messages(
         assert receive(1.5) == []
         for _ in range(50):
             topic.send("busy", slot_basis="a slot")
-        wait_for(receive, "busy", 60)
+        seconds_until(receive, "busy", 60)
         topic.send("found", slot_basis="another slot")
         until = time.monotonic() + BOUND_S
         while "found" not in receive(1):
@@ -225,7 +225,7 @@ def test_a_lease_that_another_consumer_took_and_lost_is_found_in_the_turn_of_its
         topic.send("lost")
         (taken,) = other.receive(wait=0)  # and it dies
         assert taken.body == "lost"
-        assert wait_for(receive, "lost", 60) < LEASE_S + BOUND_S
+        assert seconds_until(receive, "lost", 60) < LEASE_S + BOUND_S
 
     with rmq.Client(cluster.url) as client:
         other = client.topic(name, slots=SLOTS).consumer(lease=LEASE_S)

@@ -19,8 +19,8 @@ import sqlalchemy as sa
 import rmq
 from examples import fencing
 from tests.databases import Database
-from tests.faults.worker_scene import wait_for
 from tests.forkserver import Forked
+from tests.patience import wait_for
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
