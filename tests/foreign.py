@@ -1,4 +1,4 @@
-"""What only the test itself did: other tests of this process may have left threads that go on."""
+"""Log records of the test alone: other tests of this process may have left threads that go on."""
 
 from __future__ import annotations
 

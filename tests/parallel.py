@@ -241,7 +241,7 @@ class Parallel:
 
 
 class Hooks:
-    """What other plugins may do in a fork."""
+    """The hooks that other plugins may implement in a fork."""
 
     @pytest.hookspec
     def pytest_fork_begins(self, config: pytest.Config) -> None:

@@ -55,7 +55,7 @@ _count = itertools.count()
 
 
 class Played(NamedTuple):
-    """What came of a step.
+    """The outcome of a step.
 
     Attributes:
         error: that it raised.

@@ -1,4 +1,4 @@
-"""What processes that handle messages of many keys in order have written, judged.
+"""Judges the lines of processes that handle messages of many keys in order.
 
 Every process appends to one file, one write each, so its lines are the order of what happened:
 `begin key n pid`, `done key n pid`. Nothing here knows RMQ.
@@ -31,7 +31,7 @@ class Account:
 def account(
     lines: list[str], sent: dict[str, int], killed: Collection[int] = (), back: int | None = None
 ) -> Account:
-    """Whether message n+1 of a key was begun only after n was handled, and whether all were.
+    """Judge whether message n+1 of a key was begun only after n was handled, and whether all were.
 
     A killed process leaves what it has handled and not settled: that comes again, from the first
     of them on and in order. `back`: how many these can be, None if that is not known.

@@ -143,11 +143,11 @@ class Recorder(rmq.Interceptor):
         self._in_hand[threading.current_thread().name] = list(stubs)
 
     def is_done(self) -> None:
-        """What this thread has sent is counted, or given up."""
+        """Forget what this thread has sent: it is counted, or given up."""
         self.takes(())
 
     def beside(self) -> list[str]:
-        """What the other threads send and count just now; they die with this process."""
+        """Return what the other threads send and count just now; they die with this process."""
         mine = threading.current_thread().name
         return [one for name, some in self._in_hand.items() if name != mine for one in some]
 

@@ -38,7 +38,7 @@ MOST_TEXT = 20_000  # characters of a failure
 
 @dataclass
 class Result:
-    """What a seed of a storm came to."""
+    """The outcome of a seed of a storm."""
 
     storm: str
     seed: int
@@ -55,7 +55,7 @@ class Result:
 
 @dataclass
 class Row:
-    """What all seeds of a storm came to."""
+    """The outcome of all seeds of a storm."""
 
     storm: str
     played: int = 0

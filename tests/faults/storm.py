@@ -1,4 +1,4 @@
-"""What all storms have in common: a storm comes to its end, or it fails and says why.
+"""The rules of all storms: a storm comes to its end, or it fails and says why.
 
 A storm is work under faults that a seed decides. Three rules keep it from waiting for what may
 never come:
@@ -33,7 +33,7 @@ END_S = 900.0  # for a storm that never stands still and never ends: messages th
 
 
 class Played(NamedTuple):
-    """What a storm that went well tells.
+    """The report of a storm that went well.
 
     Attributes:
         figures: a line to print.

@@ -173,7 +173,10 @@ def outcome(client: rmq.Client, name: str, told: str) -> str:
 
 
 def content(raw: redis.Redis, key: bytes) -> object:
-    """What a key holds. Its DUMP would differ after a read, which may move the fields of a hash."""
+    """Return what a key holds.
+
+    The DUMP of a hash would differ after a read, which may move its fields.
+    """
     return raw.hgetall(key) if raw.type(key) == b"hash" else raw.dump(key)
 
 

@@ -1,4 +1,4 @@
-"""What all storms have in common: when one has failed, when one is only slow, and what is told."""
+"""The rules of all storms: when one has failed, when one is only slow, and what is told."""
 
 from __future__ import annotations
 

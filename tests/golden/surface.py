@@ -135,7 +135,7 @@ FILES = {"python.txt": python, "http.txt": http, "commands.txt": commands}
 
 
 def text_of(name: str) -> str:
-    """What a file should have."""
+    """Return the text that a file should have."""
     return "".join(f"{line}\n" for line in FILES[name]())
 
 

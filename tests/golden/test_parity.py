@@ -352,7 +352,10 @@ def renamed() -> dict[str, str]:
 
 
 def differences(met: set[str] | None = None) -> dict[str, str]:
-    """What differs, as in DIFFERENCES; `met`: gets the entries of the other tables that apply."""
+    """Return the differences, as in DIFFERENCES.
+
+    `met`: gets the entries of the other tables that apply.
+    """
     met, words, found = set() if met is None else met, renamed(), {}
     for verb, names in VERBS.items():
         faces: dict[str, Mapping[str, str]] = {}
@@ -376,13 +379,13 @@ def differences(met: set[str] | None = None) -> dict[str, str]:
 
 
 def untold() -> dict[str, str]:
-    """What differs, and is not in the table in this way."""
+    """Return the differences that are not in the table in this way."""
     told = {key: shown for each in DIFFERENCES.values() for key, shown in each.items()}
     return {key: shown for key, shown in differences().items() if told.get(key) != shown}
 
 
 def stale() -> list[str]:
-    """What stands in a table, and differs no longer."""
+    """Return the entries of the tables that differ no longer."""
     met: set[str] = set()
     found = differences(met)
     told = [key for each in DIFFERENCES.values() for key in each if key not in found]

@@ -1,4 +1,4 @@
-"""What a user can name changes on purpose: the files here say what it is."""
+"""All that a user can name is in the files here, and a change of it is made on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves a client, byte by byte, is what the file says: a change of it is made on purpose."""
+"""The bytes that leave a client are those of the file: a change of them is made on purpose."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _sendall = socket.socket.sendall
 
 
 class Environment:
-    """What a client finds around it, the same for every recording; for `with`.
+    """The surroundings of a client, the same for every recording; for `with`.
 
     Clocks stand still until `advance`. Waits are real: no clock shows how long they took.
     """
@@ -172,7 +172,7 @@ class Recorder:
 
 
 class Scene:
-    """What a scenario works with: clients, topics, and the clock.
+    """The clients, the topics and the clock of a scenario.
 
     Attributes:
         client: of the kind that is asked for; an async one is called as if it were blocking.

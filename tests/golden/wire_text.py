@@ -1,4 +1,4 @@
-"""What leaves a client, as lines of text that a person can compare.
+"""The bytes that leave a client, as lines of text that a person can compare.
 
 A request's first command has a dash before it, commands that leave together with it a plus. A plain
 command is written as it is. A script is named by its verb, in lower case, so that an edit of Lua
@@ -44,7 +44,7 @@ _TEXT_ID = re.compile(rb"[0-9a-v]{26}")
 
 
 class Request(NamedTuple):
-    """What leaves in one piece.
+    """Commands that leave in one piece.
 
     Attributes:
         commands: each a list of words.

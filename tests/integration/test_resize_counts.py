@@ -1,4 +1,4 @@
-"""What slots count in topics that are resized: delivery numbers, and shares of a limit."""
+"""Counts of slots in topics that are resized: delivery numbers, and shares of a limit."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ def deleting(client: rmq.Client, name: str, at: str, then: Callable[[], object])
 def test_message_that_comes_while_a_topic_is_deleted_keeps_all_of_it(
     client: rmq.Client, name: str
 ) -> None:
-    """What is no message too: dead letters in the trash, remembered ids, counters and numbers."""
+    """Also what is no message: dead letters in the trash, remembered ids, counters and numbers."""
     topic = client.topic(name, slots=4, dedup_window=3600)
     for n in range(20):
         topic.send(n, dedup_key=str(n))

@@ -1,4 +1,4 @@
-"""One command run by two texts of its script, on the same keys: both do the same."""
+"""Compares two texts of a script: on the same keys, a command does the same by both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One good call of every script on a furnished slot.
+"""A good call of every script on a furnished slot.
 
 Tests that hold for all scripts (wrong types, bad numbers, a vanished slot, a full Redis) go over
 these calls.

@@ -196,7 +196,7 @@ def test_slot_whose_numbers_are_ahead_of_the_clock_keeps_them(box):
 
 @pytest.mark.parametrize("way", ["prepare", "query", "hand-over"])
 def test_a_later_delivery_has_a_larger_number_in_whichever_slot_of_a_resized_topic(make_box, way):
-    """One slot has delivered much and then nothing for an hour; the other one goes on."""
+    """A slot has delivered much and then nothing for an hour; the other one goes on."""
     busy, quiet = make_box(index=1, slots=2), make_box(index=0, slots=2)
     newest = 0
     for box in (busy, quiet):

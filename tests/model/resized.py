@@ -20,7 +20,7 @@ OLD, NEW = 0, 1  # the slots of the basis
 
 @dataclass(frozen=True)
 class Rules:
-    """What RMQ does; a mutant leaves one out."""
+    """The rules that RMQ follows; a mutant leaves one out."""
 
     hold: bool = True  # the new slot gives nothing while the old one has what is awaited
     by_clock: bool = True  # a slot of a resized topic numbers its deliveries by the clock
@@ -30,7 +30,7 @@ class Rules:
 
 
 class Numbers(NamedTuple):
-    """One basis: a message that is awaited, late ones that are not, and new ones."""
+    """The messages of a basis: one that is awaited, late ones that are not, and new ones."""
 
     now: int = 1  # each delivery takes time
     skew: int = 0  # so much the clock of the new slot's master is behind
@@ -67,7 +67,7 @@ def _numbered(rules: Rules, s: Numbers, slot: int, mine: bool) -> tuple[Numbers,
 
 
 def number_steps(rules: Rules, s: Numbers) -> Iterator[Step[Numbers]]:
-    """What may happen next."""
+    """Yield the steps that may come next."""
     gives = (True, s.is_open if s.stamped[NEW] else s.existed)
     for slot in (OLD, NEW):
         if gives[slot] and s.others[slot] < OTHERS:
@@ -120,7 +120,7 @@ def _capacity(rules: Rules, s: Shares, slot: int) -> int:
 
 
 def share_steps(rules: Rules, s: Shares) -> Iterator[Step[Shares]]:
-    """What may happen next: sends by both numbers of slots, takes, and one resize."""
+    """Yield the steps that may come next: sends by both numbers of slots, takes, and one resize."""
     first = s.layout.first if s.layout else s.slots
     for slot in range(max(s.slots, first)):
         more = s._replace(waiting=tuple(n + (i == slot) for i, n in enumerate(s.waiting)))

@@ -1,4 +1,4 @@
-"""What the state machine stands on: the topic, its clock, calls, and what must always hold."""
+"""The ground of the state machine: the topic, its clock, calls, and what must always hold."""
 
 from __future__ import annotations
 

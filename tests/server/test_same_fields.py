@@ -1,4 +1,4 @@
-"""What HTTP and the command line show of a value has the names that Python has, or a reason."""
+"""HTTP and the command line show a value with the names that Python has, or there is a reason."""
 
 from __future__ import annotations
 

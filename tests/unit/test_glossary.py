@@ -153,7 +153,7 @@ def below(base: type) -> set[type]:
 
 
 def parameters() -> set[tuple[str, str]]:
-    """What can be given to a verb: parameters of Admin, fields of the HTTP API, options."""
+    """Return all parameters of verbs: arguments of Admin, fields of the HTTP API, options."""
     found = {
         (f"Admin.{name}", parameter)
         for name, verb in inspect.getmembers(rmq.Admin, inspect.isfunction)

@@ -1,4 +1,4 @@
-"""What clients do while `wire` records them. Sync and async clients play each scenario."""
+"""The scenarios that `wire` records. Sync and async clients play each of them."""
 
 from tests.golden.scenarios import administering, consuming, sending, working
 from tests.golden.scenarios.registry import SCENARIOS

@@ -1,4 +1,4 @@
-"""What people do with messages, dead letters and topics."""
+"""Administration of messages, dead letters and topics."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class _Forms(HTMLParser):
 
 
 def chosen_in(page: str, verb: str, name: str, value: str) -> dict[str, str]:
-    """What a browser sends where a person chooses a value in a field, and presses the button.
+    """Return what a browser sends where a person chooses a value and presses the button.
 
     Args:
         page: its text.
