@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -144,7 +145,6 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 A = TypeVar("A", bound=Answer)
-_hints = cache(get_type_hints)
 
 
 def show(value: object, kind: type[A], /, **given: Any) -> A:
@@ -161,28 +161,42 @@ def show(value: object, kind: type[A], /, **given: Any) -> A:
     Raises:
         TypeError: a field is neither given nor an attribute of the value.
     """
-    for name, hint in _hints(kind).items():
+    for name, convert in _conversions(kind).items():
         if name not in given:
             try:
-                given[name] = _shown(getattr(value, name), hint)
+                given[name] = convert(getattr(value, name))
             except AttributeError as error:
                 raise TypeError(f"{kind.__name__}.{name}: {error}") from error
     return kind(**given)
 
 
-def _shown(value: Any, hint: Any) -> Any:
+@cache
+def _conversions(kind: type[Answer]) -> dict[str, Callable[[Any], Any]]:
+    """Return by field what makes its value from an attribute."""
+    return {name: _conversion(hint) for name, hint in get_type_hints(kind).items()}
+
+
+def _conversion(hint: Any) -> Callable[[Any], Any]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return dict
+    if origin is list:
+        convert = _conversion(*parts)
+        return lambda values: [convert(each) for each in values]
+    for part in parts or (hint,):  # of X | None
+        if isinstance(part, type) and issubclass(part, Answer):
+            return partial(_show_unless_none, part)
+    return _plain
+
+
+def _show_unless_none(kind: type[Answer], value: Any) -> Answer | None:
+    return None if value is None else show(value, kind)
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, MessageId):
         return str(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if get_origin(hint) is dict:
-        return dict(value)
-    if get_origin(hint) is list:
-        return [_shown(each, *get_args(hint)) for each in value]
-    for part in get_args(hint) or (hint,):  # of X | None
-        if isinstance(part, type) and issubclass(part, Answer) and value is not None:
-            return show(value, part)
-    return value
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def etag_of(answer: bytes) -> str:
