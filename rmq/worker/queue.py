@@ -70,9 +70,7 @@ class HandlerQueue:
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
         self._executor = executor
         self._heartbeat = heartbeat
-        self.settler = Settler(
-            handler, feed, self._disposition_of_overrun, detached_claims, settler_thread
-        )
+        self.settler = Settler(handler, feed, detached_claims, settler_thread)
         self.suspects = suspects
         self.runs = HandlerRuns(handler, feed, runner, self.settler, is_stopping, suspects)
         self._partial_batch: list[HeldDelivery] = []  # waits for more messages
@@ -80,11 +78,6 @@ class HandlerQueue:
         self._last_suspect: HeldDelivery | None = None  # waits until nothing else runs
         self._ordered_begun = 0  # runs of an ordered handler
         self.lane = Lane(self.runs.function(), self.runs.on_error, handler.concurrency)
-
-    def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
-        runner = self.feed.runner_for(delivery)
-        assert runner is not None  # what no handler has runs for no time
-        return runner.dispositions.of_overrun(delivery, max_runtime_s)
 
     # --- room ------------------------------------------------------------------------------------
 

@@ -116,7 +116,6 @@ class Settler:
     Args:
         handler: ran them.
         feed: received them; its flows settle them.
-        disposition_of_overrun: decides for a run beyond its max_runtime.
         detached_claims: of the handler, if it has claims.
         thread: does the work.
     """
@@ -125,7 +124,6 @@ class Settler:
         self,
         handler: Handler,
         feed: TopicFeed,
-        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
     ) -> None:
@@ -134,7 +132,7 @@ class Settler:
         self._handler = handler
         self._run, self._flows, self._tracker = feed.transport.run, feed.flows, feed.tracker
         self._error_state = feed.error_state
-        self._disposition_of_overrun = disposition_of_overrun
+        self._runner_for = feed.runner_for
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
         self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
@@ -240,6 +238,11 @@ class Settler:
                 self._settle_others([(halted.delivery, halted.disposition)])
         for delivery in reports.overran:
             delivery.state = LOST  # the handler, which still runs, can see it
+
+    def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
+        runner = self._runner_for(delivery)
+        assert runner is not None  # what no handler has runs for no time
+        return runner.dispositions.of_overrun(delivery, max_runtime_s)
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates
