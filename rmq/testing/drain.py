@@ -197,7 +197,7 @@ class DrainedTopic:
 
     def _receive(self) -> list[HeldDelivery]:
         deliveries = self._transport.run(self._flows.receive(self._most, 0))
-        if deliveries and any(handler.claims is not None for handler in self._handlers):
+        if deliveries and self._handlers.has_claims:
             claim_keys(deliveries, self._handlers, self._flows, self._transport)
         return deliveries
 

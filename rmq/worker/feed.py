@@ -146,7 +146,6 @@ class TopicFeed:
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
         self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
         self.own_channel = b""  # asked for, where what is handed over comes
-        self._has_claims = any(handler.claims is not None for handler in handlers)
         self._suspect_below = 0.0  # retries left, as receipts hold them
         self._trickle = TrickleDetector()
         self._not_before = 0.0
@@ -228,7 +227,7 @@ class TopicFeed:
         """Receive deliveries and hand them over to the queues; return how many they are."""
         deliveries = self.transport.run(self.flows.receive_by(limit, take))
         if deliveries:
-            if self._has_claims:
+            if self.handlers.has_claims:
                 claim_keys(deliveries, self.handlers, self.flows, self.transport, self.tracker)
             self.state.until = time.monotonic() + CREDIT_S
             self._dispatch(deliveries)

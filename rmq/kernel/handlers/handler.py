@@ -263,6 +263,7 @@ class TopicHandlers:
         default: the handler of all messages that `by_type` has none for, or None.
         by_type: the handlers of messages that were sent with a type.
         ordered, lease_ms: as all handlers have them: they are of the topic, not of a message.
+        has_claims: whether one of them claims a key for each of its messages.
     """
 
     def __init__(self, handlers: Sequence[Handler]) -> None:
@@ -270,6 +271,7 @@ class TopicHandlers:
         first = self._handlers[0]
         self.context = first.context
         self.ordered, self.lease_ms = first.ordered, first.lease_ms
+        self.has_claims = any(each.claims is not None for each in self._handlers)
         self.default = next((each for each in self._handlers if not each.types), None)
         self.by_type: dict[str | None, Handler] = {
             name: each for each in self._handlers for name in each.types
