@@ -42,11 +42,12 @@ def wait_for(
 
 def asleep(server: Server, topic: str, count: int = 1) -> None:
     """Wait until so many consumers of a topic listen; they look once more, and sleep."""
-    until = time.monotonic() + PATIENCE_S
     with server.raw() as raw:
-        while (heard := _listeners(raw, topic)) < count:
-            assert time.monotonic() < until, f"{heard} of {count} consumers listen"
-            time.sleep(0.005)
+        wait_for(
+            lambda: _listeners(raw, topic) >= count,
+            lambda: f"{_listeners(raw, topic)} of {count} consumers listen",
+            PATIENCE_S,
+        )
     time.sleep(0.05)  # for that last look; a test that comes too soon for it is easier, not wrong
 
 

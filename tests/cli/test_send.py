@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import rmq
 from rmq.kernel.producer.encode import RUNTIME_MARK
 from tests.cli.conftest import ndjson
+from tests.patience import wait_for
 
 
 def test_send_prints_the_id_and_get_finds_it(shell, topic):
@@ -257,10 +257,7 @@ class TestStream:
         )  # fmt: skip
         running.stdin.write(b'"early"\n"half')
         running.stdin.flush()
-        until = time.monotonic() + 60
-        while not client.admin.stats(topic.name)["accepted"] and time.monotonic() < until:
-            time.sleep(0.05)
-        seen = client.admin.stats(topic.name)["accepted"]
+        seen = wait_for(lambda: client.admin.stats(topic.name)["accepted"])
 
         out, err = running.communicate(b'-line"', timeout=90)
 
@@ -277,9 +274,7 @@ class TestStream:
         running.stdin.write(b"1\n")
         running.stdin.flush()
         with rmq.Client(own_server.url) as probe:
-            until = time.monotonic() + 60
-            while not probe.admin.stats("t")["accepted"] and time.monotonic() < until:
-                time.sleep(0.05)
+            wait_for(lambda: probe.admin.stats("t")["accepted"])
         own_server.kill()
 
         _, err = running.communicate(b"2\n3\n", timeout=90)

@@ -4,12 +4,12 @@ import json
 import re
 import signal
 import subprocess
-import time
 
 import pytest
 
 import rmq
 from tests.cli.conftest import bury, ndjson
+from tests.patience import wait_for
 
 
 def statuses(done):
@@ -271,9 +271,7 @@ class TestDeadLetters:
             "dlq", "redrive", topic.name, "--yes", "--rate", 2,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        until = time.monotonic() + 60
-        while client.admin.stats(topic.name)["redriven"] < 2 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_for(lambda: client.admin.stats(topic.name)["redriven"] >= 2)
 
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=90)

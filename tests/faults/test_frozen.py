@@ -14,7 +14,7 @@ import rmq
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.blocking import Transport
 from tests.faults.test_unanswered import MODES
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 
@@ -141,9 +141,7 @@ def test_a_worker_whose_acks_were_answered_late_counts_them_as_acked(
         with worker:
             monkeypatch.setattr(Transport, "_exchange", exchange)
             topic.send_many([rmq.Outgoing(n) for n in range(4)])
-            until = time.monotonic() + 30
-            while worker.counts()[name]["ack"] < 4 and time.monotonic() < until:
-                time.sleep(0.02)
+            wait_for(lambda: worker.counts()[name]["ack"] >= 4, within=30)
         counts = worker.counts()[name]
         assert len(lost) == 3
         assert (counts["ack"], counts["lost"], counts["own"]) == (4, 0, 0)

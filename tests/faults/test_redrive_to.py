@@ -13,7 +13,7 @@ import pytest
 
 import rmq
 from tests.forkserver import Forked
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 LETTERS = 1000
@@ -68,11 +68,12 @@ def run(
             code = runner.wait(4 * PATIENCE_S)
             assert code == (0 if nth < 0 else -signal.SIGKILL)
             if forgets:
-                client.admin.stats(other)  # what was stored is consumed before the notes go
-                until = time.monotonic() + PATIENCE_S
-                while client.admin.stats(other)["due"] + client.admin.stats(other)["in_flight"]:
-                    assert time.monotonic() < until, client.admin.stats(other)
-                    time.sleep(0.01)
+                # What was stored is consumed before the notes go.
+                wait_for(
+                    lambda: (s := client.admin.stats(other))["due"] == s["in_flight"] == 0,
+                    lambda: str(client.admin.stats(other)),
+                    PATIENCE_S,
+                )
                 with server.raw() as raw:
                     raw.delete(*(f"rmq:{{{other}_{slot}}}:arrivals" for slot in range(2)))
         until = time.monotonic() + PATIENCE_S

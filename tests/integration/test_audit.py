@@ -16,6 +16,7 @@ from rmq.features.audit import flows as audit_flow
 from rmq.features.audit.scripts import AuditScanPage
 from tests.integration.auditing import adds_up, keys_of, lose, lost, producer
 from tests.integration.driven import both_clients
+from tests.patience import wait_for
 
 
 def audited(client, name, **options):
@@ -160,9 +161,7 @@ def test_last_messages_of_an_idle_producer_are_watched(server, raw, client, name
     with rmq.Client(server.url, interceptors=[rmq.Audit()]) as theirs:
         id = theirs.topic(name).send("a").id
         number = lose(raw, name, id)
-        until = time.monotonic() + 60
-        while not audited(client, name).missing and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for(lambda: audited(client, name).missing)
 
         assert lost(audited(client, name)) == {number}
 
@@ -188,11 +187,8 @@ def test_producer_tells_again_once_redis_is_back(own_server, name):
         server.kill()
         time.sleep(1.5)
         server.start()
-        until = time.monotonic() + 60
+        wait_for(lambda: theirs.admin.audit(name, older_than=0).numbered)
         found = theirs.admin.audit(name, older_than=0)
-        while not found.numbered and time.monotonic() < until:
-            time.sleep(0.1)
-            found = theirs.admin.audit(name, older_than=0)
 
         assert (found.numbered, found.waiting, found.missing) == (1, 1, 0)
 

@@ -17,6 +17,7 @@ from rmq.worker.heartbeat.leases import WorkerMemory
 from rmq.worker.heartbeat.memory import NUMBER_SHIFT, SLOTS_MAX
 from rmq.worker.heartbeat.renewer import PAGE, RETRY_S, Heartbeat, Topic, is_stopped
 from rmq.worker.heartbeat.script_connection import RedisError
+from tests.patience import wait_for
 
 LEASE_MS = 30_000
 KEYS = {"lease_renew": ["leases_%d"], "lease_release": ["store_%d"], "claim": ["claim_%d:"]}
@@ -230,9 +231,7 @@ def test_a_process_is_stopped_that_was_sent_sigstop_or_is_gone() -> None:
     try:
         assert not is_stopped(process.pid)
         os.kill(process.pid, signal.SIGSTOP)
-        until = time.monotonic() + 60
-        while not is_stopped(process.pid):
-            assert time.monotonic() < until, "it never stops"
+        wait_for(lambda: is_stopped(process.pid), "it never stops")
         os.kill(process.pid, signal.SIGCONT)
     finally:
         process.kill()
