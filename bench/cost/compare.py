@@ -18,7 +18,7 @@ from bench.cost.table import number
 from bench.cost.trials import MEMORY
 from bench.measurement import Measurement
 
-DEARER = 1.05  # new / old, from which on a figure is marked
+HIGHER = 1.05  # new / old, from which on a figure is marked
 CHANGING = frozenset(("date", "load before"))  # of a machine: no two runs have the same
 FLOOR_US = 0.02  # less than this is lost among the clock's whole us, and not marked
 
@@ -46,7 +46,7 @@ class Comparison:
         return [
             name
             for name, ratio in self.ratios.items()
-            if round(ratio, 9) >= DEARER and self.now[name] - self.old[name] >= FLOOR_US
+            if round(ratio, 9) >= HIGHER and self.now[name] - self.old[name] >= FLOOR_US
         ]
 
 

@@ -148,7 +148,7 @@ Run = tuple[DrainedHandler | None, list[HeldDelivery]]  # None: no handler for t
 
 
 class DrainedTopic:
-    """The handlers of a topic, with their consumer."""
+    """The handlers of a topic; receives and settles their deliveries."""
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ class Fetcher:
                 self._stopping.wait(pause)
                 pause = min(pause * 2, PAUSE_MOST_S)
         for feed in self._feeds:
-            with suppress(RMQError):  # closing the consumer tries again
+            with suppress(RMQError):  # closing the feed tries again
                 feed.end_credit()
             if feed.error_state.error is None:
                 feed.report_lateness(is_last=True)
