@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -39,15 +39,11 @@ from rmq.server.rates import Places, Rates
 from rmq.server.sessions import run_flow
 from rmq.web import openapi, operation as web_operation, problems, requests
 from rmq.web.operation import Operation, RequestContext, Table
-from rmq.web.principal import ADDRESS, principal_of
+from rmq.web.principal import ADDRESS, Principal, principal_of
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer
 from rmq.web.scope import root_of
 from rmq.web.service import ServiceStatus
-
-if TYPE_CHECKING:
-    from rmq.web.principal import Principal
-
 
 log = logging.getLogger("rmq")
 

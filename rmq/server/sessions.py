@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from rmq.features.tokens import flows
 from rmq.server.rates import Rates
@@ -21,8 +21,6 @@ from rmq.web.principal import ADDRESS, Principal, principal_of
 from rmq.web.scope import root_of
 
 if TYPE_CHECKING:
-    from typing import Concatenate
-
     from rmq.client.client import AsyncClient
     from rmq.kernel.transport.steps import Flow
     from rmq.server.authentication import Tokens

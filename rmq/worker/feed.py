@@ -25,13 +25,12 @@ from rmq.kernel.transport.steps import Flow, Subscription, pipeline
 from rmq.worker.disposition import Report, Show
 from rmq.worker.heartbeat.leases import LeaseTracker
 from rmq.worker.poison import FROM_DELIVERY
-from rmq.worker.runner import Unhandled
+from rmq.worker.runner import AnyRunner, Unhandled
 from rmq.worker.runs import TrickleDetector
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState
 
 if TYPE_CHECKING:
     from rmq.worker.queue import HandlerQueue
-    from rmq.worker.runner import AnyRunner
 
 
 log = logging.getLogger("rmq")

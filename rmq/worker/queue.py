@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import Hooks
@@ -15,18 +14,12 @@ from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
 from rmq.worker.disposition import DetachedClaims, Disposition, Report
-from rmq.worker.executors import Lane
-from rmq.worker.feed import show_for
+from rmq.worker.executors import Executor, Lane, LoopHeartbeat
+from rmq.worker.feed import TopicFeed, show_for
+from rmq.worker.poison import PoisonSuspects
 from rmq.worker.runner import runner_class
 from rmq.worker.runs import IN_ORDER, HandlerRuns
-from rmq.worker.settler import Settler
-
-if TYPE_CHECKING:
-    from rmq.worker.executors import Executor, LoopHeartbeat
-    from rmq.worker.feed import TopicFeed
-    from rmq.worker.poison import PoisonSuspects
-    from rmq.worker.settler import SettlerThread
-
+from rmq.worker.settler import Settler, SettlerThread
 
 FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
 BLOCKED_S = 1.0  # an event loop that is blocked for so long gets no more work

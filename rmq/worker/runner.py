@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rmq.errors import DecodeError
 from rmq.kernel.core.delivery import DeliveryData, HeldDelivery
@@ -28,8 +28,11 @@ from rmq.kernel.topic import context
 from rmq.worker.disposition import (
     ACK,
     DONE_BEFORE,
+    DetachedClaims,
     Disposition,
     HandlerDispositions,
+    RuntimeExceeded,
+    Settled,
     Show,
     error_of_cancel,
     outcome_of,
@@ -37,10 +40,6 @@ from rmq.worker.disposition import (
     runtime_exceeded,
     undecodable,
 )
-
-if TYPE_CHECKING:
-    from rmq.worker.disposition import DetachedClaims, RuntimeExceeded, Settled
-
 
 log = logging.getLogger("rmq")
 

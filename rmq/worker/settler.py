@@ -27,10 +27,9 @@ from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.steps import is_master_away
-from rmq.worker.disposition import ACK, DONE_BEFORE, Report
+from rmq.worker.disposition import ACK, DONE_BEFORE, DetachedClaims, Disposition, Report
 
 if TYPE_CHECKING:
-    from rmq.worker.disposition import DetachedClaims, Disposition
     from rmq.worker.feed import TopicFeed
 
 
