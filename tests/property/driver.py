@@ -19,10 +19,11 @@ class Driver:
     """A client, sync or async, behind one blocking face."""
 
     def __init__(
-        self, url: str, is_async: bool, timeout: float = 10.0, retry_for: float = 5.0
-    ) -> None:
+        self, url: str, is_async: bool, timeout: float = 10.0, retry_for: float = 5.0,
+        **options: Any,
+    ) -> None:  # fmt: skip
         self.url = url
-        self.patience = {"timeout": timeout, "retry_for": retry_for}
+        self.options = {"timeout": timeout, "retry_for": retry_for, **options}
         self.loop = asyncio.new_event_loop() if is_async else None
         self.lost = self.crashing = False
         self.doubled = 0
@@ -30,7 +31,7 @@ class Driver:
 
     def open(self) -> None:
         cls: Any = rmq.Client if self.loop is None else rmq.AsyncClient
-        self.client = cls(self.url, **self.patience)
+        self.client = cls(self.url, **self.options)
         transport = self.client._transport
         for verb in ("_command", "_pipeline"):
             setattr(transport, verb, self._doubling(getattr(transport, verb)))

@@ -77,7 +77,7 @@ class AsyncDelivery(DeliveryData):
     async def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
         flows, run = self._settle_with
-        raise_if_lost(await run(flows.ack([self._held])), "ack")
+        raise_if_lost(await run(flows.ack_one(self._held)), "ack")
         raise_if_claim_lost(self._held)
 
     async def nack(
@@ -90,7 +90,7 @@ class AsyncDelivery(DeliveryData):
             error: kept with the failure and shown with the dead letter.
         """
         flows, run = self._settle_with
-        raise_if_lost(await run(flows.nack([self._held], delay=delay, error=error)), "nack")
+        raise_if_lost(await run(flows.nack_one(self._held, delay, error)), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
         """Make it a dead letter at once, whatever retries remain."""
@@ -105,7 +105,7 @@ class AsyncDelivery(DeliveryData):
     async def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
         flows, run = self._settle_with
-        raise_if_lost(await run(flows.extend([self._held], lease)), "extend")
+        raise_if_lost(await run(flows.extend_one(self._held, lease)), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -120,7 +120,7 @@ class AsyncDelivery(DeliveryData):
             flows, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = await run(flows.verb_for(error)([self._held]))
+                lost = await run(flows.settle_after(error, self._held))
             except StorageError:
                 if is_expected:
                     raise

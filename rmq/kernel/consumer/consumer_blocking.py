@@ -29,7 +29,7 @@ class Delivery(DeliveryData):
     def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
         flows, run = self._settle_with
-        raise_if_lost(run(flows.ack([self._held])), "ack")
+        raise_if_lost(run(flows.ack_one(self._held)), "ack")
         raise_if_claim_lost(self._held)
 
     def nack(
@@ -42,7 +42,7 @@ class Delivery(DeliveryData):
             error: kept with the failure and shown with the dead letter.
         """
         flows, run = self._settle_with
-        raise_if_lost(run(flows.nack([self._held], delay=delay, error=error)), "nack")
+        raise_if_lost(run(flows.nack_one(self._held, delay, error)), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
         """Make it a dead letter at once, whatever retries remain."""
@@ -57,7 +57,7 @@ class Delivery(DeliveryData):
     def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
         flows, run = self._settle_with
-        raise_if_lost(run(flows.extend([self._held], lease)), "extend")
+        raise_if_lost(run(flows.extend_one(self._held, lease)), "extend")
 
     def __enter__(self) -> Delivery:
         return self
@@ -72,7 +72,7 @@ class Delivery(DeliveryData):
             flows, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = run(flows.verb_for(error)([self._held]))
+                lost = run(flows.settle_after(error, self._held))
             except StorageError:
                 if is_expected:
                     raise

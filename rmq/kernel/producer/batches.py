@@ -13,11 +13,10 @@ from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
 from rmq.kernel.core.validation import check_priority
-from rmq.kernel.producer.encode import EncodedMessage, encode, encode_plain
+from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
 ALIKE_MIN = 16  # fewer messages are grouped faster one by one
-RECORD_BYTES = 64  # of a call for each message besides its body, at most; headers are counted
 
 
 class Group:
@@ -70,7 +69,7 @@ class Group:
 
 def group_messages(
     context: TopicContext,
-    messages: Iterable[Outgoing],
+    messages: Iterable[Outgoing | EncodedMessage],
     groups: list[Group],
     group_max: int = BATCH_MAX,
     allow_past: bool = False,
@@ -96,7 +95,10 @@ def group_messages(
 
 
 def _group_alike(
-    context: TopicContext, outs: Sequence[Outgoing], groups: list[Group], group_max: int
+    context: TopicContext,
+    outs: Sequence[Outgoing | EncodedMessage],
+    groups: list[Group],
+    group_max: int,
 ) -> bool:
     """Group messages that are bodies of one priority; if some are not, do nothing: return False.
 
@@ -108,7 +110,7 @@ def _group_alike(
     for out in outs:
         if type(out) is not Outgoing or not is_plain(out):
             return False
-    priorities = [out.priority for out in outs]
+    priorities = [out.priority for out in outs]  # type: ignore[union-attr]  # checked above
     priority = priorities[0]
     if priority is None:
         priority = settings.default_priority
@@ -139,7 +141,7 @@ def _group_alike(
 
 def _group_each(
     context: TopicContext,
-    messages: Iterable[Outgoing],
+    messages: Iterable[Outgoing | EncodedMessage],
     groups: list[Group],
     group_max: int,
     allow_past: bool,
@@ -158,7 +160,10 @@ def _group_each(
             slot, envelope, headers = -1, b"", b""
             head, body = encode_plain(codec, settings, out)
         else:
-            made = encode(context, settings, out, allow_past)
+            if isinstance(out, EncodedMessage):
+                made = out
+            else:
+                made = encode(context, settings, out, allow_past)
             head, envelope, headers, body = made.head, made.envelope, made.headers, made.body
             given_id, slot = made.id, made.slot
             merging = made if made.merge_key else None

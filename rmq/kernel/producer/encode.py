@@ -27,12 +27,14 @@ from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext, slot_of
 
 MERGE_KEY_BYTES = 1024
+RECORD_BYTES = 64  # of a call for each message besides its body, at most; headers are counted
 RETRY_MARK, RUNTIME_MARK = "rmq-retry", "rmq-max-runtime"  # a policy's text; ms
 
 
 class EncodedMessage:
-    """A message that is checked and encoded; its record lacks the headers."""
+    """A message that is checked and encoded, by some settings; its record lacks the headers."""
 
+    settings: Settings
     head: bytes
     body: bytes
     envelope = b""
@@ -43,6 +45,18 @@ class EncodedMessage:
     merge_key = ""
     mode = ""
     max_wait_ms = 0
+
+    @classmethod
+    def plain(cls, settings: Settings, head: bytes, body: bytes) -> EncodedMessage:
+        """Make one of what `encode_plain` returns."""
+        message = cls()
+        message.settings, message.head, message.body = settings, head, body
+        return message
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of a call it takes, at most."""
+        return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 
 
 def encode(
@@ -58,6 +72,7 @@ def encode(
     if out.type is not None:
         check_message_type(out.type)
     message = EncodedMessage()
+    message.settings = settings
     due = _check_merge(out, message) or _check_due(out, allow_past)
     priority = 0 if due else settings.default_priority
     if out.priority is not None:

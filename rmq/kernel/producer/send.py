@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple, cast, overload
 
@@ -25,11 +26,19 @@ from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync, parse_durab
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.encode import encode_plain
+from rmq.kernel.producer.encode import EncodedMessage, encode, encode_plain
 from rmq.kernel.producer.scripts import MergeReply, SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
-from rmq.kernel.transport.steps import Await, Command, Flow, Sleep, durable_pipeline
+from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_error
+from rmq.kernel.transport.steps import (
+    Await,
+    Coalesce,
+    Command,
+    Flow,
+    Sleep,
+    durable_pipeline,
+)
 
 
 class StoredResults(Sequence[SendResult]):
@@ -76,6 +85,9 @@ class StoredResults(Sequence[SendResult]):
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
+Stored = Flow[Sequence[SendResult]]
+Store = Callable[[Iterable[Outgoing]], Stored]
+
 BLOCK_S = 30.0  # how long a send waits for room where the topic's overflow is "block"
 
 
@@ -100,6 +112,7 @@ def send(
 
     A plain one needs nothing of what a batch does. Where its call is refused (the topic is full,
     paused, resized or was created anew), nothing was stored, and it is sent as a batch of one.
+    What comes while other sends are on their way goes in one call with all that does.
     """
     if (
         durability is None
@@ -112,25 +125,43 @@ def send(
             yield from opening.ensure_open(context)
         settings = context.settings
         if settings.durability is None and not settings.expires_ms:
-            slot = context.spread.next()
-            id = core_ids.make_one(slot, context.check)
             head, body = encode_plain(context.codec, settings, out)
-            session = context.sessions.take()
-            keys, apart_bytes = context.slots[slot], context.apart_bytes
-            command = scripts.send_one(context, keys, session, head, id, body, apart_bytes)
-            try:
-                reply = yield command
-            except OutcomeUnknown:
-                raise  # a copy may still be on its way, so nothing else may go under this number
-            except Exception as error:
-                context.sessions.give(session)
-                if not isinstance(error, TopicVanished):
-                    raise
+            sends = context.sends.get(None) or _shared_sends(context, None)
+            turn = sends.begin()
+            if turn is None:
+                item = EncodedMessage.plain(settings, head, body)
+                outcome = yield Coalesce(sends, item, item.bytes)
+                if isinstance(outcome, Exception):
+                    raise outcome
+                if outcome is not APART:
+                    return cast(SendResult, outcome)
             else:
-                context.sessions.give(session)
-                if not reply.letters:
-                    return SendResult(id, "stored", slot, reply.offset, None, "memory")
-    results = yield from send_many(context, (out,), durability, timeout)
+                try:
+                    slot = context.spread.next()
+                    id = core_ids.make_one(slot, context.check)
+                    session = context.sessions.take()
+                    keys, apart_bytes = context.slots[slot], context.apart_bytes
+                    command = scripts.send_one(context, keys, session, head, id, body, apart_bytes)
+                    try:
+                        reply = yield command
+                    except OutcomeUnknown:
+                        raise  # a copy may be on its way: nothing else may go under this number
+                    except Exception as error:
+                        context.sessions.give(session)
+                        if not isinstance(error, TopicVanished):
+                            raise
+                    else:
+                        context.sessions.give(session)
+                        if not reply.letters:
+                            return SendResult(id, "stored", slot, reply.offset, None, "memory")
+                finally:
+                    sends.end(turn)
+    override = None if durability is None else DurabilityOverride(parse_durability(durability))
+    if timeout is None:
+        store = partial(_send_shared, context, override)
+    else:
+        store = partial(_send, context, override=override, wait_s=block_s(timeout))
+    results = yield from _with_hooks(context, (out,), store)
     return results[0]
 
 
@@ -147,11 +178,9 @@ def send_many(
     Everything is checked and encoded before the first call. Messages of one slot that do not merge
     go in one call, which is all or nothing; calls share a round trip.
     """
-    hooks, wait_s = context.hooks, block_s(timeout)
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
-    if hooks.before_send or hooks.after_send:
-        return _send_intercepted(context, messages, override, wait_s)
-    return _send(context, messages, override, wait_s)
+    store = partial(_send, context, override=override, wait_s=block_s(timeout))
+    return _with_hooks(context, messages, store)
 
 
 def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
@@ -161,13 +190,17 @@ def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
     return core_ids.make(slot, context.check, kept=True)[0]
 
 
+def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
+    """Send messages by `store`; where there are interceptors, copies, which they may change."""
+    hooks = context.hooks
+    if hooks.before_send or hooks.after_send:
+        return _send_intercepted(context, messages, store)
+    return store(messages)
+
+
 def _send_intercepted(
-    context: TopicContext,
-    messages: Iterable[Outgoing],
-    override: DurabilityOverride | None,
-    wait_s: float,
+    context: TopicContext, messages: Iterable[Outgoing], store: Store
 ) -> Flow[Sequence[SendResult]]:
-    """Send copies of messages, which interceptors may change."""
     hooks = context.hooks
     copies = []
     for out in messages:
@@ -178,7 +211,7 @@ def _send_intercepted(
         for awaitable in start_hooks(hooks.before_send, context.name, out):
             yield Await(awaitable)
     try:
-        results = yield from _send(context, copies, override, wait_s)
+        results = yield from store(copies)
     except BaseException as error:
         partial = error.results if isinstance(error, QueueFull | NotDurable | TopicPaused) else []
         for index, out in enumerate(copies):
@@ -190,6 +223,67 @@ def _send_intercepted(
         for awaitable in start_hooks(hooks.after_send, context.name, out, result):
             yield Await(awaitable)
     return results
+
+
+def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
+    """What lets sends of one durability share calls; None: the topic's."""
+    kept: Coalescer | None = context.sends.get(override)
+    if kept is None:
+        run = partial(_send_together, context, override)
+        kept = context.sends.setdefault(override, Coalescer(run))
+    return kept
+
+
+def _send_shared(
+    context: TopicContext, override: DurabilityOverride | None, messages: Iterable[Outgoing]
+) -> Stored:
+    """Send one message, together with those that are sent at the same time."""
+    (out,) = messages
+    if not context.is_current():
+        yield from opening.ensure_open(context)
+
+    def item() -> tuple[EncodedMessage, int]:
+        message = encode(context, context.settings, out)
+        return message, message.bytes
+
+    def alone() -> Flow[SendResult]:
+        return (yield from _send(context, (out,), override, BLOCK_S))[0]
+
+    return [(yield from coalesced(_shared_sends(context, override), item, alone))]
+
+
+class _Outdated(Exception):
+    """Messages were encoded by settings that have been read again since, with other slots maybe."""
+
+
+def _current(context: TopicContext, items: list[EncodedMessage]) -> Iterator[EncodedMessage]:
+    for item in items:
+        if item.settings is not context.settings:
+            raise _Outdated
+        yield item
+
+
+def _send_together(
+    context: TopicContext, override: DurabilityOverride | None, items: list[EncodedMessage]
+) -> Flow[list[Any]]:
+    """Send messages of several callers; return the outcome of each.
+
+    What is refused (the topic is full, paused, or was resized) goes apart: each caller gets the
+    answer to its own message.
+    """
+    outcomes: list[Any] = [None] * len(items)
+    call = partial(_call_together, outcomes=outcomes)
+    error: RMQError | None = None
+    try:
+        yield from _send_once(context, _current(context, items), override, call)
+    except _Outdated:
+        return [APART] * len(items)
+    except RMQError as failure:
+        error = failure
+    for index, outcome in enumerate(outcomes):
+        if outcome is None:
+            outcomes[index] = APART if error is None else same_error(error)
+    return outcomes
 
 
 def _send(
@@ -205,7 +299,8 @@ def _send(
     else:
         given = read = list[Outgoing]()
         messages = _remember(messages, read)
-    results = yield from _send_once(context, messages, override, wait_s)
+    call = partial(_call, wait_s=wait_s)
+    results = yield from _send_once(context, messages, override, call)
     for _ in range(opening.RESIZES_IN_CALL):
         if results.refusal is None:
             return results.complete()
@@ -213,7 +308,7 @@ def _send(
         refused = [given[index] for index in left]
         results.refusal = None
         try:
-            again = yield from _send_once(context, refused, override, wait_s)
+            again = yield from _send_once(context, refused, override, call)
         except (QueueFull, NotDurable, TopicPaused) as error:
             error.results = results.with_those_of(left, error.results)
             raise
@@ -231,11 +326,14 @@ def _remember(messages: Iterable[Outgoing], given: list[Outgoing]) -> Iterator[O
 
 def _send_once(
     context: TopicContext,
-    messages: Iterable[Outgoing],
+    messages: Iterable[Outgoing | EncodedMessage],
     override: DurabilityOverride | None,
-    wait_s: float,
+    call: Callable[..., Flow[None]],
 ) -> Flow[Results]:
-    """Send messages by the slots that this client knows."""
+    """Send messages by the slots that this client knows.
+
+    `call`: `_call` or `_call_together`.
+    """
     if not context.is_current():
         yield from opening.ensure_open(context)
     groups: list[Group] = []
@@ -255,7 +353,7 @@ def _send_once(
         calls = list(map(_command, repeat(context), groups, sessions))
         results.rows = [None] * sum(len(group.indexes) for group in groups)
         try:
-            yield from _call(context, calls, groups, results, override, wait_s)
+            yield from call(context, calls, groups, results, override)
         except OutcomeUnknown:
             raise  # a copy may still be on its way, so nothing else may go under these numbers
         except Exception as error:
@@ -357,6 +455,19 @@ def _command(context: TopicContext, group: Group, session: ReplaySession) -> Com
     )
 
 
+def _replies(
+    context: TopicContext, calls: list[Command[Any]], override: DurabilityOverride | None
+) -> Flow[tuple[list[Any], str, str]]:
+    """Make calls; return replies or errors, what copies lack ('': nothing), and the level."""
+    wanted = context.settings.durability if override is None else override.level
+    if wanted is None and len(calls) == 1:
+        return [(yield calls[0])], "", "memory"
+    replies, short = yield from durable_pipeline(calls, wanted)
+    if wanted is None or short:
+        return replies, short, "memory"
+    return replies, short, "fsync" if isinstance(wanted, Fsync) else "replicated"
+
+
 def _call(
     context: TopicContext,
     calls: list[Command[Any]],
@@ -368,15 +479,8 @@ def _call(
     """Make the calls; where a topic blocks when full, repeat the refused ones for `wait_s`."""
     until = time.monotonic() + wait_s
     pause = 0.01
-    wanted = context.settings.durability if override is None else override.level
     while True:
-        if wanted is None and len(calls) == 1:
-            replies, short = [(yield calls[0])], ""
-        else:
-            replies, short = yield from durable_pipeline(calls, wanted)
-        level = "fsync" if isinstance(wanted, Fsync) else "replicated"
-        if wanted is None or short:
-            level = "memory"
+        replies, short, level = yield from _replies(context, calls, override)
         full: list[int] = []
         is_paused = False
         failed: RMQError | None = None
@@ -400,10 +504,7 @@ def _call(
             what += ": send the others again" if stored else " stored: send again"
             raise (yield from opening.paused_error(context, what, list(results.rows)))
         if short:
-            window_ms = context.settings.dedup_window_ms
-            raise NotDurable(
-                f"{short}. {_describe_stored(results.rows, window_ms)}", list(results.rows)
-            )
+            raise _not_durable(context, short, results.rows)
         if not full:
             return
         calls, groups = [calls[n] for n in full], [groups[n] for n in full]
@@ -422,6 +523,44 @@ def _call(
             )
         yield Sleep(pause)
         pause = min(pause * 2, 0.5)
+
+
+def _call_together(
+    context: TopicContext,
+    calls: list[Command[Any]],
+    groups: list[Group],
+    results: Results,
+    override: DurabilityOverride | None,
+    outcomes: list[Any],
+) -> Flow[None]:
+    """Make the calls for several callers; note the outcome of each. None: it was refused."""
+    replies, short, level = yield from _replies(context, calls, override)
+    unknown: OutcomeUnknown | None = None
+    for group, reply in zip(groups, replies, strict=True):
+        if isinstance(reply, OutcomeUnknown):
+            unknown = reply
+        if isinstance(reply, RMQError):
+            if not isinstance(reply, TopicVanished):
+                for index in group.indexes:
+                    outcomes[index] = same_error(reply)
+        elif not reply.is_paused:
+            _write_results(group, reply, results, level)
+    for index, result in enumerate(results.rows):
+        if result is not None:
+            outcomes[index] = _not_durable(context, short, [result]) if short else result
+    if unknown is not None:
+        for index, outcome in enumerate(outcomes):
+            if outcome is None:
+                outcomes[index] = APART
+        raise unknown  # so that nothing else goes under these numbers
+
+
+def _not_durable(
+    context: TopicContext, short: str, rows: Sequence[SendResult | None]
+) -> NotDurable:
+    """Return the error for messages that are stored, but not as durably as asked."""
+    described = _describe_stored(rows, context.settings.dedup_window_ms)
+    return NotDurable(f"{short}. {described}", list(rows))
 
 
 def _write_results(group: Group, reply: Any, results: Results, level: str) -> bool:

@@ -160,6 +160,7 @@ class TopicContext:
         self.read_at = 0.0  # when the settings were read, by the monotonic clock
         self.full_until = 0.0  # no slot has room to give before, by the monotonic clock
         self.is_ready = False
+        self.sends: dict[Any, Any] = {}  # durability -> what lets its sends share calls
         self.had_large = False  # whether this client has received a large body of it
         self._settings: Settings | None = None
         # Of an open topic only:

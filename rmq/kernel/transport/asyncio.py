@@ -31,6 +31,7 @@ from rmq.kernel.transport.calls import (
     Unsubscribe,
     confirmed,
 )
+from rmq.kernel.transport.coalescing import TaskSharing
 from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
@@ -45,6 +46,7 @@ from rmq.kernel.transport.sentinel import AsyncSentinelPool
 from rmq.kernel.transport.steps import (
     Await,
     AwaitSignal,
+    Coalesce,
     Command,
     DurablePipeline,
     Flow,
@@ -110,6 +112,7 @@ class AsyncTransport:
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[asyncio.Task[None]] = set()
+        self._sharing = TaskSharing(self.run)
 
     async def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
@@ -153,6 +156,8 @@ class AsyncTransport:
             raise error from failure
 
     async def _step(self, step: Step) -> Any:
+        if isinstance(step, Coalesce):
+            return await self._sharing.share(step)
         if isinstance(step, Pipeline):
             return (await self._pipeline(step.commands, None))[0]
         if isinstance(step, DurablePipeline):

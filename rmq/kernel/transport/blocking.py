@@ -37,6 +37,7 @@ from rmq.kernel.transport.calls import (
     Unsubscribe,
     confirmed,
 )
+from rmq.kernel.transport.coalescing import share_in_thread
 from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
@@ -45,6 +46,7 @@ from rmq.kernel.transport.sentinel_blocking import SentinelPool
 from rmq.kernel.transport.steps import (
     Await,
     AwaitSignal,
+    Coalesce,
     Command,
     DurablePipeline,
     Flow,
@@ -187,6 +189,8 @@ class Transport:
         self._pool.close()
 
     def _step(self, step: Step) -> Any:
+        if isinstance(step, Coalesce):
+            return share_in_thread(step, self.run)
         if isinstance(step, Pipeline):
             return self._pipeline(step.commands, None)[0]
         if isinstance(step, DurablePipeline):

@@ -170,6 +170,23 @@ class Await:
         self.awaitable = awaitable
 
 
+class Coalesce:
+    """A wait for a call that is shared. The value is the outcome; an error is raised.
+
+    Args:
+        coalescer: a `rmq.kernel.transport.coalescing.Coalescer`.
+        item: what is to be done.
+        size: of it, in bytes.
+    """
+
+    __slots__ = ("coalescer", "item", "size")
+
+    def __init__(self, coalescer: Any, item: Any, size: int) -> None:
+        self.coalescer = coalescer
+        self.item = item
+        self.size = size
+
+
 class Subscription:
     """A consumer's subscription to a wake channel; the transport keeps its connection in `held`.
 
@@ -266,6 +283,7 @@ Step = (
     | InBackground
     | Await
     | AwaitSignal
+    | Coalesce
 )
 Flow = Generator[Step, Any, T]
 

@@ -1,0 +1,431 @@
+"""Calls of one kind that happen at once share a call, as databases commit in groups.
+
+A call that comes alone is made at once, and so are FEW at once. What comes while so many are on
+their way, or after a call that was shared by more, waits until none is on its way, and goes in the
+next one together with all that waits, in the order of arrival. So the more is called at once, the
+less each call costs, and nobody chooses how long to wait for company.
+
+Each caller has an outcome of its own: its part of the result, its error, or APART: it makes a call
+of its own, as if it had been alone. The rules are here; a transport knows how its callers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from rmq.errors import OutcomeUnknown
+from rmq.kernel.core import process
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.transport.steps import Coalesce, Flow
+
+T = TypeVar("T")
+BYTES_MAX = 256 * 1024  # of what one call carries, but for a caller that brings more
+FEW = 4  # callers at once that do not wait for each other: company of so few is not worth it
+WAIT_S = 1.0  # a caller that has waited for so long makes its own call: the ones before stand still
+
+
+class Apart:
+    """The outcome of a caller that has to make a call of its own."""
+
+    __slots__ = ()
+
+
+APART = Apart()
+
+
+class Turn:
+    """The right to make one of the calls that are on their way at once."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread = 0  # that makes the call; 0: none does
+
+
+class Caller:
+    """One that waits for its part of a call. A transport's own kind says how.
+
+    Args:
+        item: what is to be done for it.
+        size: of that, in bytes.
+    """
+
+    __slots__ = ("item", "size")
+
+    def __init__(self, item: Any, size: int) -> None:
+        self.item = item
+        self.size = size
+
+    def claim(self) -> bool:
+        """Whether it goes in a call that begins now; False: it has gone, or is in another one."""
+        raise NotImplementedError
+
+    def lead(self, turn: Turn) -> bool:
+        """Whether it makes the next call, with all that waits. False: as `claim`."""
+        raise NotImplementedError
+
+    def finish(self, outcome: Any) -> None:
+        """Give it its outcome."""
+        raise NotImplementedError
+
+
+class Coalescer:
+    """Lets calls that happen at once share a call.
+
+    Args:
+        run: makes one call for several items; returns an outcome for each.
+        items_max: of one call.
+    """
+
+    def __init__(
+        self, run: Callable[[list[Any]], Flow[Sequence[Any]]], items_max: int = BATCH_MAX
+    ) -> None:
+        self.run = run
+        self._items_max = items_max
+        self.loop: Any = None  # the event loop of those who wait
+        self.start()
+
+    def start(self, loop: Any = None) -> None:
+        """Begin anew, in a process that was forked or in another event loop."""
+        self._generation = process.generation
+        self.loop = loop
+        self.turns = [Turn() for _ in range(FEW)]
+        self._free = deque(self.turns)
+        self.waiting: deque[Any] = deque()
+        self._callers = 1  # of the last call
+        self._crowd = 1  # the most callers of one of the last two calls
+        self.is_watched = False  # whether somebody looks for callers that wait too long
+
+    def is_led_here(self) -> bool:
+        """Whether this thread makes a call already: a signal handler may not wait for its end."""
+        thread = threading.get_ident()
+        return any(turn.thread == thread for turn in self.turns)
+
+    def begin(self) -> Turn | None:
+        """Return the right to make a call now, for `end`. None: wait for those on their way."""
+        if self._generation != process.generation:
+            self.start()
+        if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
+            return None
+        try:
+            turn = self._free.pop()
+        except IndexError:
+            return None
+        turn.thread = threading.get_ident()
+        return turn
+
+    def _is_in_a_crowd(self) -> bool:
+        """Whether a call is on its way, where many callers have come at once just now."""
+        if len(self._free) < FEW:
+            return True
+        self._note(1)
+        return False
+
+    def _note(self, callers: int) -> None:
+        self._crowd = max(callers, self._callers)
+        self._callers = callers
+
+    def end(self, turn: Turn) -> None:
+        """End a call. The last one that was on its way lets the first that waits make the next."""
+        if turn not in self.turns:
+            return  # of a process or an event loop before
+        turn.thread = 0
+        self._free.append(turn)
+        if self.waiting:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Let the first that waits make the next call, if none is on its way."""
+        while self.waiting and len(self._free) == FEW:
+            try:
+                turn = self._free.pop()
+            except IndexError:
+                return
+            while True:
+                try:
+                    if self.waiting.popleft().lead(turn):
+                        return
+                except IndexError:
+                    break
+            self._free.append(turn)
+
+    def join(self, caller: Caller) -> None:
+        """Let a caller wait. If nothing is on its way any more, it leads a call at once."""
+        self.waiting.append(caller)
+        self._go_on()
+
+    def take(self, callers: list[Caller]) -> None:
+        """Append the callers of the next call to the one that leads it, as many as fit."""
+        size = callers[0].size
+        while len(callers) < self._items_max:
+            try:
+                caller = self.waiting.popleft()
+            except IndexError:
+                break
+            if size + caller.size > BYTES_MAX:
+                self.waiting.appendleft(caller)
+                break
+            callers.append(caller)  # first: whatever interrupts this, it gets an outcome
+            if caller.claim():
+                size += caller.size
+            else:
+                callers.pop()
+        self._note(len(callers))
+
+
+def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
+    """Give each caller its outcome."""
+    for caller, outcome in zip(callers, outcomes, strict=True):
+        caller.finish(outcome)
+
+
+def fail(callers: Sequence[Caller], error: BaseException) -> None:
+    """Give callers the error of their call; one that was interrupted may have done its work."""
+    if not isinstance(error, Exception):
+        error = OutcomeUnknown(
+            f"the call was shared with others and was interrupted ({type(error).__name__}); it may "
+            "have been done. Repeat it: every RMQ command is safe to run twice, a send with the "
+            "same id"
+        )
+    for caller in callers:
+        caller.finish(same_error(error))
+
+
+def same_error(error: BaseException) -> BaseException:
+    """Return an error for one more caller: each raises one of its own."""
+    same = copy.copy(error)
+    same.__cause__ = error.__cause__
+    return same
+
+
+# --- threads -----------------------------------------------------------------------------------
+
+
+class WaitingThread(Caller):
+    """A thread that waits for its part of a shared call."""
+
+    __slots__ = ("_is_finished", "_role", "_woken", "outcome")
+
+    def __init__(self, item: Any, size: int) -> None:
+        super().__init__(item, size)
+        self._role: dict[None, object] = {}  # `setdefault` is atomic: who is first decides
+        self._woken = threading.Lock()
+        self._woken.acquire()
+        self._is_finished = False
+        self.outcome: Any = None
+
+    def claim(self) -> bool:
+        """Whether it goes in a call that begins now."""
+        return self._role.setdefault(None, WaitingThread) is WaitingThread
+
+    def lead(self, turn: Turn) -> bool:
+        """Whether it makes the next call."""
+        if self._role.setdefault(None, turn) is not turn:
+            return False
+        self._woken.release()
+        return True
+
+    def finish(self, outcome: Any) -> None:
+        """Give it its outcome."""
+        if not self._is_finished:
+            self.outcome, self._is_finished = outcome, True
+            self._woken.release()
+
+    def wait(self) -> None:
+        """Wait for the outcome, for the turn, or for so long that it makes its own call."""
+        if not self._woken.acquire(timeout=WAIT_S):
+            if self._role.setdefault(None, APART) is APART:
+                self.outcome = APART
+            else:
+                self._woken.acquire()
+
+    def turn(self) -> Turn | None:
+        """Return its turn; None if it has none, and will have none any more."""
+        role = self._role.setdefault(None, APART)
+        return role if isinstance(role, Turn) else None
+
+
+def share_in_thread(step: Coalesce, run: Callable[[Flow[Any]], Any]) -> Any:
+    """Wait for a call that is shared, or make it: for this caller and those that wait.
+
+    `run`: runs a flow.
+    """
+    coalescer: Coalescer = step.coalescer
+    if coalescer.is_led_here():
+        return APART
+    caller = WaitingThread(step.item, step.size)
+    callers: list[Caller] = [caller]
+    try:
+        coalescer.join(caller)
+        caller.wait()
+        turn = caller.turn()
+        if turn is None:
+            return caller.outcome
+        turn.thread = threading.get_ident()
+        coalescer.take(callers)
+        outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
+        finish(callers[1:], outcomes)
+        return outcome
+    except BaseException as error:
+        fail(callers[1:], error)
+        raise
+    finally:
+        turn = caller.turn()
+        if turn is not None:
+            coalescer.end(turn)
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+class WaitingTask(Caller):
+    """A task that waits for its part of a shared call.
+
+    Args:
+        item: what is to be done for it.
+        size: of that, in bytes.
+        loop: its event loop.
+        start: starts the next call, of this caller and all that wait, with a turn.
+    """
+
+    __slots__ = ("_start", "future", "is_called", "loop", "since")
+
+    def __init__(
+        self,
+        item: Any,
+        size: int,
+        loop: asyncio.AbstractEventLoop,
+        start: Callable[[Turn, WaitingTask], None],
+    ) -> None:
+        super().__init__(item, size)
+        self._start = start
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.since = loop.time()
+        self.is_called = False
+
+    def claim(self) -> bool:
+        """Whether it goes in a call that begins now."""
+        if self.is_called or self.future.done() or self.loop.is_closed():
+            return False
+        self.is_called = True
+        return True
+
+    def lead(self, turn: Turn) -> bool:
+        """Whether the next call was started, for it and all that wait."""
+        if not self.claim():
+            return False
+        self._start(turn, self)
+        return True
+
+    def finish(self, outcome: Any) -> None:
+        """Give it its outcome."""
+        if not self.future.done() and not self.loop.is_closed():
+            self.future.set_result(outcome)
+
+
+class TaskSharing:
+    """Lets the tasks of one transport share calls. `run`: runs a flow."""
+
+    def __init__(self, run: Callable[[Flow[Any]], Awaitable[Any]]) -> None:
+        self._run = run
+        self._calls: set[asyncio.Task[None]] = set()  # on their way; so that they live
+
+    async def share(self, step: Coalesce) -> Any:
+        """Wait for a call that is shared. It is a task of its own: no caller's end is its end."""
+        coalescer: Coalescer = step.coalescer
+        loop = asyncio.get_running_loop()
+        if coalescer.loop is not loop:
+            self._follow(coalescer, loop)
+        caller = WaitingTask(step.item, step.size, loop, partial(self._start_call, coalescer))
+        coalescer.join(caller)
+        if not coalescer.is_watched:
+            self._let_go(coalescer, loop)
+        try:
+            return await caller.future
+        except asyncio.CancelledError as error:
+            if caller.is_called:
+                error.add_note("the call was on its way, together with others; it may be done")
+            raise
+
+    def _follow(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
+        """Share calls in another event loop; a program may run one after another."""
+        if coalescer.loop is None:
+            coalescer.loop = loop
+            return
+        left = list(coalescer.waiting)
+        coalescer.start(loop)
+        for caller in left:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                caller.loop.call_soon_threadsafe(caller.finish, APART)
+
+    def _start_call(self, coalescer: Coalescer, turn: Turn, first: WaitingTask) -> None:
+        """Start a call, of one caller and all that wait behind it."""
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._calls.discard(task)
+            if task.cancelled():
+                fail([first], asyncio.CancelledError())  # before it began
+            coalescer.end(turn)
+
+        task = first.loop.create_task(self._call(coalescer, first))
+        self._calls.add(task)
+        task.add_done_callback(end)
+
+    async def _call(self, coalescer: Coalescer, first: WaitingTask) -> None:
+        callers: list[Caller] = [first]
+        try:
+            coalescer.take(callers)
+            outcomes = await self._run(coalescer.run([each.item for each in callers]))
+        except BaseException as error:
+            fail(callers, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            finish(callers, outcomes)
+
+    def _let_go(self, coalescer: Coalescer, loop: asyncio.AbstractEventLoop) -> None:
+        """Send off callers that have waited for WAIT_S; look again while some wait."""
+        if coalescer.loop is not loop:
+            return
+        now = loop.time()
+        for caller in coalescer.waiting:
+            if now < caller.since + WAIT_S:
+                break
+            if caller.claim():
+                caller.finish(APART)
+        coalescer.is_watched = bool(coalescer.waiting)
+        if coalescer.is_watched:
+            # At worst a caller that has come just after this look waits for twice as long.
+            loop.call_later(WAIT_S, self._let_go, coalescer, loop)
+
+
+def coalesced(
+    coalescer: Coalescer, item: Callable[[], tuple[Any, int]], alone: Callable[[], Flow[T]]
+) -> Flow[T]:
+    """Do one thing: alone, or with others of its kind that happen at once.
+
+    Args:
+        coalescer: for things of its kind; an outcome is what `alone` would return or raise.
+        item: makes what is to be done, and its size in bytes.
+        alone: does it in a call of its own.
+    """
+    turn = coalescer.begin()
+    if turn is None:
+        outcome = yield Coalesce(coalescer, *item())
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if outcome is not APART:
+            return cast(T, outcome)
+        return (yield from alone())
+    try:
+        return (yield from alone())
+    finally:
+        coalescer.end(turn)

@@ -1,0 +1,564 @@
+"""What is sent or settled at once shares calls, and each caller has its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import rmq
+from bench.soak.proxy import between
+from rmq.kernel.core.settings import Replicated
+from rmq.kernel.topic.context import slot_of
+from rmq.kernel.transport import coalescing
+from tests.property.driver import Driver
+from tests.servers import Server
+
+MANY = 40  # more than go alone
+END_S = 60.0  # for threads that take a moment
+
+
+class Crowd:
+    """A client of either kind, and many callers that use it at once."""
+
+    def __init__(self, driver: Driver, raw: redis.Redis) -> None:
+        self.driver, self.raw = driver, raw
+        self.do = driver.do
+
+    def at_once(self, *calls: Callable[[], Any]) -> list[Any]:
+        """Make calls at once; return what each returned or raised."""
+        if self.driver.loop is not None:
+
+            async def each() -> list[Any]:
+                return await asyncio.gather(*[call() for call in calls], return_exceptions=True)
+
+            return self.driver.loop.run_until_complete(each())
+        found: list[Any] = [None] * len(calls)
+        start = threading.Barrier(len(calls))
+
+        def one(index: int) -> None:
+            start.wait(END_S)
+            try:
+                found[index] = calls[index]()
+            except BaseException as error:
+                found[index] = error
+
+        threads = [threading.Thread(target=one, args=[n], daemon=True) for n in range(len(calls))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(END_S)
+            assert not thread.is_alive(), "a caller has no answer"
+        return found
+
+    def calls(self) -> int:
+        """How many scripts Redis has run."""
+        return int(self.raw.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+    def bodies(self, topic: Any) -> list[Any]:
+        """Receive and settle all that waits; return the bodies."""
+
+        async def drained() -> list[Any]:
+            async with topic.consumer() as consumer:
+                found = []
+                while got := await consumer.receive(1000):
+                    await consumer.ack(got)
+                    found += got
+            return [one.body for one in found]
+
+        if self.driver.loop is not None:
+            return self.do(drained())
+        with topic.consumer() as consumer:
+            found = []
+            while got := consumer.receive(1000):
+                consumer.ack(got)
+                found += got
+        return [one.body for one in found]
+
+
+@pytest.fixture(params=["sync", "async"])
+def crowd(request: pytest.FixtureRequest, ours: Server) -> Iterator[Crowd]:
+    driver = Driver(ours.url, request.param == "async")
+    with ours.raw() as raw:
+        yield Crowd(driver, raw)
+    driver.close()
+
+
+def opened(crowd: Crowd, name: str, **settings: Any) -> Any:
+    topic = crowd.driver.client.topic(name, **settings)
+    crowd.do(topic.open())
+    return topic
+
+
+def check_own_answers(crowd: Crowd, topic: Any) -> None:
+    """Each caller has the id of its own message."""
+    sends = [functools.partial(topic.send, {"n": n}) for n in range(MANY)]
+    results = crowd.at_once(*sends)
+
+    assert [result.status for result in results] == ["stored"] * MANY
+    assert [crowd.do(topic.get(result.id)).body["n"] for result in results] == list(range(MANY))
+
+
+def test_callers_share_calls_and_each_has_its_own_answer(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, slots=3)
+    before = crowd.calls()
+    crowd.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+    assert crowd.calls() - before < MANY
+
+    check_own_answers(crowd, topic)
+
+
+def test_an_answer_of_a_neighbour_is_caught(
+    crowd: Crowd, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = coalescing.finish
+    monkeypatch.setattr(
+        coalescing, "finish", lambda callers, all: finish(callers, [*all[1:], *all[:1]])
+    )
+
+    with pytest.raises(AssertionError):
+        check_own_answers(crowd, opened(crowd, name))
+
+
+def test_messages_of_all_kinds_share_calls(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, slots=2)
+    options: list[dict[str, Any]] = [
+        {}, {"priority": 30}, {"delay": 600}, {"headers": {"a": "b"}}, {"type": "t"},
+        {"slot_basis": "s"}, {"dedup_key": "d"}, {"expires": 900},
+        {"merge_key": "k", "time_range": 600, "merge": "collect"},
+    ]  # fmt: skip
+    given = [options[n % len(options)] for n in range(MANY)]
+
+    results = crowd.at_once(
+        *[functools.partial(topic.send, n, **each) for n, each in enumerate(given)]
+    )
+
+    statuses: dict[str, Counter[str]] = {}
+    for each, result in zip(given, results, strict=True):
+        statuses.setdefault(next(iter(each), ""), Counter())[result.status] += 1
+        if "slot_basis" in each:
+            assert result.slot == slot_of("s", 2)
+    once, many = MANY // len(options), MANY // len(options) + 1
+    assert statuses.pop("dedup_key") == {"stored": 1, "duplicate": once - 1}
+    assert statuses.pop("merge_key") == {"stored": 1, "merged": once - 1}
+    assert set(map(str, statuses.values())) <= {
+        str(Counter({"stored": count})) for count in (once, many)
+    }
+    keyed = [r for each, r in zip(given, results, strict=True) if "dedup_key" in each]
+    assert len({result.id for result in keyed}) == 1
+    (merged,) = {r.into or r.id for o, r in zip(given, results, strict=True) if "merge_key" in o}
+    collected = crowd.do(topic.get(merged)).body
+    assert sorted(collected) == [n for n, each in enumerate(given) if "merge_key" in each]
+
+
+def test_of_a_topic_that_fills_up_each_caller_has_the_truth(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, max_length=10)
+
+    results = crowd.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+
+    stored = [n for n, result in enumerate(results) if not isinstance(result, Exception)]
+    assert len(stored) == 10
+    assert {type(result) for result in results} == {rmq.SendResult, rmq.errors.QueueFull}
+    assert sorted(crowd.bodies(topic)) == stored
+
+
+def test_while_sends_are_paused_each_caller_is_told(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name)
+    crowd.do(crowd.driver.client.admin.topic_pause(name, verb="send", why="stocktaking"))
+
+    results = crowd.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+
+    assert {type(result) for result in results} == {rmq.errors.TopicPaused}
+    assert all("stocktaking" in str(result) for result in results)
+    assert crowd.bodies(topic) == []
+
+
+def test_what_cannot_be_sent_is_refused_alone(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, max_body=1000)
+    bodies: list[Any] = [n if n % 2 else "x" * 2000 for n in range(MANY)]
+    bodies[0] = {1, 2}
+
+    results = crowd.at_once(*[functools.partial(topic.send, body) for body in bodies])
+
+    assert isinstance(results[0], rmq.errors.EncodeError)
+    assert {type(result) for result in results[2::2]} == {rmq.errors.PayloadTooLarge}
+    assert sorted(crowd.bodies(topic)) == bodies[1::2]
+
+
+def test_each_caller_learns_that_its_message_is_not_durable(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name)
+    durability = Replicated(1, timeout=0.05)
+
+    results = crowd.at_once(
+        *[functools.partial(topic.send, n, durability=durability) for n in range(MANY)]
+    )
+
+    for n, error in enumerate(results):
+        assert isinstance(error, rmq.errors.NotDurable)
+        (result,) = error.results
+        assert str(result.id) in str(error)
+        assert crowd.do(topic.get(result.id)).body == n
+    waits = crowd.raw.info("commandstats")["cmdstat_wait"]["calls"]
+    assert waits < MANY
+
+
+def test_interceptors_are_called_for_each_message(ours: Server, name: str) -> None:
+    class Seen(rmq.Interceptor):
+        def __init__(self) -> None:
+            self.before: list[Any] = []
+            self.after: list[Any] = []
+
+        def before_send(self, topic: str, out: rmq.Outgoing) -> None:
+            self.before.append(out.body)
+            out.headers = {"n": str(out.body)}
+
+        def after_send(self, topic: str, out: rmq.Outgoing, result: Any) -> None:
+            self.after.append((out.body, result.id))
+
+    seen = Seen()
+    with rmq.Client(ours.url, interceptors=[seen]) as client, ours.raw() as raw:
+        topic = client.topic(name)
+        threads = [threading.Thread(target=topic.send, args=[n]) for n in range(MANY)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(END_S)
+        assert sorted(seen.before) == sorted(body for body, _ in seen.after) == list(range(MANY))
+        for body, id in seen.after:
+            message = topic.get(id)
+            assert message is not None
+            assert (message.body, message.headers["n"]) == (body, str(body))
+        assert raw.ping()
+
+
+def test_audit_numbers_have_no_holes(crowd: Crowd, name: str, ours: Server) -> None:
+    driver = Driver(ours.url, crowd.driver.loop is not None, interceptors=[rmq.Audit()])
+    audited = Crowd(driver, crowd.raw)
+    topic = opened(audited, name, slots=2, max_length=30)
+
+    results = audited.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+    refused = sum(isinstance(result, rmq.errors.QueueFull) for result in results)
+    driver.close()
+
+    assert refused >= 10
+    with rmq.Client(ours.url) as client:
+        found = client.admin.audit(name, older_than=0)
+    assert found.missing == 0
+    assert found.waiting == MANY - refused
+
+
+def test_a_lost_reply_is_one_of_all_that_shared_the_call(
+    crowd: Crowd, ours: Server, name: str
+) -> None:
+    opened(crowd, name)
+    with between(ours.port) as proxy:
+        driver = Driver(proxy.url, crowd.driver.loop is not None, retry_for=0)
+        cut = Crowd(driver, crowd.raw)
+        topic = driver.client.topic(name)
+        cut.do(topic.send("first"))
+        proxy.cut("send", skip=coalescing.FEW, times=2)
+
+        results = cut.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+        fired = proxy.fired
+        driver.close()
+
+    unknown = [n for n, r in enumerate(results) if isinstance(r, rmq.errors.OutcomeUnknown)]
+    assert fired == 2
+    assert unknown
+    known = [n for n, result in enumerate(results) if isinstance(result, rmq.SendResult)]
+    assert len(known) + len(unknown) == MANY
+    # The server had done the work of the call: so all of them are there, and once.
+    bodies = crowd.bodies(crowd.driver.client.topic(name))
+    assert sorted(bodies, key=str) == sorted([*range(MANY), "first"], key=str)
+
+
+def test_a_lost_reply_that_is_repeated_stores_nothing_twice(
+    crowd: Crowd, ours: Server, name: str
+) -> None:
+    opened(crowd, name)
+    with between(ours.port) as proxy:
+        driver = Driver(proxy.url, crowd.driver.loop is not None)
+        cut = Crowd(driver, crowd.raw)
+        topic = driver.client.topic(name)
+        cut.do(topic.send("first"))
+        proxy.cut("send", skip=coalescing.FEW, times=2)
+
+        results = cut.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+        fired = proxy.fired
+        driver.close()
+
+    assert fired == 2
+    assert all(isinstance(result, rmq.SendResult) for result in results)
+    assert len(crowd.bodies(crowd.driver.client.topic(name))) == MANY + 1
+
+
+def test_a_call_that_stands_still_keeps_no_others(crowd: Crowd, ours: Server, name: str) -> None:
+    opened(crowd, name)
+    with between(ours.port) as proxy:
+        driver = Driver(proxy.url, crowd.driver.loop is not None, timeout=30)
+        held = Crowd(driver, crowd.raw)
+        topic = driver.client.topic(name)
+        held.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+        ended: list[float] = []
+
+        def timed(n: int) -> Any:
+            if driver.loop is None:
+                topic.send(n)
+                return ended.append(time.monotonic())
+
+            async def send() -> None:
+                await topic.send(n)
+                ended.append(time.monotonic())
+
+            return send()
+
+        proxy.hold("send", 12 * coalescing.WAIT_S)
+        held.at_once(*[functools.partial(timed, n) for n in range(MANY)])
+        driver.close()
+
+    # Whoever shares the held call waits for it. The others go on, long before.
+    assert len(ended) == MANY
+    assert max(ended) - min(ended) > 6 * coalescing.WAIT_S
+    assert sum(max(ended) - each > 3 * coalescing.WAIT_S for each in ended) >= MANY // 4
+
+
+def test_calls_of_one_caller_are_in_order(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, slots=2)
+
+    def sends(caller: int) -> Any:
+        def blocking() -> None:
+            for n in range(10):
+                topic.send([caller, n], slot_basis=str(caller))
+
+        async def tasks() -> None:
+            for n in range(10):
+                await topic.send([caller, n], slot_basis=str(caller))
+
+        return blocking() if crowd.driver.loop is None else tasks()
+
+    assert set(crowd.at_once(*[functools.partial(sends, n) for n in range(MANY)])) == {None}
+    found: dict[int, list[int]] = {}
+    for caller, n in crowd.bodies(topic):
+        found.setdefault(caller, []).append(n)
+    assert found == {caller: list(range(10)) for caller in range(MANY)}
+
+
+# --- settling ----------------------------------------------------------------------------------
+
+
+def taken(crowd: Crowd, topic: Any, count: int = MANY) -> tuple[Any, list[Any]]:
+    crowd.do(topic.send_many([rmq.Outgoing(n) for n in range(count)]))
+    consumer = topic.consumer()
+    return consumer, crowd.do(consumer.receive(count))
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_single_deliveries_are_settled_together(crowd: Crowd, name: str, verb: str) -> None:
+    topic = opened(crowd, name, slots=2, retry="immediate")
+    consumer, got = taken(crowd, topic)
+    before = crowd.calls()
+
+    assert set(crowd.at_once(*[getattr(one, verb) for one in got])) == {None}
+
+    assert crowd.calls() - before < MANY
+    stats = crowd.do(crowd.driver.client.admin.stats(name))
+    found = {"ack": stats["settled"], "nack": stats["returned"], "extend": stats["in_flight"]}
+    assert found[verb] == MANY
+    crowd.do(consumer.close())
+
+
+def test_each_failed_delivery_keeps_its_own_error(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, max_retries=0)
+    consumer, got = taken(crowd, topic)
+
+    crowd.at_once(*[functools.partial(one.nack, error=f"error {one.body}") for one in got])
+
+    letters = crowd.do(crowd.driver.client.admin.dead_letters(name, limit=MANY)).messages
+    assert len(letters) == MANY
+    assert all(letter.failure.error == f"error {letter.body}" for letter in letters)
+    crowd.do(consumer.close())
+
+
+def test_what_cannot_be_settled_is_refused_alone(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name)
+    consumer, got = taken(crowd, topic)
+    crowd.do(got[0].ack())  # settled before
+    crowd.do(topic.consumer().ack_receipts([got[1].receipt]))  # as another process does
+
+    results = crowd.at_once(*[one.ack for one in (*got, got[2])])
+
+    assert isinstance(results[0], rmq.errors.AlreadySettled)
+    assert isinstance(results[1], rmq.errors.LeaseLost)
+    assert {type(result) for result in results[3:MANY]} == {type(None)}
+    # Of two that settle one delivery at once, one is told: by its own call, or before it.
+    (told,) = [results[n] for n in (2, MANY) if results[n] is not None]
+    assert isinstance(told, rmq.errors.AlreadySettled | rmq.errors.LeaseLost)
+    assert crowd.do(crowd.driver.client.admin.stats(name))["settled"] == MANY
+    crowd.do(consumer.close())
+
+
+def test_acks_whose_reply_is_lost_succeed_when_repeated(
+    crowd: Crowd, ours: Server, name: str
+) -> None:
+    opened(crowd, name)
+    with between(ours.port) as proxy:
+        driver = Driver(proxy.url, crowd.driver.loop is not None, retry_for=0)
+        cut = Crowd(driver, crowd.raw)
+        consumer, got = taken(cut, driver.client.topic(name))
+        proxy.cut("ack", skip=coalescing.FEW, times=2)
+
+        results = cut.at_once(*[one.ack for one in got])
+        unknown = [one for one, r in zip(got, results, strict=True) if r is not None]
+        again = cut.at_once(*[one.ack for one in unknown])
+        fired = proxy.fired
+        cut.do(consumer.close())
+        driver.close()
+
+    assert fired == 2
+    assert {type(r) for r in results if r is not None} == {rmq.errors.OutcomeUnknown}
+    assert set(again) == {None}
+    assert crowd.do(crowd.driver.client.admin.stats(name))["settled"] == MANY
+
+
+# --- interruptions -------------------------------------------------------------------------------
+
+
+def test_a_cancelled_send_does_not_end_those_that_share_its_call(ours: Server, name: str) -> None:
+    async def scene() -> tuple[list[Any], list[int], list[Any]]:
+        async with rmq.AsyncClient(ours.url) as client:
+            topic = client.topic(name)
+            await topic.open()
+            tasks = [asyncio.create_task(topic.send(n)) for n in range(MANY)]
+            await asyncio.sleep(0)  # all of them wait, or are on their way
+            for task in tasks[::2]:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            noted = [n for n, r in enumerate(results) if getattr(r, "__notes__", None)]
+            async with topic.consumer() as consumer:
+                return results, noted, [one.body for one in await consumer.receive(1000)]
+
+    results, noted, bodies = asyncio.run(scene())
+
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[::2])
+    assert all(isinstance(result, rmq.SendResult) for result in results[1::2])
+    assert set(bodies) >= set(range(1, MANY, 2))
+    waiting = set(range(coalescing.FEW, MANY, 2)) - set(noted)
+    assert waiting
+    assert not waiting & set(bodies)  # what was cancelled while it waited was not sent
+
+
+def test_an_interrupted_call_leaves_nobody_without_an_answer(ours: Server, name: str) -> None:
+    driver = Driver(ours.url, is_async=False)
+    topic: Any = driver.client.topic(name)
+    topic.open()
+    transport: Any = driver.client._transport
+    inner, count = transport._command, iter(range(10**6))
+
+    def interrupted(command: Any) -> Any:
+        value = inner(command)
+        if next(count) == coalescing.FEW:  # the first that is shared
+            raise KeyboardInterrupt
+        return value
+
+    transport._command = interrupted
+    with ours.raw() as raw:
+        crowd = Crowd(driver, raw)
+        results = crowd.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+        transport._command = inner
+        bodies = crowd.bodies(topic)
+    driver.close()
+
+    kinds = Counter(type(result).__name__ for result in results)
+    assert kinds["KeyboardInterrupt"] == 1
+    assert set(kinds) <= {"KeyboardInterrupt", "SendResult", "OutcomeUnknown"}
+    answered = {n for n, result in enumerate(results) if isinstance(result, rmq.SendResult)}
+    assert answered <= set(bodies)
+    assert Counter(bodies).most_common(1)[0][1] == 1
+
+
+def test_a_signal_handler_sends_in_the_midst_of_a_send(ours: Server, name: str) -> None:
+    driver = Driver(ours.url, is_async=False)
+    topic: Any = driver.client.topic(name)
+    topic.open()
+    shared = [topic.send(n).status for n in range(2)]
+    transport: Any = driver.client._transport
+    inner, sent = transport._command, list[Any]()
+
+    def handler(*_: object) -> None:
+        sent.append(topic.send("of the handler").status)
+
+    def signalled(command: Any) -> Any:
+        transport._command = inner
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return inner(command)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    coalescer = topic._context.sends[None]
+    turns = [coalescer.begin() for _ in range(coalescing.FEW - 1)]  # others are on their way
+    try:
+        transport._command = signalled
+        began = time.monotonic()
+        shared.append(topic.send(2).status)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        for turn in turns:
+            coalescer.end(turn)
+    driver.close()
+
+    assert [*shared, *sent] == ["stored"] * 4
+    assert time.monotonic() - began < coalescing.WAIT_S
+
+
+def test_a_forked_child_waits_for_no_call_of_its_parent(ours: Server, name: str) -> None:
+    with rmq.Client(ours.url) as client:
+        topic = client.topic(name)
+        topic.send("parent")
+        coalescer = topic._context.sends[None]
+        turns = [coalescer.begin() for _ in range(coalescing.FEW)]  # threads are sending
+        child = os.fork()
+        if not child:
+            began = time.monotonic()
+            topic.send("child")
+            os._exit(time.monotonic() - began > coalescing.WAIT_S)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for turn in turns:
+            coalescer.end(turn)
+
+
+def test_a_client_is_used_in_one_event_loop_after_another(ours: Server, name: str) -> None:
+    client = rmq.AsyncClient(ours.url)
+    topic = client.topic(name)
+
+    async def left() -> None:
+        for n in range(MANY):
+            asyncio.create_task(topic.send(n))  # noqa: RUF006  # the loop ends before they do
+        await asyncio.sleep(0)
+
+    async def sends() -> list[str]:
+        results = await asyncio.gather(*[topic.send(n) for n in range(MANY)])
+        return [result.status for result in results]
+
+    asyncio.run(left())
+    began = time.monotonic()
+    assert asyncio.run(sends()) == ["stored"] * MANY
+    assert time.monotonic() - began < coalescing.WAIT_S * MANY / 4
+    asyncio.run(client.close())
+
+
+def test_no_turn_is_lost(crowd: Crowd, name: str) -> None:
+    topic = opened(crowd, name, max_length=20)
+    for _ in range(3):
+        crowd.at_once(*[functools.partial(topic.send, n) for n in range(MANY)])
+
+    coalescer = topic._context.sends[None]
+    assert len(coalescer._free) == coalescing.FEW
+    assert not coalescer.waiting
