@@ -6,7 +6,7 @@ KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zse
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 200 s; or a credit (lib/credits)
                                that it leaves in each slot if none has work, or renews where it has left it: words, of
-                               which the first two are +<number> <channel> or =<number> <channel>, then limit (1 to
+                               which the first two are +<number> <channel>, or with * or = in its place, then limit (1 to
                                1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session> <number>
 ARGV[3..] created              the topic's stamp as the caller opened it; another stamp is an error. Or a stamp for each slot:
                                then -2 stands for a slot of another stamp, and the others are answered. With a credit:

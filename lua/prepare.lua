@@ -17,8 +17,9 @@ ARGV[2]   call                 the session and the number of this call in it: `<
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken; or a credit (lib/credits) that
-                               it leaves then, for `limit` and `lease_ms`: +<number> <channel> and calls, or =<number> <channel>
-                               for one that it has left before, which this renews or, where it finds messages, removes.
+                               it leaves then, for `limit` and `lease_ms`: +<number> <channel> and calls; with * in its place
+                               where such a number was heard there; or =<number> <channel> for one that it has left before,
+                               which this renews or, where it finds messages, removes.
                                A call that is repeated removes it in any case, and leaves none
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and only one
                                message where a message of the slot has failed; 0: not in order, see below

@@ -60,7 +60,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   local _, exponent = math.frexp(priority)
   if flags % HEADERS == 0 and priority >= PRIORITY_MIN and priority < PRIORITY_END and order < RESTART
-      and tonumber(fields[FRONT] or 0) > -RESTART and redis.call('HEXISTS', records, first) == 0 then
+      and tonumber(fields[FRONT] or 0) > -RESTART then
     local now, _, seconds = read_time(ARGV[1])
     local record = head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. ARGV[BEFORE + 2]
     local answer = number .. ':' .. seconds .. ':' .. accepted .. ':'
@@ -73,16 +73,18 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
         return { accepted, '' }
       end
     end
-    -- lib/score makes the same digits.
-    local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
-    add_single(store, score, first, accepted)
-    redis.call('HSET', records, first, record)
-    redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
-    if sleeping then
-      --- @include "lib/hand_over"
-      serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now)
+    if redis.call('HEXISTS', records, first) == 0 then
+      -- lib/score makes the same digits.
+      local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
+      add_single(store, score, first, accepted)
+      redis.call('HSET', records, first, record)
+      redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
+      if sleeping then
+        --- @include "lib/hand_over"
+        serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now)
+      end
+      return { accepted, '' }
     end
-    return { accepted, '' }
   end
 end
 

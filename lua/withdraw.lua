@@ -23,5 +23,7 @@ end
 for i = 1, #KEYS do
   reply[1 + i] = remove_credit(KEYS[i], ARGV[1])
 end
-reply[1] = publish_own(ARGV[1], string.format('%.0f', number))
+local sent
+sent = publish_own(ARGV[1], string.format('%.0f', number))
+reply[1] = sent
 return reply

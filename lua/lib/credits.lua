@@ -8,7 +8,8 @@ grows by 1. It ends at that time, unless it is renewed. The lease is a number of
 first of them, so a consumer that did not hear it makes that call again and gets it.
 
 A caller offers a credit as `+<number> <channel>`, with ` <session> <sequence number>` for each call beside its own, and
-renews it as `=<number> <channel>`. The number is that of the first hand-over. A subscription has its channel to itself,
+renews it as `=<number> <channel>`. `*<number> <channel>` is a new one, too, of a subscription that has heard such a number.
+The number is that of the first hand-over. A subscription has its channel to itself,
 with a random end, so nothing is ever handed over to another one. On a Cluster it is a shard channel, with `}:wake:s:` in its name
 and the hash tag of the slot: the master of the slot alone publishes there.
 ]]
@@ -25,24 +26,34 @@ local HAND_OVER_LARGEST = 33792 -- a single record: a body of 32 KiB or more sta
 -- A credit in front of others: channel, number, until, limit, lease, session and sequence number of its first call, the others.
 local FIRST_CREDIT = '^(%S+) (%d+) (%d+) (%d+) (s?%d+) (%S+) (%d+)([^;]*);'
 
--- Whether the channel of a subscription is a shard channel.
-local function is_sharded(channel)
-  return string.find(channel, '}:wake:s:', 1, true)
+-- Publish on the channel of a subscription; returns how many connections of this server it was sent to. A refusal, of a user
+-- without the right or where the slot is served elsewhere, must not stop the script. The channel of a Cluster is a shard channel.
+--- @inline
+local function publish_own(channel, text)
+  local sent
+  if string.find(channel, '}:wake:s:', 1, true) then
+    sent = redis.pcall('SPUBLISH', channel, text)
+  else
+    sent = redis.pcall('PUBLISH', channel, text)
+  end
+  return type(sent) == 'number' and sent or 0
 end
 
--- Publish on the channel of a subscription; returns how many connections of this server it was sent to. A refusal, of a user
--- without the right or where the slot is served elsewhere, must not stop the script.
-local function publish_own(channel, text)
-  if not is_sharded(channel) then
-    return publish(channel, text)
+-- How many connections of this server listen on the channel of a subscription; 0 where it does not say.
+--- @inline
+local function count_listeners(channel)
+  local count
+  if string.find(channel, '}:wake:s:', 1, true) then
+    count = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)
+  else
+    count = redis.pcall('PUBSUB', 'NUMSUB', channel)
   end
-  local count = redis.pcall('SPUBLISH', channel, text)
-  return type(count) == 'number' and count or 0
+  return count[2] or 0
 end
 
 -- The (way, number, channel, further calls, how many these are) of an offer.
 local function read_offer(waits)
-  local way, number, channel, calls = string.match(waits, '^([+=])(%d+) ([^ ;]+)(.*)$')
+  local way, number, channel, calls = string.match(waits, '^([+*=])(%d+) ([^ ;]+)(.*)$')
   local others, count = string.gsub(calls or '', ' [^ ;]+ %d+', '')
   if not way or others ~= '' or count >= CALLS_MAX then
     fail('ARG', 'waits')
@@ -63,6 +74,7 @@ local function find_credit(credits, channel)
 end
 
 -- The deadline, epoch s, of what is handed over now.
+--- @inline
 local function deadline_of(lease, now)
   return string.byte(lease, 1) == 115 and SHARED + string.sub(lease, 2) or math.ceil((now + lease) / 1000) -- s
 end
@@ -70,24 +82,26 @@ end
 -- Publish deliveries to the connection that left a credit; returns whether it was sent them. A connection of another server must
 -- not hear of what is not moved: a replica repeats what its master publishes, and a Cluster node what others do. So after a
 -- failover, when a consumer's connection may still be one of the old master, nothing is published for it.
+--- @inline
 local function publish_deliveries(channel, deliveries)
-  local listeners -- none where the ACL refuses it
-  if is_sharded(channel) then
-    listeners = redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)[2]
-  else
-    listeners = redis.pcall('PUBSUB', 'NUMSUB', channel)[2]
+  local listeners, heard = nil, 0
+  listeners = count_listeners(channel)
+  if listeners > 0 then
+    heard = publish_own(channel, cmsgpack.pack(deliveries))
   end
-  return (listeners or 0) > 0 and publish_own(channel, cmsgpack.pack(deliveries)) > 0
+  return heard > 0
 end
 
 -- The credits after one was served: it goes behind the others, with the calls that are left; without any it is gone.
+--- @inline
 local function credits_after(others, channel, number, till, limit, lease, calls)
   return calls == '' and others
     or string.format('%s%s %d %s %s %s%s;', others, channel, number + 1, till, limit, lease, calls)
 end
 
--- Keep a credit, or renew it in its place, if what is published on its channel, the probe, reached exactly one subscriber: this
--- server serves the subscription, and nobody else listens. `limit` messages are shared out among its calls, `call` is the first.
+-- Keep a credit, or renew it in its place, if what is published on its channel, the probe, reaches exactly one subscriber: this
+-- server serves the subscription, and nobody else listens. Where a probe was heard before, one subscriber is enough: a probe would
+-- wake the consumer once more for each message. `limit` messages are shared out among its calls, `call` is the first.
 -- Returns whether it stands. A credit to renew that is not there was used; another one now would be one more than its
 -- consumer knows of.
 local function keep_credit(slot, store, waits, limit, lease, call, now)
@@ -97,7 +111,13 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
   if way == '=' and not from then
     return false
   end
-  local kept = publish_own(channel, number) == 1
+  local listeners
+  if way == '*' then
+    listeners = count_listeners(channel)
+  else
+    listeners = publish_own(channel, number)
+  end
+  local kept = listeners == 1
   if kept and not from then
     local _, count = string.gsub(credits, ';', '')
     if count >= CREDITS_MAX then
@@ -119,11 +139,12 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
       entry = string.format('%s %s %s %d %s %s%s;', channel, number, ends, each, lease, call, calls)
     end
     credits = string.sub(credits, 1, (from or #credits + 1) - 1) .. entry .. string.sub(credits, (to or #credits) + 1)
-    allow_oom(store)
-    if kept then
-      redis.call('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)
-    else
+    if not kept or type(redis.pcall('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)) ~= 'number' then
+      allow_oom(store) -- Redis is at maxmemory, which it seldom is
       redis.call('HSET', slot, 'credits', credits)
+      if kept then
+        redis.call('HSET', slot, 'waiting', now + ASLEEP_MS)
+      end
     end
   end
   return kept

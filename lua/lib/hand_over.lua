@@ -100,9 +100,11 @@ local function hand_over_waiting(slot, store, prepare, records, failures, index,
       if #ids == 0 then
         break
       end
-      local deadline = deadline_of(lease, now)
-      if publish_deliveries(channel, { number, index, deadline, delivered + 1, accepted,
-          any_failed and table.concat(marks) or '', ids, taken }) then
+      local deadline, sent
+      deadline = deadline_of(lease, now)
+      sent = publish_deliveries(channel, { number, index, deadline, delivered + 1, accepted,
+        any_failed and table.concat(marks) or '', ids, taken })
+      if sent then
         lease_messages(store, prepare, ids, marks, deadline, delivered)
         redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
           .. table.concat(ids))

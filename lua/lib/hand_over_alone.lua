@@ -7,38 +7,45 @@
 
 -- Hand a message over to a sleeping consumer, and write all that send writes; return whether it was. It never enters the
 -- StoreQueue. This is lib/hand_over without anything that such a message does not need. The record is written first: Redis
--- refuses that at maxmemory, before anybody has heard of the message. Where no credit is any good, nothing is written but that:
--- the caller stores the message like any other. `answer`: the value of the field of the caller's session.
+-- refuses that at maxmemory, before anybody has heard of the message; then its receipt, where a key of a wrong type shows. Where
+-- no credit is any good, all that stays is that they are gone. Nothing is done where there is such a record already. `answer`:
+-- the value of the field of the caller's session.
 --- @inline
 local function hand_over_alone(slot, store, prepare, records, index, member, record, accepted, order, session, answer, now,
     seconds)
-  local kind, handed_over = redis.call('TYPE', prepare).ok, false
+  local handed_over = false
   local credits, max_retries, delivered, takes, ordered, paused, limit = unpack(redis.call('HMGET', slot, 'credits',
     'max_retries', 'delivered', 'takes', 'ordered', 'paused', 'limit'))
   credits = credits or ''
   if credits ~= '' and tonumber(delivered or 0) < BY_CLOCK and not ordered and not paused and not limit
       and #record <= HAND_OVER_LARGEST and redis.call('ZCOUNT', store, '-inf', string.format('(%d', now + 1)) == 0
-      and (kind == 'zset' or kind == 'none') then
+      and redis.call('HSETNX', records, member, record) == 1 then
     local delivery = tonumber(delivered or 0) + 1
-    redis.call('HSET', records, member, record)
     for _ = 1, CREDITS_MAX do
       local _, last, channel, number, till, most, lease, taker, taken, calls = string.find(credits, FIRST_CREDIT)
       credits = last and string.sub(credits, last + 1) or ''
       if last and tonumber(till) > now then
-        local deadline = deadline_of(lease, now)
-        local batch = { number, index, deadline, delivery, accepted, '', { member }, { record } }
-        if publish_deliveries(channel, batch) then
-          local receipt = receipt_text(deadline, max_retries, delivery)
-          redis.call('ZADD', prepare, receipt, member)
+        local deadline, receipt, sent
+        deadline = deadline_of(lease, now)
+        receipt = receipt_text(deadline, max_retries, delivery)
+        if type(redis.pcall('ZADD', prepare, receipt, member)) ~= 'number' then
+          break
+        end
+        sent = publish_deliveries(channel, { number, index, deadline, delivery, accepted, '', { member }, { record } })
+        if sent then
+          local left
+          left = credits_after(credits, channel, number, till, most, lease, calls)
           redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer, 'delivered', delivery,
-            'takes', tonumber(takes or 0) + 1, 'credits', credits_after(credits, channel, number, till, most, lease, calls),
+            'takes', tonumber(takes or 0) + 1, 'credits', left,
             taker, string.format('%s:%s:%d:%d:', taken, seconds, deadline, delivery) .. member)
           handed_over = true
           break
         end
+        redis.call('ZREM', prepare, member)
       end
     end
     if not handed_over then
+      redis.call('HDEL', records, member)
       redis.call('HSET', slot, 'credits', '')
     end
   end

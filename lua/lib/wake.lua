@@ -11,15 +11,14 @@
 -- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms, or math.huge where that
 -- depends on others; `field`, of those who wait for that.
 local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
-  local ready
-  if redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_END) > 0 then
+  local first, ready = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2], nil
+  if first and tonumber(first) < PRIORITY_END then
     if not hold and not gate then
       return 0, 'waiting'
     end
     ready = 0
   else
-    local head = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
-    ready = head[2] and math.floor(tonumber(head[2]))
+    ready = first and math.floor(tonumber(first))
   end
   local field = 'waiting'
   if gate and (gate.at == math.huge or ready and ready < gate.at) then

@@ -41,6 +41,19 @@ def test_a_consumer_that_finds_nothing_leaves_a_credit(box, sleeper):
     assert sleeper.heard() == [1]
 
 
+def test_one_that_has_heard_a_probe_leaves_a_credit_without_another(box, sleeper):
+    before = box.state()
+
+    assert sleeper.offer(is_heard=True).credit.stands
+
+    until, call = box.clock.now_ms + KEPT_MS, sleeper.session.call.decode()
+    assert box.changed(before) == {
+        ("slot", "credits"): f"{sleeper.channel.decode()} 1 {until} 1 30000 {call};",
+        ("slot", "waiting"): str(box.clock.now_ms + NOTED_MS),
+    }
+    assert sleeper.heard() == []
+
+
 def test_a_consumer_that_finds_messages_leaves_none(box, sleeper):
     sent = box.send(3)
 
@@ -52,19 +65,20 @@ def test_a_consumer_that_finds_messages_leaves_none(box, sleeper):
     assert sleeper.heard() == []
 
 
+@pytest.mark.parametrize("is_heard", [False, True])
 @pytest.mark.parametrize("listeners", [0, 2])
-def test_a_probe_that_is_not_heard_once_leaves_no_credit(box, sleeper, listeners):
-    check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners)
+def test_a_probe_that_is_not_heard_once_leaves_no_credit(box, sleeper, listeners, is_heard):
+    check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_heard)
 
 
-def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners):
+def check_that_an_unheard_probe_leaves_no_credit(box, sleeper, listeners, is_heard=False):
     if listeners == 0:
         sleeper = Sleeper(box, "deaf", deaf=True, is_sharded=sleeper.is_sharded)
     else:
         other = Sleeper(box, is_sharded=sleeper.is_sharded)
         assert other.channel == sleeper.channel
 
-    batch = sleeper.offer()
+    batch = sleeper.offer(is_heard=is_heard)
 
     assert not batch.credit.stands
     assert credits_of(box) == []
@@ -245,7 +259,7 @@ def test_a_shared_lease_that_ends_before_the_credit_keeps_none(box, sleeper, aga
 
 
 @pytest.mark.parametrize(
-    "waits", [b"+1", b"+ x", b"+1 a;b", b"+1 a b", b"*1 a", b"+x a", b"+1 a" + b" @s 1" * 16]
+    "waits", [b"+1", b"+ x", b"+1 a;b", b"+1 a b", b"~1 a", b"+x a", b"+1 a" + b" @s 1" * 16]
 )
 def test_a_malformed_offer_is_an_error_and_nothing_changes(box, waits):
     command = scripts.prepare(box.keys, box.session(known=False), 1, 30_000, False)
@@ -323,11 +337,13 @@ def test_a_server_without_shard_channels_keeps_no_credit_for_one(box):
     assert credits_of(box) == []
 
 
-def test_credits_are_kept_while_redis_is_at_maxmemory(tight):
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_credits_are_kept_while_redis_is_at_maxmemory(tight, is_heard):
     sleeper = Sleeper(tight)
     tight.redis.config_set("maxmemory", 1)
 
-    assert sleeper.offer().credit.stands
+    assert sleeper.offer(is_heard=is_heard).credit.stands
+    assert tight.counter("waiting") == tight.clock.now_ms + NOTED_MS
     assert sleeper.renew().credit.stands
     assert sleeper.withdraw() == [1, 1]
 

@@ -19,8 +19,6 @@ from tests.patience import PATIENCE_S
 from tests.servers import following
 
 LEASE_MS = 30_000
-PUBLISHED = "publish_own(channel, cmsgpack.pack(deliveries)) > 0"
-COUNTED = f"(listeners or 0) > 0 and {PUBLISHED}"
 REFUSALS = {
     "no channels": ("resetchannels",),
     "no command": ("-publish", "-spublish", "&*"),
@@ -476,7 +474,7 @@ def test_control_a_script_that_does_not_count_loses_sight_of_the_message(
     box, sleepers, way, monkeypatch
 ):
     """Broken on purpose: the test of the count must notice."""
-    break_script(monkeypatch, "send", COUNTED, PUBLISHED.replace("> 0", ">= 0"))
+    break_script(monkeypatch, "send", "heard > 0", "heard >= 0")
 
     with pytest.raises(AssertionError):
         test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
@@ -489,7 +487,7 @@ def test_control_a_script_that_does_not_count_first_is_heard_at_a_replica(
     box, sleepers, replica, way, monkeypatch
 ):
     """Broken on purpose: the test of the replica must notice."""
-    break_script(monkeypatch, "send", COUNTED, PUBLISHED)
+    break_script(monkeypatch, "send", "if listeners > 0 then", "if true then")
 
     with pytest.raises(AssertionError):
         test_a_consumer_that_is_connected_to_a_replica_hears_nothing_that_is_not_moved(
@@ -499,12 +497,7 @@ def test_control_a_script_that_does_not_count_first_is_heard_at_a_replica(
 
 def test_control_a_credit_without_a_probe_is_one_that_nobody_hears(box, sleepers, monkeypatch):
     """Broken on purpose: the test of the probe must notice, and a message is nobody's."""
-    break_script(
-        monkeypatch,
-        "prepare",
-        "publish_own(channel, number) == 1",
-        "publish_own(channel, number) >= 0",
-    )
+    break_script(monkeypatch, "prepare", "kept = listeners == 1", "kept = listeners >= 0")
 
     with pytest.raises(AssertionError):
         check_that_an_unheard_probe_leaves_no_credit(box, sleepers[0], 0)

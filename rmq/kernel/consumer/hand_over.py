@@ -68,7 +68,7 @@ class Credits:
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._number = 0
-        self._offered = 0  # the number of the last offer
+        self._offered = 0  # the number of the last offer, if it is to be heard
         self._offered_at = 0.0
         self.hand_overs = 1  # that a credit is good for
         self.channel = b""  # of the standing ones
@@ -101,13 +101,14 @@ class Credits:
         if not self.is_possible(state):
             return None
         further = [state.context.sessions.take() for _ in range(min(self.hand_overs, limit) - 1)]
-        number = self._offered = self.next_number(1 + len(further))
-        self.channel, self._offered_at = subscription.own_channel, now
+        number, is_heard = self.next_number(1 + len(further)), subscription.heard > 0
+        self._offered, self._offered_at = 0 if is_heard else number, now
+        self.channel = subscription.own_channel
         self.standing = {
             slot: dict(enumerate((session, *further), number))
             for slot, session in zip(slots, sessions, strict=True)
         }
-        return Offer(number, self.channel, sessions=further)
+        return Offer(number, self.channel, is_heard=is_heard, sessions=further)
 
     def is_possible(self, state: ReceiveState) -> bool:
         """Whether the consumer would receive a hand-over, and sleeps for long enough."""

@@ -249,11 +249,12 @@ class Offer(NamedTuple):
     number: int  # of the first hand-over
     channel: bytes
     renews: bool = False  # the caller has left one before, and believes that it is still there
+    is_heard: bool = False  # a number was heard there before: this one need not be published
     sessions: Sequence[ReplaySession] = ()  # of further hand-overs, each at its number
 
     def encode(self) -> bytes:
         """Return the argument of a script."""
-        way = b"=" if self.renews else b"+"
+        way = b"=" if self.renews else b"*" if self.is_heard else b"+"
         calls = (session.call for session in self.sessions)
         return b" ".join((b"%c%d %s" % (way, self.number, self.channel), *calls))
 
