@@ -128,17 +128,17 @@ types: $(VENV)/dev.stamp ## mypy --strict
 layers: $(VENV)/dev.stamp ## a package imports from lower layers only
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/dev.stamp ## measure RMQ against bare scripts and Streams in one run (about 20 min)
+bench: $(VENV)/dev.stamp ## measure every part of the bench, peers included (about 40 min)
 	@$(BIN)/python -m bench
 
-peers: $(VENV)/dev.stamp ## RMQ's worker beside Celery, RQ, Dramatiq, arq, taskiq, huey, BullMQ in one run (about 10 min)
-	@$(BIN)/python -m bench.peers
+peers: $(VENV)/dev.stamp ## RMQ's worker beside Celery, RQ, Dramatiq, BullMQ, Oban and others in one run (about 7 min)
+	@$(BIN)/python -m bench --only peers
 
 load: $(VENV)/load.stamp ## a load test in locust for 20 s on a private Redis; CSV and HTML in .rmq/load
 	@$(BIN)/python -m locust -f bench/locustfile.py --headless --only-summary --rmq-url= \
 	  --users 6 --spawn-rate 6 --run-time 20s --csv .rmq/load/run --html .rmq/load/run.html
 
-pages: $(VENV)/plots.stamp ## fill the tables and charts of bench/README.md and docs/capacity.md: make pages FILE=run.json
+pages: $(VENV)/plots.stamp ## fill the tables and charts of the pages from a file: make pages FILE=run.json
 	@$(BIN)/python -m bench.pages $(FILE)
 
 screenshots: $(VENV)/tests.stamp ## pictures of every page of the console, into docs/console (needs chromium; about 3 min)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import report
+from bench.calls import SERVERS_ROUNDS, concurrency, servers
 from bench.claims import claims
 from bench.cluster import cluster
-from bench.core import depth, throughput
+from bench.core import throughput
 from bench.cost import options as cost_options
 from bench.cost.compare import read as read_before, show_against, show_comparison
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
@@ -22,22 +23,27 @@ from bench.growth_table import show as show_growth
 from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.ledger import ledger
-from bench.machine import description, server
+from bench.machine import OthersLoad, adopt_orphans, description, server
 from bench.measurement import Measurement
 from bench.memory import memory, remembered
 from bench.outbox import outbox
+from bench.peers.catalogue import PEERS
+from bench.peers.run import ROUNDS as PEERS_ROUNDS, peers
+from bench.peers.show import show as show_peers
 from bench.size.run import MESSAGES, size
 from bench.size.scene import refusal
 from bench.size.tables import show as show_size
 from bench.worker import worker
 from tests.servers import Server, engines
 
-PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
+Part = Callable[[Server, int, bool], list[Measurement]]
+PARTS: dict[str, Part] = {
     "throughput": throughput,
     "drain": drain,
+    "concurrency": concurrency,
+    "servers": servers,
     "memory": memory,
     "remembered": remembered,
-    "depth": depth,
     "latency": latency,
     "due": due,
     "idle": idle,
@@ -50,13 +56,18 @@ PARTS: dict[str, Callable[[Server, int, bool], list[Measurement]]] = {
     "cost": cost,
     "growth": growth,
     "size": size,
+    "peers": peers,
 }
 SHOWS = {
     "cost": show_cost,
     "growth": show_growth,
     "size": show_size,
+    "peers": show_peers,
 }  # of a part; the others have one table
-ROUNDS = {"cost": COST_ROUNDS, "growth": GROWTH_ROUNDS}  # of a part; 9 of the others
+ROUNDS = {
+    "cost": COST_ROUNDS, "growth": GROWTH_ROUNDS, "servers": SERVERS_ROUNDS, "peers": PEERS_ROUNDS
+}  # of a part; 9 of the others  # fmt: skip
+QUICK_ROUNDS = {"peers": 1}  # 2 of the others
 
 
 def _options() -> argparse.Namespace:
@@ -71,6 +82,10 @@ def _options() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--engine", choices=engines(), help="default: PATH's redis-server")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
+    parser.add_argument(
+        "--against", type=Path, metavar="DIR",
+        help="of the parts cost and concurrency: measure another checkout by turns",
+    )  # fmt: skip
     cost_options.add(parser)
     parser.add_argument_group("of the part growth").add_argument(
         "--deepest", type=int, metavar="N", help=f"most messages that wait, default {DEEPEST}"
@@ -78,59 +93,86 @@ def _options() -> argparse.Namespace:
     parser.add_argument_group("of the part size").add_argument(
         "--messages", type=int, metavar="N", help=f"messages that wait, default {MESSAGES}"
     )
+    parser.add_argument_group("of the part peers").add_argument(
+        "--peer", choices=[peer.name for peer in PEERS], action="append", help="may be repeated"
+    )
     options = parser.parse_args()
-    if options.messages is not None and "size" not in (options.only or PARTS):
+    chosen = options.only or PARTS
+    if options.messages is not None and "size" not in chosen:
         parser.error("--messages is an option of --only size")
-    if "size" in (options.only or PARTS) and not options.quick:
+    if "size" in chosen and not options.quick:
         reason = refusal(options.messages or MESSAGES)
         if reason:
             parser.error(f"size: {reason}")
-    if options.deepest is not None and "growth" not in (options.only or PARTS):
+    if options.deepest is not None and "growth" not in chosen:
         parser.error("--deepest is an option of --only growth")
+    if options.peer and "peers" not in chosen:
+        parser.error("--peer is an option of --only peers")
+    if options.against and not {"cost", "concurrency"} & set(chosen):
+        parser.error("--against is an option of --only cost and of --only concurrency")
+    if options.against and not (options.against / "rmq" / "__init__.py").is_file():
+        parser.error(f"--against: {options.against} is no checkout of RMQ")
     if cost_options.given(options) and options.only != ["cost"]:
         parser.error(f"{cost_options.given(options)[0]} is an option of --only cost")
     return options
+
+
+def _parts(options: argparse.Namespace) -> dict[str, Part]:
+    """Return the parts, with the options that are given for one."""
+    parts = dict(PARTS)
+    if cost_options.given(options) or options.against:
+        parts["cost"] = functools.partial(
+            cost,
+            selection=cost_options.selection(options),
+            against=options.against,
+        )
+    if options.against:
+        parts["concurrency"] = functools.partial(concurrency, against=options.against)
+    if options.deepest is not None:
+        parts["growth"] = functools.partial(growth, deepest=options.deepest)
+    if options.messages is not None:
+        parts["size"] = functools.partial(size, messages=options.messages)
+    if options.peer:
+        parts["peers"] = functools.partial(peers, names=options.peer)
+    return parts
+
+
+def _rounds(options: argparse.Namespace, part: str) -> int:
+    if options.rounds:
+        return max(1, int(options.rounds))
+    usual = ROUNDS.get(part, 9)
+    return min(usual, QUICK_ROUNDS.get(part, 2)) if options.quick else usual
 
 
 def main() -> None:
     options = _options()
     names = list(options.only or PARTS)
     before = read_before(options.compare) if options.compare else None
-    parts = PARTS
-    if cost_options.given(options):
-        selected = cost_options.selection(options)
-        parts = {
-            **PARTS,
-            "cost": functools.partial(
-                cost,
-                selection=selected,
-                against=options.against,
-            ),
-        }
-    if options.deepest is not None:
-        parts = {**parts, "growth": functools.partial(growth, deepest=options.deepest)}
-    if options.messages is not None:
-        parts = {**parts, "size": functools.partial(size, messages=options.messages)}
+    parts = _parts(options)
     measurements: list[Measurement] = []
+    loads: dict[str, float] = {}
     left = list(names)
+    adopt_orphans()
     with server(options.engine) as own:
         with own.raw() as raw:
             machine = description(raw)
+        if options.quick:
+            machine["rounds"] = "quick"
         report.begin(machine)
         try:
             while left:
                 report.announce(left[0], len(names) - len(left) + 1, len(names))
-                began = time.monotonic()
-                rounds = options.rounds or (2 if options.quick else ROUNDS.get(left[0], 9))
-                measured = parts[left[0]](own, max(1, rounds), options.quick)
+                began, load = time.monotonic(), OthersLoad()
+                measured = parts[left[0]](own, _rounds(options, left[0]), options.quick)
+                loads[left[0]] = round(load.cores(), 2)
                 if options.quick:
                     for measurement in measured:
                         measurement.target = None  # too few messages for a target
                 SHOWS.get(left[0], report.show)(measured)
-                report.took(left.pop(0), time.monotonic() - began)
+                report.took(left[0], time.monotonic() - began, loads[left.pop(0)])
                 measurements += measured
                 if options.json:  # after each part, so that nothing is lost
-                    report.write(options.json, machine, measurements)
+                    report.write(options.json, machine, loads, measurements)
         except KeyboardInterrupt:
             report.stopped(left)
     report.sum_up(measurements)

@@ -1,8 +1,7 @@
-"""Throughput compared with the baseline, and the cost of a deep queue."""
+"""Throughput compared with the baseline, and bulk sends with a stream."""
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from time import perf_counter
 
@@ -10,7 +9,6 @@ from bench.baseline import Baseline
 from bench.machine import placed, settle
 from bench.measurement import Measurement
 from bench.queues import Queue, Rmq, RmqJson, Stream
-from rmq import Outgoing
 from tests.servers import Server
 
 BODY = b"x" * 100
@@ -148,36 +146,3 @@ def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Measurement:
             ratios.append(spent[Stream.name] / spent[Rmq.name])
     name = f"bulk send, k = {k}, to a raw stream's"
     return Measurement("throughput", name, ratios, target=BULK_TARGET)
-
-
-def depth(server: Server, rounds: int, quick: bool, k: int = 100) -> list[Measurement]:
-    """A whole life in a deep queue beside one in a queue of 1000; priorities at random."""
-    deep, calls = (20_000, 5) if quick else (1_000_000, 60)
-    dice = random.Random(1)
-
-    def batch(count: int) -> list[Outgoing]:
-        return [Outgoing(BODY, priority=dice.randint(17, 1_048_575)) for _ in range(count)]
-
-    with server.raw() as raw:
-        settle(raw)
-    queues = {"shallow": Rmq(server.url, "shallow"), "deep": Rmq(server.url, "deep")}
-    for name, waiting in (("shallow", BACKLOG), ("deep", deep)):
-        for _ in range(waiting // 1000):
-            queues[name].topic.send_many(batch(1000))
-    ratios = []
-    for number in range(rounds + 1):
-        spent = {}
-        for name in sorted(queues, reverse=bool(number % 2)):
-            queue = queues[name]
-            batches = [batch(k) for _ in range(calls)]
-            started = perf_counter()
-            for messages in batches:
-                queue.topic.send_many(messages)
-                queue.ack(queue.receive(k))
-            spent[name] = perf_counter() - started
-        if number:  # the first warms up
-            ratios.append(spent["deep"] / spent["shallow"])
-    for queue in queues.values():
-        queue.close()
-    name = f"life in a queue of {deep:,} / of {BACKLOG:,}"
-    return [Measurement("depth", name, ratios, target=2.5, at_most=True)]

@@ -101,11 +101,13 @@ class Point:
 
 
 def points(deepest: int = DEEPEST, quick: bool = False) -> list[Point]:
-    """Return what is measured; with `quick` few messages, and the ends of each series."""
+    """Return what is measured; with `quick` few messages, and as few points as a chart has."""
     if quick:
         return [
-            Point("depth", 1_000), Point("depth", 3_000), Point("slots", 2_000, slots=8),
-            Point("slots, by key", 2_000, slots=8), Point("body", 300, body=16_384),
+            Point("depth", 1_000), Point("depth", 3_000),
+            *(Point("slots", 3_000, slots=slots) for slots in SLOTS[:2]),
+            *(Point("slots, by key", 3_000, slots=slots) for slots in SLOTS[:2]),
+            *(Point("body", 300, body=body) for body in BODIES[:2]),
         ]  # fmt: skip
     return [
         *(Point("depth", depth) for depth in DEPTHS if depth <= deepest),

@@ -1,20 +1,28 @@
-"""The server that a run measures, and the description of the machine."""
+"""The server that a run measures, the description of the machine, and what others do on it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import redis
 
+from bench.child import ROOT
 from tests.servers import Server, engines
 
+# What decides about speed: neither words nor the results of earlier runs.
+_MEASURED = ("rmq", "lua", "bench", "tests", ":!*.md", ":!bench/results")
+_PR_SET_CHILD_SUBREAPER = 36
 REPLY_S = 60.0  # how long a plain client waits; redis-py's 5 s are too few on a busy machine
 
 
@@ -56,10 +64,25 @@ def _engine(raw: redis.Redis) -> dict[str, str]:
     return {"redis-server": str(info["redis_version"])}
 
 
+def commit(checkout: Path = ROOT) -> str:
+    """Return the commit of a checkout, with a + if its code differs from it; "" without git."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=checkout, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    try:
+        name = git("rev-parse", "--short=12", "HEAD")
+        return f"{name}+" if name and git("status", "--porcelain", "--", *_MEASURED) else name
+    except OSError:
+        return ""
+
+
 def description(raw: redis.Redis) -> dict[str, str]:
     """Return the facts that a comparison of two runs needs."""
     return {
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
         "load before": f"{os.getloadavg()[0]:.1f}",
         "system": f"{platform.system()} {platform.release()}",
@@ -72,23 +95,64 @@ def description(raw: redis.Redis) -> dict[str, str]:
     }
 
 
+def _cpu_of_all_s() -> float:
+    """Return the CPU time of all processes since the boot, and what the host took from us."""
+    times = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    return sum(float(getattr(times, name, 0.0)) for name in names)
+
+
+def _own_cpu_s() -> float:
+    """Return the CPU time of this process, its descendants, and those that have ended."""
+    me, total = psutil.Process(), 0.0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def adopt_orphans() -> None:
+    """Stay the ancestor of processes whose parent ends before them: their CPU time is ours."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class OthersLoad:
+    """The load of other programs from now on: how many cores they keep busy.
+
+    That is the CPU time of the machine, with what its host takes (steal), without that of the bench
+    and its children, for each second. A program that always wants a core has a load average of 1,
+    and less here: beside a client and a server that work, two thirds of one of two cores.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._all, self._own = time.monotonic(), _cpu_of_all_s(), _own_cpu_s()
+
+    def cores(self) -> float:
+        """Return their average number."""
+        others = (_cpu_of_all_s() - self._all) - (_own_cpu_s() - self._own)
+        return max(0.0, others / (time.monotonic() - self._began))
+
+
 @contextlib.contextmanager
-def placed(server: Server, cores: int) -> Iterator[bool]:
-    """Keep client and server on two cores, or on one; yields whether this system can.
+def placed(*servers: Server, cores: int) -> Iterator[bool]:
+    """Keep client and servers on two cores, or on one; yields whether this system can.
 
     Left free, the scheduler does now this, now that, and a single request and reply is then bound
     by how a sleeping core wakes. Two cores are as two machines; one core shows CPU time alone.
     """
-    assert server.process is not None
+    pids = [server.process.pid for server in servers if server.process is not None]
     affinity = getattr(os, "sched_setaffinity", None)
     before = sorted(os.sched_getaffinity(0)) if affinity else []
     if affinity is None or len(before) < cores:
         yield False
         return
     affinity(0, {before[0]})
-    affinity(server.process.pid, {before[cores - 1]})
+    for pid in pids:
+        affinity(pid, {before[cores - 1]})
     try:
         yield True
     finally:
-        affinity(0, before)
-        affinity(server.process.pid, before)
+        for pid in (0, *pids):
+            affinity(pid, before)

@@ -14,7 +14,7 @@ JSON_BODY = {"id": 123456, "name": "a name of some length", "tags": ["a", "b"], 
 
 
 class Queue(Protocol):
-    """The queue that the throughput and depth parts drive."""
+    """The queue that the parts throughput and drain drive."""
 
     name: str
 

@@ -19,8 +19,9 @@ DIGITS = {"x": 2, "ms": 2, "s": 1, "B": 0, "messages": 0, "messages/s": 0, "comm
           "scripts": 0, "% of a core": 2, "MiB": 1, "connections": 0, "threads": 0}  # fmt: skip
 
 
-def _text(measurement: Measurement, value: float) -> str:
-    return f"{value:,.{DIGITS[measurement.unit]}f}"
+def text(unit: str, value: float) -> str:
+    """Return a value with the digits that its unit bears."""
+    return f"{value:,.{DIGITS[unit]}f}"
 
 
 def table(measurements: list[Measurement]) -> Table:
@@ -38,12 +39,12 @@ def table(measurements: list[Measurement]) -> Table:
         spread, target = "", ""
         if len(measurement.rounds) > 1:
             low, high = min(measurement.rounds), max(measurement.rounds)
-            spread = f"{_text(measurement, low)} .. {_text(measurement, high)}"
+            spread = f"{text(measurement.unit, low)} .. {text(measurement.unit, high)}"
         if measurement.target is not None:
             target = ("<= " if measurement.at_most else ">= ") + f"{measurement.target:g}"
         unit = "" if measurement.unit == "x" else " " + measurement.unit
         rows.add_row(
-            measurement.name, _text(measurement, measurement.value) + unit, spread, target,
+            measurement.name, text(measurement.unit, measurement.value) + unit, spread, target,
             measurement.verdict, style="red" if measurement.verdict == "short" else None,
         )  # fmt: skip
     return rows
@@ -52,7 +53,7 @@ def table(measurements: list[Measurement]) -> Table:
 def _console() -> Console:
     """Return a console on stdout; it is wide even without a terminal."""
     console = Console()
-    return console if console.is_terminal else Console(width=110)
+    return console if console.is_terminal else Console(width=130)
 
 
 _stderr = Console(stderr=True)
@@ -105,9 +106,10 @@ def announce(part: str, number: int, count: int) -> None:
     _stderr.print(f"{number}/{count} measuring {part} ...", style="dim", highlight=False)
 
 
-def took(part: str, seconds: float) -> None:
-    """Print how long a part took."""
-    _stderr.print(f"{part} took {seconds:.0f} s", style="dim", highlight=False)
+def took(part: str, seconds: float, load: float) -> None:
+    """Print how long a part took, and how many cores other programs kept busy meanwhile."""
+    text = f"{part} took {seconds:.0f} s; load of other programs {load:.2f}"
+    _stderr.print(text, style="dim", highlight=False)
 
 
 def stopped(left: list[str]) -> None:
@@ -136,10 +138,16 @@ def sum_up(measurements: list[Measurement]) -> None:
         _console().print(f"{promised - len(short)} of {promised} targets met.")
 
 
-def write(path: Path, machine: dict[str, str], measurements: list[Measurement]) -> None:
-    """Write all measurements, with each round."""
+def write(
+    path: Path,
+    machine: dict[str, str],
+    loads: dict[str, float],
+    measurements: list[Measurement],
+) -> None:
+    """Write all measurements, with each round, and by part the load of other programs."""
     content = {
         "machine": machine,
+        "loads": loads,
         "figures": [measurement.as_json() for measurement in measurements],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

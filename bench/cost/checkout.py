@@ -10,15 +10,14 @@ it and answers what it spent.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any
 
 import redis
 
 import rmq
+from bench.child import Child
 from bench.cost.spending import Spent
 from bench.cost.trials import Selection, open_trials
 
@@ -37,41 +36,24 @@ class Checkout:
     def __init__(
         self, directory: Path, url: str, selection: Selection, quick: bool, prefix: str
     ) -> None:
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "bench.cost.checkout"],
-            cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
         asked = {"url": url, "selection": asdict(selection), "quick": quick, "prefix": prefix}
-        opened = self._ask(asked)
+        self._child = Child(directory, ["-m", "bench.cost.checkout"], asked)
         self.trials: dict[str, tuple[str, int]] = {
-            name: (kind, k) for name, (kind, k) in opened["trials"].items()
+            name: (kind, k) for name, (kind, k) in self._child.opened["trials"].items()
         }
-        if Path(opened["rmq"]).resolve().parent != directory.resolve():
-            self.close()
-            raise RuntimeError(f"{directory}: the child imported {opened['rmq']}")
-
-    def _ask(self, question: object) -> dict[str, Any]:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(json.dumps(question) + "\n")
-        self._child.stdin.flush()
-        line = self._child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a checkout's child ended with {self._child.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
     def measure(self, trial: str) -> dict[str, Spent]:
         """Run one round of a trial there; return by verb what it spent."""
-        return {verb: Spent(*sums) for verb, sums in self._ask({"round": trial}).items()}
+        answer = self._child.ask({"round": trial})
+        return {verb: Spent(*sums) for verb, sums in answer.items()}
 
     def rest(self, trial: str) -> None:
         """End there what goes on in the background."""
-        self._ask({"rest": trial})
+        self._child.ask({"rest": trial})
 
     def close(self) -> None:
         """End the child."""
-        self._child.communicate()
+        self._child.close()
 
 
 def main() -> None:

@@ -44,9 +44,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--compare", type=Path, metavar="FILE", help="print ratios to a file that --json wrote"
     )
-    group.add_argument(
-        "--against", type=Path, metavar="DIR", help="print ratios to another checkout, by turns"
-    )
 
 
 def selection(options: argparse.Namespace) -> Selection:
@@ -61,5 +58,5 @@ def selection(options: argparse.Namespace) -> Selection:
 
 def given(options: argparse.Namespace) -> list[str]:
     """Return which of these options were given."""
-    names = ("verb", "kind", "k", "depth", "compare", "against")
+    names = ("verb", "kind", "k", "depth", "compare")
     return [f"--{name}" for name in names if getattr(options, name) is not None]

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import redis
 
+from bench.child import ROOT
 from bench.cost.checkout import Checkout
 from bench.cost.memory import memory
 from bench.cost.row import CostRow
@@ -19,7 +20,6 @@ from bench.machine import placed, settle
 from bench.measurement import Measurement
 from tests.servers import Server
 
-ROOT = Path(__file__).parents[2]
 ROUNDS = 25
 PASSES = 5  # a slow moment of the machine hits a share of the rounds of every life, not all of one
 

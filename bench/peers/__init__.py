@@ -1,1 +1,1 @@
-"""Compare RMQ's worker with other queues in one run: `python -m bench.peers`; see ../README.md."""
+"""RMQ's worker beside other queues in one run: `python -m bench --only peers`; see ../README.md."""

@@ -28,6 +28,9 @@ class Peer:
         one: the number of messages that are sent one by one in the part "one".
         unsettled: returns the number of unacked messages in Redis; None for a queue without acks.
         kind: "rmq", "python" (a peer that RMQ is compared with), "floor" or "node".
+        table: of its jobs in PostgreSQL, where it has them, with the condition of unacked ones.
+        durable: what is on a disk when a send or an ack has returned.
+        python: the oldest version that it supports, where that is newer than ours.
     """
 
     name: str
@@ -35,10 +38,13 @@ class Peer:
     worker: tuple[str, ...]
     setting: str
     options: Mapping[str, str] = field(default_factory=dict)
-    drain: int = 10_000
-    one: int = 5_000
+    drain: int = 5_000
+    one: int = 2_500
     unsettled: Callable[[redis.Redis], Any] | None = None
     kind: str = "python"
+    table: str = ""
+    durable: str = "nothing (Redis without an AOF)"
+    python: tuple[int, int] = (3, 11)
 
     @property
     def module(self) -> str:
@@ -94,7 +100,7 @@ PEERS = (
         ("-m", "arq", "bench.peers.arq_app.Worker"),
         "1000 jobs, poll every 10 ms, JSON for its pickle, no results kept",
         {"JOBS": "1000", "POLL": "0.01"},
-        drain=5_000, one=3_000,
+        drain=3_000, one=1_500,
         unsettled=lambda raw: raw.zcard("arq:queue"),
     ),
     Peer(
@@ -103,7 +109,7 @@ PEERS = (
          "--without-gossip", "--without-mingle", "--without-heartbeat"),
         "solo pool, no prefetch limit, acks late, JSON, no results",
         {"PREFETCH": "0"},
-        drain=5_000, one=3_000,
+        drain=3_000, one=1_500,
         unsettled=lambda raw: raw.hlen("unacked"),
     ),
     Peer(
@@ -111,15 +117,35 @@ PEERS = (
         ("-m", "rq.cli", "worker", "-w", "rq.SimpleWorker", "-S", "json", "-q",
          "-u", "{url}", "noop"),
         "SimpleWorker (no fork), JSON for its pickle, no results",
-        drain=2_000, one=1_500,
+        drain=1_000, one=800,
         unsettled=lambda raw: raw.llen("rq:queue:noop") + raw.zcard("rq:wip:noop"),
+    ),
+    Peer(
+        "procrastinate",
+        ("procrastinate==3.10.0", "psycopg[binary]==3.3.9", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "bench.peers.procrastinate_app"),
+        "PostgreSQL, concurrency 20, done jobs deleted",
+        {"CONCURRENCY": "20"},
+        drain=1_000, one=800,
+        table="procrastinate_jobs",
+        durable="each send and each ack: a commit with fsync",
+    ),
+    Peer(
+        "oban", ("oban==0.7.0", "psycopg[binary]==3.3.9", "redis==8.1.0", "hiredis==3.5.0"),
+        ("-m", "bench.peers.oban_app"),
+        "PostgreSQL, limit 100, uvloop",
+        {"LIMIT": "100"},
+        drain=3_000, one=800,
+        table="oban_jobs WHERE state <> 'completed'",
+        durable="each send, and acks in batches: a commit with fsync",
+        python=(3, 12),
     ),
     Peer(
         "bullmq", ("bullmq@6.7.0", "ioredis@6.0.0"),
         ("bench/peers/bullmq_app.mjs", "work"),
         "Node, concurrency 500, removeOnComplete",
         {"CONCURRENCY": "500"},
-        drain=20_000, one=10_000,
+        drain=20_000, one=5_000,
         unsettled=lambda raw: raw.llen("bull:noop:active") + raw.llen("bull:noop:wait"),
         kind=NODE,
     ),

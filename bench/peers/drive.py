@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+import sqlalchemy as sa
 
 from bench.machine import settle
 from bench.peers.catalogue import NODE, Peer
 from bench.peers.environments import ROOT, Skipped, home, interpreter, reason
+from tests.databases import Postgres
 from tests.servers import Server, die_with_parent
 
 LIMIT_S = 120  # for each of filling, handling and sending
-STOP_S = 5  # from SIGTERM to SIGKILL
+STOP_S = 2  # from SIGTERM to SIGKILL
 ACKED_S = 5  # from the last handled to the last acked
 
 
@@ -43,6 +45,36 @@ class Run:
     late_ms: tuple[float, ...]
     acked_ms: float
     sent_rate: float | None
+
+
+class Database:
+    """A PostgreSQL of the bench, which has each commit on the disk before it answers."""
+
+    def __init__(self) -> None:
+        self._server = Postgres(durable=True)
+        self._engine = sa.create_engine(
+            self._server.url(), isolation_level="AUTOCOMMIT", pool_pre_ping=True
+        )
+        self.url = self._server.url().replace("+psycopg", "")
+
+    def empty(self) -> None:
+        """Drop all that a peer has made."""
+        self._server.empty(self._server.main)
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table, which a condition may follow."""
+        with self._engine.connect() as connection:
+            return int(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one())
+
+    def version(self) -> str:
+        """Return the version of the server."""
+        with self._engine.connect() as connection:
+            return str(connection.exec_driver_sql("SHOW server_version").scalar_one()).split()[0]
+
+    def stop(self) -> None:
+        """End the server and remove its files."""
+        self._engine.dispose()
+        self._server.stop()
 
 
 class Child:
@@ -80,10 +112,12 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[Child]:
         child.stop()
 
 
-def _environment(server: Server, peer: Peer, part: str, count: int) -> dict[str, str]:
+def _environment(
+    server: Server, database: Database | None, peer: Peer, part: str, count: int
+) -> dict[str, str]:
     own = {
         "URL": server.url, "PART": part, "MESSAGES": str(count), "HOME": str(home(peer)),
-        **peer.options,
+        "DATABASE": database.url if database else "", **peer.options,
     }  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**kept, "PYTHONPATH": str(ROOT), **{"RMQ_PEERS_" + k: v for k, v in own.items()}}
@@ -107,40 +141,57 @@ def _wait_for(raw: redis.Redis, key: str, children: list[Child]) -> dict[str, An
     raise Skipped(f"not done after {LIMIT_S} s; killed")
 
 
-def _acked_ms(raw: redis.Redis, peer: Peer, ended_ns: int) -> float:
+def _acked_ms(raw: redis.Redis, database: Database | None, peer: Peer, ended_ns: int) -> float:
     """Wait until all messages are acked; return the time since the last one was handled, ms."""
+
+    def unsettled() -> int:
+        if database and peer.table:
+            return database.count(peer.table)
+        return int(peer.unsettled(raw)) if peer.unsettled else 0
+
     until = time.monotonic() + ACKED_S
-    while peer.unsettled and (left := int(peer.unsettled(raw))):
+    while left := unsettled():
         if time.monotonic() > until:
             raise Skipped(f"{left} messages not acked {ACKED_S} s after the last was handled")
         time.sleep(0.002)
     return (time.monotonic_ns() - ended_ns) / 1e6
 
 
-def run(server: Server, peer: Peer, part: str, count: int) -> Run:
+def _end(child: Child, what: str) -> None:
+    """Wait until a child has done its work."""
+    try:
+        code = child.process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Skipped(f"{what} took longer than {LIMIT_S} s; killed") from None
+    if code:
+        raise Skipped(child.error())
+
+
+def run(server: Server, database: Database | None, peer: Peer, part: str, count: int) -> Run:
     """Measure a part once, on an empty server."""
-    env = _environment(server, peer, part, count)
+    env = _environment(server, database, peer, part, count)
     worker = [interpreter(peer), *(word.replace("{url}", server.url) for word in peer.worker)]
     producer = [interpreter(peer), "-m", "bench.peers.produce", peer.module]
     if peer.kind == NODE:
         producer = [interpreter(peer), peer.worker[0], "produce"]
     with server.raw(socket_timeout=10) as raw:
         settle(raw)
+        if peer.table:
+            if database is None:
+                raise Skipped("no PostgreSQL here: apt-get install postgresql")
+            database.empty()
+            with running([*worker, "schema"], env) as making:
+                _end(making, "making its tables")
         if part == "drain":
             with running(producer, env) as filling:
-                try:
-                    code = filling.process.wait(LIMIT_S)
-                except subprocess.TimeoutExpired:
-                    raise Skipped(f"not filled after {LIMIT_S} s; killed") from None
-                if code:
-                    raise Skipped(filling.error())
+                _end(filling, "filling")
         with contextlib.ExitStack() as children:
             started = [children.enter_context(running(worker, env))]
             if part != "drain":
                 started.append(children.enter_context(running(producer, env)))
             done = _wait_for(raw, "peers:done", started)
             began, ended = int(done["began"]), int(done["ended"])
-            acked_ms = _acked_ms(raw, peer, ended)
+            acked_ms = _acked_ms(raw, database, peer, ended)
             sent_rate = None
             if part != "drain":
                 sent = _wait_for(raw, "peers:sent", started)

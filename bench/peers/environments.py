@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -49,6 +51,21 @@ def home(peer: Peer) -> Path:
     return HOMES / peer.name
 
 
+def _base(peer: Peer) -> str:
+    """Return an interpreter that is new enough for a peer: ours, else one of PATH or of pyenv."""
+    if sys.version_info >= peer.python:
+        return sys.executable
+    wanted = ".".join(map(str, peer.python))
+    names = [f"python3.{minor}" for minor in range(peer.python[1], peer.python[1] + 5)]
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for name in names:
+        kept = sorted(versions.glob(f"{name[6:]}.*/bin/python"))
+        found = str(kept[-1]) if kept else shutil.which(name)
+        if found:
+            return found
+    raise Skipped(f"needs Python {wanted} or later; here is {platform.python_version()}")
+
+
 def ready(peer: Peer) -> bool:
     """Return whether the environment has the versions in the catalogue."""
     stamp = home(peer) / "requires.txt"
@@ -72,7 +89,7 @@ def make(peer: Peer) -> None:
     Raises:
         Skipped: they cannot be installed.
     """
-    where = home(peer)
+    where, base = home(peer), _base(peer)
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     if peer.kind == NODE:
@@ -81,7 +98,7 @@ def make(peer: Peer) -> None:
         _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", ".",
               *peer.requires], where)  # fmt: skip
     else:
-        _run([sys.executable, "-m", "venv", "."], where)
+        _run([base, "-m", "venv", "."], where)
         _run(["bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
               *peer.requires], where)  # fmt: skip
     (where / "requires.txt").write_text("\n".join(peer.requires) + "\n")

@@ -18,7 +18,7 @@ import redis
 from bench.peers.tally import MESSAGES, PART, READY, SENT, URL, body
 
 PACE = 100  # messages/s of the part "paced"
-DUE_S = 10.0  # over which the messages of the part "due" are due
+DUE_S = 5.0  # over which the messages of the part "due" are due
 
 
 class App(Protocol):

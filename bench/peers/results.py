@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.measurement import Measurement, percentile
 from bench.peers.catalogue import Peer
 from bench.peers.drive import Run
 
-PARTS = ("drain", "one", "paced", "due")
+PART = "peers"  # of the bench
+PARTS = ("drain", "one", "paced", "due")  # of each peer
+ONE_TARGETS = {"bullmq": 1.2, "dramatiq": 2.0, "stream": 0.65}  # messages/s, RMQ's / theirs
 
 
 class Results:
@@ -28,11 +30,6 @@ class Results:
     def rates(self, part: str, name: str) -> list[float]:
         """Messages/s of each round."""
         return [run.rate for run in self.runs[part, name].values()]
-
-    def cpu_us(self, part: str, name: str) -> float | None:
-        """The CPU time of the worker for each message; the median of rounds."""
-        costs = [run.cpu_us for run in self.runs[part, name].values()]
-        return statistics.median(costs) if costs else None
 
     def late_ms(self, part: str, name: str, percent: float) -> list[float]:
         """A percentile of each round."""
@@ -60,52 +57,69 @@ def _lateness(
 ) -> list[Measurement]:
     ours = results.peers[name].kind == "rmq"
     return [
-        Measurement(part, f"{name}: {part}, p{percent}", results.late_ms(part, name, percent), "ms",
-               target if ours else None, at_most=True)
+        Measurement(
+            PART, f"{name}: {part}, p{percent}", results.late_ms(part, name, percent), "ms",
+            target if ours else None, at_most=True,
+        )
         for percent, target in zip((50, 99), targets, strict=True)
     ]  # fmt: skip
 
 
-def measurements(results: Results) -> list[Measurement]:
-    """Return each rate and lateness with its rounds, and with its target if it has one."""
-    figures = []
-    for part, name in list(results.runs):
-        if not results.runs[part, name]:
-            continue
-        peer = results.peers[name]
-        if part in ("drain", "one"):
-            target = 50_000.0 if part == "drain" and peer.kind == "rmq" else None
+def _beside(results: Results, part: str, name: str) -> list[Measurement]:
+    """Compare a row of RMQ with the peers that have a target in a part."""
+    if part == "drain":
+        best = results.best(part)
+        targets = {best: 8.0} if best else {}
+    else:
+        targets = ONE_TARGETS
+    return [
+        Measurement(PART, f"{name}: {part}, to {peer}", ratios, target=target)
+        for peer, target in targets.items()
+        if (ratios := results.ratios(part, name, peer))
+    ]
+
+
+def measurements(results: Results, versions: Mapping[str, str] | None = None) -> list[Measurement]:
+    """Return each rate and lateness with its rounds, and with its target if it has one.
+
+    Args:
+        results: of all runs.
+        versions: of what peers need beside their packages.
+    """
+    figures: list[Measurement] = []
+    for part in PARTS:
+        for name, peer in results.peers.items():
             runs = results.runs[part, name].values()
-            notes = {
-                "setting": peer.setting,
-                "requires": list(peer.requires),
-                "messages": max(run.count for run in runs),
-                "worker CPU us/message": [run.cpu_us for run in runs],
-                "ms from last handled to all acked": [run.acked_ms for run in runs],
-            }
-            if part == "one":
-                notes["messages/s sent"] = [run.sent_rate for run in runs]
-            rates = results.rates(part, name)
-            figures.append(
-                Measurement(part, f"{name}: {part}", rates, "messages/s", target, notes=notes)
-            )
-            best = results.best(part)
-            if peer.kind == "rmq" and best and results.ratios(part, name, best):
-                times = 8.0 if part == "drain" else 3.0
+            if not runs:
+                continue
+            if part in ("drain", "one"):
+                target = 50_000.0 if part == "drain" and peer.kind == "rmq" else None
+                notes = {
+                    "kind": peer.kind,
+                    "setting": peer.setting,
+                    "durable": peer.durable,
+                    "requires": list(peer.requires),
+                    "messages": max(run.count for run in runs),
+                    "worker CPU us/message": [run.cpu_us for run in runs],
+                    "ms from last handled to all acked": [run.acked_ms for run in runs],
+                }
+                if part == "one":
+                    notes["messages/s sent"] = [run.sent_rate for run in runs]
+                rates = results.rates(part, name)
                 figures.append(
-                    Measurement(
-                        part, f"{name}: {part}, to {best}", results.ratios(part, name, best),
-                        target=times,
-                    )
-                )  # fmt: skip
-        else:
-            targets = (0.5, 2.0) if part == "paced" else (1.0, 10.0)
-            figures += _lateness(results, part, name, targets)
-        if part == "due":
-            early = [
-                float(sum(ms < 0 for ms in run.late_ms))
-                for run in results.runs[part, name].values()
-            ]
-            figures.append(Measurement(part, f"{name}: early", early, "messages", 0, at_most=True))
-    order = {part: place for place, part in enumerate(PARTS)}
-    return sorted(figures, key=lambda measurement: order[measurement.part])
+                    Measurement(PART, f"{name}: {part}", rates, "messages/s", target, notes=notes)
+                )
+                if peer.kind == "rmq":
+                    figures += _beside(results, part, name)
+            else:
+                targets = (0.5, 2.0) if part == "paced" else (1.0, 10.0)
+                figures += _lateness(results, part, name, targets)
+            if part == "due":
+                early = [float(sum(ms < 0 for ms in run.late_ms)) for run in runs]
+                figures.append(
+                    Measurement(PART, f"{name}: early", early, "messages", 0, at_most=True)
+                )
+    if figures:
+        figures[0].notes["skipped"] = results.skipped
+        figures[0].notes["versions"] = dict(versions or {})
+    return figures

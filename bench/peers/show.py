@@ -1,76 +1,108 @@
-"""Print the table of peers."""
+"""The tables of peers, for a terminal and in Markdown, from their figures."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from bench.measurement import Measurement
-from bench.peers.results import Results
 from bench.report import table as targets
 
+Peers = Mapping[str, Mapping[str, Any]]  # by name, what `as_json` of a figure returns
+HEADING = (
+    "queue", "no-op, msg/s", "least .. most", "RMQ is", "CPU us", "1 + 1, msg/s", "least .. most",
+    "RMQ is", "p50 / p99 ms at 100/s", "on a disk",
+)  # fmt: skip
 
-def _rate(results: Results, part: str, name: str) -> tuple[str, str]:
-    rates = results.rates(part, name)
-    if not rates:
+
+def names(figures: Peers) -> list[str]:
+    """Return the peers, in the order of the catalogue."""
+    return list(dict.fromkeys(name.split(":")[0] for name in figures))
+
+
+def _rate(figures: Peers, part: str, name: str) -> tuple[str, str]:
+    figure = figures.get(f"{name}: {part}")
+    if not figure:
         return "", ""
+    rates = figure["rounds"]
     spread = f"{min(rates):,.0f} .. {max(rates):,.0f}" if len(rates) > 1 else ""
     return f"{statistics.median(rates):,.0f}", spread
 
 
-def _times(results: Results, part: str, name: str) -> str:
-    """Return how many times as fast the slower of RMQ's two workers is."""
-    ratios = [results.ratios(part, ours, name) for ours in results.of_kind("rmq")]
-    medians = [statistics.median(rounds) for rounds in ratios if rounds]
-    if results.peers[name].kind == "rmq" or not medians:
+def times(figures: Peers, part: str, name: str) -> float | None:
+    """Return how many times as fast the slower of RMQ's two workers is, inside each round."""
+    theirs = figures.get(f"{name}: {part}")
+    ours = [
+        figure for figure in figures.values()
+        if figure.get("notes", {}).get("kind") == "rmq" and figure["name"].endswith(f": {part}")
+    ]  # fmt: skip
+    if not theirs or not ours or theirs["notes"]["kind"] == "rmq":
+        return None
+    pairs = [zip(one["rounds"], theirs["rounds"], strict=False) for one in ours]
+    return min(statistics.median(float(own / its) for own, its in rounds) for rounds in pairs)
+
+
+def _times(figures: Peers, part: str, name: str) -> str:
+    ratio = times(figures, part, name)
+    return "" if ratio is None else f"{ratio:.1f} x" if ratio >= 1 else f"{ratio:.2f} x"
+
+
+def _cpu(figures: Peers, name: str) -> str:
+    if f"{name}: drain" not in figures:
         return ""
-    return f"{min(medians):.1f} x" if min(medians) >= 1 else f"{min(medians):.2f} x"
+    cost = statistics.median(figures[f"{name}: drain"]["notes"]["worker CPU us/message"])
+    return f"{cost:,.1f}" if cost < 100 else f"{cost:,.0f}"
 
 
-def _cpu(results: Results, name: str) -> str:
-    cost = results.cpu_us("drain", name)
-    return "" if cost is None else f"{cost:,.1f}" if cost < 100 else f"{cost:,.0f}"
+def _late(figures: Peers, name: str) -> str:
+    pair = [figures.get(f"{name}: paced, p{percent}") for percent in (50, 99)]
+    return " / ".join(f"{one['value']:.2f}" for one in pair if one)
 
 
-def _late(results: Results, name: str) -> str:
-    pair = [results.late_ms("paced", name, percent) for percent in (50, 99)]
-    return " / ".join(f"{statistics.median(rounds):.2f}" for rounds in pair) if all(pair) else ""
+def rows(figures: Peers) -> Iterator[list[str]]:
+    """Return a row for each queue: no-op throughput, one at a time, how soon a handler starts."""
+    for name in names(figures):
+        notes = figures.get(f"{name}: drain", {}).get("notes", {})
+        yield [
+            name, *_rate(figures, "drain", name), _times(figures, "drain", name),
+            _cpu(figures, name), *_rate(figures, "one", name), _times(figures, "one", name),
+            _late(figures, name), notes.get("durable", ""),
+        ]  # fmt: skip
 
 
-def table(results: Results) -> Table:
-    """Tabulate each queue: no-op throughput, one at a time, and how soon a handler starts."""
-    rows = Table(box=SIMPLE_HEAD)
-    rows.add_column("queue", no_wrap=True)
-    for heading in (
-        "no-op, msg/s", "least .. most", "RMQ is", "CPU us",
-        "1 + 1, msg/s", "least .. most", "RMQ is", "p50 / p99 ms at 100/s",
-    ):  # fmt: skip
-        rows.add_column(heading, justify="right", no_wrap=True)
-    for name in results.peers:
-        if any(runs and peer == name for (_, peer), runs in results.runs.items()):
-            rows.add_row(
-                name,
-                *_rate(results, "drain", name), _times(results, "drain", name), _cpu(results, name),
-                *_rate(results, "one", name), _times(results, "one", name), _late(results, name),
-            )  # fmt: skip
-    return rows
+def settings(figures: Peers) -> Iterator[str]:
+    """Return for each queue its settings and versions, then why others were skipped."""
+    for name in names(figures):
+        notes = figures.get(f"{name}: drain", {}).get("notes", {})
+        if notes:
+            versions = ", ".join(notes["requires"]) or "this checkout"
+            yield f"{name}: {notes['setting']} ({versions})"
+    for figure in figures.values():
+        for what, version in figure.get("notes", {}).get("versions", {}).items():
+            yield f"{what} {version}"
+        for name, why in figure.get("notes", {}).get("skipped", {}).items():
+            yield f"{name} was skipped: {why}"
 
 
-def show(machine: dict[str, str], results: Results, measurements: list[Measurement]) -> None:
-    """Print machine, table, settings, skipped peers and targets."""
+def show(measured: Sequence[Measurement]) -> None:
+    """Print the table, the settings, the skipped peers and the targets."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=140)
-    console.print(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
-    console.print(table(results))
-    for name, peer in results.peers.items():
-        versions = ", ".join(peer.requires) or "this checkout"
-        console.print(f"{name}: {peer.setting} ({versions})", style="dim", highlight=False)
-    for name, why in results.skipped.items():
-        console.print(f"skipped: {name}: {why}", style="red", highlight=False, markup=False)
-    promised = [measurement for measurement in measurements if measurement.target is not None]
+        console = Console(width=180)
+    figures = {measurement.name: measurement.as_json() for measurement in measured}
+    grid = Table(box=SIMPLE_HEAD)
+    for heading in HEADING:
+        grid.add_column(heading, justify="left" if heading == HEADING[0] else "right")
+    for row in rows(figures):
+        grid.add_row(*row)
+    console.print(grid)
+    for line in settings(figures):
+        console.print(line, style="dim", highlight=False, markup=False)
+    promised = [measurement for measurement in measured if measurement.target is not None]
     if promised:
         console.print(targets(promised))

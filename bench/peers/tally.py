@@ -17,6 +17,7 @@ import time
 import redis
 
 URL = os.environ["RMQ_PEERS_URL"]
+DATABASE = os.environ.get("RMQ_PEERS_DATABASE", "")  # of a peer on PostgreSQL
 PART = os.environ["RMQ_PEERS_PART"]
 MESSAGES = int(os.environ["RMQ_PEERS_MESSAGES"])
 READY, DONE, SENT = "peers:ready", "peers:done", "peers:sent"  # lists that other processes BLPOP

@@ -10,7 +10,6 @@ import pytest
 
 from bench import __main__ as bench
 from bench.measurement import Measurement
-from bench.peers import __main__ as peers
 from bench.peers.catalogue import PEERS
 from bench.peers.drive import Run
 
@@ -24,13 +23,14 @@ def test_a_part_is_shown_as_it_ends_and_kept_when_the_next_is_stopped(
         shown = capsys.readouterr()
         assert "first figure" in shown.out
         assert "1/3 measuring throughput" in shown.err
-        assert "2/3 measuring depth" in shown.err
+        assert "load of other programs" in shown.err
+        assert "2/3 measuring drain" in shown.err
         assert [one["name"] for one in json.loads(file.read_text())["figures"]] == ["first figure"]
         raise KeyboardInterrupt
 
     parts = {
         "throughput": lambda *_: [Measurement("throughput", "first figure", [1.0])],
-        "depth": stopped,
+        "drain": stopped,
         "idle": stopped,
     }
     monkeypatch.setattr(bench, "PARTS", parts)
@@ -40,7 +40,7 @@ def test_a_part_is_shown_as_it_ends_and_kept_when_the_next_is_stopped(
         bench.main()
 
     assert ended.value.code == 130
-    assert "not measured: depth, idle. Go on with --only depth --only idle" in (
+    assert "not measured: drain, idle. Go on with --only drain --only idle" in (
         capsys.readouterr().err
     )
     assert file.exists()
@@ -51,19 +51,21 @@ def test_peers_that_are_stopped_show_what_was_measured(
 ) -> None:
     calls: list[str] = []
 
-    def run(_: object, peer: object, part: str, count: int) -> Run:
+    def run(_: object, database: object, peer: object, part: str, count: int) -> Run:
         calls.append(part)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return Run(**{**{name: 1 for name in Run.__annotations__}, "late_ms": [1.0]})
 
-    monkeypatch.setattr(peers, "run", run)
-    monkeypatch.setattr(peers, "_install", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["peers", "--rounds", "1"])
+    monkeypatch.setattr("bench.peers.run.run", run)
+    monkeypatch.setattr("bench.peers.run._install", lambda *_: None)
+    words = ["--only", "peers", "--rounds", "1", "--peer", PEERS[0].name, "--peer", PEERS[1].name]
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
 
-    peers.main()
+    with pytest.raises(SystemExit):
+        bench.main()
 
     shown = capsys.readouterr()
-    assert f"{PEERS[0].name}: drain" in shown.out
+    assert f"{PEERS[0].name}: {PEERS[0].setting}" in shown.out
     assert "stopped; the figures below are those measured" in shown.err
-    assert "round 1 of 1, drain" in shown.err
+    assert "round 1, drain" in shown.err

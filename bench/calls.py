@@ -1,0 +1,217 @@
+"""RMQ beside plain streams, called as programs call them: the parts `concurrency` and `servers`.
+
+`calls_child` makes the calls. Ways and sides take turns in each round, and the one that goes first
+changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+from bench.child import ROOT, Child
+from bench.link import far_server
+from bench.machine import commit, placed, settle
+from bench.measurement import Measurement
+from tests.faults.partition import NotPermitted
+from tests.servers import Server
+
+SECONDS, QUICK_SECONDS = 0.3, 0.05  # of a way in a round
+AWAY_MS = 0.5
+SERVERS_ROUNDS = 5
+CHILD = str(Path(__file__).with_name("calls_child.py"))
+
+
+class Row(NamedTuple):
+    """A way to call RMQ, and the same with a stream.
+
+    Attributes:
+        title: what is called in RMQ.
+        plain: what is called beside it.
+        target: RMQ's messages/s / the stream's.
+        gain: messages/s / another checkout's.
+    """
+
+    title: str
+    plain: str
+    target: float | None = None
+    gain: float | None = None
+
+
+CONCURRENCY = {
+    "tasks 64": Row("send, 64 tasks of one AsyncClient", "XADD, redis.asyncio", 6.0, 6.0),
+    "threads 32": Row("send, 32 threads of one Client", "XADD, redis-py", 1.1, 2.5),
+    "tasks 1": Row("send, one at a time, AsyncClient", "XADD, redis.asyncio"),
+    "threads 1": Row("send, one at a time, Client", "XADD, redis-py"),
+    "acks 16": Row("ack of one, 16 tasks of one consumer", "XACK, redis.asyncio", gain=5.0),
+}
+SERVERS = {
+    "bulk": Row("send_many of 100", "a pipeline of 100 XADD"),
+    "drain": Row("receive and ack of 100", "XREADGROUP and XACK of 100"),
+    "threads 1": CONCURRENCY["threads 1"],
+    "tasks 64": CONCURRENCY["tasks 64"],
+}
+# Way -> percentile of a call, and its time / another checkout's at most.
+LATE: dict[str, dict[str, float | None]] = {
+    "tasks 64": {"p50": 0.25, "p99": None},
+    "threads 1": {"p50": 1.02},
+    "tasks 1": {"p50": 1.02},
+}
+METRICS = ("messages/s", "client us", "Redis us", "p50 ms", "p99 ms")
+
+Answers = dict[str, list[float]]  # by metric, the value of each round
+
+
+class Caller(NamedTuple):
+    """What takes a turn: a side, "rmq" or "plain", of a child."""
+
+    child: Child
+    side: str
+
+
+def _turns(
+    callers: Sequence[Caller], ways: Sequence[str], rounds: int, quick: bool
+) -> list[dict[str, Answers]]:
+    """Return what each caller measured, by way."""
+    found: list[dict[str, Answers]] = [defaultdict(lambda: defaultdict(list)) for _ in callers]
+    seconds = QUICK_SECONDS if quick else SECONDS
+    for number in range(rounds + 1):
+        for way in ways:
+            for turn in range(len(callers)):
+                place = (turn + number) % len(callers)
+                child, side = callers[place]
+                answer = child.ask({"name": side, "way": way, "seconds": seconds})
+                if number:  # the first warms up
+                    for metric, value in answer.items():
+                        found[place][way][metric].append(value)
+    return found
+
+
+def _ratios(ours: Answers, others: Answers, metric: str) -> list[float]:
+    return [one / other for one, other in zip(ours[metric], others[metric], strict=True)]
+
+
+def _started(url: str, prefix: str, checkout: Path = ROOT) -> Child:
+    # -P: its own directory, which is the bench's, is no place to import from.
+    return Child(checkout, ["-P", CHILD], {"url": url, "prefix": prefix})
+
+
+def concurrency(
+    server: Server, rounds: int, quick: bool, against: Path | None = None
+) -> list[Measurement]:
+    """Send and ack from many tasks or threads at a time, and one at a time.
+
+    Args:
+        server: the server.
+        rounds: of all ways.
+        quick: short rounds.
+        against: another checkout, to be measured by turns with this one.
+    """
+    with contextlib.ExitStack() as stack:
+        with server.raw() as raw:
+            settle(raw)
+        stack.enter_context(placed(server, cores=2))
+        children = [_started(server.url, "this")]
+        stack.callback(children[0].close)
+        callers = [Caller(children[0], "rmq"), Caller(children[0], "plain")]
+        if against:
+            children.append(_started(server.url, "other", against.resolve()))
+            stack.callback(children[1].close)
+            callers.append(Caller(children[1], "rmq"))
+        ours, plain, *other = _turns(callers, list(CONCURRENCY), rounds, quick)
+    measurements = []
+    for way, row in CONCURRENCY.items():
+        measurements.append(_row("concurrency", way, row, ours[way], plain[way]))
+        for percentile in LATE.get(way, {}):
+            name = f"{row.title}: {percentile} of a call"
+            late = ours[way][f"{percentile} ms"]
+            measurements.append(Measurement("concurrency", name, late, "ms", at_most=True))
+    for theirs in other:
+        assert against is not None
+        measurements += _gains(ours, theirs, commit(against))
+    return measurements
+
+
+def _row(part: str, way: str, row: Row, ours: Answers, plain: Answers) -> Measurement:
+    notes = {"way": way, "rmq": ours, "stream": plain}
+    ratios = _ratios(ours, plain, "messages/s")
+    return Measurement(part, f"{row.title} / {row.plain}", ratios, target=row.target, notes=notes)
+
+
+def _gains(
+    ours: dict[str, Answers], theirs: dict[str, Answers], name: str
+) -> Iterator[Measurement]:
+    """Compare with another checkout."""
+    for way, row in CONCURRENCY.items():
+        if row.gain:
+            ratios = _ratios(ours[way], theirs[way], "messages/s")
+            notes = {"way": way, "rmq": ours[way], name: theirs[way]}
+            title = f"{row.title} / commit {name}"
+            yield Measurement("concurrency", title, ratios, target=row.gain, notes=notes)
+        for percentile, target in LATE.get(way, {}).items():
+            ratios = _ratios(ours[way], theirs[way], f"{percentile} ms")
+            title = f"{row.title}: {percentile} of a call / commit {name}"
+            yield Measurement("concurrency", title, ratios, target=target, at_most=True)
+
+
+def _fsync_ms() -> float:
+    """Return how long an fsync of 4 KiB takes where the servers write: the median of 20."""
+    took = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(20):
+            file.write(b"x" * 4096)
+            file.flush()
+            began = perf_counter()
+            os.fsync(file.fileno())
+            took.append((perf_counter() - began) * 1e3)
+    return median(took)
+
+
+def servers(server: Server, rounds: int, quick: bool) -> list[Measurement]:
+    """The main rows on servers as they are run: without and with an AOF, and some time away."""
+    left_out, callers, names = "", [], []
+    with contextlib.ExitStack() as stack:
+        with server.raw() as raw:
+            settle(raw)
+        own = [server]
+        places: list[tuple[str, str, contextlib.AbstractContextManager[None]]] = []
+        places.append(("no AOF", server.url, contextlib.nullcontext()))
+        for fsync in ("everysec", "always"):
+            own.append(Server(server.binary, "--appendonly", "yes", "--appendfsync", fsync))
+            stack.callback(own[-1].stop)
+            places.append((f"AOF {fsync}", own[-1].url, contextlib.nullcontext()))
+        try:
+            far, url, reach = stack.enter_context(far_server(server.binary, AWAY_MS))
+        except NotPermitted as why:
+            left_out = str(why)
+        else:
+            own.append(far)
+            places.append((f"{AWAY_MS} ms away", url, reach()))
+        stack.enter_context(placed(*own, cores=2))
+        for name, url, reached in places:
+            with reached:
+                child = _started(url, "servers")
+            stack.callback(child.close)
+            callers += [Caller(child, "rmq"), Caller(child, "plain")]
+            names.append(name)
+        found = _turns(callers, list(SERVERS), rounds, quick)
+    measurements = []
+    for place, name in enumerate(names):
+        ours, plain = found[2 * place : 2 * place + 2]
+        for way, row in SERVERS.items():
+            measured = _row("servers", way, row, ours[way], plain[way])
+            measured.name = f"{name}: {measured.name}"
+            measured.target = None
+            measured.notes["server"] = name
+            measurements.append(measured)
+    measurements.append(Measurement("servers", "An fsync of 4 KiB", [_fsync_ms()], "ms"))
+    if left_out:
+        measurements[-1].notes["left out"] = f"{AWAY_MS} ms away: {left_out}"
+    return measurements

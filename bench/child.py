@@ -1,0 +1,52 @@
+"""A child process that measures a checkout of RMQ, and answers lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.servers import die_with_parent
+
+ROOT = Path(__file__).parents[1]
+
+
+class Child:
+    """A Python whose first line of input says what to measure, and whose first answer has `rmq`.
+
+    Args:
+        checkout: whose `rmq` it must import, from the directory or from PYTHONPATH.
+        words: of its command, after the interpreter.
+        asked: the first line.
+    """
+
+    def __init__(self, checkout: Path, words: Sequence[str], asked: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *words], cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(checkout.resolve())},
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
+        self.opened = self.ask(asked)
+        if Path(self.opened["rmq"]).resolve().parent != checkout.resolve():
+            self.close()
+            raise RuntimeError(f"{checkout}: the child imported {self.opened['rmq']}")
+
+    def ask(self, question: object) -> dict[str, Any]:
+        """Send a line and return the answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a checkout's child ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the child."""
+        self._process.communicate()
