@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers bench peers load pages screenshots faults build check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers bench page peers load pages screenshots faults build check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -130,6 +130,9 @@ layers: $(VENV)/dev.stamp ## a package imports from lower layers only
 
 bench: $(VENV)/dev.stamp ## measure every part of the bench, peers included (about 40 min)
 	@$(BIN)/python -m bench
+
+page: $(VENV)/dev.stamp ## measure all figures of the pages in one run and fill them in; refuses on a busy machine (about 20 min)
+	@$(BIN)/python -m bench --page $(OPTIONS)
 
 peers: $(VENV)/dev.stamp ## RMQ's worker beside Celery, RQ, Dramatiq, BullMQ, Oban and others in one run (about 7 min)
 	@$(BIN)/python -m bench --only peers

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import report
+from bench import pages, report
 from bench.calls import SERVERS_ROUNDS, concurrency, servers
+from bench.child import ROOT
 from bench.claims import claims
 from bench.cluster import cluster
 from bench.core import throughput
@@ -68,6 +69,12 @@ ROUNDS = {
     "cost": COST_ROUNDS, "growth": GROWTH_ROUNDS, "servers": SERVERS_ROUNDS, "peers": PEERS_ROUNDS
 }  # of a part; 9 of the others  # fmt: skip
 QUICK_ROUNDS = {"peers": 1}  # 2 of the others
+# Parts that fill the pages, and their rounds: twenty minutes.
+PAGE: dict[str, int] = {
+    "throughput": 5, "drain": 7, "concurrency": 9, "servers": 5, "memory": 1, "remembered": 1,
+    "latency": 5, "due": 2, "idle": 1, "outbox": 2, "cluster": 3, "cost": 15, "growth": 9,
+    "size": 1, "peers": 3,
+}  # fmt: skip
 
 
 def _options() -> argparse.Namespace:
@@ -96,7 +103,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument_group("of the part peers").add_argument(
         "--peer", choices=[peer.name for peer in PEERS], action="append", help="may be repeated"
     )
+    page = parser.add_argument_group("of the pages")
+    page.add_argument(
+        "--page", action="store_true",
+        help="measure all that the pages show, and fill them; the file is kept in bench/results",
+    )  # fmt: skip
+    page.add_argument("--into", type=Path, default=ROOT, metavar="DIR", help="another checkout")
+    page.add_argument("--anyway", action="store_true", help=pages.ANYWAY)
     options = parser.parse_args()
+    if options.page:
+        if options.only:
+            parser.error("--page has parts of its own: leave --only out")
+        options.only = list(PAGE)
+        options.json = options.json or Path("bench/results", time.strftime("%Y-%m-%d-page.json"))
     chosen = options.only or PARTS
     if options.messages is not None and "size" not in chosen:
         parser.error("--messages is an option of --only size")
@@ -120,7 +139,8 @@ def _options() -> argparse.Namespace:
 def _parts(options: argparse.Namespace) -> dict[str, Part]:
     """Return the parts, with the options that are given for one."""
     parts = dict(PARTS)
-    if cost_options.given(options) or options.against:
+    with_cost = options.against and not options.page
+    if cost_options.given(options) or with_cost:
         parts["cost"] = functools.partial(
             cost,
             selection=cost_options.selection(options),
@@ -140,7 +160,7 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
 def _rounds(options: argparse.Namespace, part: str) -> int:
     if options.rounds:
         return max(1, int(options.rounds))
-    usual = ROUNDS.get(part, 9)
+    usual: int = PAGE[part] if options.page else ROUNDS.get(part, 9)
     return min(usual, QUICK_ROUNDS.get(part, 2)) if options.quick else usual
 
 
@@ -158,6 +178,10 @@ def main() -> None:
             machine = description(raw)
         if options.quick:
             machine["rounds"] = "quick"
+        if options.page:
+            pages.refuse(
+                pages.doubts(machine, {}), options.anyway
+            )  # before twenty minutes are lost
         report.begin(machine)
         try:
             while left:
@@ -181,6 +205,8 @@ def main() -> None:
         show_comparison(measurements, machine, before)
     if left:
         raise SystemExit(130)
+    if options.page:
+        pages.fill_from([options.json], options.into, options.anyway)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of a run, read from the file that `python -m bench --json FILE` has written."""
+"""The figures of runs, read from files that `python -m bench --json FILE` has written."""
 
 from __future__ import annotations
 
@@ -28,27 +28,36 @@ class Spread(NamedTuple):
 
 
 class Figures:
-    """The figures of a run.
+    """The figures of a run, or of several, of which a later one replaces an earlier one.
 
     Args:
-        content: of the file.
+        contents: of the files.
 
     Attributes:
-        machine: its description, by name.
         parts: those that were measured.
+        runs: of each file, the description of its machine and the load of others by part.
     """
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self.machine: Mapping[str, str] = content["machine"]
-        self._figures: dict[str, Mapping[str, Any]] = {
-            figure["name"]: figure for figure in content["figures"]
-        }
+    def __init__(self, *contents: Mapping[str, Any]) -> None:
+        self.runs = [(content["machine"], content.get("loads", {})) for content in contents]
+        self._figures: dict[str, Mapping[str, Any]] = {}
+        self._of: dict[str, int] = {}  # part -> its run
+        for number, content in enumerate(contents):
+            for figure in content["figures"]:
+                self._figures[figure["name"]] = figure
+                self._of[figure["part"]] = number
         self.parts = {figure["part"] for figure in self._figures.values()}
 
     @classmethod
-    def read(cls, path: Path) -> Figures:
-        """Return the figures of a file."""
-        return cls(json.loads(path.read_text()))
+    def read(cls, *paths: Path) -> Figures:
+        """Return the figures of files."""
+        return cls(*(json.loads(path.read_text()) for path in paths))
+
+    def load(self, *parts: str) -> float | None:
+        """Return the highest load of others while parts were measured; None: it is not known."""
+        loads = [self.runs[self._of[part]][1].get(part) for part in parts]
+        known = [load for load in loads if load is not None]
+        return max(known) if len(known) == len(loads) else None
 
     def _figure(self, name: str) -> Mapping[str, Any]:
         try:
@@ -60,6 +69,13 @@ class Figures:
         """Return the value of a figure, and its least and most."""
         figure = self._figure(name)
         return Spread(figure["value"], min(figure["rounds"]), max(figure["rounds"]))
+
+    def of(self, *parts: str) -> list[Mapping[str, Any]]:
+        """Return all figures of parts."""
+        found = [figure for figure in self._figures.values() if figure["part"] in parts]
+        if not found:
+            raise Missing(f"no figure of the part {parts[0]}")
+        return found
 
     def part(self, part: str) -> dict[str, tuple[float, Mapping[str, Any]]]:
         """Return value and notes of each figure of a part, by name."""
@@ -108,24 +124,26 @@ class Figures:
             raise Missing(f"no figure of growth by {grows}" if grows else "no figure of growth")
         return found
 
-    def rounds(self, part: str) -> int:
-        """Return the rounds of a part: the most that a figure of it has."""
-        counts = [len(one["rounds"]) for one in self._figures.values() if one["part"] == part]
-        if not counts:
-            raise Missing(f"no figure of the part {part}")
-        return max(counts)
+    def rounds(self, *parts: str) -> str:
+        """Return the rounds of parts, of each the most that a figure has: "9", or "2 to 9"."""
+        counts = [max(len(one["rounds"]) for one in self.of(part)) for part in parts]
+        least, most = min(counts), max(counts)
+        return f"{most}" if least == most else f"{least} to {most}"
 
-    def caption(self, part: str, how: str = "least") -> str:
-        """Return when and where a part was measured, and what of its rounds is shown, if any."""
-        machine = self.machine
+    def caption(self, parts: Sequence[str], how: str = "least") -> str:
+        """Return when and where parts were measured, and what of their rounds is shown."""
+        machine, _ = self.runs[self._of[parts[0]]]
         servers = [name for name in ("redis-server", "valkey-server") if name in machine]
+        load = self.load(*parts)
         try:
             return (
-                f"{machine['date']}, {machine['cpu']}, {servers[0]} {machine[servers[0]]} with "
+                f"{machine['date']}, commit {machine.get('commit') or 'unknown'}, "
+                f"{machine['cpu']}, {servers[0]} {machine[servers[0]]} with "
                 f"{machine['allocator']}, Python {machine['python']}, redis-py "
                 f"{machine['redis-py']}, hiredis {machine['hiredis']}; "
-                f"load before the run {machine['load before']}."
-                + (f" {how.capitalize()} of {self.rounds(part)} rounds." if how else " One run.")
+                f"load before the run {machine['load before']}, of others meanwhile "
+                + ("unknown." if load is None else f"{load:.2f}.")
+                + (f" {how.capitalize()} of {self.rounds(*parts)} rounds." if how else " One run.")
             )
         except (KeyError, IndexError):
             raise Missing("the machine is not described as the bench does it now") from None

@@ -1,25 +1,32 @@
-"""Fill the tables and charts of the pages: `python -m bench.pages FILE`.
+"""Fill the tables and charts of the pages: `python -m bench.pages FILE ...`.
 
-FILE is what `python -m bench --json FILE` has written. A table stands in its page between two
-comments, `<!-- bench: name -->` and `<!-- end -->`, below a sentence with the machine, the date and
-the rounds. Tables whose parts the run has not measured stay as they are, and are named.
+FILE is what `python -m bench --json FILE` has written; `python -m bench --page` measures everything
+and fills the pages itself. A table stands in its page between two comments, `<!-- bench: name -->`
+and `<!-- end -->`, below a sentence with the machine, the commit, the date, the rounds and the
+load. Nothing is written from figures that do not convince: see `doubts`.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import capacity, plots, tables
+from bench.child import ROOT
 from bench.figures import Figures, Missing
 from bench.size import tables as size_tables
 
-ROOT = Path(__file__).parents[1]
-CAPACITY, README = "docs/capacity.md", "bench/README.md"
+CAPACITY, README, FRONT = "docs/capacity.md", "bench/README.md", "README.md"
 MEDIAN = "median (least .. most)"
+ANYWAY = "fill the pages though the figures do not convince, and say so above each table"
+# Of others, before the run as the load average, and during a part as cores that they kept busy
+# (`machine.OthersLoad`): beside a client and a server on two cores, a program that always wants one
+# has a load of 1, and gets more than half of one.
+MOST_BEFORE, MOST_MEANWHILE = 1.0, 0.5
+CHANGING = frozenset(("date", "load before"))  # of a machine: no two runs have the same
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,7 @@ class Block:
 
     Attributes:
         page: its path.
-        parts: of the bench, all of which it needs; its caption tells the rounds of the first.
+        parts: of the bench, all of which it needs.
         make: returns its Markdown.
         how: what of the rounds it shows, for the caption: "" for one run; None without one.
     """
@@ -46,15 +53,71 @@ def charts(figures: Figures) -> str:
     )
 
 
+_MAIN = ("throughput", "drain", "concurrency", "peers")
 BLOCKS = {
+    "five": Block(FRONT, _MAIN, tables.five, MEDIAN),
     "capacity": Block(CAPACITY, ("cost", "growth"), capacity.table),
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table, how=None),
     "size": Block(CAPACITY, ("size",), size_tables.page, ""),
+    "cluster": Block(CAPACITY, ("cluster",), tables.cluster, MEDIAN),
     "throughput": Block(README, ("throughput",), tables.throughput, MEDIAN),
     "streams": Block(README, ("drain", "throughput", "growth"), tables.streams, MEDIAN),
+    "concurrency": Block(README, ("concurrency",), tables.concurrency, MEDIAN),
+    "servers": Block(README, ("servers",), tables.servers, MEDIAN),
+    "others": Block(README, tables.OTHERS, tables.others, MEDIAN),
+    "shorts": Block(README, (*_MAIN, "growth", *tables.OTHERS), tables.shorts, MEDIAN),
     "cost": Block(README, ("cost",), tables.cost),
+    "peers": Block(README, ("peers",), tables.peers, MEDIAN),
 }
+
+
+def doubts(machine: Mapping[str, str], loads: Mapping[str, float]) -> list[str]:
+    """Return why the figures of a run do not convince: not a commit, quick, or others at work."""
+    name = machine.get("commit", "")
+    found = []
+    if not name or name.endswith("+"):
+        found.append("the code is that of no commit" if name else "the commit is not known")
+    if "rounds" in machine:
+        found.append("it was a quick run")
+    if float(machine["load before"]) > MOST_BEFORE:
+        found.append(f"load {machine['load before']} before the run; at most {MOST_BEFORE:g}")
+    busy = {part: load for part, load in loads.items() if load > MOST_MEANWHILE}
+    if busy:
+        parts = ", ".join(f"{part} {load:.2f}" for part, load in busy.items())
+        found.append(f"load of others during {parts}; at most {MOST_MEANWHILE:g}")
+    return found
+
+
+def doubts_of(figures: Figures) -> list[str]:
+    """Return why figures do not convince: those of each run, other machines, tables left over."""
+    first, _ = figures.runs[0]
+    found: list[str] = []
+    for machine, loads in figures.runs:
+        found += doubts(machine, loads)
+        found += [
+            f"runs differ in {name}: {first.get(name)}, {machine.get(name)}"
+            for name in sorted(first.keys() | machine.keys())
+            if name not in CHANGING and first.get(name) != machine.get(name)
+        ]
+    unknown = [part for part in sorted(figures.parts) if figures.load(part) is None]
+    if unknown:
+        found.append(f"the load of others is not known during {', '.join(unknown)}")
+    for page in dict.fromkeys(block.page for block in BLOCKS.values()):
+        of_page = {name: block for name, block in BLOCKS.items() if block.page == page}
+        lacking = [name for name, block in of_page.items() if not _has(figures, block)]
+        if lacking and len(lacking) < len(of_page):
+            found.append(f"{page} would keep the tables of another run: {', '.join(lacking)}")
+    return list(dict.fromkeys(found))
+
+
+def refuse(found: Sequence[str], anyway: bool) -> None:
+    """End with an error, if there are doubts and nobody has said to go on."""
+    if found and not anyway:
+        raise SystemExit(
+            f"the pages are not filled: {'; '.join(found)}. Measure again on a quiet machine, "
+            "from a commit (--page does all of it); --anyway marks the tables instead"
+        )
 
 
 def fill(text: str, name: str, content: str) -> str:
@@ -65,7 +128,11 @@ def fill(text: str, name: str, content: str) -> str:
     return block.sub(lambda match: f"{match[1]}{content}{match[2]}", text)
 
 
-def update(figures: Figures, root: Path, source: str = "") -> list[str]:
+def _has(figures: Figures, block: Block) -> bool:
+    return figures.parts.issuperset(block.parts)
+
+
+def update(figures: Figures, root: Path, source: str = "", found: Sequence[str] = ()) -> list[str]:
     """Fill the blocks that a run has the figures of; return the names of the others.
 
     Nothing is written if a part was measured and lacks a figure.
@@ -74,15 +141,17 @@ def update(figures: Figures, root: Path, source: str = "") -> list[str]:
         figures: of the run.
         root: of the checkout.
         source: what the captions say of the file, if it is kept.
+        found: doubts that the captions name.
     """
     left, pages = [], {block.page: (root / block.page).read_text() for block in BLOCKS.values()}
+    mark = f"**These figures do not convince: {'; '.join(found)}.** " if found else ""
     for name, block in BLOCKS.items():
-        if not figures.parts.issuperset(block.parts):
+        if not _has(figures, block):
             left.append(name)
             continue
         content = block.make(figures)
         if block.how is not None:
-            content = f"{source}{figures.caption(block.parts[0], block.how)}\n\n{content}"
+            content = f"{mark}{source}{figures.caption(block.parts, block.how)}\n\n{content}"
         pages[block.page] = fill(pages[block.page], name, content)
     for page, text in pages.items():
         (root / page).write_text(text)
@@ -92,19 +161,39 @@ def update(figures: Figures, root: Path, source: str = "") -> list[str]:
     return left
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.pages", description=__doc__)
-    parser.add_argument("file", type=Path, metavar="FILE", help="what --json has written")
-    asked = parser.parse_args()
-    is_kept = asked.file.resolve().is_relative_to(ROOT)
-    source = f"`{asked.file.resolve().relative_to(ROOT)}`: " if is_kept else ""
+def fill_from(files: Sequence[Path], root: Path, anyway: bool) -> None:
+    """Fill the pages from files, or end with an error and change nothing.
+
+    Args:
+        files: of runs.
+        root: of the checkout whose pages are filled.
+        anyway: whether tables with doubts are marked instead.
+    """
+    kept = [file.resolve().relative_to(ROOT) for file in files
+            if file.resolve().is_relative_to(ROOT)]  # fmt: skip
+    source = f"{', '.join(f'`{file}`' for file in kept)}: " if kept else ""
     try:
-        left = update(Figures.read(asked.file), ROOT, source)
+        figures = Figures.read(*files)
+        found = doubts_of(figures)
+        refuse(found, anyway)
+        left = update(figures, root, source, found)
     except Missing as missing:
-        raise SystemExit(f"{asked.file}: {missing}; nothing is changed") from None
+        names = ", ".join(map(str, files))
+        raise SystemExit(f"{names}: {missing}; nothing is changed") from None
     print(f"filled: {', '.join(name for name in BLOCKS if name not in left)}")
     if left:
         print(f"left as they were, for their parts were not measured: {', '.join(left)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.pages", description=__doc__)
+    parser.add_argument(
+        "files", type=Path, metavar="FILE", nargs="+", help="what --json has written"
+    )
+    parser.add_argument("--into", type=Path, default=ROOT, metavar="DIR", help="another checkout")
+    parser.add_argument("--anyway", action="store_true", help=ANYWAY)
+    asked = parser.parse_args()
+    fill_from(asked.files, asked.into, asked.anyway)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""The tables of bench/README.md, in Markdown, from the figures of a run."""
+"""The tables of README.md and bench/README.md, in Markdown, from the figures of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
 
 from bench.cost.row import COLUMNS
 from bench.cost.trials import CALLS, DEPTH
 from bench.figures import Figures, K, Spread, spaced, us
+from bench.peers import show as peers_show
+from bench.report import text
 
 KINDS = ("plain", "json", "timed", "merged", "audited", "ordered", "bare", "stream")
 VERBS = ("send", "take", "ack")
@@ -92,14 +96,147 @@ def throughput(figures: Figures) -> str:
     return markdown(heading, rows)
 
 
+Figure = Mapping[str, Any]  # as a file has it
+
+
+def measured(figure: Figure) -> str:
+    """Return the value of a figure with its unit, and the least and most of its rounds."""
+    unit, rounds = figure["unit"], figure["rounds"]
+    value = text(unit, figure["value"]) + ("" if unit == "x" else f" {unit}")
+    if len(rounds) == 1:
+        return value
+    return f"{value} ({text(unit, min(rounds))} .. {text(unit, max(rounds))})"
+
+
+def rows(figures: Figures, found: Iterable[Figure]) -> str:
+    """Return a row for each figure: its name, what was measured, and its target."""
+    return markdown(
+        ["figure", "measured", "target"],
+        ([one["name"], measured(one), figures.target(one["name"])] for one in found),
+    )
+
+
 def streams(figures: Figures) -> str:
     """Return RMQ's speed / a raw stream's, and a deep queue's time / a shallow one's."""
     names = figures.names("throughput", f"bulk send, k = {K}") + figures.names("drain", "")
     names += figures.names("growth", "Redis's us of a life among")
-    return markdown(
-        ["figure", "measured", "target"],
-        (
-            [name, _spread(figures.spread(name)), figures.target(name)]
-            for name in names
-        ),
-    )  # fmt: skip
+    return rows(
+        figures,
+        [one for one in figures.of("throughput", "drain", "growth") if one["name"] in names],
+    )
+
+
+def _promised(figures: Figures) -> tuple[list[Figure], list[Figure]]:
+    """Return all figures with a target, and those that miss it."""
+    promised = [one for one in figures.of(*figures.parts) if one.get("target") is not None]
+    return promised, [one for one in promised if one["verdict"] == "short"]
+
+
+def shorts(figures: Figures) -> str:
+    """Return the figures that miss their target."""
+    promised, short = _promised(figures)
+    told = f"{len(promised) - len(short)} of {len(promised)} targets are met. The others:"
+    return f"{told}\n\n{rows(figures, short)}"
+
+
+def concurrency(figures: Figures) -> str:
+    """Return each way to call RMQ beside a stream's, then the times, then another checkout."""
+    cells, others = [], []
+    for figure in figures.of("concurrency"):
+        notes = figure.get("notes", {})
+        if "stream" not in notes:
+            others.append(figure)
+            continue
+        for side, name in zip(("rmq", "stream"), figure["name"].split(" / "), strict=True):
+            of = {metric: median(values) for metric, values in notes[side].items()}
+            verdict = [measured(figure), figures.target(figure["name"])]
+            cells.append([
+                name, spaced(of["messages/s"]), f"{of['p50 ms']:.2f} / {of['p99 ms']:.2f}",
+                us(of["client us"]), us(of["Redis us"]), *(verdict if side == "rmq" else ["", ""]),
+            ])  # fmt: skip
+    heading = ["called", "messages/s", "p50 / p99 ms of a call", "client us", "Redis us",
+               "to the stream", "target"]  # fmt: skip
+    return f"{markdown(heading, cells)}\n\n{rows(figures, others)}"
+
+
+def servers(figures: Figures) -> str:
+    """Return the main rows on each server: messages/s, and to a stream on the same server."""
+    cells: dict[str, dict[str, str]] = {}
+    told = []
+    for figure in figures.of("servers"):
+        notes = figure.get("notes", {})
+        if "server" not in notes:
+            told.append(f"{figure['name']} took {measured(figure)}.")
+            told += [f"Not measured: {notes['left out']}."] if "left out" in notes else []
+            continue
+        server, name = figure["name"].split(": ")
+        rate = spaced(median(notes["rmq"]["messages/s"]))
+        cells.setdefault(name, {})[server] = f"{rate}/s, {measured(figure)}"
+    names = list(next(iter(cells.values())))
+    table = markdown(
+        ["RMQ's messages/s, and to the stream's", *names],
+        ([name, *(of[server] for server in names)] for name, of in cells.items()),
+    )
+    return f"{table}\n\n{' '.join(told)}"
+
+
+OTHERS = ("memory", "remembered", "latency", "due", "idle", "outbox")
+
+
+def others(figures: Figures) -> str:
+    """Return all figures of the small parts."""
+    return rows(figures, figures.of(*OTHERS))
+
+
+def cluster(figures: Figures) -> str:
+    """Return all figures of the part cluster."""
+    return rows(figures, figures.of("cluster"))
+
+
+def peers(figures: Figures) -> str:
+    """Return RMQ's worker beside others, the settings, and RMQ's targets."""
+    found = {one["name"]: one for one in figures.of("peers")}
+    table = markdown(peers_show.HEADING, peers_show.rows(found))
+    told = "\n".join(f"- {line}" for line in peers_show.settings(found))
+    promised = [one for one in found.values() if one["target"] is not None]
+    return f"{table}\n\n{told}\n\n{rows(figures, promised)}"
+
+
+# The figures of README.md: what is compared, and how the names of its figures begin. Of RMQ's two
+# workers the slower one is shown.
+FIVE = {
+    "`send_many` of 100 / a pipeline of 100 XADD": ("throughput", [f"bulk send, k = {K}"]),
+    "`await send` in 64 tasks of one client / XADD by redis.asyncio": (
+        "concurrency", ["send, 64 tasks of one AsyncClient / XADD"],
+    ),
+    "`receive` and `ack` of 100 / XREADGROUP, XACK and XDEL": (
+        "drain", [f"drain, k = {K}, to a stream's XREADGROUP, XACK and XDEL"],
+    ),
+    "no-op messages of a worker / of {peer}, the fastest other one in Python": (
+        "peers", ["rmq-sync: drain, to ", "rmq-async: drain, to "],
+    ),
+    "one by one, from `send` to its handler / BullMQ": (
+        "peers", ["rmq-sync: one, to bullmq", "rmq-async: one, to bullmq"],
+    ),
+}  # fmt: skip
+HEADING = ("RMQ's speed", "measured", "target")
+
+
+def five(figures: Figures) -> str:
+    """Return five figures, and how many of all miss their target."""
+    cells = []
+    for title, (part, starts) in FIVE.items():
+        names = [name for start in starts for name in figures.names(part, start)]
+        figure = min(
+            (one for one in figures.of(part) if one["name"] in names), key=lambda one: one["value"]
+        )
+        peer = figure["name"].split(", to ")[-1]
+        cells.append(
+            [title.format(peer=peer), measured(figure), figures.target(figure["name"]) or "none"]
+        )
+    promised, short = _promised(figures)
+    return (
+        f"{markdown(HEADING, cells)}\n\n"
+        f"Of {len(promised)} targets of this run {len(short)} are missed: "
+        "[the list](bench/README.md#targets-that-are-missed)."
+    )

@@ -23,6 +23,7 @@ from bench.plots import INK, LOOKS, charts
 
 ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).with_name("run.json")
+PAGES = (pages.CAPACITY, pages.README, pages.FRONT)
 SVG = "{http://www.w3.org/2000/svg}"
 LINES = {
     "depth": {"RMQ": 4, "SET, GET, DEL": 4},
@@ -145,8 +146,8 @@ def test_colors_can_be_read_on_a_light_and_on_a_dark_page() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for page in (pages.CAPACITY, pages.README):
-        (tmp_path / page).parent.mkdir()
+    for page in PAGES:
+        (tmp_path / page).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / page, tmp_path / page)
     return tmp_path
 
@@ -166,12 +167,13 @@ def test_one_run_fills_every_table_of_the_pages_with_its_machine_date_and_rounds
         assert content.endswith(block.make(figures))
         if block.how:
             caption = content.splitlines()[0]
-            assert caption.startswith("`run.json`: 2026-11-22, ")
+            assert caption.startswith("`run.json`: 2026-11-22, commit 0123456789ab, ")
+            assert "load before the run 0.4, of others meanwhile 0.07." in caption
             assert f"{block.how.capitalize()} of " in caption
-            assert caption.endswith(f"{figures.rounds(block.parts[0])} rounds.")
+            assert caption.endswith(f"{figures.rounds(*block.parts)} rounds.")
     for chart in LINES:
         assert (checkout / "docs" / "charts" / f"{chart}.svg").exists()
-    before = {page: (checkout / page).read_text() for page in (pages.CAPACITY, pages.README)}
+    before = {page: (checkout / page).read_text() for page in PAGES}
     pages.update(figures, checkout, "`run.json`: ")
     assert before == {page: (checkout / page).read_text() for page in before}
 
@@ -190,7 +192,7 @@ def test_tables_of_parts_that_were_not_measured_stay_and_are_named(checkout: Pat
 
 @pytest.mark.slow
 def test_a_part_that_lacks_a_figure_changes_nothing(checkout: Path) -> None:
-    before = {page: (checkout / page).read_text() for page in (pages.CAPACITY, pages.README)}
+    before = {page: (checkout / page).read_text() for page in PAGES}
 
     with pytest.raises(Missing, match="query_settle, plain, k = 10"):
         pages.update(_without(lambda one: one["name"] == "query_settle, plain, k = 10"), checkout)
