@@ -13,8 +13,9 @@ from rmq.errors import RMQError
 from rmq.kernel.consumer import claim, receive, state
 from rmq.kernel.consumer.consumer import AsyncDelivery
 from rmq.kernel.consumer.consumer_blocking import Delivery
-from rmq.kernel.consumer.flows import ConsumerFlows, SettleWith
+from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.consumer.hand_over import SlotBatch
+from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core import failure
 from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
@@ -54,14 +55,15 @@ def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Sh
 
     The verbs of an async one run in threads: the transport is a blocking one.
     """
+    one = OneDelivery(flows)
     if not handler.is_async:
-        settle_with = SettleWith(flows, transport.run)
+        settle_with = SettleWith(one, transport.run)
         return lambda delivery: Delivery(delivery, settle_with)
 
     def run_in_thread(flow: Flow[Any]) -> Awaitable[Any]:
         return asyncio.to_thread(transport.run, flow)
 
-    settle_async = SettleWith(flows, run_in_thread)
+    settle_async = SettleWith(one, run_in_thread)
     return lambda delivery: AsyncDelivery(delivery, settle_async)
 
 

@@ -14,6 +14,7 @@ import rmq
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport.cluster_slots import NodeExchange, hash_slot
+from rmq.kernel.transport.coalescing import FEW
 from rmq.kernel.transport.node_pools import NodePools
 from tests.clusters import MASTERS, PATIENCE_S, Cluster, Node, until
 
@@ -37,11 +38,12 @@ def lost_in_a_pause(cluster: Cluster, name: str, monkeypatch: pytest.MonkeyPatch
         pool = client._transport._current_pools()  # type: ignore[attr-defined]
         master = cluster.master_of(SlotKeys("rmq", name, 0).slot)
         part = NodeExchange(("127.0.0.1", master.port), b"", 0)
-        taken = [pool._pool_of(part).take() for _ in range(8)]  # a new connection would be asked
+        # A new connection would be asked. More threads would share a call.
+        taken = [pool._pool_of(part).take() for _ in range(FEW)]
         for one in taken:
             pool._pool_of(part).give(one)
         senders = [
-            threading.Thread(target=lambda n=n: results.put(topic.send(n))) for n in range(8)
+            threading.Thread(target=lambda n=n: results.put(topic.send(n))) for n in range(FEW)
         ]
         monkeypatch.setattr(NodePools, "_send", noting_send)
         master.signal(signal.SIGSTOP)

@@ -54,12 +54,12 @@ class Scene:
                 raise self.error
             return inner(packed, count)
 
-        async def exchange_async(packed: bytes, count: int) -> Any:
+        async def exchange_async(packed: bytes, count: int, late: bool = False) -> Any:
             if self._due(packed):
                 if self.executed:
-                    await inner(packed, count)
+                    await inner(packed, count, late)
                 raise self.error
-            return await inner(packed, count)
+            return await inner(packed, count, late)
 
         transport._exchange = exchange if driver.loop is None else exchange_async
         self.open()

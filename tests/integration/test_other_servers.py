@@ -115,8 +115,10 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def exchange(self: Transport, packed: bytes, count: int) -> Any:
         return refusal(packed) or sync(self, packed, count)
 
-    async def exchange_async(self: AsyncTransport, packed: bytes, count: int) -> Any:
-        return refusal(packed) or await tasks(self, packed, count)
+    async def exchange_async(
+        self: AsyncTransport, packed: bytes, count: int, late: bool = False
+    ) -> Any:
+        return refusal(packed) or await tasks(self, packed, count, late)
 
     monkeypatch.setattr(Transport, "_exchange", exchange)
     monkeypatch.setattr(AsyncTransport, "_exchange", exchange_async)

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from rmq.errors import ClaimLost, LeaseLost, StorageError
-from rmq.kernel.consumer.flows import ConsumerFlows, Mode, SettleWith, Verb
+from rmq.kernel.consumer.flows import ConsumerFlows, Mode, Verb
+from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core.delivery import (
     DeliveryData,
     HeldDelivery,
@@ -76,8 +77,8 @@ class AsyncDelivery(DeliveryData):
 
     async def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
-        flows, run = self._settle_with
-        raise_if_lost(await run(flows.ack_one(self._held)), "ack")
+        one, run = self._settle_with
+        raise_if_lost(await run(one.ack(self._held)), "ack")
         raise_if_claim_lost(self._held)
 
     async def nack(
@@ -89,23 +90,23 @@ class AsyncDelivery(DeliveryData):
             delay: until the retry; None: the topic's policy; 0: at once.
             error: kept with the failure and shown with the dead letter.
         """
-        flows, run = self._settle_with
-        raise_if_lost(await run(flows.nack_one(self._held, delay, error)), "nack")
+        one, run = self._settle_with
+        raise_if_lost(await run(one.nack(self._held, delay, error)), "nack")
 
     async def reject(self, reason: BaseException | str) -> None:
         """Make it a dead letter at once, whatever retries remain."""
-        flows, run = self._settle_with
-        raise_if_lost(await run(flows.reject([self._held], reason)), "reject")
+        one, run = self._settle_with
+        raise_if_lost(await run(one.reject(self._held, reason)), "reject")
 
     async def release(self, *, delay: Duration = 0) -> None:
         """Hand it back unworked, now or for `delay`; costs no retry."""
-        flows, run = self._settle_with
-        raise_if_lost(await run(flows.release([self._held], delay=delay)), "release")
+        one, run = self._settle_with
+        raise_if_lost(await run(one.release(self._held, delay)), "release")
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
-        flows, run = self._settle_with
-        raise_if_lost(await run(flows.extend_one(self._held, lease)), "extend")
+        one, run = self._settle_with
+        raise_if_lost(await run(one.extend(self._held, lease)), "extend")
 
     async def __aenter__(self) -> AsyncDelivery:
         return self
@@ -117,10 +118,10 @@ class AsyncDelivery(DeliveryData):
         trace: TracebackType | None,
     ) -> bool:
         if not self.is_settled:
-            flows, run = self._settle_with
+            one, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = await run(flows.settle_after(error, self._held))
+                lost = await run(one.settle_after(error, self._held))
             except StorageError:
                 if is_expected:
                     raise
@@ -147,7 +148,7 @@ class AsyncConsumer:
     ) -> None:
         self._transport = transport
         self._flows = ConsumerFlows(context, lease, mode, ordered)
-        self._settle_with = SettleWith(self._flows, transport.run)
+        self._settle_with = SettleWith(OneDelivery(self._flows), transport.run)
 
     async def receive(
         self, max_messages: int = 1, wait: Duration | None = 0

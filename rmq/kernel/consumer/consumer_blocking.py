@@ -9,7 +9,8 @@ from types import TracebackType
 
 from rmq.errors import StorageError
 from rmq.kernel.consumer.consumer import DISPOSITIONS, carry_out, raise_if_claim_lost, raise_if_lost
-from rmq.kernel.consumer.flows import ConsumerFlows, Mode, SettleWith
+from rmq.kernel.consumer.flows import ConsumerFlows, Mode
+from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.message import Receipt
 from rmq.kernel.core.validation import Duration
@@ -28,8 +29,8 @@ class Delivery(DeliveryData):
 
     def ack(self) -> None:
         """Settle it for good. Raises LeaseLost, AlreadySettled, ClaimLost."""
-        flows, run = self._settle_with
-        raise_if_lost(run(flows.ack_one(self._held)), "ack")
+        one, run = self._settle_with
+        raise_if_lost(run(one.ack(self._held)), "ack")
         raise_if_claim_lost(self._held)
 
     def nack(
@@ -41,23 +42,23 @@ class Delivery(DeliveryData):
             delay: until the retry; None: the topic's policy; 0: at once.
             error: kept with the failure and shown with the dead letter.
         """
-        flows, run = self._settle_with
-        raise_if_lost(run(flows.nack_one(self._held, delay, error)), "nack")
+        one, run = self._settle_with
+        raise_if_lost(run(one.nack(self._held, delay, error)), "nack")
 
     def reject(self, reason: BaseException | str) -> None:
         """Make it a dead letter at once, whatever retries remain."""
-        flows, run = self._settle_with
-        raise_if_lost(run(flows.reject([self._held], reason)), "reject")
+        one, run = self._settle_with
+        raise_if_lost(run(one.reject(self._held, reason)), "reject")
 
     def release(self, *, delay: Duration = 0) -> None:
         """Hand it back unworked, now or for `delay`; costs no retry."""
-        flows, run = self._settle_with
-        raise_if_lost(run(flows.release([self._held], delay=delay)), "release")
+        one, run = self._settle_with
+        raise_if_lost(run(one.release(self._held, delay)), "release")
 
     def extend(self, lease: Duration | None = None) -> None:
         """Move the deadline to `lease` from now; None: the lease it was received with."""
-        flows, run = self._settle_with
-        raise_if_lost(run(flows.extend_one(self._held, lease)), "extend")
+        one, run = self._settle_with
+        raise_if_lost(run(one.extend(self._held, lease)), "extend")
 
     def __enter__(self) -> Delivery:
         return self
@@ -69,10 +70,10 @@ class Delivery(DeliveryData):
         trace: TracebackType | None,
     ) -> bool:
         if not self.is_settled:
-            flows, run = self._settle_with
+            one, run = self._settle_with
             is_expected = error is None or isinstance(error, DISPOSITIONS)
             try:
-                lost = run(flows.settle_after(error, self._held))
+                lost = run(one.settle_after(error, self._held))
             except StorageError:
                 if is_expected:
                     raise
@@ -99,7 +100,7 @@ class Consumer:
     ) -> None:
         self._transport = transport
         self._flows = ConsumerFlows(context, lease, mode, ordered)
-        self._settle_with = SettleWith(self._flows, transport.run)
+        self._settle_with = SettleWith(OneDelivery(self._flows), transport.run)
 
     def receive(self, max_messages: int = 1, wait: Duration | None = 0) -> list[Delivery]:
         """Receive messages: lease them and return their deliveries.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rmq.errors import (
     AlreadySettled,
@@ -39,10 +39,7 @@ from rmq.kernel.core.delivery import (
     SETTLED,
     BatchOrigin,
     HeldDelivery,
-    Reject,
-    Retry,
     SharedLeases,
-    Snooze,
 )
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Receipt
@@ -51,14 +48,11 @@ from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import TEN_YEARS_MS, Duration, check_int, duration_ms
 from rmq.kernel.topic import opening, reading
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_error
 from rmq.kernel.transport.steps import Flow
 
 Mode = Literal["at_least_once", "at_most_once"]
 Verb = Callable[[list[HeldDelivery]], Flow[list[HeldDelivery]]]
 TIDY_FROM = 256  # unsettled deliveries, before a consumer forgets those whose lease expired
-ITEMS_MAX = 100  # deliveries that are settled one by one, in one call
-ITEM_BYTES = 1024  # of one in a call, at most, but for a long error
 FORGET_S = 60.0  # after its lease expired for so long, a delivery cannot be handed back
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
@@ -67,29 +61,6 @@ _PLAIN = {number << 5: body_codec.decode for number, body_codec in codec.BY_NUMB
 
 def _lease_ms(value: Duration | None) -> int | None:
     return None if value is None else duration_ms(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
-
-
-class SettleWith(NamedTuple):
-    """Settles deliveries, for their own verbs.
-
-    Attributes:
-        flows: of their consumer.
-        run: runs a flow; an AsyncDelivery awaits what it returns.
-    """
-
-    flows: ConsumerFlows
-    run: Callable[[Flow[Any]], Any]
-
-
-class Item(NamedTuple):
-    """A delivery that is settled together with others."""
-
-    delivery: HeldDelivery
-    error: failure.Error  # of a nack
-
-
-SettlingFlow = Flow[list[HeldDelivery]]  # returns those whose lease was lost
-SettleItems = Callable[[list[Item]], SettlingFlow]
 
 
 class ConsumerFlows:
@@ -104,6 +75,7 @@ class ConsumerFlows:
     Attributes:
         state: what is known of the slots.
         open: the deliveries that are not settled, by message id: to be handed back at the end.
+        at_most_once: whether messages are settled before they are handed over.
         settles_fast: a worker's: what cannot be settled now keeps nothing else.
     """
 
@@ -120,7 +92,7 @@ class ConsumerFlows:
                 "one would not wait for it. Use mode='at_least_once'"
             )
         self.context = context
-        self._at_most_once = mode == "at_most_once"
+        self.at_most_once = mode == "at_most_once"
         self.state = ReceiveState(context, _lease_ms(lease), ordered)
         self._shared_leases: SharedLeases | None = None
         self.open: dict[bytes, HeldDelivery] = {}
@@ -128,7 +100,6 @@ class ConsumerFlows:
         self.is_closed = False
         self._missing_replies = MissingReplies()
         self.settles_fast = False
-        self._shared_calls: dict[str, Coalescer] = {}  # by verb
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
         self._confirmed: list[HeldDelivery] = []  # at most once: settled, and not handed over yet
@@ -176,7 +147,7 @@ class ConsumerFlows:
                     break
                 try:
                     deliveries = yield from self._make_deliveries(batches)
-                    if self._at_most_once:
+                    if self.at_most_once:
                         deliveries = yield from self._ack_first(deliveries, batches, limit)
                     elif deliveries:
                         self._keep(deliveries)  # before close may look
@@ -385,7 +356,7 @@ class ConsumerFlows:
             note: takes note of the answer; None: the answer is letters.
         """
         given, lost = list(deliveries), []
-        if self._at_most_once:
+        if self.at_most_once:
             if verb != "ack":
                 self._check_has_leases()
             return self._note_letters(self._leases(given)[0], "1" * len(given))
@@ -537,69 +508,6 @@ class ConsumerFlows:
         letters = yield from settle.check_held(self.context, leases)
         return self._note_letters(given, letters)
 
-    # --- one delivery: verbs that come at once share a call --------------------------------------
-
-    def ack_one(self, delivery: HeldDelivery) -> Flow[list[HeldDelivery]]:
-        """Settle a delivery for good."""
-        return self._settle_one("ack", self._ack_items, Item(delivery, None))
-
-    def nack_one(
-        self,
-        delivery: HeldDelivery,
-        delay: Duration | None,
-        error: BaseException | str | None,
-    ) -> Flow[list[HeldDelivery]]:
-        """Give a delivery back as failed; it shares a call if `delay` is None."""
-        if delay is not None:
-            return self.nack([delivery], delay, error)
-        return self._settle_one("nack", self._nack_items, Item(delivery, error))
-
-    def extend_one(
-        self, delivery: HeldDelivery, lease: Duration | None
-    ) -> Flow[list[HeldDelivery]]:
-        """Extend a lease; it shares a call if `lease` is None."""
-        if lease is not None:
-            return self.extend([delivery], lease)
-        return self._settle_one("extend", self._extend_items, Item(delivery, None))
-
-    def _ack_items(self, items: list[Item]) -> Flow[list[HeldDelivery]]:
-        return self.ack([item.delivery for item in items])
-
-    def _nack_items(self, items: list[Item]) -> Flow[list[HeldDelivery]]:
-        errors = {item.delivery: item.error for item in items}
-        return self.nack_each([item.delivery for item in items], None, errors)
-
-    def _extend_items(self, items: list[Item]) -> Flow[list[HeldDelivery]]:
-        return self.extend([item.delivery for item in items], None)
-
-    def _settle_one(self, verb: str, settle_items: SettleItems, item: Item) -> SettlingFlow:
-        """Carry out a verb, together with all that ask for it at the same time."""
-        if item.delivery.state or item.delivery.unconfirmed:
-            return settle_items([item])  # others must not be refused since it is settled already
-        shared = self._shared_calls.get(verb)
-        if shared is None:
-            made = Coalescer(partial(self._settle_together, settle_items), ITEMS_MAX)
-            shared = self._shared_calls.setdefault(verb, made)
-        return coalesced(shared, lambda: (item, ITEM_BYTES), lambda: settle_items([item]))
-
-    def _settle_together(self, settle_items: SettleItems, items: list[Item]) -> Flow[list[Any]]:
-        """Carry out a verb for several callers; return the outcome of each."""
-        failed: StorageError | None = None
-        try:
-            lost = set((yield from settle_items(items)))
-        except StorageError as error:
-            # Of several slots, some may have answered.
-            failed, lost = error, {i.delivery for i in items if i.delivery.state == LOST}
-        except RMQError:
-            return [APART] * len(items)  # refused before the call: one of them cannot be settled
-        outcomes: list[Any] = []
-        for item in items:
-            if failed is not None and item.delivery.state == OPEN:
-                outcomes.append(same_error(failed))
-            else:
-                outcomes.append([item.delivery] if item.delivery in lost else [])
-        return outcomes
-
     def ack_receipts(self, receipts: Iterable[Receipt | str]) -> Flow[list[Receipt]]:
         """Settle deliveries by their receipts; return the lost ones."""
         self._check_has_leases()
@@ -612,7 +520,7 @@ class ConsumerFlows:
         return [receipt for receipt in given if letters[receipt] == "0"]
 
     def _check_has_leases(self) -> None:
-        if self._at_most_once:
+        if self.at_most_once:
             raise InvalidValue(
                 "mode: an at_most_once delivery is settled when it is handed over; there is no "
                 "lease to ack, give back or extend. Use mode='at_least_once'"
@@ -633,7 +541,7 @@ class ConsumerFlows:
         """
         self.is_closed = True
         yield from self.state.lock.wait()
-        if self._at_most_once:
+        if self.at_most_once:
             self._missing_replies.clear()
         yield from self._missing_replies.repeat()
         left = [d for d in list(self.open.values()) if d.state == OPEN]
@@ -644,19 +552,3 @@ class ConsumerFlows:
         if self._unreadable:
             yield from self._reject_unreadable()
         yield from receive.hand_back_all(self.state)
-
-    def settle_after(
-        self, error: BaseException | None, delivery: HeldDelivery
-    ) -> Flow[list[HeldDelivery]]:
-        """Settle a delivery whose `with` block ended so."""
-        if error is None or self._at_most_once:
-            return self.ack_one(delivery)
-        if isinstance(error, Snooze):
-            return self.release([delivery], error.delay)
-        if isinstance(error, Retry):
-            return self.nack_one(delivery, error.delay, error.__cause__ or "asked for a retry")
-        if isinstance(error, Reject):
-            return self.reject([delivery], failure.text_of(error) or "rejected")
-        if isinstance(error, Exception):
-            return self.nack_one(delivery, None, error)
-        return self.release([delivery], 0)  # Ctrl-C is not the message's fault

@@ -284,7 +284,7 @@ def held_of(delivery: DeliveryData) -> HeldDelivery:
 
 
 def settle_with_of(delivery: DeliveryData) -> Any:
-    """Return what settles a delivery: a `SettleWith` of rmq.kernel.consumer.flows."""
+    """Return what settles a delivery: a `SettleWith` of rmq.kernel.consumer.one_delivery."""
     return delivery._settle_with
 
 

@@ -87,8 +87,8 @@ class Claims:
         mine = _prepared(self.consumer, deliveries, Delivery, key, ttl)
         if not mine:
             return []
-        flows, run = settle_with_of(mine[0])
-        claimed: list[Delivery] = run(self._sort(flows, mine))
+        one, run = settle_with_of(mine[0])
+        claimed: list[Delivery] = run(self._sort(one.flows, mine))
         return claimed
 
     async def first_async(
@@ -98,8 +98,8 @@ class Claims:
         mine = _prepared(self.consumer, deliveries, AsyncDelivery, key, ttl)
         if not mine:
             return []
-        flows, run = settle_with_of(mine[0])
-        claimed: list[AsyncDelivery] = await run(self._sort(flows, mine))
+        one, run = settle_with_of(mine[0])
+        claimed: list[AsyncDelivery] = await run(self._sort(one.flows, mine))
         return claimed
 
     def claim(
@@ -168,7 +168,7 @@ class Claiming:
         self._held = held_of(delivery)
 
     def _flow(self) -> Flow[bool]:
-        yield from settle_with_of(self._delivery).flows.claim([self._held])
+        yield from settle_with_of(self._delivery).one.flows.claim([self._held])
         return _state(self._held) == FIRST
 
     @property

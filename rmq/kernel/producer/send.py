@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, NamedTuple, cast
 
 from rmq.errors import (
     InvalidType,
@@ -27,6 +27,7 @@ from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, group_messages
 from rmq.kernel.producer.encode import EncodedMessage, encode, encode_plain
+from rmq.kernel.producer.results import Results, StoredResults
 from rmq.kernel.producer.scripts import MergeReply, SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
@@ -39,48 +40,6 @@ from rmq.kernel.transport.steps import (
     Sleep,
     durable_pipeline,
 )
-
-
-class StoredResults(Sequence[SendResult]):
-    """Results of messages that one call stored, each made when it is asked for.
-
-    They compare and print as a list of them does.
-    """
-
-    __slots__ = ("_durable", "_ids", "_offsets", "_slot")
-
-    def __init__(self, ids: Sequence[MessageId], slot: int, last: int, durable: str) -> None:
-        self._ids = ids
-        self._slot = slot
-        self._offsets = range(last - len(ids) + 1, last + 1)
-        self._durable = durable
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __iter__(self) -> Iterator[SendResult]:
-        stored, slot, durable = repeat("stored"), repeat(self._slot), repeat(self._durable)
-        rows = zip(self._ids, stored, slot, self._offsets, repeat(None), durable, strict=False)
-        return map(SendResult._make, rows)
-
-    @overload
-    def __getitem__(self, place: int) -> SendResult: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[SendResult]: ...
-    def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        id, offset = self._ids[place], self._offsets[place]
-        return SendResult(id, "stored", self._slot, offset, None, self._durable)
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == (list(other) if isinstance(other, StoredResults) else other)
-
-    __hash__ = None  # type: ignore[assignment]  # as a list
-
-    def __repr__(self) -> str:
-        return repr(list(self))
-
 
 _STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
@@ -371,43 +330,6 @@ def _send_once(
     if producer_sequence is not None:
         yield from report.schedule(producer_sequence)
     return results
-
-
-class Results:
-    """Results of messages, in the order of the messages; None where there is none yet.
-
-    Attributes:
-        rows: of each message.
-        refusal: why those without a result were refused, if the topic was resized.
-    """
-
-    __slots__ = ("refusal", "rows")
-
-    def __init__(self) -> None:
-        self.rows: Sequence[SendResult | None] = []
-        self.refusal: TopicVanished | None = None
-
-    def with_those_of(
-        self, indexes: Sequence[int], results: Sequence[SendResult | None]
-    ) -> list[SendResult | None]:
-        """Return the results, with those of the messages at these indexes."""
-        rows = list(self.rows)
-        for index, result in zip(indexes, results, strict=False):
-            rows[index] = result
-        return rows
-
-    def put(self, indexes: Sequence[int], results: Sequence[SendResult]) -> None:
-        """Note the results of the messages with these indexes."""
-        if len(results) == len(self.rows):
-            self.rows = results  # as they are: nobody may ever ask for the result of each message
-            return
-        assert isinstance(self.rows, list)
-        for index, result in zip(indexes, results, strict=True):
-            self.rows[index] = result
-
-    def complete(self) -> Sequence[SendResult]:
-        """Return them; there is one for each message."""
-        return cast(Sequence[SendResult], self.rows)
 
 
 def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -> None:

@@ -163,6 +163,7 @@ class TopicContext:
         self.sends: dict[Any, Any] = {}  # durability -> what lets its sends share calls
         self.had_large = False  # whether this client has received a large body of it
         self._settings: Settings | None = None
+        self._is_open = False
         # Of an open topic only:
         self.slots: list[SlotKeys] = []  # that may hold messages, by index
         self.spread: SlotRotation  # the rotation of slots for messages without a basis
@@ -170,12 +171,12 @@ class TopicContext:
 
     @property
     def is_open(self) -> bool:
-        """Whether the settings have been read."""
-        return self._settings is not None
+        """Whether the settings have been read, and are not to be read again."""
+        return self._is_open
 
     @property
     def settings(self) -> Settings:
-        """The settings in Redis; only of an open topic."""
+        """The settings in Redis; only of a topic that was opened."""
         if self._settings is None:
             raise ConfigurationError(
                 f"topic {self.name!r} has not been opened, so its settings are not known; call "
@@ -198,8 +199,9 @@ class TopicContext:
         self.created, self.identity = stamp, created
         self.revision = revision
         self.read_at = time.monotonic()
-        self.is_ready = ready
         self._settings = settings
+        self._is_open = True
+        self.is_ready = ready
 
     def is_old(self) -> bool:
         """Whether the settings were read so long ago that they are to be read again."""
@@ -210,9 +212,12 @@ class TopicContext:
         return self.is_ready and time.monotonic() - self.read_at < FOLLOW_S
 
     def forget(self) -> None:
-        """Read the settings again before the next command."""
-        self._settings = None
-        self.is_ready = False
+        """Read the settings again before the next command.
+
+        Until then they stay, for calls of other threads and tasks that are about to be made: their
+        scripts compare the stamp.
+        """
+        self._is_open = self.is_ready = False
 
     def check_id(self, value: MessageId | bytes | str, field: str = "id") -> MessageId:
         """Return an id if it can belong to this topic, which must be open.

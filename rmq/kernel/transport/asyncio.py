@@ -214,7 +214,7 @@ class AsyncTransport:
 
     async def _perform(self, operation: Operation) -> Any:
         if isinstance(operation, Exchange):
-            return await self._exchange(operation.packed, operation.count)
+            return await self._exchange(operation.packed, operation.count, operation.late)
         if isinstance(operation, Read):
             waiting: Doorbell = operation.subscribed.waiting
             return await waiting.read(max(operation.timeout_s, _AT_ONCE_S))
@@ -256,10 +256,9 @@ class AsyncTransport:
         """The connections that are open and not in use; for tests."""
         return self._current_pool().idle
 
-    async def _exchange(self, packed: bytes, count: int) -> list[Any]:
+    async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
         """Send commands on one connection; return their replies, server errors included."""
-        pool = self._current_pool()
-        return await pool.read(await pool.send(packed), count)
+        return await self._current_pool().exchange(packed, count, late)
 
     # --- subscriptions ---------------------------------------------------------------------------
 

@@ -97,14 +97,15 @@ T = TypeVar("T")
 class Exchange:
     """Send packed commands on one connection. The value is their replies, server errors included.
 
-    `count`: how many commands they are.
+    `count`: how many commands they are. `late`: Redis answers late, as to a wait for copies.
     """
 
-    __slots__ = ("count", "packed")
+    __slots__ = ("count", "late", "packed")
 
-    def __init__(self, packed: bytes, count: int) -> None:
+    def __init__(self, packed: bytes, count: int, late: bool = False) -> None:
         self.packed = packed
         self.count = count
+        self.late = late
 
 
 class Pause:
@@ -414,7 +415,7 @@ class ScriptCalls:
         if durability is not None:
             requests.append((hiredis.pack_command(wait_words(durability)), 1))
         packed, counts = zip(*requests, strict=True)
-        flat = iter((yield Exchange(b"".join(packed), sum(counts))))
+        flat = iter((yield Exchange(b"".join(packed), sum(counts), durability is not None)))
         replies = [reply_of(list(itertools.islice(flat, count))) for count in counts]
         for reply in replies:
             if isinstance(reply, redis.RedisError) and kind_of(reply) is Kind.AGAIN:

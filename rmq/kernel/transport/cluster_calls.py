@@ -303,6 +303,7 @@ class ClusterCalls:
                     node,
                     *packed_part(loads[node], part, wait),
                     is_brief=all(task.fails_fast for task in part),
+                    late=durability is not None,
                 )
                 for node, part in by_node.items()
             ]

@@ -86,15 +86,19 @@ class NodeExchange:
         packed: what is sent.
         count: how many commands they are.
         is_brief: the caller has other nodes to go on with, and does not wait long for this one.
+        late: Redis answers late, as to a wait for copies.
     """
 
-    __slots__ = ("count", "is_brief", "node", "packed")
+    __slots__ = ("count", "is_brief", "late", "node", "packed")
 
-    def __init__(self, node: Node, packed: bytes, count: int, is_brief: bool = False) -> None:
+    def __init__(
+        self, node: Node, packed: bytes, count: int, is_brief: bool = False, late: bool = False
+    ) -> None:
         self.node = node
         self.packed = packed
         self.count = count
         self.is_brief = is_brief
+        self.late = late
 
 
 class ExchangeAll:

@@ -80,13 +80,12 @@ class Coalescer:
     """Lets calls that happen at once share a call.
 
     Args:
-        run: makes one call for several items; returns an outcome for each.
+        run: makes one call for several items: what a transport runs, a flow mostly; its value has
+            an outcome for each item.
         items_max: of one call.
     """
 
-    def __init__(
-        self, run: Callable[[list[Any]], Flow[Sequence[Any]]], items_max: int = BATCH_MAX
-    ) -> None:
+    def __init__(self, run: Callable[[list[Any]], Any], items_max: int = BATCH_MAX) -> None:
         self.run = run
         self._items_max = items_max
         self.loop: Any = None  # the event loop of those who wait
@@ -332,9 +331,9 @@ class WaitingTask(Caller):
 
 
 class TaskSharing:
-    """Lets the tasks of one transport share calls. `run`: runs a flow."""
+    """Lets the tasks of one transport share calls. `run`: runs what a coalescer makes."""
 
-    def __init__(self, run: Callable[[Flow[Any]], Awaitable[Any]]) -> None:
+    def __init__(self, run: Callable[[Any], Awaitable[Any]]) -> None:
         self._run = run
         self._calls: set[asyncio.Task[None]] = set()  # on their way; so that they live
 

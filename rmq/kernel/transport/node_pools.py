@@ -165,6 +165,6 @@ class AsyncNodePools(_NodePoolsState[AsyncPool]):
     async def _exchange(self, part: NodeExchange) -> Any:
         pool = self._pool_of(part)
         try:
-            return await pool.read(await pool.send(part.packed), part.count)
+            return await pool.exchange(part.packed, part.count, part.late)
         except REDIS_ERRORS as error:
             return error

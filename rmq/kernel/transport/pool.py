@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
 import hiredis
 import redis
 
 from rmq.kernel.core import process
+from rmq.kernel.transport.coalescing import APART, Coalescer, TaskSharing, same_error
 from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
-from rmq.kernel.transport.steps import Command
+from rmq.kernel.transport.steps import Coalesce, Command
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
 CHECK_S = 2.0  # how long its reply may take, unless the client waits less for a reply
@@ -335,6 +337,8 @@ class AsyncPool(_PoolState):
         super().__init__(new, size, wait_s, timeout_s)
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
         self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
+        self._exchanges = Coalescer(self._exchange_all)
+        self._sharing = TaskSharing(_awaited)
 
     async def take(self) -> PooledConnection:
         """Return a connection for one user, to `give` back after the reply or to `discard`.
@@ -384,6 +388,37 @@ class AsyncPool(_PoolState):
             failure, with_idle = self._failure(pooled, error)
         await self.discard(pooled, with_idle)
         raise failure
+
+    async def exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
+        """Send commands; return so many replies, server errors included.
+
+        Commands of several tasks go together on one connection, once more than a few are on their
+        way. `late`: Redis answers them late, so they go alone.
+        """
+        if late:
+            return await self.read(await self.send(packed), count)
+        turn = self._exchanges.begin()
+        if turn is None:
+            step = Coalesce(self._exchanges, (packed, count), len(packed))
+            replies = await self._sharing.share(step)
+            if isinstance(replies, BaseException):
+                raise replies
+            if replies is not APART:
+                return cast(list[Any], replies)
+            return await self.read(await self.send(packed), count)
+        try:
+            return await self.read(await self.send(packed), count)
+        finally:
+            self._exchanges.end(turn)
+
+    async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
+        """Send the commands of several tasks; return the replies to each, or the error of all."""
+        try:
+            pooled = await self.send(b"".join([packed for packed, _ in items]))
+            replies = iter(await self.read(pooled, sum([count for _, count in items])))
+        except REDIS_ERRORS as error:
+            return [same_error(error) for _ in items]
+        return [list(itertools.islice(replies, count)) for _, count in items]
 
     async def read(self, pooled: PooledConnection, count: int) -> list[Any]:
         """Return so many replies, server errors included; the connection is given back."""
@@ -461,6 +496,10 @@ class AsyncPool(_PoolState):
             if not isinstance(error, TimeoutError):
                 raise
         raise self._busy()
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def words_of(command: Command[Any]) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@ import pytest
 from rmq.errors import InvalidReceipt
 from rmq.kernel.core import ids
 from rmq.kernel.core.message import Receipt, SendResult
-from rmq.kernel.producer.send import StoredResults
+from rmq.kernel.producer.results import StoredResults
 
 
 @pytest.mark.parametrize("text", ["", ":", "0" * 26, "0" * 26 + ":x", "0" * 26 + ":1790000000099"])

@@ -1,0 +1,129 @@
+"""The flows of one delivery: what many threads or tasks settle at once shares calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from rmq.errors import RMQError, StorageError
+from rmq.kernel.consumer.flows import ConsumerFlows
+from rmq.kernel.core import failure
+from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery, Reject, Retry, Snooze
+from rmq.kernel.core.validation import Duration
+from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_error
+from rmq.kernel.transport.steps import Flow
+
+ITEMS_MAX = 100  # deliveries in one call
+ITEM_BYTES = 1024  # of one in a call, at most, but for a long error
+
+
+class Item(NamedTuple):
+    """A delivery that is settled together with others."""
+
+    delivery: HeldDelivery
+    error: failure.Error  # of a nack
+
+
+SettlingFlow = Flow[list[HeldDelivery]]  # returns those whose lease was lost
+SettleItems = Callable[[list[Item]], SettlingFlow]
+
+
+class OneDelivery:
+    """The flows of one delivery.
+
+    Args:
+        flows: of its consumer.
+    """
+
+    def __init__(self, flows: ConsumerFlows) -> None:
+        self.flows = flows
+        self._ack_items = Coalescer(partial(self._together, self._ack), ITEMS_MAX)
+        self._nack_items = Coalescer(partial(self._together, self._nack), ITEMS_MAX)
+        self._extend_items = Coalescer(partial(self._together, self._extend), ITEMS_MAX)
+
+    def ack(self, delivery: HeldDelivery) -> SettlingFlow:
+        """Settle it for good."""
+        return self._settle(self._ack_items, self._ack, Item(delivery, None))
+
+    def nack(
+        self, delivery: HeldDelivery, delay: Duration | None, error: BaseException | str | None
+    ) -> SettlingFlow:
+        """Give it back as failed; it shares a call if `delay` is None."""
+        if delay is not None:
+            return self.flows.nack([delivery], delay, error)
+        return self._settle(self._nack_items, self._nack, Item(delivery, error))
+
+    def extend(self, delivery: HeldDelivery, lease: Duration | None) -> SettlingFlow:
+        """Extend its lease; it shares a call if `lease` is None."""
+        if lease is not None:
+            return self.flows.extend([delivery], lease)
+        return self._settle(self._extend_items, self._extend, Item(delivery, None))
+
+    def reject(self, delivery: HeldDelivery, reason: failure.Error) -> SettlingFlow:
+        """Make it a dead letter."""
+        return self.flows.reject([delivery], reason)
+
+    def release(self, delivery: HeldDelivery, delay: Duration) -> SettlingFlow:
+        """Hand it back unworked."""
+        return self.flows.release([delivery], delay)
+
+    def settle_after(self, error: BaseException | None, delivery: HeldDelivery) -> SettlingFlow:
+        """Settle a delivery whose `with` block ended so."""
+        if error is None or self.flows.at_most_once:
+            return self.ack(delivery)
+        if isinstance(error, Snooze):
+            return self.release(delivery, error.delay)
+        if isinstance(error, Retry):
+            return self.nack(delivery, error.delay, error.__cause__ or "asked for a retry")
+        if isinstance(error, Reject):
+            return self.reject(delivery, failure.text_of(error) or "rejected")
+        if isinstance(error, Exception):
+            return self.nack(delivery, None, error)
+        return self.release(delivery, 0)  # Ctrl-C is not the message's fault
+
+    def _ack(self, items: list[Item]) -> SettlingFlow:
+        return self.flows.ack([item.delivery for item in items])
+
+    def _nack(self, items: list[Item]) -> SettlingFlow:
+        errors = {item.delivery: item.error for item in items}
+        return self.flows.nack_each([item.delivery for item in items], None, errors)
+
+    def _extend(self, items: list[Item]) -> SettlingFlow:
+        return self.flows.extend([item.delivery for item in items], None)
+
+    def _settle(self, shared: Coalescer, settle: SettleItems, item: Item) -> SettlingFlow:
+        """Carry out a verb, together with all that ask for it at the same time."""
+        if item.delivery.state or item.delivery.unconfirmed:
+            return settle([item])  # others must not be refused since it is settled already
+        return coalesced(shared, lambda: (item, ITEM_BYTES), lambda: settle([item]))
+
+    def _together(self, settle: SettleItems, items: list[Item]) -> Flow[list[Any]]:
+        """Carry out a verb for several callers; return the outcome of each."""
+        failed: StorageError | None = None
+        try:
+            lost = set((yield from settle(items)))
+        except StorageError as error:
+            # Of several slots, some may have answered.
+            failed, lost = error, {i.delivery for i in items if i.delivery.state == LOST}
+        except RMQError:
+            return [APART] * len(items)  # refused before the call: one of them cannot be settled
+        outcomes: list[Any] = []
+        for item in items:
+            if failed is not None and item.delivery.state == OPEN:
+                outcomes.append(same_error(failed))
+            else:
+                outcomes.append([item.delivery] if item.delivery in lost else [])
+        return outcomes
+
+
+class SettleWith(NamedTuple):
+    """Settles deliveries, for their own verbs.
+
+    Attributes:
+        one: the flows of one delivery.
+        run: runs a flow; an AsyncDelivery awaits what it returns.
+    """
+
+    one: OneDelivery
+    run: Callable[[Flow[Any]], Any]
