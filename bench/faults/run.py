@@ -110,5 +110,5 @@ def asked_rows(text: str | None) -> list[Row]:
     wanted = [word.strip().upper() for word in text.split(",")]
     unknown = set(wanted) - {row.number for row in ROWS}
     if unknown:
-        raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are F0 to F35")
+        raise SystemExit(f"no such row: {', '.join(sorted(unknown))}; there are F0 to F36")
     return [row for row in ROWS if row.number in wanted]

@@ -29,6 +29,7 @@ from tests.faults import (
     hostile,
     outbox_scene,
     outbox_storm,
+    senders,
     test_resize,
     test_resize_workers,
     test_schedulers,
@@ -190,6 +191,15 @@ def lines(stage: Stage, seed: int) -> Played:
     return Played(f"{verdict}; {dict(fired)}", Counter())
 
 
+def many_senders(stage: Stage, seed: int) -> Played:
+    """Tasks and threads that send and settle at once; at odd seeds a replica takes over."""
+    rng = random.Random(seed)
+    if not seed % 2:
+        return senders.killed(stage.redis, stage.name(), rng)
+    with hostile.pair(any_binary()) as servers:
+        return senders.failed_over(servers, stage.name(), rng)
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -199,4 +209,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "hostile": everything,
     "soak": soak,
     "lines": lines,
+    "senders": many_senders,
 }
