@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -91,12 +92,16 @@ def stream_consumer(url: str, key: str, pipe: Connection) -> None:
     pipe.send(samples)
 
 
-def idle_consumer(url: str, key: str, pipe: Connection) -> None:
-    """Waits for messages that never come, until it is ended."""
-    with rmq.Client(url) as client, client.topic(key).consumer() as consumer:
+def idle_consumers(url: str, key: str, pipe: Connection) -> None:
+    """Consumers that wait for messages that never come; `key` has the topic and their number."""
+    name, count = key.split()
+    topic = rmq.Client(url).topic(name)
+    consumers = [topic.consumer() for _ in range(int(count))]
+    for consumer in consumers:
         consumer.receive(wait=0.05)
-        pipe.send("ready")
-        consumer.receive(wait=None)
+    pipe.send("ready")
+    for consumer in consumers:
+        threading.Thread(target=consumer.receive, kwargs={"wait": None}).start()
 
 
 class Running:

@@ -34,7 +34,7 @@ def test_both_checkouts_and_the_stream_make_all_calls_in_every_round(
 ) -> None:
     file, other = tmp_path / "calls.json", _copy(tmp_path / "other")
     slow = other / "lua" / "send.lua"
-    work = "for i = 1, 20000 do local _ = tostring(i) end\n"  # some ms in each call
+    work = "for i = 1, 200000 do local _ = tostring(i) end\n"  # tens of ms in each call
     slow.write_text(slow.read_text().replace("]]\n", f"]]\n{work}", 1))
     words = ["--only", "concurrency", "--quick", "--against", str(other), "--json", str(file)]
     monkeypatch.setattr(sys, "argv", ["bench", *words])
@@ -55,7 +55,7 @@ def test_both_checkouts_and_the_stream_make_all_calls_in_every_round(
     assert all(
         (value < 0.7) if " of a call" in name else (value > 1.4)
         for name, value in gains.items()
-        if name.startswith("send")
+        if name.startswith("send") and "p99" not in name
     )
 
 
