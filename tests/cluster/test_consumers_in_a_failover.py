@@ -143,20 +143,20 @@ class Async(Receiver):
         ):
             while True:
                 ending = self.ending.is_set()
-                batch = await consumer.receive(max_messages=20, wait=0.5)
+                batch = await self._patiently(lambda: consumer.receive(max_messages=20, wait=0.5))
                 for d in batch:
                     self.note(d.body)
                 if batch:
-                    tasks.create_task(self._ack(consumer, batch))
+                    tasks.create_task(self._patiently(partial(consumer.ack, batch)))
                 elif ending:
                     return
 
-    async def _ack(self, consumer: Any, batch: list[Any]) -> None:
+    async def _patiently(self, call: Callable[[], Any]) -> Any:
+        """Call again until the outage is over: it may last longer than a call is repeated."""
         end = time.monotonic() + 2 * PATIENCE_S
         while True:
             try:
-                await consumer.ack(batch)
-                return
+                return await call()
             except rmq.StorageError:
                 if time.monotonic() > end:
                     raise

@@ -44,21 +44,29 @@ class OneDelivery:
 
     def ack(self, delivery: HeldDelivery) -> SettlingFlow:
         """Settle it for good."""
-        return self._settle(self._ack_items, self._ack, Item(delivery, None))
+        return self._settle(self._ack_items, lambda: self.flows.ack([delivery]), delivery)
 
     def nack(
         self, delivery: HeldDelivery, delay: Duration | None, error: BaseException | str | None
     ) -> SettlingFlow:
         """Give it back as failed; it shares a call if `delay` is None."""
-        if delay is not None:
+
+        def alone() -> SettlingFlow:
             return self.flows.nack([delivery], delay, error)
-        return self._settle(self._nack_items, self._nack, Item(delivery, error))
+
+        if delay is not None:
+            return alone()
+        return self._settle(self._nack_items, alone, delivery, error)
 
     def extend(self, delivery: HeldDelivery, lease: Duration | None) -> SettlingFlow:
         """Extend its lease; it shares a call if `lease` is None."""
-        if lease is not None:
+
+        def alone() -> SettlingFlow:
             return self.flows.extend([delivery], lease)
-        return self._settle(self._extend_items, self._extend, Item(delivery, None))
+
+        if lease is not None:
+            return alone()
+        return self._settle(self._extend_items, alone, delivery)
 
     def reject(self, delivery: HeldDelivery, reason: failure.Error) -> SettlingFlow:
         """Make it a dead letter."""
@@ -92,11 +100,17 @@ class OneDelivery:
     def _extend(self, items: list[Item]) -> SettlingFlow:
         return self.flows.extend([item.delivery for item in items], None)
 
-    def _settle(self, shared: Coalescer, settle: SettleItems, item: Item) -> SettlingFlow:
+    def _settle(
+        self,
+        shared: Coalescer,
+        alone: Callable[[], SettlingFlow],
+        delivery: HeldDelivery,
+        error: failure.Error = None,
+    ) -> SettlingFlow:
         """Carry out a verb, together with all that ask for it at the same time."""
-        if item.delivery.state or item.delivery.unconfirmed:
-            return settle([item])  # others must not be refused since it is settled already
-        return coalesced(shared, lambda: (item, ITEM_BYTES), lambda: settle([item]))
+        if delivery.state or delivery.unconfirmed:
+            return alone()  # others must not be refused since it is settled already
+        return coalesced(shared, lambda: (Item(delivery, error), ITEM_BYTES), alone)
 
     def _together(self, settle: SettleItems, items: list[Item]) -> Flow[list[Any]]:
         """Carry out a verb for several callers; return the outcome of each."""
