@@ -24,6 +24,7 @@ from bench.growth_table import show as show_growth
 from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.ledger import ledger
+from bench.lone import ROUNDS as LONE_ROUNDS, lone, show as show_lone
 from bench.machine import OthersLoad, adopt_orphans, description, server
 from bench.measurement import Measurement
 from bench.memory import memory, remembered
@@ -55,25 +56,28 @@ PARTS: dict[str, Part] = {
     "outbox": outbox,
     "cluster": cluster,
     "cost": cost,
+    "lone": lone,
     "growth": growth,
     "size": size,
     "peers": peers,
 }
 SHOWS = {
     "cost": show_cost,
+    "lone": show_lone,
     "growth": show_growth,
     "size": show_size,
     "peers": show_peers,
 }  # of a part; the others have one table
 ROUNDS = {
-    "cost": COST_ROUNDS, "growth": GROWTH_ROUNDS, "servers": SERVERS_ROUNDS, "peers": PEERS_ROUNDS
+    "cost": COST_ROUNDS, "lone": LONE_ROUNDS, "growth": GROWTH_ROUNDS, "servers": SERVERS_ROUNDS,
+    "peers": PEERS_ROUNDS,
 }  # of a part; 9 of the others  # fmt: skip
 QUICK_ROUNDS = {"peers": 1}  # 2 of the others
 # Parts that fill the pages, and their rounds: twenty minutes.
 PAGE: dict[str, int] = {
     "throughput": 5, "drain": 7, "concurrency": 9, "servers": 5, "memory": 1, "remembered": 1,
-    "latency": 5, "due": 2, "idle": 1, "outbox": 2, "cluster": 3, "cost": 15, "growth": 9,
-    "size": 1, "peers": 3,
+    "latency": 5, "due": 2, "idle": 1, "outbox": 2, "cluster": 3, "cost": 15, "lone": 15,
+    "growth": 9, "size": 1, "peers": 3,
 }  # fmt: skip
 
 

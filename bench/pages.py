@@ -20,7 +20,7 @@ from bench.figures import Figures, Missing
 from bench.size import tables as size_tables
 
 CAPACITY, README, FRONT = "docs/capacity.md", "bench/README.md", "README.md"
-MEDIAN = "median (least .. most)"
+MEDIAN, MEDIAN_ALONE = "median (least .. most)", "median"
 ANYWAY = "fill the pages though the figures do not convince, and say so above each table"
 # Of others, before the run as the load average, and during a part as cores that they kept busy
 # (`machine.OthersLoad`): beside a client and a server on two cores, a program that always wants one
@@ -68,6 +68,7 @@ BLOCKS = {
     "others": Block(README, tables.OTHERS, tables.others, MEDIAN),
     "shorts": Block(README, (*_MAIN, "growth", *tables.OTHERS), tables.shorts, MEDIAN),
     "cost": Block(README, ("cost",), tables.cost),
+    "lone": Block(README, ("lone",), tables.lone, MEDIAN_ALONE),
     "peers": Block(README, ("peers",), tables.peers, MEDIAN),
 }
 

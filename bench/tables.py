@@ -9,6 +9,7 @@ from typing import Any
 from bench.cost.row import COLUMNS
 from bench.cost.trials import CALLS, DEPTH
 from bench.figures import Figures, K, Spread, spaced, us
+from bench.lone import rows as lone_rows
 from bench.peers import show as peers_show
 from bench.report import text
 
@@ -77,6 +78,12 @@ def memory(figures: Figures) -> str:
 def cost(figures: Figures) -> str:
     """Return all tables of the part cost."""
     return "\n\n".join([verbs(figures), rarer_verbs(figures), lives(figures), memory(figures)])
+
+
+def lone(figures: Figures) -> str:
+    """Return what the steps of a lone message cost."""
+    heading, rows = lone_rows({name: notes for name, (_, notes) in figures.part("lone").items()})
+    return markdown(heading, rows)
 
 
 def _spread(spread: Spread) -> str:

@@ -1,0 +1,450 @@
+"""One lone message: each microsecond of its steps, in Redis and in the client, beside a stream's.
+
+At a time: it is sent, taken and acked, then the next one. Trickled: a consumer waits, hears of the
+message that comes, and acks it. The steps of a kind are made for PLACES topics, or streams, one
+after the other, so that a step is measured alone; every place has a consumer of its own.
+
+Beside these, messages trickle to consumers in other processes, at 100 a second. Redis and its
+caches have gone cold by then, so the same scripts take several times as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import resource
+import socket
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import redis
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import rmq
+from bench import report
+from bench.consumers import END, Running, async_consumer, body_of, stream_consumer, sync_consumer
+from bench.core import BODY
+from bench.cost.spending import SCRIPTS, read_stats
+from bench.cost.table import number
+from bench.machine import REPLY_S, placed, settle
+from bench.measurement import Measurement
+from rmq.kernel.transport.pool import words_of
+from rmq.kernel.transport.scripts import load
+from rmq.kernel.transport.steps import AwaitSignal, Command
+from tests.servers import Server
+
+PLACES = 50
+ROUNDS = 25
+WAIT_S = 60.0
+SETTLED_S = 0.0005  # a request that has no reply yet is carried out in so long
+PUBLISHING = ("publish", "spublish", "pubsub|numsub", "pubsub|shardnumsub")
+COLUMNS = {
+    "cpu": "Redis",
+    "request": "request",  # what PING costs: system calls, and little else
+    "call": "call",  # of an empty script with the same keys and arguments
+    "commands": "commands",
+    "publish": "PUBLISH",
+    "lua": "Lua",  # the rest of the script
+    "rest": "rest",  # of the CPU: parsing, and what is written to other connections
+    "redis wakes": "wakes",
+    "client": "client",
+    "socket": "socket",  # what PING costs on a bare socket
+    "code": "code",  # the rest
+    "client wakes": "wakes",
+}
+COLD = "at 100/s"
+STEPS = ("send", "take", "ack", "wait", "send to it", "hear", "ack it")
+REQUESTS = {"hear": 0}  # of a step; 1 of the others
+EXPLANATION = (
+    "us for one message, medians; bench/README.md describes the columns. Redis = request + call + "
+    "commands + PUBLISH + Lua + rest; client = socket + code; wakes: how often the thread slept."
+)
+
+Columns = dict[str, float]
+
+
+class Driver:
+    """Makes the steps at all places; a subclass says how.
+
+    Attributes:
+        words: by step, of the script call that it makes.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self.words: dict[str, tuple[Any, ...]] = {}
+
+    def step(self, name: str) -> None:
+        """Make a step at all places."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connections."""
+        raise NotImplementedError
+
+
+async def _now(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class Rmq(Driver):
+    """RMQ's clients: the steps are written once, for both."""
+
+    def __init__(self, url: str, is_async: bool) -> None:
+        super().__init__()
+        self.name = "async" if is_async else "sync"
+        self._loop = asyncio.new_event_loop() if is_async else None
+        self._client: Any = (rmq.AsyncClient if is_async else rmq.Client)(url)
+        self._transport = self._client._transport
+        # Where a consumer has waited, a send looks for it: the steps at a time are elsewhere.
+        self._topics = {
+            way: [
+                self._client.topic(f"{self.name}-{way}-{n}", codec="bytes", slots=1)
+                for n in range(PLACES)
+            ]
+            for way in ("single", "trickled")
+        }
+        self._consumers = {
+            way: [topic.consumer() for topic in topics] for way, topics in self._topics.items()
+        }
+        self._taken: list[Any] = []
+        self._waiting: list[tuple[Any, Any]] = []
+        transport: Any = self._transport
+        command, self._called = transport._command, ""
+
+        def noting(made: Command[Any]) -> Any:
+            self.words[self._called] = words_of(made)
+            return command(made)
+
+        self._run(self._open())
+        for _ in range(2):  # what a place does for the first time is not measured
+            transport._command = noting
+            for self._called in STEPS:
+                self.step(self._called)
+            del transport._command
+
+    def _run(self, steps: Coroutine[Any, Any, Any]) -> None:
+        if self._loop is not None:
+            self._loop.run_until_complete(steps)
+            return
+        try:
+            steps.send(None)
+        except StopIteration:
+            return
+
+    def step(self, name: str) -> None:
+        """Make a step at all places."""
+        way = "single" if name in STEPS[:3] else "trickled"
+        topics, consumers = self._topics[way], self._consumers[way]
+        if name.startswith("send"):
+            self._run(self._send(topics))
+        elif name.startswith("ack"):
+            self._run(self._ack(consumers))
+        else:
+            steps = {"take": self._take, "wait": self._wait, "hear": self._hear}
+            self._run(steps[name](consumers))
+
+    async def _open(self) -> None:
+        for topic in chain(*self._topics.values()):
+            await _now(topic.open())
+
+    async def _send(self, topics: list[Any]) -> None:
+        for topic in topics:
+            await _now(topic.send(BODY))
+
+    async def _take(self, consumers: list[Any]) -> None:
+        self._taken = [(await _now(consumer.receive()))[0] for consumer in consumers]
+
+    async def _ack(self, consumers: list[Any]) -> None:
+        for consumer, delivery in zip(consumers, self._taken, strict=True):
+            await _now(consumer.ack([delivery]))
+
+    async def _wait(self, consumers: list[Any]) -> None:
+        for consumer in consumers:
+            flow = consumer._flows.receive(1, WAIT_S)
+            self._waiting.append((flow, await self._go_on(consumer, flow, None)))
+
+    async def _hear(self, consumers: list[Any]) -> None:
+        kind = rmq.AsyncDelivery if self._loop else rmq.Delivery
+        waiting, self._waiting, self._taken = self._waiting, [], []
+        for consumer, (flow, step) in zip(consumers, waiting, strict=True):
+            while isinstance(step, AwaitSignal):
+                step = await self._go_on(consumer, flow, await _now(self._transport._step(step)))
+            self._taken.append(kind(step[0], consumer._settle_with))
+
+    async def _go_on(self, consumer: Any, flow: Any, value: Any) -> Any:
+        """Run the flow of a receive until it sleeps with a credit, or ends."""
+        transport: Any = self._transport
+        try:
+            step = flow.send(value)
+            while not (isinstance(step, AwaitSignal) and consumer._flows.state.credits.standing):
+                perform = transport._command if isinstance(step, Command) else transport._step
+                step = flow.send(await _now(perform(step)))
+        except StopIteration as stop:
+            return stop.value
+        return step
+
+    def close(self) -> None:
+        """Close the connections."""
+
+        async def close() -> None:
+            for flow, _ in self._waiting:
+                flow.close()
+            await _now(self._client.close())
+
+        self._run(close())
+        if self._loop is not None:
+            self._loop.close()
+
+
+class Stream(Driver):
+    """Raw streams through redis-py."""
+
+    name = "stream"
+    GROUP = "workers"
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._redis = redis.Redis.from_url(url, socket_timeout=REPLY_S)
+        self._keys = [f"stream{n}" for n in range(PLACES)]
+        self._listeners = []
+        self._taken: list[Any] = []
+        for key in self._keys:
+            self._redis.xgroup_create(key, self.GROUP, mkstream=True)
+            listener = self._redis.connection_pool.make_connection()
+            listener.connect()
+            self._listeners.append(listener)
+        for name in STEPS:
+            self.step(name)
+
+    def step(self, name: str) -> None:
+        """Make a step at all places."""
+        if name.startswith("send"):
+            for key in self._keys:
+                self._redis.xadd(key, {"body": BODY})
+        elif name == "take":
+            replies: list[Any] = [
+                self._redis.xreadgroup(self.GROUP, "one", {key: ">"}, count=1) for key in self._keys
+            ]
+            self._taken = [self._entry_of(reply) for reply in replies]
+        elif name == "wait":
+            for key, listener in zip(self._keys, self._listeners, strict=True):
+                listener.send_command(
+                    "XREADGROUP", "GROUP", self.GROUP, "one", "COUNT", 1, "BLOCK", 60_000,
+                    "STREAMS", key, ">",
+                )  # fmt: skip
+                time.sleep(SETTLED_S)
+        elif name == "hear":
+            self._taken = [self._entry_of(listener.read_response()) for listener in self._listeners]
+        else:
+            for key, entry in zip(self._keys, self._taken, strict=True):
+                self._redis.xack(key, self.GROUP, entry)
+
+    @staticmethod
+    def _entry_of(reply: Any) -> Any:
+        """Return the id of the first entry; RESP2 has lists, RESP3 dicts of them."""
+        entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
+        return entries[0][0] if isinstance(entries[0][0], bytes) else entries[0][0][0]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for listener in self._listeners:
+            listener.disconnect()
+        self._redis.close()
+
+
+class Reading(NamedTuple):
+    """What a server and this thread have spent so far."""
+
+    stats: dict[str, tuple[int, int]]
+    redis_us: float
+    redis_wakes: int
+    client_us: float
+    client_wakes: int
+
+
+class Meter:
+    """Reads what a server and this thread spend."""
+
+    def __init__(self, server: Server, raw: redis.Redis) -> None:
+        assert server.process is not None
+        self._status, self._raw = Path(f"/proc/{server.process.pid}/status"), raw
+
+    def measure(self, run: Callable[[], object]) -> tuple[Columns, dict[str, tuple[int, int]]]:
+        """Run steps at all places; return what one costs, and the commands: calls and us."""
+        before = self._read(first_redis=False)
+        run()
+        after = self._read(first_redis=True)
+        commands = {
+            name: (
+                calls - before.stats.get(name, (0, 0))[0],
+                us - before.stats.get(name, (0, 0))[1],
+            )
+            for name, (calls, us) in after.stats.items()
+            if name not in ("info", "ping")
+        }
+        spent = {
+            "cpu": after.redis_us - before.redis_us,
+            "redis wakes": after.redis_wakes - before.redis_wakes,
+            "client": after.client_us - before.client_us,
+            "client wakes": after.client_wakes - before.client_wakes,
+        }
+        return {name: value / PLACES for name, value in spent.items()}, commands
+
+    def _read(self, first_redis: bool) -> Reading:
+        """Read all; `first_redis`: in the order that leaves the readings themselves out."""
+        readings: list[Callable[[], Any]] = [
+            lambda: read_stats(self._raw.info("commandstats")), self._redis_us, self._wakes,
+            lambda: time.thread_time() * 1e6,
+            lambda: resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw,
+        ]  # fmt: skip
+        found = [read() for read in (reversed(readings) if first_redis else readings)]
+        return Reading(*(found[::-1] if first_redis else found))
+
+    def _redis_us(self) -> float:
+        info = self._raw.info("cpu")
+        return 1e6 * float(info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"])
+
+    def _wakes(self) -> int:
+        if not self._status.exists():
+            return 0
+        (line,) = (w for w in self._status.read_text().splitlines() if w.startswith("voluntary"))
+        return int(line.split()[1])
+
+
+def _account(
+    driver: Driver, meter: Meter, raw: redis.Redis, empty: str, name: str, ping: Columns
+) -> Columns:
+    """Make a step at all places; return each part of its cost for one message."""
+    columns, commands = meter.measure(lambda: driver.step(name))
+    requests = REQUESTS.get(name, 1)
+    script_us = sum(us for one, (_, us) in commands.items() if one in SCRIPTS) / PLACES
+    published = sum(us for one, (_, us) in commands.items() if one in PUBLISHING) / PLACES
+    called = sum(us for one, (_, us) in commands.items() if one not in SCRIPTS) / PLACES - published
+    call = 0.0
+    if script_us and name in driver.words:
+        words = ("EVALSHA", empty, *driver.words[name][2:])
+        _, commands = meter.measure(lambda: [raw.execute_command(*words) for _ in range(PLACES)])
+        call = sum(us for one, (_, us) in commands.items() if one in SCRIPTS) / PLACES
+    columns["request"] = requests * ping["cpu"]
+    columns["call"], columns["commands"], columns["publish"] = call, called, published
+    columns["lua"] = max(0.0, script_us - call - called - published)
+    columns["rest"] = columns["cpu"] - columns["request"] - max(script_us, called + published)
+    columns["socket"] = requests * ping["client"]
+    columns["code"] = columns["client"] - columns["socket"]
+    return columns
+
+
+def _ping(connection: socket.socket) -> None:
+    """Send a PING for each place, and read the reply."""
+    for _ in range(PLACES):
+        connection.sendall(b"*1\r\n$4\r\nPING\r\n")
+        connection.recv(64)
+
+
+def lone(server: Server, rounds: int, quick: bool) -> list[Measurement]:
+    """Account for the steps of a lone message, sync and async, beside a stream's."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    with server.raw() as raw, ExitStack() as stack, placed(server, cores=2):
+        settle(raw)
+        meter, empty = Meter(server, raw), str(raw.script_load("return 1"))
+        drivers = [Rmq(server.url, False), Rmq(server.url, True), Stream(server.url)]
+        for driver in drivers:
+            stack.callback(driver.close)
+        bare = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for turn in range(rounds):
+            for driver in drivers if turn % 2 else reversed(drivers):
+                ping, _ = meter.measure(lambda: _ping(bare))
+                for name in STEPS:
+                    for column, value in _account(driver, meter, raw, empty, name, ping).items():
+                        found[f"{driver.name}, {name}"][column].append(value)
+    for step, us in _trickle(server, 0.5 if quick else 6.0).items():
+        found[step][COLD] = us
+    return [
+        Measurement(
+            "lone", step, columns["cpu"], "us",
+            notes={name: round(statistics.median(one), 2) for name, one in columns.items()},
+        )
+        for step, columns in found.items()
+    ]  # fmt: skip
+
+
+def _trickle(server: Server, seconds: float) -> dict[str, list[float]]:
+    """Send 100 messages a second to consumers that wait; return how long Redis is at each step."""
+    scripts = {load(script).sha: name for script, name in
+               (("send", "send to it"), ("prepare", "wait"), ("ack", "ack it"))}  # fmt: skip
+    plain = {b"XADD": "send to it", b"XREADGROUP": "wait", b"XACK": "ack it"}
+    found: dict[str, list[float]] = {}
+    with server.raw() as raw, rmq.Client(server.url) as client:
+        settle(raw)
+        raw.config_set("slowlog-max-len", 100_000)
+        for name, main in (
+            ("sync", sync_consumer), ("async", async_consumer), ("stream", stream_consumer)
+        ):  # fmt: skip
+            topic = client.topic(name, codec="bytes")
+            send = cast(Callable[[bytes], Any], topic.send)
+            if name == "stream":
+                send = _xadd(raw, name)
+            else:
+                topic.open()
+            running = Running(main, server.url, name)
+            for _ in range(20):
+                send(body_of(0, time.time_ns()))
+            # What a script calls is mostly faster: noting it would take time in the script.
+            raw.config_set("slowlog-log-slower-than", 0 if name == "stream" else 10)
+            raw.slowlog_reset()
+            begin = time.perf_counter()
+            for tick in range(int(seconds * 100)):
+                time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
+                send(body_of(0, time.time_ns()))
+            raw.config_set("slowlog-log-slower-than", -1)
+            for entry in cast(Sequence[Any], raw.slowlog_get(100_000)):
+                verb, *words = entry["command"].split()
+                step = plain.get(verb) or (verb == b"EVALSHA" and scripts.get(words[0].decode()))
+                if step:
+                    found.setdefault(f"{name}, {step}", []).append(float(entry["duration"]))
+            send(END)
+            running.hear(30)
+            running.stop()
+    return found
+
+
+def _xadd(raw: redis.Redis, key: str) -> Callable[[bytes], Any]:
+    return lambda body: raw.xadd(key, {"body": body})
+
+
+def rows(steps: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """Return heading and rows of the table, with a sum of each way. `steps`: their columns."""
+    columns, made = [*COLUMNS, COLD], []
+    for kind in ("sync", "async", "stream"):
+        for way, names in (("one at a time", STEPS[:3]), ("trickled", STEPS[3:])):
+            found = [steps[f"{kind}, {name}"] for name in names]
+            for name, step in zip(names, found, strict=True):
+                cells = [number(step[column]) if column in step else "" for column in columns]
+                made.append([f"{kind}, {name}", *cells])
+            sums = [sum(step.get(column, 0.0) for step in found) for column in columns]
+            made.append([f"**{kind}, {way}**", *(number(one) if one else "" for one in sums)])
+    return ["", *COLUMNS.values(), COLD], made
+
+
+def show(measured: Sequence[Measurement]) -> None:
+    """Print the table."""
+    heading, made = rows({one.name: one.notes for one in measured})
+    grid = Table(box=SIMPLE_HEAD)
+    for title in heading:
+        grid.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for cells in made:
+        is_sum = cells[0].startswith("**")
+        grid.add_row(*(cell.strip("*") for cell in cells), style="bold" if is_sum else None)
+        if is_sum:
+            grid.add_section()
+    report.show_table(grid, EXPLANATION)
