@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from types import NoneType
+from typing import Any
 
 from rmq.kernel.core import ids, record, sequence
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
-from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES
+from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, Settings
 from rmq.kernel.core.validation import check_priority
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
@@ -94,6 +95,10 @@ def group_messages(
             group.ids = [group.given_ids.get(position, id) for position, id in enumerate(group.ids)]
 
 
+class Outdated(Exception):
+    """Messages were encoded by settings that have been read again since, with other slots maybe."""
+
+
 def _group_alike(
     context: TopicContext,
     outs: Sequence[Outgoing | EncodedMessage],
@@ -104,20 +109,13 @@ def _group_alike(
 
     Each pass does one thing for the whole batch, which is faster than `_group_each`.
     """
-    settings, codec = context.settings, context.codec
+    settings = context.settings
     if settings.expires_ms or context.hooks.producer_sequence is not None:
         return False
-    for out in outs:
-        if type(out) is not Outgoing or not is_plain(out):
-            return False
-    priorities = [out.priority for out in outs]  # type: ignore[union-attr]  # checked above
-    priority = priorities[0]
-    if priority is None:
-        priority = settings.default_priority
-    if set(map(type, priorities)) not in ({int}, {NoneType}) or len(set(priorities)) > 1:
+    alike = _encoded_alike(settings, outs) or _encode_alike(context, outs)
+    if alike is None:
         return False
-    head = record.head(codec.number, 0, check_priority(priority))
-    bodies = [codec.encode(out.body) for out in outs]
+    head, bodies = alike
     sizes = list(map(len, bodies))
     largest = max(sizes)
     if largest > settings.max_body or sum(sizes) + RECORD_BYTES * len(outs) > CALL_BYTES:
@@ -137,6 +135,32 @@ def _group_alike(
         group.indexes += indexes
         group.parts += chain.from_iterable(zip(repeat(head), bodies[start : start + run]))
     return True
+
+
+def _encoded_alike(settings: Settings, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
+    """Return the head and the bodies of messages that are encoded; None: they are not alike."""
+    first = outs[0]
+    if type(first) is not EncodedMessage:
+        return None
+    for out in outs:
+        if not out.is_plain or out.head != first.head or out.settings is not settings:
+            return None
+    return first.head, [out.body for out in outs]
+
+
+def _encode_alike(context: TopicContext, outs: Sequence[Any]) -> tuple[bytes, list[bytes]] | None:
+    """Encode messages; return their head and bodies. None: they are not alike."""
+    for out in outs:
+        if type(out) is not Outgoing or not is_plain(out):
+            return None
+    priorities = [out.priority for out in outs]
+    priority = priorities[0]
+    if priority is None:
+        priority = context.settings.default_priority
+    if set(map(type, priorities)) not in ({int}, {NoneType}) or len(set(priorities)) > 1:
+        return None
+    head = record.head(context.codec.number, 0, check_priority(priority))
+    return head, [context.codec.encode(out.body) for out in outs]
 
 
 def _group_each(
@@ -161,6 +185,8 @@ def _group_each(
             head, body = encode_plain(codec, settings, out)
         else:
             if isinstance(out, EncodedMessage):
+                if out.settings is not settings:
+                    raise Outdated
                 made = out
             else:
                 made = encode(context, settings, out, allow_past)

@@ -45,12 +45,14 @@ class EncodedMessage:
     merge_key = ""
     mode = ""
     max_wait_ms = 0
+    is_plain = False  # a body and perhaps a priority
 
     @classmethod
     def plain(cls, settings: Settings, head: bytes, body: bytes) -> EncodedMessage:
         """Make one of what `encode_plain` returns."""
         message = cls()
         message.settings, message.head, message.body = settings, head, body
+        message.is_plain = True
         return message
 
     @property

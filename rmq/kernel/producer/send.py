@@ -25,8 +25,8 @@ from rmq.kernel.core.message import Outgoing, SendResult, SendStatus, is_plain
 from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import report, scripts
-from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.encode import EncodedMessage, encode, encode_plain
+from rmq.kernel.producer.batches import Group, Outdated, group_messages
+from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
 from rmq.kernel.producer.results import Results, StoredResults
 from rmq.kernel.producer.scripts import MergeReply, SendReply
 from rmq.kernel.topic import capacity, opening
@@ -89,7 +89,7 @@ def send(
             turn = sends.begin()
             if turn is None:
                 item = EncodedMessage.plain(settings, head, body)
-                outcome = yield Coalesce(sends, item, item.bytes)
+                outcome = yield Coalesce(sends, item, RECORD_BYTES + len(body))
                 if isinstance(outcome, Exception):
                     raise outcome
                 if outcome is not APART:
@@ -211,17 +211,6 @@ def _send_shared(
     return [(yield from coalesced(_shared_sends(context, override), item, alone))]
 
 
-class _Outdated(Exception):
-    """Messages were encoded by settings that have been read again since, with other slots maybe."""
-
-
-def _current(context: TopicContext, items: list[EncodedMessage]) -> Iterator[EncodedMessage]:
-    for item in items:
-        if item.settings is not context.settings:
-            raise _Outdated
-        yield item
-
-
 def _send_together(
     context: TopicContext, override: DurabilityOverride | None, items: list[EncodedMessage]
 ) -> Flow[list[Any]]:
@@ -234,8 +223,8 @@ def _send_together(
     call = partial(_call_together, outcomes=outcomes)
     error: RMQError | None = None
     try:
-        yield from _send_once(context, _current(context, items), override, call)
-    except _Outdated:
+        yield from _send_once(context, items, override, call)
+    except Outdated:
         return [APART] * len(items)
     except RMQError as failure:
         error = failure

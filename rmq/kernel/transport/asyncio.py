@@ -132,11 +132,12 @@ class AsyncTransport:
             step = next(flow) if error is None else flow.throw(error)
             while True:
                 try:
-                    value = (
-                        await self._command(step)
-                        if type(step) is Command
-                        else await self._step(step)
-                    )
+                    if type(step) is Command:
+                        value = await self._command(step)
+                    elif type(step) is Coalesce:
+                        value = await self._sharing.share(step)
+                    else:
+                        value = await self._step(step)
                 except Exception as failure:
                     step = flow.throw(failure)
                 except BaseException as interruption:
@@ -156,8 +157,6 @@ class AsyncTransport:
             raise error from failure
 
     async def _step(self, step: Step) -> Any:
-        if isinstance(step, Coalesce):
-            return await self._sharing.share(step)
         if isinstance(step, Pipeline):
             return (await self._pipeline(step.commands, None))[0]
         if isinstance(step, DurablePipeline):

@@ -15,9 +15,9 @@ import asyncio
 import contextlib
 import copy
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from rmq.errors import OutcomeUnknown
@@ -291,23 +291,27 @@ class WaitingTask(Caller):
         item: what is to be done for it.
         size: of that, in bytes.
         loop: its event loop.
-        start: starts the next call, of this caller and all that wait, with a turn.
+        sharing: starts the next call, of this caller and all that wait.
+        coalescer: that it waits for.
     """
 
-    __slots__ = ("_start", "future", "is_called", "loop", "since")
+    __slots__ = ("_coalescer", "_sharing", "future", "is_called", "loop", "since")
 
     def __init__(
         self,
         item: Any,
         size: int,
         loop: asyncio.AbstractEventLoop,
-        start: Callable[[Turn, WaitingTask], None],
+        sharing: TaskSharing,
+        coalescer: Coalescer,
     ) -> None:
-        super().__init__(item, size)
-        self._start = start
+        self.item = item
+        self.size = size
+        self._sharing = sharing
+        self._coalescer = coalescer
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
-        self.since = loop.time()
+        self.since = time.monotonic()
         self.is_called = False
 
     def claim(self) -> bool:
@@ -321,7 +325,7 @@ class WaitingTask(Caller):
         """Whether the next call was started, for it and all that wait."""
         if not self.claim():
             return False
-        self._start(turn, self)
+        self._sharing.start_call(self._coalescer, turn, self)
         return True
 
     def finish(self, outcome: Any) -> None:
@@ -343,7 +347,7 @@ class TaskSharing:
         loop = asyncio.get_running_loop()
         if coalescer.loop is not loop:
             self._follow(coalescer, loop)
-        caller = WaitingTask(step.item, step.size, loop, partial(self._start_call, coalescer))
+        caller = WaitingTask(step.item, step.size, loop, self, coalescer)
         coalescer.join(caller)
         if not coalescer.is_watched:
             self._let_go(coalescer, loop)
@@ -365,7 +369,7 @@ class TaskSharing:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
-    def _start_call(self, coalescer: Coalescer, turn: Turn, first: WaitingTask) -> None:
+    def start_call(self, coalescer: Coalescer, turn: Turn, first: WaitingTask) -> None:
         """Start a call, of one caller and all that wait behind it."""
 
         def end(task: asyncio.Task[None]) -> None:
@@ -394,7 +398,7 @@ class TaskSharing:
         """Send off callers that have waited for WAIT_S; look again while some wait."""
         if coalescer.loop is not loop:
             return
-        now = loop.time()
+        now = time.monotonic()
         for caller in coalescer.waiting:
             if now < caller.since + WAIT_S:
                 break
