@@ -112,7 +112,7 @@ class AsyncTransport:
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[asyncio.Task[None]] = set()
-        self._sharing = TaskSharing(self.run)
+        self._sharing = TaskSharing()
 
     async def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
@@ -135,7 +135,7 @@ class AsyncTransport:
                     if type(step) is Command:
                         value = await self._command(step)
                     elif type(step) is Coalesce:
-                        value = await self._sharing.share(step)
+                        value = await self._sharing.share(step, self.run)
                     else:
                         value = await self._step(step)
                 except Exception as failure:

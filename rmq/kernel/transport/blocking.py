@@ -37,7 +37,7 @@ from rmq.kernel.transport.calls import (
     Unsubscribe,
     confirmed,
 )
-from rmq.kernel.transport.coalescing import share_in_thread
+from rmq.kernel.transport.coalescing import ThreadSharing
 from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
@@ -126,6 +126,7 @@ class Transport:
         self._calls = ScriptCalls(address, retry_for, timeout_s, set())
         self._pool = self._new_pool()
         self._background: set[threading.Timer] = set()
+        self._sharing = ThreadSharing()
 
     def close(self) -> None:
         """Close every connection, and the embedded server if this is its last user."""
@@ -151,7 +152,12 @@ class Transport:
             step = next(flow) if error is None else flow.throw(error)
             while True:
                 try:
-                    value = self._command(step) if type(step) is Command else self._step(step)
+                    if type(step) is Command:
+                        value = self._command(step)
+                    elif type(step) is Coalesce:
+                        value = self._sharing.share(step, self.run)
+                    else:
+                        value = self._step(step)
                 except Exception as failure:
                     step = flow.throw(failure)
                 except BaseException as interruption:
@@ -189,8 +195,6 @@ class Transport:
         self._pool.close()
 
     def _step(self, step: Step) -> Any:
-        if isinstance(step, Coalesce):
-            return share_in_thread(step, self.run)
         if isinstance(step, Pipeline):
             return self._pipeline(step.commands, None)[0]
         if isinstance(step, DurablePipeline):

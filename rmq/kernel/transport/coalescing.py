@@ -251,34 +251,37 @@ class WaitingThread(Caller):
         return role if isinstance(role, Turn) else None
 
 
-def share_in_thread(step: Coalesce, run: Callable[[Flow[Any]], Any]) -> Any:
-    """Wait for a call that is shared, or make it: for this caller and those that wait.
+class ThreadSharing:
+    """Lets the threads of one transport share calls."""
 
-    `run`: runs a flow.
-    """
-    coalescer: Coalescer = step.coalescer
-    if coalescer.is_led_here():
-        return APART
-    caller = WaitingThread(step.item, step.size)
-    callers: list[Caller] = [caller]
-    try:
-        coalescer.join(caller)
-        caller.wait()
-        turn = caller.turn()
-        if turn is None:
-            return caller.outcome
-        turn.thread = threading.get_ident()
-        coalescer.take(callers)
-        outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
-        finish(callers[1:], outcomes)
-        return outcome
-    except BaseException as error:
-        fail(callers[1:], error)
-        raise
-    finally:
-        turn = caller.turn()
-        if turn is not None:
-            coalescer.end(turn)
+    def share(self, step: Coalesce, run: Callable[[Any], Any]) -> Any:
+        """Wait for a call that is shared, or make it: for this caller and those that wait.
+
+        `run`: runs what a coalescer makes.
+        """
+        coalescer: Coalescer = step.coalescer
+        if coalescer.is_led_here():
+            return APART
+        caller = WaitingThread(step.item, step.size)
+        callers: list[Caller] = [caller]
+        try:
+            coalescer.join(caller)
+            caller.wait()
+            turn = caller.turn()
+            if turn is None:
+                return caller.outcome
+            turn.thread = threading.get_ident()
+            coalescer.take(callers)
+            outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
+            finish(callers[1:], outcomes)
+            return outcome
+        except BaseException as error:
+            fail(callers[1:], error)
+            raise
+        finally:
+            turn = caller.turn()
+            if turn is not None:
+                coalescer.end(turn)
 
 
 # --- tasks -------------------------------------------------------------------------------------
@@ -288,27 +291,26 @@ class WaitingTask(Caller):
     """A task that waits for its part of a shared call.
 
     Args:
-        item: what is to be done for it.
-        size: of that, in bytes.
+        step: what it waits for.
         loop: its event loop.
         sharing: starts the next call, of this caller and all that wait.
-        coalescer: that it waits for.
+        run: runs what a coalescer makes.
     """
 
-    __slots__ = ("_coalescer", "_sharing", "future", "is_called", "loop", "since")
+    __slots__ = ("_coalescer", "_sharing", "future", "is_called", "loop", "run", "since")
 
     def __init__(
         self,
-        item: Any,
-        size: int,
+        step: Coalesce,
         loop: asyncio.AbstractEventLoop,
         sharing: TaskSharing,
-        coalescer: Coalescer,
+        run: Callable[[Any], Awaitable[Any]],
     ) -> None:
-        self.item = item
-        self.size = size
+        self.item = step.item
+        self.size = step.size
+        self._coalescer: Coalescer = step.coalescer
         self._sharing = sharing
-        self._coalescer = coalescer
+        self.run = run
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.since = time.monotonic()
@@ -335,19 +337,21 @@ class WaitingTask(Caller):
 
 
 class TaskSharing:
-    """Lets the tasks of one transport share calls. `run`: runs what a coalescer makes."""
+    """Lets the tasks of one transport share calls."""
 
-    def __init__(self, run: Callable[[Any], Awaitable[Any]]) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._calls: set[asyncio.Task[None]] = set()  # on their way; so that they live
 
-    async def share(self, step: Coalesce) -> Any:
-        """Wait for a call that is shared. It is a task of its own: no caller's end is its end."""
+    async def share(self, step: Coalesce, run: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Wait for a call that is shared. It is a task of its own: no caller's end is its end.
+
+        `run`: runs what a coalescer makes.
+        """
         coalescer: Coalescer = step.coalescer
         loop = asyncio.get_running_loop()
         if coalescer.loop is not loop:
             self._follow(coalescer, loop)
-        caller = WaitingTask(step.item, step.size, loop, self, coalescer)
+        caller = WaitingTask(step, loop, self, run)
         coalescer.join(caller)
         if not coalescer.is_watched:
             self._let_go(coalescer, loop)
@@ -386,7 +390,7 @@ class TaskSharing:
         callers: list[Caller] = [first]
         try:
             coalescer.take(callers)
-            outcomes = await self._run(coalescer.run([each.item for each in callers]))
+            outcomes = await first.run(coalescer.run([each.item for each in callers]))
         except BaseException as error:
             fail(callers, error)
             if not isinstance(error, Exception):

@@ -338,7 +338,7 @@ class AsyncPool(_PoolState):
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
         self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
         self._exchanges = Coalescer(self._exchange_all)
-        self._sharing = TaskSharing(_awaited)
+        self._sharing = TaskSharing()
 
     async def take(self) -> PooledConnection:
         """Return a connection for one user, to `give` back after the reply or to `discard`.
@@ -400,7 +400,7 @@ class AsyncPool(_PoolState):
         turn = self._exchanges.begin()
         if turn is None:
             step = Coalesce(self._exchanges, (packed, count), len(packed))
-            replies = await self._sharing.share(step)
+            replies = await self._sharing.share(step, _awaited)
             if isinstance(replies, BaseException):
                 raise replies
             if replies is not APART:
