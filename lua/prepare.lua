@@ -69,11 +69,13 @@ local known = fields[SESSION]
 
 -- One message of a priority, asked for or all there is, or none and a credit, in a session that goes on, as most takes are
 -- that do not find a batch. This is take_messages and receipts_of without anything that such a take does not need;
--- whatever is unusual goes the long way below.
+-- whatever is unusual goes the long way below. A caller of many that does not wait mostly finds a batch.
 local limit, lease, takes, now, now_us = tonumber(ARGV[3]) or 0, tonumber(ARGV[4]) or 0, tonumber(fields[TAKES] or 0) + 1, nil, nil
+local none_due = false
 if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED] == created and not fields[ORDERED]
     and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and string.byte(call, 1) == AT
-    and limit >= 1 and limit <= MOST and lease >= LEASE_LEAST_MS and lease <= LEASE_MOST_MS and lease % 1 == 0
+    and limit >= 1 and limit <= MOST and (limit == 1 or waits ~= '0')
+    and lease >= LEASE_LEAST_MS and lease <= LEASE_MOST_MS and lease % 1 == 0
     and tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END
     and tonumber(fields[DELIVERED] or 0) < BY_CLOCK
     and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(waits, 1) ~= RENEWS then
@@ -82,6 +84,7 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
   local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0, 'WITHSCORES', 'LIMIT', 0,
     limit > 1 and 2 or 1)
   local id, score, delivery = page[1], tonumber(page[2] or 0), tonumber(fields[DELIVERED] or 0) + 1
+  none_due = score < PRIORITY_END
   local lease_end = nil -- see lib/shared_leases
   if shared ~= '' then
     lease_end = tonumber(redis.call('ZSCORE', leases, shared) or 0)
@@ -224,7 +227,8 @@ bits = bits + (expired > 0 and 1 or 0) + (shared_expired and 2 or 0)
 local max_retries, first = tonumber(fields[MAX_RETRIES]), tonumber(fields[DELIVERED] or 0) + 1
 
 --- @include "lib/take_messages"
-local n, gate, hold, more, ids, taken, retries_left, any_large = take_messages(KEYS, fields, takes, limit, ordered, now)
+local n, gate, hold, more, ids, taken, retries_left, any_large =
+  take_messages(KEYS, fields, takes, limit, ordered, now, none_due)
 if n == 0 then
   local wait, credit = end_empty(slot, store, prepare, fields[LEASES_UNTIL], now, now_us, hold, gate, more, waits, limit,
     credit_lease, call)

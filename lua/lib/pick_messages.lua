@@ -138,9 +138,10 @@ end
 -- Pick the messages that go next: (their ids; false, or by position the retries that remain to those that have failed before; that
 -- so many of the first are the highest below the due and timed ones; how many due messages have joined their priority). Due
 -- messages go first, the earliest first; then priorities, the larger first; then retries, the larger first; but see lib/turns. A
--- take that begins with the priorities looks at what is due all the same: some of it may have to join them.
+-- take that begins with the priorities looks at what is due all the same: some of it may have to join them. `none_due`: the
+-- caller has seen that nothing is due.
 --- @inline
-local function pick_messages(slot, store, records, failures, fields, takes, limit, ordered, any_failed, now)
+local function pick_messages(slot, store, records, failures, fields, takes, limit, ordered, any_failed, none_due, now)
   local ids, retries_left, on_top, promoted, max_retries = {}, false, 0, 0, tonumber(fields[MAX_RETRIES])
   local due, due_retries_left = {}, false -- these go behind the priorities
   for turn = 1, 3 do
@@ -150,8 +151,8 @@ local function pick_messages(slot, store, records, failures, fields, takes, limi
       break
     end
     if family == 1 then
-      local past = string.format('(%.0f', now + 1)
-      local page = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
+      local past, page = string.format('(%.0f', now + 1), nil
+      page = none_due and {} or redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
       if #page > 0 then
         local batch
         batch, promoted = pick_due(slot, store, records, fields, page, past, limit - n)

@@ -215,10 +215,11 @@ end
 
 -- Take the messages that go next out of the StoreQueue. The caller adds them to the PrepareQueue, and writes the number of this
 -- take.   keys: as prepare has them   fields: of read_take_fields   takes: the number of this take   ordered: whether the
--- caller asks for order Returns how many were taken; nil, or when messages may be taken again, as next_ready_in takes it; the
--- hold of a slot in order, or nil; whether there may be more just now; and, where some were taken, their ids, their records,
--- the retries that remain to those that have failed before, by position, or false, and whether one has a large body.
-local function take_messages(keys, fields, takes, limit, ordered, now)
+-- caller asks for order   none_due: it knows that nothing is due   Returns how many were taken; nil, or when messages may be
+-- taken again, as next_ready_in takes it; the hold of a slot in order, or nil; whether there may be more just now; and, where
+-- some were taken, their ids, their records, the retries that remain to those that have failed before, by position, or false, and
+-- whether one has a large body.
+local function take_messages(keys, fields, takes, limit, ordered, now, none_due)
   local slot, store, prepare, records = keys[SLOT], keys[STORE], keys[PREPARE], keys[RECORDS]
   if fields[AUDITED] then
     redis.call('ZCARD', keys[AUDIT])
@@ -236,7 +237,7 @@ local function take_messages(keys, fields, takes, limit, ordered, now)
     end
   end
   local ids, retries_left, on_top, promoted = pick_messages(slot, store, records, keys[FAILURES], fields, takes,
-    key_limit and MOST or limit, ordered, failed > 0, now) -- with limits for each key it looks past messages of held keys
+    key_limit and MOST or limit, ordered, failed > 0, none_due, now) -- with limits for each key it looks past messages of held keys
   if key_limit and #ids > 0 then
     --- @include "lib/skip_held"
     ids, retries_left, on_top, gate, key_state = skip_held(slot, store, prepare, records, keys[RATES], fields, key_limit, ids,

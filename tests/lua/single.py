@@ -25,12 +25,12 @@ def send(**options: Any) -> Callable[[Box], Command[Any]]:
     return command
 
 
-def take(waiting: int, limit: int = 1, **options: Any) -> Callable[[Box], Command[Any]]:
-    """A take of so many from so many that wait."""
+def take(waiting: int, limit: int = 1) -> Callable[[Box], Command[Any]]:
+    """A take of so many from so many that wait; who asks for many would wait for them."""
 
     def command(box: Box) -> Command[Any]:
         box.send(waiting)
-        return consumer_scripts.prepare(box.keys, box.session(), limit, 30_000, False, **options)
+        return consumer_scripts.prepare(box.keys, box.session(), limit, 30_000, limit > 1)
 
     return command
 

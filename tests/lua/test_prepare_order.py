@@ -26,14 +26,15 @@ def test_message_is_never_handed_over_before_its_time(box, early_ms):
     assert box.take_one().id == id
 
 
-def test_due_messages_go_earliest_first_then_priority_then_retries(box):
+@pytest.mark.parametrize("waits", [False, True])  # who waits has looked for a single message
+def test_due_messages_go_earliest_first_then_priority_then_retries(box, waits):
     retry = box.one(priority=1000)
     box.nack(box.take_one())
     low, high = box.one(priority=17), box.one(priority=1_048_575)
     later, sooner = box.one(due=200), box.one(due=100)
     box.clock.advance(1)
 
-    assert [lease.id for lease in box.take(10)] == [sooner, later, high, low, retry]
+    assert box.prepare(10, waits=waits).ids == [sooner, later, high, low, retry]
 
 
 def test_retries_go_by_how_many_they_have_left(box):
