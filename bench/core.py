@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from time import perf_counter
 
 from bench.baseline import Baseline
+from bench.figures import K
 from bench.machine import placed, settle
 from bench.measurement import Measurement
-from bench.queues import Queue, Rmq, RmqJson, Stream
+from bench.queues import Queue, Rmq, RmqJson, RmqMerging, Stream
 from tests.servers import Server
 
 BODY = b"x" * 100
@@ -17,6 +19,7 @@ STEPS = ("send", "receive", "ack")
 TARGETS = {1: 0.8, 100: 0.6}  # of each step, RMQ / baseline
 LIFE_TARGETS, JSON_TARGETS = {1: 0.8, 100: 0.75}, {100: 0.65}  # of the whole life
 BULK_TARGET = 1.2  # RMQ / a stream
+MERGING_TARGET = 0.4  # messages that merge / plain ones
 CALLS = {1: 1000, 10: 300, 100: 60, 1000: 12}
 
 
@@ -107,7 +110,7 @@ def throughput(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         if k == 100:
             measurements.append(_without_listpacks(server, k, calls, rounds))
     with placed(server, cores=2):
-        measurements.append(_bulk(server, rounds, 1 if quick else 30))
+        measurements += _bulks(server, rounds, 1 if quick else 30)
     return measurements
 
 
@@ -125,16 +128,18 @@ def _without_listpacks(server: Server, k: int, calls: int, rounds: int) -> Measu
     )
 
 
-def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Measurement:
-    """send_many of 100 beside a pipeline of 100 XADD."""
-    bodies, ratios = [BODY] * k, []
+def _bulk(
+    server: Server, rounds: int, calls: int, ours: type[Rmq], beside: type[Rmq] | type[Stream]
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Send many in a call, by turns; return the ratio of speeds, and messages/s of each."""
+    bodies, rates = [BODY] * K, {kind.name: list[float]() for kind in (ours, beside)}
     with server.raw() as raw:
         for number in range(rounds):
             settle(raw)
-            queues: list[Rmq | Stream] = [Rmq(server.url, "bulk"), Stream(server.url, "bulk")]
+            queues = [kind(server.url, f"bulk-{kind.name}") for kind in (ours, beside)]
             spent = {queue.name: 0.0 for queue in queues}
             for queue in queues:
-                queue.send(bodies * (BACKLOG // k))
+                queue.send(bodies * (BACKLOG // K))
             for turn in range(CHUNKS):
                 for queue in queues if (turn + number) % 2 else reversed(queues):
                     started = perf_counter()
@@ -143,6 +148,20 @@ def _bulk(server: Server, rounds: int, calls: int, k: int = 100) -> Measurement:
                     spent[queue.name] += perf_counter() - started
             for queue in queues:
                 queue.close()
-            ratios.append(spent[Stream.name] / spent[Rmq.name])
-    name = f"bulk send, k = {k}, to a raw stream's"
-    return Measurement("throughput", name, ratios, target=BULK_TARGET)
+            for name, seconds in spent.items():
+                rates[name].append(K * calls * CHUNKS / seconds)
+    pairs = zip(rates[ours.name], rates[beside.name], strict=True)
+    return [own / other for own, other in pairs], rates
+
+
+def _bulks(server: Server, rounds: int, calls: int) -> Iterator[Measurement]:
+    """send_many of 100 beside a pipeline of 100 XADD; of messages that merge beside plain ones."""
+    for ours, beside, to, target in (
+        (Rmq, Stream, "to a raw stream's", BULK_TARGET),
+        (RmqMerging, Rmq, "of messages that merge, to plain ones", MERGING_TARGET),
+    ):
+        ratios, rates = _bulk(server, rounds, calls, ours, beside)
+        notes = {f"{name} messages/s": values for name, values in rates.items()}
+        yield Measurement(
+            "throughput", f"bulk send, k = {K}, {to}", ratios, target=target, notes=notes
+        )

@@ -59,6 +59,7 @@ BLOCKS = {
     "capacity": Block(CAPACITY, ("cost", "growth"), capacity.table),
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table, how=None),
+    "client": Block(CAPACITY, ("throughput", "drain", "concurrency"), tables.client, MEDIAN),
     "size": Block(CAPACITY, ("size",), size_tables.page, ""),
     "cluster": Block(CAPACITY, ("cluster",), tables.cluster, MEDIAN),
     "throughput": Block(README, ("throughput",), tables.throughput, MEDIAN),

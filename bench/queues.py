@@ -79,6 +79,20 @@ class RmqJson(Rmq):
         return JSON_BODY
 
 
+class RmqMerging(Rmq):
+    """Messages with a merge key each, which merge into those of the call before."""
+
+    name = "rmq-merging"
+    HOUR_S = 3600
+
+    def send(self, bodies: list[bytes]) -> None:
+        """Merge the messages of a call in one call."""
+        self.topic.send_many([
+            rmq.Outgoing(body, merge_key=f"key:{n}", merge="last", time_range=self.HOUR_S)
+            for n, body in enumerate(bodies)
+        ])  # fmt: skip
+
+
 class Stream:
     """A raw stream: XADD in a pipeline, XREADGROUP, XACK. Settled entries stay in the stream."""
 

@@ -187,6 +187,28 @@ def servers(figures: Figures) -> str:
     return f"{table}\n\n{' '.join(told)}"
 
 
+def client(figures: Figures) -> str:
+    """Return the messages/s that one client process sees, by what it calls."""
+    bulk, drain = f"bulk send, k = {K}, ", f"drain, k = {K}, to a stream's XREADGROUP and XACK"
+    found = {one["name"]: one["notes"] for one in figures.of("throughput") if bulk in one["name"]}
+    told = {
+        f"`send_many` of {K}": found[f"{bulk}to a raw stream's"]["rmq messages/s"],
+        f"`send_many` of {K} that merge into waiting messages":
+            found[f"{bulk}of messages that merge, to plain ones"]["rmq-merging messages/s"],
+        f"`receive` and `ack` of {K}": figures.part("drain")[drain][1]["messages/s"],
+    } | {
+        one["name"].split(" / ")[0]: one["notes"]["rmq"]["messages/s"]
+        for one in figures.of("concurrency") if "stream" in one.get("notes", {})
+    }  # fmt: skip
+    return markdown(
+        ["one client process", "messages/s", "least .. most"],
+        (
+            [name, spaced(median(rates)), f"{spaced(min(rates))} .. {spaced(max(rates))}"]
+            for name, rates in told.items()
+        ),
+    )
+
+
 OTHERS = ("memory", "remembered", "latency", "due", "idle", "outbox")
 
 
@@ -212,7 +234,9 @@ def peers(figures: Figures) -> str:
 # The figures of README.md: what is compared, and how the names of its figures begin. Of RMQ's two
 # workers the slower one is shown.
 FIVE = {
-    "`send_many` of 100 / a pipeline of 100 XADD": ("throughput", [f"bulk send, k = {K}"]),
+    "`send_many` of 100 / a pipeline of 100 XADD": (
+        "throughput", [f"bulk send, k = {K}, to a raw stream's"],
+    ),
     "`await send` in 64 tasks of one client / XADD by redis.asyncio": (
         "concurrency", ["send, 64 tasks of one AsyncClient / XADD"],
     ),
