@@ -30,6 +30,8 @@ from rmq.kernel.transport.steps import Command
 def encode_receipts(receipts: Sequence[float], numbers: Sequence[int]) -> list[Any]:
     """Return receipts as runs of consecutive deliveries: count, first receipt, delivery number."""
     count, first, number = len(receipts), receipts[0], numbers[0]
+    if count == 1:
+        return [1, 1, repr(first), number]
     if numbers == list(range(number, number + count)) and receipts == [
         first + step / DELIVERY_CYCLE for step in range(count)
     ]:
@@ -267,6 +269,9 @@ class CreditState(NamedTuple):
     is_repeat: bool = False  # of an earlier copy, which may have left the credit; now it is gone
 
 
+NO_CREDIT = CreditState()
+
+
 class Batch(NamedTuple):
     """The reply to prepare."""
 
@@ -279,7 +284,7 @@ class Batch(NamedTuple):
     ids: list[bytes]
     records: list[bytes]
     any_large: bool = False  # records refer to large bodies
-    credit: CreditState = CreditState()
+    credit: CreditState = NO_CREDIT
     lease: SharedLease | None = None  # under which they were taken; not from the reply
 
 
@@ -315,10 +320,15 @@ def prepare(
     """
 
     def parse(reply: list[Any]) -> Batch:
-        bits, ids = reply[1], keys.ids_of(reply[6])
-        credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _UNUSED, bits & _REPEATED > 0)
-        large = bits & _ANY_LARGE > 0
-        return Batch._make((reply[0], bits & 3, *reply[2:6], ids, reply[7], large, credit, None))
+        wait_us, bits, deadline_s, first, newest, lefts, members, records = reply
+        credit, large = NO_CREDIT, False
+        if bits > 3:
+            credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _UNUSED, bits & _REPEATED > 0)
+            large = bits & _ANY_LARGE > 0
+        ids = keys.ids_of(members)
+        return Batch(
+            wait_us, bits & 3, deadline_s, first, newest, lefts, ids, records, large, credit
+        )
 
     return Command(
         scripts.load("prepare"),

@@ -91,7 +91,7 @@ _Build = Callable[[SlotKeys, ReplaySession, Leases, Sequence[int]], Command[Any]
 def _split(leases: Leases, most: int) -> list[tuple[int, Leases, Sequence[int]]]:
     """Split leases by slot, at most so many each."""
     count = len(leases.ids)
-    if count <= most and len(set(leases.slots)) == 1:
+    if count == 1 or (count <= most and len(set(leases.slots)) == 1):
         return [(leases.slots[0], leases, range(count))]
     by_slot: dict[int, list[int]] = {}
     for position, slot in enumerate(leases.slots):
@@ -181,6 +181,9 @@ class Settling(Generic[T]):
             raise
         pairs = list(zip(self._positions, replies, strict=True))
         lost = self._lost
+        if len(replies) == 1 and not isinstance(replies[0], RMQError):  # as most are
+            self._give_sessions_back()
+            return self._read(self._size, pairs, lost), None
         open_kinds = (OutcomeUnknown, Unavailable) if self._is_repeat else OutcomeUnknown
         self._keep([n for n, reply in enumerate(replies) if isinstance(reply, open_kinds)])
         errors = [reply for reply in replies if isinstance(reply, RMQError)]

@@ -86,10 +86,11 @@ class Doorbell:
             seconds = _AT_ONCE_S
         try:
             async with asyncio.timeout(seconds) as self._scope:
-                # Its own timeout is the longer one: it cannot be moved from another task.
-                return await self._connection.read_response(
-                    timeout=seconds + 1, disconnect_on_error=False
-                )
+                # Past redis-py's connection: its timeout cannot be moved from another task.
+                reply = await self._connection._parser.read_response()
+                if isinstance(reply, redis.ResponseError):
+                    raise reply
+                return reply
         except TimeoutError:
             has_rung, self._has_rung = self._has_rung, False
             return RUNG if has_rung else None
