@@ -192,7 +192,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         Guarantee:
             Once this returns, the message is in Redis as durably as asked. After OutcomeUnknown it
             may be: send again with the same `dedup_key`, or with `id=` of the same attempt (make
-            one with `new_id`), which adds nothing where the first attempt arrived.
+            one with `new_id`), which adds nothing where the first attempt arrived. Where the call
+            is interrupted, by Ctrl-C or a cancellation, it may be, too.
 
         Raises:
             InvalidValue, InvalidType: an argument cannot work; nothing was sent.
