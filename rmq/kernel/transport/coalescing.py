@@ -83,11 +83,18 @@ class Coalescer:
         run: makes one call for several items: what a transport runs, a flow mostly; its value has
             an outcome for each item.
         items_max: of one call.
+        interrupted: makes the error of those that shared a call which was interrupted.
     """
 
-    def __init__(self, run: Callable[[list[Any]], Any], items_max: int = BATCH_MAX) -> None:
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Any],
+        items_max: int = BATCH_MAX,
+        interrupted: Callable[[str], Exception] = OutcomeUnknown,
+    ) -> None:
         self.run = run
         self._items_max = items_max
+        self._interrupted = interrupted
         self.loop: Any = None  # the event loop of those who wait
         self.start()
 
@@ -178,23 +185,21 @@ class Coalescer:
                 callers.pop()
         self._note(len(callers))
 
+    def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
+        """Give callers the error of their call; one that was interrupted may have done its work."""
+        if not isinstance(error, Exception):
+            error = self._interrupted(
+                f"the call was shared with others and interrupted ({type(error).__name__}); it may "
+                "have been done. Repeat it: every RMQ command is safe to run twice, a send with its id"
+            )
+        for caller in callers:
+            caller.finish(same_error(error))
+
 
 def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
     """Give each caller its outcome."""
     for caller, outcome in zip(callers, outcomes, strict=True):
         caller.finish(outcome)
-
-
-def fail(callers: Sequence[Caller], error: BaseException) -> None:
-    """Give callers the error of their call; one that was interrupted may have done its work."""
-    if not isinstance(error, Exception):
-        error = OutcomeUnknown(
-            f"the call was shared with others and was interrupted ({type(error).__name__}); it may "
-            "have been done. Repeat it: every RMQ command is safe to run twice, a send with the "
-            "same id"
-        )
-    for caller in callers:
-        caller.finish(same_error(error))
 
 
 def same_error(error: BaseException) -> BaseException:
@@ -276,7 +281,7 @@ class ThreadSharing:
             finish(callers[1:], outcomes)
             return outcome
         except BaseException as error:
-            fail(callers[1:], error)
+            coalescer.fail(callers[1:], error)
             raise
         finally:
             turn = caller.turn()
@@ -379,7 +384,7 @@ class TaskSharing:
         def end(task: asyncio.Task[None]) -> None:
             self._calls.discard(task)
             if task.cancelled():
-                fail([first], asyncio.CancelledError())  # before it began
+                coalescer.fail([first], asyncio.CancelledError())  # before it began
             coalescer.end(turn)
 
         task = first.loop.create_task(self._call(coalescer, first))
@@ -392,7 +397,7 @@ class TaskSharing:
             coalescer.take(callers)
             outcomes = await first.run(coalescer.run([each.item for each in callers]))
         except BaseException as error:
-            fail(callers, error)
+            coalescer.fail(callers, error)
             if not isinstance(error, Exception):
                 raise
         else:

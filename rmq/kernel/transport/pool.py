@@ -337,7 +337,8 @@ class AsyncPool(_PoolState):
         super().__init__(new, size, wait_s, timeout_s)
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
         self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
-        self._exchanges = Coalescer(self._exchange_all)
+        # One that is interrupted is as a connection that died: its commands are repeated.
+        self._exchanges = Coalescer(self._exchange_all, interrupted=redis.ConnectionError)
         self._sharing = TaskSharing()
 
     async def take(self) -> PooledConnection:
