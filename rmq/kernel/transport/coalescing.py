@@ -190,7 +190,8 @@ class Coalescer:
         if not isinstance(error, Exception):
             error = self._interrupted(
                 f"the call was shared with others and interrupted ({type(error).__name__}); it may "
-                "have been done. Repeat it: every RMQ command is safe to run twice, a send with its id"
+                "have been done. Repeat it: every command of RMQ is safe to run twice, a send with "
+                "the same id"
             )
         for caller in callers:
             caller.finish(same_error(error))
