@@ -55,12 +55,18 @@ end
 local entry = cmsgpack.unpack(packed)
 local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
-  --- @include "lib/merge_message"
+  --- @include "lib/merge_messages"
   if #entry ~= 9 then
     fail('STAGE', stage)
   end
   local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8], KEYS[10] }
-  local letter = merge_message(keys, entry, 1, now, ARGV[2], ARGV[3], ARGV[5])[2]
+  local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
+  local given = { head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id, rest, body }
+  local merging = merge_messages(keys, fields, given, 0, 1, now, ARGV[2], ARGV[3])
+  local letter = merging[2]
+  if letter == 's' then
+    redis.call('HSET', slot, 'accepted', merging[1])
+  end
   if letter == 'F' then
     return { 0, 'F' }
   end

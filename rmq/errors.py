@@ -159,7 +159,8 @@ class NotDurable(SendError):
     `dedup_window` after it was settled.
 
     Attributes:
-        results: the results of the send, with the level that was reached.
+        results: the results of the send, with the level that was reached; None where a message was
+            not sent.
     """
 
     def __init__(self, message: str, results: list[Any] | None = None) -> None:

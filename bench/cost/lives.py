@@ -184,11 +184,16 @@ class Merged(Life):
     def __init__(self, url: str, name: str, k: int, calls: int) -> None:
         super().__init__(url, name, k, calls)
         self.range_s = 1.0  # the first round shows how long it has to be
+        self.sent: list[Sequence[rmq.SendResult]] = []
 
     def send(self, call: int) -> None:
         """Send k messages, each with a merge key of its own."""
-        if any(result.status != "stored" for result in self.send_keys(call)):
-            raise RuntimeError("merged: a message of an earlier round was still there")
+        self.sent.append(self.send_keys(call))
+
+    def statuses(self) -> set[str]:
+        """Return those of all messages that were sent since the last time."""
+        sent, self.sent = self.sent, []
+        return {result.status for results in sent for result in results}
 
     def send_keys(self, call: int) -> Sequence[rmq.SendResult]:
         """Send the messages of a call."""
@@ -201,11 +206,14 @@ class Merged(Life):
 
     def between(self, meter: Meter) -> None:
         """Send the same keys again, then sleep until all are due."""
+        if self.statuses() != {"stored"}:
+            raise RuntimeError("merged: a message of an earlier round was still there")
         began = time.monotonic()
         with meter.measure("merge", self.count):
-            results = [result for call in range(self.calls) for result in self.send_keys(call)]
+            for call in range(self.calls):
+                self.send(call)
         took = time.monotonic() - began
-        if any(result.status != "merged" for result in results):
+        if self.statuses() != {"merged"}:
             raise RuntimeError(f"merged: sending took more than {self.range_s} s; run it again")
         time.sleep(self.range_s + 0.005)
         self.range_s = max(0.15, 6 * took)

@@ -222,7 +222,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """Send messages; one result for each, in order.
 
         All are checked and encoded before the first is sent. What goes to one slot is stored all or
-        nothing, up to 1000 messages at a time.
+        nothing, up to 1000 messages at a time; of those with a merge key up to 400.
 
         Raises:
             What `send` raises. `results` of QueueFull and TopicPaused tell which messages were

@@ -78,16 +78,18 @@ def test_a_batch_whose_reply_is_lost_is_stored_once(case: Case) -> None:
     assert case.drained() == [{"n": n} for n in range(50)]
 
 
-def test_a_merge_whose_reply_is_lost_is_collected_once(case: Case) -> None:
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_merge_whose_reply_is_lost_is_collected_once(case: Case, count: int) -> None:
     how = {"merge_key": "k", "time_range": 60, "merge": "collect"}
     first = case.do(case.topic.send("a", **how))
     case.proxy.cut("merge")
 
-    case.do(case.topic.send("b", **how))
+    results = case.do(case.topic.send_many([rmq.Outgoing(n, **how) for n in range(count)]))
 
     assert case.proxy.fired == 1
-    assert case.do(case.topic.get(first.id)).body == ["a", "b"]
-    assert case.stats()["merged"] == 1
+    assert [result.status for result in results] == ["merged"] * count
+    assert case.do(case.topic.get(first.id)).body == ["a", *range(count)]
+    assert case.stats()["merged"] == count
 
 
 @pytest.mark.fault("F8")

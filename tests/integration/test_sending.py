@@ -189,6 +189,60 @@ def test_bodies_come_back_as_they_went(api: Any, name: str, codec: str) -> None:
         assert consumer.ack(batch) == []
 
 
+@both_clients
+def test_merging_messages_of_a_batch_merge_as_if_sent_one_by_one(
+    api: Any, name: str, clock: Clock
+) -> None:
+    modes: list[rmq.Merge] = ["first", "last", "collect"]
+    outs = [
+        rmq.Outgoing(n, merge_key=f"{n % 3}-{n // 900}", time_range=5, merge=modes[n % 3])
+        if n % 100
+        else rmq.Outgoing(n, slot_basis="a")
+        for n in range(1000)
+    ]
+    batch, single = api.topic(f"{name}-batch"), api.topic(f"{name}-single")
+
+    results = batch.send_many(outs)
+    alone = [single.send_many([out])[0] for out in outs]
+
+    assert [(r.status, r.offset) for r in results] == [(r.status, r.offset) for r in alone]
+    first = {result.into: results[n] for n, result in enumerate(results) if result.into}
+    ids = [result.id for result in results]
+    singles = [result.id for result in alone]
+    assert [r.into and ids.index(r.into) for r in results] == [
+        r.into and singles.index(r.into) for r in alone
+    ]
+    assert len(first) == 6
+    clock.advance(5)
+    bodies = []
+    for topic in (batch, single):
+        with topic.consumer() as consumer:
+            bodies.append([d.body for d in consumer.receive(100)])
+    assert len(bodies[0]) == 16
+    assert bodies[0] == bodies[1]
+
+
+@both_clients
+def test_merges_into_many_long_lists_keep_their_order(api: Any, name: str, clock: Clock) -> None:
+    topic = api.topic(name, codec="bytes")
+    how: dict[str, Any] = {"time_range": 60, "merge": "collect"}
+    keys = [f"k{n}" for n in range(8)]
+    waiting = [topic.send(bytes(60_000), merge_key=key, **how).id for key in keys]
+    outs = [rmq.Outgoing(b"%d" % n, merge_key=keys[n % 8], **how) for n in range(40)]
+    outs.insert(20, rmq.Outgoing(b"plain"))
+    outs.append(rmq.Outgoing(b"end", merge_key="new", **how))
+
+    results = topic.send_many(outs)
+
+    assert [result.status for result in results] == (
+        ["merged"] * 20 + ["stored"] + ["merged"] * 20 + ["stored"]
+    )
+    assert (results[20].offset, results[-1].offset) == (9, 10)
+    for at, id in enumerate(waiting):
+        bodies = topic.get(id).body
+        assert bodies[1:] == [b"%d" % n for n in range(at, 40, 8)]
+
+
 @pytest.mark.parametrize("way", ["send", "stage"])
 def test_a_collected_list_is_full_at_256_kib_whatever_one_body_may_have(
     client: rmq.Client, name: str, clock: Clock, way: str

@@ -160,6 +160,25 @@ def test_messages_of_all_kinds_share_calls(crowd: Crowd, name: str) -> None:
     assert sorted(collected) == [n for n, each in enumerate(given) if "merge_key" in each]
 
 
+def test_merges_into_long_lists_that_share_calls_have_their_own_answers(
+    crowd: Crowd, name: str
+) -> None:
+    topic = opened(crowd, name, codec="bytes")
+    how: dict[str, Any] = {"time_range": 600, "merge": "collect"}
+    keys = [f"k{n}" for n in range(8)]
+    waiting = [crowd.do(topic.send(bytes(60_000), merge_key=key, **how)).id for key in keys]
+    sends = [
+        functools.partial(topic.send, b"%d" % n, merge_key=keys[n % 8], **how) for n in range(MANY)
+    ]
+
+    results = crowd.at_once(*sends)
+
+    assert [result.into for result in results] == [waiting[n % 8] for n in range(MANY)]
+    for at, id in enumerate(waiting):
+        bodies = crowd.do(topic.get(id)).body[1:]
+        assert sorted(bodies, key=int) == [b"%d" % n for n in range(at, MANY, 8)]
+
+
 def test_of_a_topic_that_fills_up_each_caller_has_the_truth(crowd: Crowd, name: str) -> None:
     topic = opened(crowd, name, max_length=10)
 

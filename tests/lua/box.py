@@ -132,6 +132,12 @@ def _answers(slot: dict[bytes, bytes]) -> dict[str, bytes]:
     return found
 
 
+def merging(id: bytes, body: bytes = b"body", mode: bytes = b"first") -> list[bytes]:
+    """The entry of a stage for a message that merges under the key b"key"."""
+    whole = stored(0, due=5000, key=b"key", collects=mode == b"collect", body=b"")
+    return [b"m", member_of(id), whole[:4], whole[8:], body, b"key", mode, b"0", b"262144"]
+
+
 class Box:
     """A slot of a topic, on a server."""
 
@@ -358,11 +364,15 @@ class Box:
             0, priority=priority, due=range_ms, expires=expires, key=key, collects=collects,
             codec=codec, body=b"",
         )  # fmt: skip
-        return producer_scripts.merge(
-            self.handle, self.keys, session or self.session(), id=id, head=whole[:4],
-            envelope=whole[8:], body=body,
-            merge_key=key, mode=mode, max_wait_ms=max_wait, most_bytes=most,
-        )  # type: ignore[arg-type]  # fmt: skip
+        options = b"%b%b %d %d " % (whole[:4], mode.encode(), max_wait, most)
+        given = [options, whole[8:], body]
+        session = session or self.session()
+        return producer_scripts.merge(self.handle, self.keys, session, [id], given)
+
+    def merge_many(self, commands: Sequence[Command[Any]]) -> Command[Any]:
+        """One call for the messages of several merges."""
+        first, each = commands[0], [arg for command in commands for arg in command.args[5:]]
+        return Command(first.script, first.keys, [*first.args[:5], *each], first.parse)
 
     def merge(self, *, kept: bool = False, **options: Any) -> Any:
         """Merge a new message: (its id, the reply)."""

@@ -323,7 +323,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "drop_expired": {0: "now_us", 1: "rank", 2: "limit"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "finish": {0: "now_us", -1: "ttl_ms"},
-    "merge": {0: "now_us", 11: "max_wait_ms", 12: "max_bytes"},
+    "merge": {0: "now_us"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},
     "peek": {3: "offset", 4: "limit"},

@@ -49,14 +49,10 @@ def merged(box: Box, number: int, key: bytes = b"key", range_ms: int = 500) -> b
     """Merge a message with a number; its id."""
     whole = stored(0, b"", due=range_ms, key=key)
     id = box.ids()[0]
-    box.run(
-        scripts.merge(
-            box.handle, box.keys, box.session(), id=id,
-            head=bytes((whole[0] | record.HEADERS,)) + whole[1:4],
-            envelope=whole[8:] + record.length_prefixed(sequence.headers(P, number)), body=b"b",
-            merge_key=key, mode="first", max_wait_ms=0, most_bytes=1000,
-        )  # type: ignore[arg-type]
-    )  # fmt: skip
+    head = bytes((whole[0] | record.HEADERS,)) + whole[1:4]
+    envelope = whole[8:] + record.length_prefixed(sequence.headers(P, number))
+    given = [head + b"first 0 1000 ", envelope, b"b"]
+    box.run(scripts.merge(box.handle, box.keys, box.session(), [id], given))
     return id
 
 

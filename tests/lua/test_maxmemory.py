@@ -91,7 +91,7 @@ def test_duplicate_is_still_answered(full):
     before = box.state()
 
     assert box.run(box.send_command([full.waiting, full.settled])).letters == "dd"
-    assert box.run(box.merge_command(full.window)).letter == "d"
+    assert box.run(box.merge_command(full.window)).letters == "d"
     assert box.state() == before
 
 

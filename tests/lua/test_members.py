@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from rmq.features.queries import scripts
-from tests.lua.box import MEMBER
+from tests.lua.box import MEMBER, merging
 from tests.lua.calls import CALLS
 from tests.lua.furnished import RUN, furnish
 from tests.lua.query import ME, take
@@ -78,6 +78,10 @@ def test_a_whole_id_is_refused(box, verb):
         for arg in command.args
     ]
 
+    if verb == "merge":
+        options = command.args[5]
+        args[5] = options[:-MEMBER] + box.keys.id_of(options[-MEMBER:])
+
     assert args != list(command.args)
     with pytest.raises(redis.ResponseError, match="RMQARG id"):
         box.raw(verb, command.keys, args)
@@ -90,11 +94,9 @@ def test_a_staged_whole_id_is_refused(box, kind):
     head, rest = box.part()
     entry, rests = {
         "list": ([id, head, rest], []),
-        "merge": ([b"m", *box.merge_command(id).args[5:]], []),
+        "merge": ([b"m", id, *merging(id)[2:]], []),
         "uniform": ([b"p", head, id, 1], [b"body"]),
     }[kind]
-    if kind == "merge":
-        entry[1] = id
     key = box.keys.stage_stem + b"s"
     box.redis.rpush(key, msgpack.packb(entry, use_bin_type=False), *rests)
     before = box.state()

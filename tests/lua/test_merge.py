@@ -9,7 +9,7 @@ from rmq.features.queries import scripts as queries_scripts
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts
-from tests.lua.box import GONE, stored, timed
+from tests.lua.box import GONE, merging, stored, timed
 
 
 def piece(body: bytes) -> bytes:
@@ -27,13 +27,13 @@ def test_first_arrival_opens_a_window_and_waits_for_its_time_range(box):
     reply = box.run(box.merge_command(id, b"one", range_ms=5000))
 
     due = box.clock.now_ms + 5000
-    assert reply == scripts.MergeReply(1, "s", b"")
+    assert reply == scripts.SendReply(1, "s")
     assert box.changed(before, replay=True) == {
         ("slot", "accepted"): "1",
         ("store", id): timed(due, False),
         ("records", id): stored(1, b"one", due=due, key=b"key"),
         ("merge", b"key"): id + b"%d" % box.clock.now_ms,
-        ("replay:session1",): b"1:1:s",
+        ("replay:session1",): b"1:1:s:",
     }
 
 
@@ -45,7 +45,7 @@ def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
 
     reply = box.run(box.merge_command(id, b"two"))
 
-    assert reply == scripts.MergeReply(1, "m", waiting)
+    assert reply == scripts.SendReply(1, "m", waiting.member)
     assert box.changed(before) == {
         ("slot", "merged"): "1",
         ("slot", "settled_turn"): turn(box),
@@ -57,10 +57,10 @@ def test_second_arrival_merges_keeps_the_time_and_names_the_waiting_id(box):
 def test_stored_and_merged_sent_again_add_nothing(box, mode):
     first, second = box.ids(2, kept=True)
     for id, letter in ((first, "s"), (second, "m")):
-        assert box.run(box.merge_command(id, b"b", mode=mode)).letter == letter
+        assert box.run(box.merge_command(id, b"b", mode=mode)).letters == letter
         before = box.state()
         box.clock.advance(0.25)
-        assert box.run(box.merge_command(id, b"b", mode=mode)) == scripts.MergeReply(1, "d", b"")
+        assert box.run(box.merge_command(id, b"b", mode=mode)) == scripts.SendReply(1, "d")
         assert box.state() == before
 
 
@@ -103,7 +103,7 @@ def test_full_collection_is_closed_and_the_newcomer_opens_the_next(box):
 
     second, reply = box.merge(body=b"y" * 100, mode="collect", most=200)
 
-    assert reply == scripts.MergeReply(2, "s", b"")
+    assert reply == scripts.SendReply(2, "s")
     now = box.clock.now_ms
     assert box.changed(before) == {
         ("slot", "accepted"): "2",
@@ -113,7 +113,7 @@ def test_full_collection_is_closed_and_the_newcomer_opens_the_next(box):
         ),
         ("merge", b"key"): second + b"%d" % now,
     }
-    assert box.merge(body=b"z", mode="collect", most=200)[1].into == second
+    assert box.merge(body=b"z", mode="collect", most=200)[1].into == second.member
     box.clock.advance(5)
     assert box.drained() == [full, second]
     assert box.state().get("merge") is None
@@ -144,7 +144,7 @@ def test_producers_of_different_modes_leave_a_body_that_can_be_read(box, modes, 
     for i, mode in enumerate(modes):
         id, reply = box.merge(body=b"%d" % i, mode=mode)
         waiting = waiting or id
-        assert reply.letter == ("m" if i else "s")
+        assert reply.letters == ("m" if i else "s")
 
     found = record.read(box.state()["records"][waiting])
     assert found.flags & record.COLLECTS
@@ -157,7 +157,7 @@ def test_collecting_with_another_codec_opens_a_new_window(box):
 
     other, reply = box.merge(body=b"pack", mode="collect", codec=2)
 
-    assert reply.letter == "s"
+    assert reply.letters == "s"
     records = box.state()["records"]
     assert record.collected_bodies(record.read(records[waiting]).body) == [b"json"]
     assert record.collected_bodies(record.read(records[other]).body) == [b"pack"]
@@ -171,7 +171,7 @@ def test_extend_restarts_the_clock_at_every_merge_up_to_max_wait(box):
     for seconds, due in ((4, 9000), (4, 12_000), (3, 12_000)):
         box.clock.advance(seconds)
         _, reply = box.merge(range_ms=5000, max_wait=12_000)
-        assert reply.into == waiting
+        assert reply.into == waiting.member
         assert box.score(waiting) == timed(opened + due, False)
         assert record.read(box.state()["records"][waiting]).due_ms == opened + due
 
@@ -207,7 +207,7 @@ def test_once_taken_the_next_arrival_opens_a_new_window(box):
 
     second, reply = box.merge()
 
-    assert reply.letter == "s"
+    assert reply.letters == "s"
     assert box.state()["merge"] == {b"key": second + b"%d" % box.clock.now_ms}
 
 
@@ -218,7 +218,7 @@ def test_failed_message_that_waits_again_swallows_no_newcomer(box):
 
     second, reply = box.merge()
 
-    assert reply.letter == "s"
+    assert reply.letters == "s"
     assert second in box.order()
 
 
@@ -237,7 +237,7 @@ def test_due_message_that_nobody_took_yet_still_merges(box):
     waiting, _ = box.merge()
     box.clock.advance(60)
 
-    assert box.merge()[1].into == waiting
+    assert box.merge()[1].into == waiting.member
 
 
 def test_due_message_that_joined_its_priority_still_merges(box):
@@ -249,7 +249,7 @@ def test_due_message_that_joined_its_priority_still_merges(box):
 
     _, reply = box.merge(body=b"new", mode="last", max_wait=60_000)
 
-    assert reply.into == waiting
+    assert reply.into == waiting.member
     assert 50 < box.score(waiting) < 51
     assert box.take_one().record.endswith(b"new")
 
@@ -260,7 +260,7 @@ def test_nothing_merges_into_an_expired_message(box):
 
     fresh, reply = box.merge(range_ms=1000, expires=1000)
 
-    assert reply.letter == "s"
+    assert reply.letters == "s"
     box.clock.advance(1)
     assert box.drained() == [fresh]
     assert box.order("dead") == [expired]
@@ -268,7 +268,7 @@ def test_nothing_merges_into_an_expired_message(box):
 
 def test_keys_of_any_bytes_are_kept_apart(box):
     keys = [b"", b"\0", b"\0\0", bytes(range(256)), b"\xff" * 200, "ключ".encode(), b"a:b{c}"]
-    ids = {key: box.merge(key=key)[0] for key in keys}
+    ids = {key: box.merge(key=key)[0].member for key in keys}
 
     assert {key: box.merge(key=key)[1].into for key in keys} == ids
     assert set(box.state()["merge"]) == set(keys)
@@ -282,15 +282,15 @@ def test_full_slot_refuses_a_new_window_and_still_merges(make_box):
     waiting, _ = box.merge()
     before = box.state()
 
-    assert box.merge(key=b"other")[1] == scripts.MergeReply(0, "F", b"")
+    assert box.merge(key=b"other")[1] == scripts.SendReply(0, "F")
     assert box.state() == before
-    assert box.merge()[1].into == waiting
+    assert box.merge()[1].into == waiting.member
 
 
 def test_merged_id_is_a_duplicate_for_send_as_well(box):
     box.merge()
     (id,) = box.ids(kept=True)
-    assert box.run(box.merge_command(id)).letter == "m"
+    assert box.run(box.merge_command(id)).letters == "m"
 
     assert box.run(box.send_command([id])).letters == "d"
 
@@ -300,7 +300,7 @@ def test_merge_sent_again_in_its_session_gives_the_first_answer(box):
     (id,), session = box.ids(), box.session()
     command = box.merge_command(id, b"once", mode="collect", session=session)
 
-    assert box.twice(lambda: command) == scripts.MergeReply(1, "m", waiting)
+    assert box.twice(lambda: command) == scripts.SendReply(1, "m", waiting.member)
     assert box.state()["records"][waiting].count(b"once") == 1
 
 
@@ -346,6 +346,27 @@ def test_time_range_and_priority_outside_their_limits_are_refused(box, options, 
     assert box.state() == before
 
 
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        *((f"first {bad} 100 ", "options") for bad in ("", "-1", "1.5", "nan", "0x1", "1e3")),
+        *((f"first 0 {bad} ", "options") for bad in ("", "-1", "+1", "inf", " 1", "1\0")),
+        *((f"{bad} 0 100 ", "options") for bad in ("", "FIRST", "first\0", "1")),
+        ("first 0 100", "options"), ("first 1000000000000 100 ", "max_wait"),
+        ("first 0 0 ", "max_bytes"), ("first 0 16777217 ", "max_bytes"),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_be_read_are_refused(box, text, field):
+    (id,) = box.ids()
+    command, before = box.merge_command(id), box.state()
+    command.args[5] = command.args[5][:4] + text.encode() + id.member
+
+    with pytest.raises(Exception, match=f"RMQARG {field}"):
+        box.run(command)
+
+    assert box.state() == before
+
+
 def test_cancelled_window_is_gone_from_the_index(box):
     id, _ = box.merge()
     before = box.state()
@@ -353,7 +374,7 @@ def test_cancelled_window_is_gone_from_the_index(box):
     assert box.run(messages_scripts.cancel(box.keys, box.session(), id)) == "cancelled"
 
     assert box.changed(before)[("merge", b"key")] is GONE
-    assert box.merge()[1].letter == "s"
+    assert box.merge()[1].letters == "s"
 
 
 @pytest.mark.parametrize("way", ["merge", "publish"])
@@ -364,11 +385,11 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     (id,), now = box.ids(), box.clock.now_ms
     command = box.merge_command(id, range_ms=5000)
     if way == "publish":
-        box.run(queries_scripts.stage_push(box.keys, "s", 0, 60_000, [b"m", *command.args[5:]]))
+        box.run(queries_scripts.stage_push(box.keys, "s", 0, 60_000, merging(id)))
     before = box.state()
 
     if way == "merge":
-        assert box.run(command) == scripts.MergeReply(4, "s", b"")
+        assert box.run(command) == scripts.SendReply(4, "s")
     else:
         assert (
             box.run(queries_scripts.publish(box.handle, box.keys, box.session(), "s")).stored == 1
@@ -385,7 +406,7 @@ def test_merge_into_a_full_slot_makes_room_as_a_delayed_send_does(make_box, way)
     }
     before = box.state()
     command = box.merge_command(id, range_ms=5000)
-    assert box.run(command).letter == "d"
+    assert box.run(command).letters == "d"
     assert box.state() == before
     assert set(box.order()) == {*kept, id}
 
@@ -396,7 +417,7 @@ def test_merge_is_refused_where_the_slot_is_full_of_timed_messages_or_rejects(ma
     box.send(2, due=due)
     before = box.state()
 
-    assert box.merge()[1] == scripts.MergeReply(0, "F", b"")
+    assert box.merge()[1] == scripts.SendReply(0, "F")
 
     assert box.state() == before
 
@@ -409,6 +430,6 @@ def test_room_for_a_merge_may_be_made_by_the_message_that_had_its_key(make_box):
 
     id, reply = box.merge(range_ms=5000, mode="collect", body=b"y" * 50, most=60)
 
-    assert reply.letter == "s"
+    assert reply.letters == "s"
     assert box.order() == [id]
     assert box.state()["merge"][b"key"][:16] == id

@@ -10,7 +10,7 @@ from rmq.features.queries import scripts
 from rmq.features.queries.scripts import PublishReply
 from rmq.kernel.core import record
 from rmq.kernel.core.ids import member_of, members_of
-from tests.lua.box import Box, ordered, stored, timed
+from tests.lua.box import Box, merging, ordered, stored, timed
 
 NAME = "q:7:a"
 PLACE = f"stage:{NAME}"
@@ -27,12 +27,6 @@ def plain(box: Box, count: int = 1, **options) -> tuple[list[bytes], list[bytes]
     """(ids, an entry of so many messages that are alike)."""
     given = box.ids(count)
     return given, [*members_of(given), *box.part(**options) * count]
-
-
-def merging(box: Box, id: bytes, body: bytes = b"body", mode: bytes = b"first") -> list[bytes]:
-    collects = mode == b"collect"
-    whole = stored(0, due=5000, key=b"key", collects=collects, body=b"")
-    return [b"m", member_of(id), whole[:4], whole[8:], body, b"key", mode, b"0", b"262144"]
 
 
 def publish(box: Box, name: str = NAME):
@@ -178,7 +172,7 @@ def test_drop_lowest_drops_for_a_staged_message_as_for_a_sent_one(make_box):
 
 def test_merging_entry_opens_a_window_as_merge_does(box):
     (id,) = box.ids()
-    push(box, merging(box, id, b"hello"))
+    push(box, merging(id, b"hello"))
     before = box.state()
 
     assert publish(box) == PublishReply(0, 1, 0, 0)
@@ -197,7 +191,7 @@ def test_merging_entry_opens_a_window_as_merge_does(box):
 def test_each_merging_message_is_collected_once_whatever_the_dedup_window(make_box, window):
     box = make_box(dedup_window_ms=window)
     given = box.ids(3)
-    push(box, *(merging(box, id, b"%d" % n, b"collect") for n, id in enumerate(given)))
+    push(box, *(merging(id, b"%d" % n, b"collect") for n, id in enumerate(given)))
 
     replies = [publish(box) for _ in range(5)]
 
@@ -214,7 +208,7 @@ def test_merging_and_plain_entries_keep_their_order(box):
     (one,), first = plain(box)
     (two,) = box.ids()
     (three,), last = plain(box)
-    push(box, first, merging(box, two), last)
+    push(box, first, merging(two), last)
 
     assert [publish(box) for _ in range(3)] == [
         PublishReply(2, 1, 0, 0), PublishReply(1, 1, 0, 0), PublishReply(0, 1, 0, 0),
@@ -226,7 +220,7 @@ def test_merging_and_plain_entries_keep_their_order(box):
 def test_full_slot_refuses_a_merging_entry_and_it_stays(make_box):
     box = make_box(max_length=1)
     box.one()
-    push(box, merging(box, box.ids()[0]))
+    push(box, merging(box.ids()[0]))
     before = box.state()
 
     assert publish(box) is None
@@ -272,7 +266,7 @@ def test_bytes_that_are_no_entry_move_nothing(box):
 def test_broken_window_stops_a_merging_entry_with_nothing_moved(box):
     window, _ = box.merge()
     box.redis.hdel(box.keys.records, member_of(window))
-    push(box, merging(box, box.ids()[0]))
+    push(box, merging(box.ids()[0]))
     before = box.state()
 
     with pytest.raises(redis.ResponseError, match="RMQRECORD"):
@@ -285,7 +279,7 @@ def test_broken_window_stops_a_merging_entry_with_nothing_moved(box):
 
 
 def test_at_maxmemory_an_entry_stays_in_its_stage(tight):
-    for name, entry in (("p", plain(tight, 3)[1]), ("m", merging(tight, tight.ids()[0]))):
+    for name, entry in (("p", plain(tight, 3)[1]), ("m", merging(tight.ids()[0]))):
         push(tight, entry, name=name)
     publish_first = [
         scripts.publish(tight.handle, tight.keys, tight.session(), name) for name in ("p", "m")

@@ -257,7 +257,7 @@ BEYOND: list[tuple[str, int, str, tuple[Any, ...]]] = [
     *(
         (script, position, "", ("", "1000000000000000000"))
         for script, position in [
-            ("ack", 4), ("extend", 2), ("merge", 11), ("peek", 4), ("prepare", 2), ("prepare", 3),
+            ("ack", 4), ("extend", 2), ("merge", 5), ("peek", 4), ("prepare", 2), ("prepare", 3),
             ("purge", 3), ("release", 4), ("rollback", 3), ("send", 5), ("set_priority", 3),
             ("reschedule", 5),
         ]

@@ -80,7 +80,7 @@ def test_merge_window_moves_and_still_merges(box):
 
     reschedule(box, id, 60_000)
 
-    assert box.merge()[1].into == id
+    assert box.merge()[1].into == id.member
     due = box.clock.now_ms + 60_000
     assert box.state()["records"][id] == stored(1, due=due, key=b"key")
 

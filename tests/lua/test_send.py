@@ -314,11 +314,11 @@ def test_message_without_a_priority_is_worth_its_timed_priority_to_drop_lowest(m
     before = box.state()
 
     assert box.run(box.send_command(box.ids(), due=1000)).letters == "F"
-    assert box.merge(range_ms=1000)[1].letter == "F"
+    assert box.merge(range_ms=1000)[1].letters == "F"
     assert box.state() == before
     box.redis.hset(box.keys.slot, "timed_priority", 51)
     assert box.run(box.send_command(box.ids(), due=1000)).letters == ""
-    assert box.merge(range_ms=1000)[1].letter == "s"
+    assert box.merge(range_ms=1000)[1].letters == "s"
     assert box.counter("dropped") == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -68,7 +69,8 @@ class Machine(Ground):
         # A large body is written before the script can tell a duplicate, so it is refused then.
         is_large = len(str(body).replace(" ", "")) >= record.MIN_BYTES
         if self.full and not is_large and self.model.known(id, id.slot, self.now):
-            self.claim(result.status == "duplicate", "a duplicate was refused, or stored")
+            is_known = getattr(result, "status", "") == "duplicate"
+            self.claim(is_known, "a duplicate was refused, or stored")
         elif not self.refused(result):
             expected = self.model.send(id, id.slot, body, how.get("priority"), due, self.now)
             if expected == "stored" and "expires" in how:
@@ -102,26 +104,57 @@ class Machine(Ground):
         else:
             self.merged(id, body, key, 2000, 0, None, lost)
 
-    @rule(which=some, count=st.integers(2, 6), repeat=rarely, lost=rarely)
-    def send_many(self, which: int, count: int, repeat: bool, lost: bool) -> None:
+    @rule(
+        which=some, count=st.integers(2, 6), repeat=rarely, lost=rarely,
+        key=st.none() | st.sampled_from(sorted(MODES)),
+    )  # fmt: skip
+    def send_many(self, which: int, count: int, repeat: bool, lost: bool, key: str | None) -> None:
         outs = []
         for n in range(count):
-            id = self.new_id(which + n // 2)
             how: dict[str, Any] = [{}, {"priority": 101}, {"delay": 1.0}][(which + n) % 3]
+            merges = key is not None and (which + n) % 4 > 0
+            if key is not None and merges:
+                how = {"merge_key": key, "time_range": 2.0, "merge": MODES[key]}
+                how |= {"extend": True, "max_wait": 3.5} if (which + n) % 3 else {}
+            id = self.new_id(which + n // 2, key if merges else None)
             outs.append(rmq.Outgoing(self.body(n), id=id, **how))
         if repeat:
-            outs.append(rmq.Outgoing(self.body(0), id=outs[0].id))
+            outs.append(replace(outs[0], body=self.body(0)))
+        sizes = {id: len(text) for seen in self.seen for id, text in seen.records.items()}
         results = self.do(lambda: self.topic.send_many(outs), rmq.QueueFull, lost=lost)
         if self.refused(results):
             return
         for out, result in zip(outs, results, strict=True):
-            due = self.now + 1000 if out.delay else None
-            expected = self.model.send(out.id, out.id.slot, out.body, out.priority, due, self.now)  # type: ignore[union-attr]
+            into = None
+            if out.merge_key:
+                expected, into = self.model_merge(out, sizes)
+            else:
+                due = self.now + 1000 if out.delay else None
+                slot = out.id.slot  # type: ignore[union-attr]
+                expected = self.model.send(out.id, slot, out.body, out.priority, due, self.now)  # type: ignore[arg-type]
             allowed = {expected, "duplicate"} if lost else {expected}
             self.claim(result.status in allowed, f"sent: {result.status}, not {expected}")
+            if result.status == "merged":
+                self.claim(result.into == into, "merged into another message")
+                self.reached["merged in a batch"] += 1
             self.reached[expected] += 1
             if expected == "stored":
                 self.told.add(out.id)
+
+    def model_merge(self, out: Any, sizes: dict[bytes, int]) -> tuple[str, bytes | None]:
+        """Merge a message of a batch in the model. `sizes`: of the records, which grow with it."""
+        key, slot, added = out.merge_key, out.id.slot, 4 + len(str(out.body).replace(" ", ""))
+        held = self.model.slots[slot].index.get(key)
+        is_full = held is not None and sizes[held[0]] + added > 60
+        max_wait = round((out.max_wait or 0) * 1000)
+        expected, into = self.model.merge(
+            out.id, slot, out.body, key, MODES[key], 2000, max_wait, 0, self.now, is_full
+        )
+        if expected == "stored":
+            sizes[out.id] = 8 + 6 + 2 + len(key) + added
+        elif into is not None:
+            sizes[into] += added
+        return expected, into
 
     def merged(
         self, id: Any, body: Any, key: str, reach: int, max_wait: int, priority: int | None,
@@ -138,7 +171,8 @@ class Machine(Ground):
         is_full = size + 4 + len(str(body).replace(" ", "")) > 60
         result = self.do(lambda: self.topic.send(body, id=id, **how), rmq.QueueFull, lost=lost)
         if self.full and self.model.known(id, id.slot, self.now):
-            self.claim(result.status == "duplicate", "a duplicate was refused, or stored")
+            is_known = getattr(result, "status", "") == "duplicate"
+            self.claim(is_known, "a duplicate was refused, or stored")
             return
         if self.refused(result):
             return

@@ -61,10 +61,14 @@ MUTANTS: dict[str, list[Change]] = {
         ("prepare", "redis.call('HDEL', keys[7], unpack(merge_keys))", ""),
         (
             "merge",
-            "redis.call('ZSCORE', keys[2], target)",
-            "(redis.call('ZSCORE', keys[2], target)"
-            " or (redis.call('HEXISTS', keys[3], target) == 1 and '1'))",
+            "and scores and scores[place] then",
+            "and scores and (scores[place]"
+            " or redis.call('HEXISTS', records, members[place]) == 1) then",
         ),
+        ("merge", "tonumber(window.score)", "tonumber(window.score or 1)"),
+    ],
+    "merging messages of one call do not see each other": [
+        ("merge", "new_places[place], windows[place] = n_, false", "windows[place] = false")
     ],
     "a re-sent prepare takes a second batch": [("prepare", "if kept then", "if false then")],
     "a re-sent ack is stale": [("ack", "if kept then", "if false then")],

@@ -35,7 +35,7 @@ SOMETIMES = (
     "lost reply, sent again", "redrive", "purge", "cancel: cancelled", "cancel: in_flight",
     "send refused at maxmemory", "received at maxmemory", "settled at maxmemory", "script flush",
     "clock stepped back", "opened at maxmemory", "retries led a take", "priorities led a take",
-    "a full list opens the next",
+    "a full list opens the next", "merged in a batch",
 )  # fmt: skip
 
 

@@ -12,12 +12,13 @@ from rmq.kernel.core import ids, record, sequence
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing, is_plain
 from rmq.kernel.core.sequence import SlotSequence
-from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, Settings
+from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
 from rmq.kernel.core.validation import check_priority
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
 
 ALIKE_MIN = 16  # fewer messages are grouped faster one by one
+MERGE_MAX, MERGE_BYTES = 400, 256 * 1024  # messages with merge keys of one call, and their bytes
 
 
 class Group:
@@ -25,12 +26,14 @@ class Group:
 
     __slots__ = (
         "bytes",
+        "done",
         "given_ids",
         "ids",
         "indexes",
         "large",
         "merging",
         "numbers",
+        "options",
         "parts",
         "sequence",
         "slot",
@@ -38,10 +41,12 @@ class Group:
 
     def __init__(self, slot: int, merging: EncodedMessage | None) -> None:
         self.slot = slot
-        self.merging = merging  # such a message has a call to itself
+        self.merging = merging  # the first message, where all have merge keys; else none has one
+        self.options: tuple[bytes, str, int] | None = None  # of the last such message
+        self.done = 0  # so many of its first messages have results
         self.ids: Sequence[MessageId] = []
         self.given_ids: dict[int, MessageId] = {}  # by position; given or derived from a dedup key
-        self.parts: list[bytes] = []  # head and rest of each record
+        self.parts: list[bytes] = []  # head and rest of each record, or as scripts.merge
         self.indexes: list[int] = []  # of the messages, and so of their results
         self.large: dict[int, bytes] = {}  # by position: bodies that may stand beside their records
         self.bytes = 0
@@ -80,12 +85,13 @@ def group_messages(
     """Check, encode and name all messages; append groups of at most so many to `groups`.
 
     `kept`: the caller learns the new ids in order to send them again. `staged`: the messages go to
-    a stage, where large bodies stay in their records.
+    a stage, where large bodies stay in their records, and a message with a merge key is alone.
     """
     # Other iterables are read one message at a time, so that a caller sees where a faulty one was.
     outs = messages if isinstance(messages, list | tuple) and len(messages) >= ALIKE_MIN else None
     if outs is None or not _group_alike(context, outs, groups, group_max):
-        _group_each(context, messages, groups, group_max, allow_past)
+        merge_max = 1 if staged else min(group_max, MERGE_MAX)
+        _group_each(context, messages, groups, group_max, merge_max, allow_past)
     for group in groups:
         group.ids = ids.make_run(group.slot, context.check, len(group.indexes), kept=kept)
         if staged:
@@ -168,6 +174,7 @@ def _group_each(
     messages: Iterable[Outgoing | EncodedMessage],
     groups: list[Group],
     group_max: int,
+    merge_max: int,
     allow_past: bool,
 ) -> None:
     """Check and encode messages, one after the other."""
@@ -178,6 +185,7 @@ def _group_each(
     )
     filling: dict[int, Group] = {}
     run_slot = run_left = 0
+    list_max = min(settings.max_body, COLLECT_MAX)
     for index, out in enumerate(messages):
         given_id, merging = None, None
         if not settings.expires_ms and type(out) is Outgoing and is_plain(out):
@@ -205,28 +213,30 @@ def _group_each(
             head, envelope = record.with_headers(head, envelope, headers)
             if merging is not None:
                 merging.head, merging.envelope = head, envelope
-        rest = envelope + body if envelope else body
-        size = len(rest) + RECORD_BYTES
+        size, merges = len(envelope) + len(body) + RECORD_BYTES, merging is not None
+        most, most_size = (merge_max, MERGE_BYTES) if merges else (group_max, CALL_BYTES)
         group = filling.get(slot)
         if (
             group is None
-            or merging is not None
-            or len(group.indexes) >= group_max
-            or group.bytes + size > CALL_BYTES
+            or (group.merging is not None) is not merges  # what comes later stays after it
+            or len(group.indexes) >= most
+            or group.bytes + size > most_size
         ):
-            group = Group(slot, merging)
+            group = filling[slot] = Group(slot, merging)
             groups.append(group)
-            if merging is None:
-                filling[slot] = group
-            else:
-                filling.pop(slot, None)  # messages after a merging one stay after it
         if given_id is not None:
             group.given_ids[len(group.indexes)] = given_id
-        if len(body) >= record.MIN_BYTES and merging is None:
-            group.large[len(group.indexes)] = body
+        if merging is not None:
+            options, text = (head, merging.mode, merging.max_wait_ms), b""
+            if options != group.options:
+                group.options = options
+                text = b"%b%b %d %d " % (head, merging.mode.encode(), options[2], list_max)
+            group.parts += text, envelope, body
+        else:
+            if len(body) >= record.MIN_BYTES:
+                group.large[len(group.indexes)] = body
+            group.parts += head, envelope + body if envelope else body
         group.indexes.append(index)
-        group.parts.append(head)
-        group.parts.append(rest)
         group.bytes += size
         if producer_sequence is not None:
             group.sequence = slot_sequence

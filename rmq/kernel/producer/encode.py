@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -193,6 +194,11 @@ def _due_ms(at: Any) -> int:
     return check_due_ms(at, "at", topic_context.now_ms())
 
 
+@lru_cache(4096, typed=True)  # most messages have it in common
+def _range_ms(time_range: object) -> int:
+    return duration_ms(time_range, "time_range")
+
+
 def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
     """Check the merge options; return the time range in ms, 0 for a message that does not merge."""
     if out.merge_key is None and out.time_range is None:
@@ -216,7 +222,10 @@ def _check_merge(out: Outgoing, message: EncodedMessage) -> int:
         )
     if out.merge not in ("first", "last", "collect"):
         raise InvalidValue(f"merge: {out.merge!r}; give 'first', 'last' or 'collect'")
-    time_range = duration_ms(out.time_range, "time_range")
+    if type(out.time_range) in (float, int, timedelta):
+        time_range = _range_ms(out.time_range)
+    else:  # it may have no hash
+        time_range = duration_ms(out.time_range, "time_range")
     if out.extend:
         if out.max_wait is None:
             raise InvalidValue("extend: give max_wait too, or a busy key would never be delivered")

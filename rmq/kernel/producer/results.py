@@ -8,29 +8,44 @@ from typing import cast, overload
 
 from rmq.errors import TopicVanished
 from rmq.kernel.core.ids import MessageId
-from rmq.kernel.core.message import SendResult
+from rmq.kernel.core.message import SendResult, SendStatus
+from rmq.kernel.producer.batches import Group
+from rmq.kernel.producer.scripts import SendReply
+
+MEMBER = 13  # bytes of a message's name in Redis
+STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
 
 
-class StoredResults(Sequence[SendResult]):
-    """Results of messages that one call stored, each made when it is asked for.
+def merged_into(id: MessageId, members: bytes, at: int) -> MessageId:
+    """Return the id of the nth of some members, which are of the slot of `id`."""
+    member = members[at * MEMBER : (at + 1) * MEMBER]
+    return MessageId(member[:8] + id[8:11] + member[8:])
+
+
+class CallResults(Sequence[SendResult]):
+    """Results of messages of one call, each made when it is asked for.
 
     They compare and print as a list of them does.
     """
 
-    __slots__ = ("_durable", "_ids", "_offsets", "_slot")
+    __slots__ = ("_durable", "_ids", "_mixed", "_reply", "_slot")
 
-    def __init__(self, ids: Sequence[MessageId], slot: int, last: int, durable: str) -> None:
+    def __init__(self, ids: Sequence[MessageId], slot: int, reply: SendReply, durable: str) -> None:
         self._ids = ids
         self._slot = slot
-        self._offsets = range(last - len(ids) + 1, last + 1)
+        self._reply = reply
         self._durable = durable
+        self._mixed: list[SendResult] | None = None
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def __iter__(self) -> Iterator[SendResult]:
+        if self._reply.letters:
+            return iter(self._list_mixed())
         stored, slot, durable = repeat("stored"), repeat(self._slot), repeat(self._durable)
-        rows = zip(self._ids, stored, slot, self._offsets, repeat(None), durable, strict=False)
+        offsets = range(self._reply.offset - len(self._ids) + 1, self._reply.offset + 1)
+        rows = zip(self._ids, stored, slot, offsets, repeat(None), durable, strict=False)
         return map(SendResult._make, rows)
 
     @overload
@@ -38,13 +53,30 @@ class StoredResults(Sequence[SendResult]):
     @overload
     def __getitem__(self, place: slice) -> list[SendResult]: ...
     def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
+        if self._reply.letters:
+            return self._list_mixed()[place]
         if isinstance(place, slice):
             return list(self)[place]
-        id, offset = self._ids[place], self._offsets[place]
+        id, offset = self._ids[place], self._reply.offset + 1 + range(-len(self._ids), 0)[place]
         return SendResult(id, "stored", self._slot, offset, None, self._durable)
 
+    def _list_mixed(self) -> list[SendResult]:
+        if self._mixed is None:
+            offset, letters, into = self._reply
+            offset, merged, mixed = offset - letters.count("s"), 0, []
+            for id, letter in zip(self._ids, letters, strict=True):
+                target = None
+                if letter == "s":
+                    offset += 1
+                elif letter == "m":
+                    target, merged = merged_into(id, into, merged), merged + 1
+                row = (id, STATUS[letter], self._slot, offset, target, self._durable)
+                mixed.append(SendResult._make(row))
+            self._mixed = mixed
+        return self._mixed
+
     def __eq__(self, other: object) -> bool:
-        return list(self) == (list(other) if isinstance(other, StoredResults) else other)
+        return list(self) == (list(other) if isinstance(other, CallResults) else other)
 
     __hash__ = None  # type: ignore[assignment]  # as a list
 
@@ -58,12 +90,14 @@ class Results:
     Attributes:
         rows: of each message.
         refusal: why those without a result were refused, if the topic was resized.
+        unfinished: groups whose last messages are to be sent in another call.
     """
 
-    __slots__ = ("refusal", "rows")
+    __slots__ = ("refusal", "rows", "unfinished")
 
     def __init__(self) -> None:
         self.rows: Sequence[SendResult | None] = []
+        self.unfinished: list[Group] = []
         self.refusal: TopicVanished | None = None
 
     def with_those_of(

@@ -8,12 +8,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from rmq.kernel.core import record
-from rmq.kernel.core.ids import member_of, members_of
+from rmq.kernel.core.ids import IdRun, member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
+
+MERGE_PARTS = 3  # arguments of a message that merges
 
 
 def audit_report(
@@ -33,10 +35,11 @@ def audit_report(
 
 
 class SendReply(NamedTuple):
-    """The reply to send."""
+    """The reply to send, and to merge."""
 
     offset: int  # acceptance number of the last message stored
-    letters: str  # one for each message: s stored, d duplicate; "": all stored; F full, P paused
+    letters: str  # s stored, m merged, d duplicate; "": all stored; F full, P paused
+    into: bytes = b""  # members of the messages into which those were merged
 
     @property
     def is_paused(self) -> bool:
@@ -44,21 +47,8 @@ class SendReply(NamedTuple):
         return self.letters == "P"
 
 
-class MergeReply(NamedTuple):
-    """The reply to merge."""
-
-    offset: int
-    letter: str  # s stored, m merged, d duplicate, F full, P paused
-    into: bytes  # id of the message that it was merged into; b"": none
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether sends are paused, and nothing was done."""
-        return self.letter == "P"
-
-
 def _send_reply(reply: list[Any]) -> SendReply:
-    return SendReply(reply[0], reply[1].decode())
+    return SendReply(reply[0], reply[1].decode(), *reply[2:])
 
 
 def send(
@@ -160,32 +150,41 @@ def merge(
     context: TopicContext,
     keys: SlotKeys,
     session: ReplaySession,
-    *,
-    id: bytes,
-    head: bytes,
-    envelope: bytes,
-    body: bytes,
-    merge_key: str,
-    mode: str,
-    max_wait_ms: int,
-    most_bytes: int,
-) -> Command[MergeReply]:
-    """Accept a message with a merge key, or merge it into the one that waits under that key."""
+    ids: Sequence[bytes],
+    parts: Sequence[bytes],
+    done: int = 0,
+) -> Command[SendReply]:
+    """Accept messages with merge keys, or merge each into the one that waits under its key.
 
-    def parse(reply: list[Any]) -> MergeReply:
-        offset, letter, into = reply
-        return MergeReply(offset, letter.decode(), into and keys.id_of(into))
+    The reply may have fewer letters than messages: the last ones, which have none, are to be sent
+    in another call.
 
+    Args:
+        context: of the topic.
+        keys: of the slot.
+        session: of the call.
+        ids: of the messages.
+        parts: options, envelope and body of each; options are head and `<mode> <max_wait_ms>
+            <most bytes of a list that it joins> `, or nothing where they are those of the message
+            before.
+        done: leave out so many of the first messages.
+    """
+    each, options = list(parts), b""
+    if done:
+        each[MERGE_PARTS * done] = next(filter(None, parts[MERGE_PARTS * done :: -MERGE_PARTS]))
+        each, ids = each[MERGE_PARTS * done :], ids[done:]
+    if isinstance(ids, IdRun):  # the others follow the first
+        each[0] += member_of(ids[0])
+    else:
+        for at, member in enumerate(members_of(ids)):
+            options = each[MERGE_PARTS * at] or options
+            each[MERGE_PARTS * at] = options + member
     return Command(
         scripts.load("merge"),
         (
             keys.slot, keys.store, keys.records, keys.merge, keys.settled0, keys.settled1,
             keys.failures, keys.audit, keys.bodies,
         ),
-        [
-            topic_context.now_us, session.call, context.channel, keys.index, keys.created,
-            member_of(id),
-            head, envelope, body, merge_key, mode, max_wait_ms, most_bytes,
-        ],
-        parse,
+        [topic_context.now_us, session.call, context.channel, keys.index, keys.created, *each],
+        _send_reply,
     )  # fmt: skip

@@ -21,14 +21,14 @@ from rmq.errors import (
 from rmq.kernel.core import ids as core_ids
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
-from rmq.kernel.core.message import Outgoing, SendResult, SendStatus, is_plain
-from rmq.kernel.core.settings import COLLECT_MAX, Durability, Fsync, parse_durability
+from rmq.kernel.core.message import Outgoing, SendResult, is_plain
+from rmq.kernel.core.settings import Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, Outdated, group_messages
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
-from rmq.kernel.producer.results import Results, StoredResults
-from rmq.kernel.producer.scripts import MergeReply, SendReply
+from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_into
+from rmq.kernel.producer.scripts import SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
 from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_error
@@ -40,9 +40,6 @@ from rmq.kernel.transport.steps import (
     Sleep,
     durable_pipeline,
 )
-
-_STATUS: dict[str, SendStatus] = {"s": "stored", "d": "duplicate", "m": "merged"}
-
 
 Stored = Flow[Sequence[SendResult]]
 Store = Callable[[Iterable[Outgoing]], Stored]
@@ -247,7 +244,7 @@ def _send(
     else:
         given = read = list[Outgoing]()
         messages = _remember(messages, read)
-    call = partial(_call, wait_s=wait_s)
+    call = partial(_call, until=time.monotonic() + wait_s)
     results = yield from _send_once(context, messages, override, call)
     for _ in range(opening.RESIZES_IN_CALL):
         if results.refusal is None:
@@ -297,28 +294,49 @@ def _send_once(
             yield from report.register(
                 {group.sequence for group in groups if group.sequence is not None}
             )
-        sessions = [context.sessions.take() for _ in groups]
-        calls = list(map(_command, repeat(context), groups, sessions))
         results.rows = [None] * sum(len(group.indexes) for group in groups)
-        try:
-            yield from call(context, calls, groups, results, override)
-        except OutcomeUnknown:
-            raise  # a copy may still be on its way, so nothing else may go under these numbers
-        except Exception as error:
-            context.sessions.give(*sessions)
-            if not isinstance(error, TopicVanished):
-                raise
-            if not (yield from opening.forget_if_recreated(context, error)):
-                raise
-            results.refusal = error
-        else:
-            context.sessions.give(*sessions)
+        later = groups
+        while later and results.refusal is None:
+            now, later = _next_round(later)
+            sessions = [context.sessions.take() for _ in now]
+            calls = list(map(_command, repeat(context), now, sessions))
+            try:
+                yield from call(context, calls, now, results, override)
+            except OutcomeUnknown:
+                raise  # a copy may still be on its way, so nothing else may go under these numbers
+            except Exception as error:
+                context.sessions.give(*sessions)
+                if not isinstance(error, TopicVanished):
+                    raise
+                if not (yield from opening.forget_if_recreated(context, error)):
+                    raise
+                results.refusal = error
+            else:
+                context.sessions.give(*sessions)
+            if results.unfinished:
+                later, results.unfinished = results.unfinished + later, []
     finally:
         if producer_sequence is not None:
             _settle_numbers(groups, results.rows)
     if producer_sequence is not None:
         yield from report.schedule(producer_sequence)
     return results
+
+
+def _next_round(groups: list[Group]) -> tuple[list[Group], list[Group]]:
+    """Split groups: those to send now, and the later ones.
+
+    A call that merges several messages may leave the last ones to another call. So what comes
+    after it in its slot is not sent together with it.
+    """
+    if len(groups) == 1:
+        return groups, []
+    now, later, held = list[Group](), list[Group](), set[int]()
+    for group in groups:
+        (later if group.slot in held else now).append(group)
+        if group.merging is not None and len(group.indexes) - group.done > 1:
+            held.add(group.slot)
+    return now, later
 
 
 def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -> None:
@@ -343,27 +361,12 @@ def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -
 
 def _command(context: TopicContext, group: Group, session: ReplaySession) -> Command[Any]:
     keys = context.slots[group.slot]
-    merging = group.merging
-    if merging is None:
-        if group.is_uniform():
-            parts = group.parts
-            return scripts.send_uniform(
-                context, keys, session, parts[0], group.ids, parts[1::2], group.large
-            )
-        return scripts.send(context, keys, session, group.ids, group.parts, group.large)
-    return scripts.merge(
-        context,
-        keys,
-        session,
-        id=group.ids[0],
-        head=merging.head,
-        envelope=merging.envelope,
-        body=merging.body,
-        merge_key=merging.merge_key,
-        mode=merging.mode,
-        max_wait_ms=merging.max_wait_ms,
-        most_bytes=min(context.settings.max_body, COLLECT_MAX),
-    )
+    if group.merging is not None:
+        return scripts.merge(context, keys, session, group.ids, group.parts, group.done)
+    if group.is_uniform():
+        head, rests = group.parts[0], group.parts[1::2]
+        return scripts.send_uniform(context, keys, session, head, group.ids, rests, group.large)
+    return scripts.send(context, keys, session, group.ids, group.parts, group.large)
 
 
 def _replies(
@@ -385,10 +388,12 @@ def _call(
     groups: list[Group],
     results: Results,
     override: DurabilityOverride | None,
-    wait_s: float,
+    until: float,
 ) -> Flow[None]:
-    """Make the calls; where a topic blocks when full, repeat the refused ones for `wait_s`."""
-    until = time.monotonic() + wait_s
+    """Make the calls; where a topic blocks when full, repeat the refused ones.
+
+    `until`: by the monotonic clock.
+    """
     pause = 0.01
     while True:
         replies, short, level = yield from _replies(context, calls, override)
@@ -428,7 +433,7 @@ def _call(
         if context.settings.overflow != "block" or time.monotonic() + pause > until:
             raise QueueFull(
                 f"topic {context.name!r} is at its max_length of {context.settings.max_length} "
-                f"({sum(len(group.indexes) for group in groups)} of {len(results.rows)} messages "
+                f"({list(results.rows).count(None)} of {len(results.rows)} messages "
                 "refused); send again when consumers have caught up",
                 list(results.rows),
             )
@@ -457,7 +462,7 @@ def _call_together(
         elif not reply.is_paused:
             _write_results(group, reply, results, level)
     for index, result in enumerate(results.rows):
-        if result is not None:
+        if result is not None and outcomes[index] is None:
             outcomes[index] = _not_durable(context, short, [result]) if short else result
     if unknown is not None:
         for index, outcome in enumerate(outcomes):
@@ -474,30 +479,22 @@ def _not_durable(
     return NotDurable(f"{short}. {described}", list(rows))
 
 
-def _write_results(group: Group, reply: Any, results: Results, level: str) -> bool:
+def _write_results(group: Group, reply: SendReply, results: Results, level: str) -> bool:
     """Write the results of one call; return False if it was refused as full."""
-    slot = group.slot
-    if isinstance(reply, MergeReply):
-        if reply.letter == "F":
-            return False
-        into = MessageId(reply.into) if reply.letter == "m" else None
-        status = _STATUS[reply.letter]
-        merged = SendResult(group.ids[0], status, slot, reply.offset, into, level)
-        results.put(group.indexes, [merged])
-        return True
-    assert isinstance(reply, SendReply)
-    letters = reply.letters
-    if letters == "F":
+    if reply.letters == "F":
         return False
-    if not letters:
-        results.put(group.indexes, StoredResults(group.ids, slot, reply.offset, level))
+    ids, indexes = group.ids, group.indexes
+    if len(indexes) == 1 and reply.letters:
+        id, status = ids[0], STATUS[reply.letters]
+        target = merged_into(id, reply.into, 0) if reply.into else None
+        results.put(indexes, [SendResult(id, status, group.slot, reply.offset, target, level)])
         return True
-    offset = reply.offset - letters.count("s")
-    mixed = []
-    for id, letter in zip(group.ids, letters, strict=True):
-        offset += letter == "s"
-        mixed.append(SendResult(id, _STATUS[letter], slot, offset, None, level))
-    results.put(group.indexes, mixed)
+    if len(reply.letters) < len(indexes) and reply.letters:
+        done, group.done = group.done, group.done + len(reply.letters)
+        ids, indexes = ids[done : group.done], indexes[done : group.done]
+        if group.done < len(group.indexes):
+            results.unfinished.append(group)
+    results.put(indexes, CallResults(ids, group.slot, reply, level))
     return True
 
 

@@ -12,7 +12,7 @@ from rmq.kernel.core.codec import BYTES
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import CALL_BYTES, Settings
 from rmq.kernel.producer import batches
-from rmq.kernel.producer.batches import ALIKE_MIN, Group, group_messages
+from rmq.kernel.producer.batches import ALIKE_MIN, MERGE_BYTES, MERGE_MAX, Group, group_messages
 from rmq.kernel.topic.context import ReplaySessions, SlotRotation, TopicContext
 
 
@@ -108,6 +108,47 @@ def test_bodies_that_are_too_many_bytes_for_a_call_are_split() -> None:
 
     assert len(groups) == 3
     assert all(sum(map(len, parts)) <= CALL_BYTES for _, _, parts in groups)
+
+
+def merging(body: bytes = b"x", **options: Any) -> Outgoing:
+    return Outgoing(body, **{"merge_key": "k", "time_range": 1, **options})
+
+
+def test_messages_that_merge_share_a_call_and_keep_their_place_among_others() -> None:
+    messages = [
+        Outgoing(b"x"), merging(), merging(merge="last"), merging(), Outgoing(b"x"), merging(),
+    ]  # fmt: skip
+
+    groups = grouped(messages)
+
+    assert [indexes for _, indexes, _ in groups] == [[0], [1, 2, 3], [4], [5]]
+
+
+def test_options_of_messages_that_merge_are_told_where_they_change() -> None:
+    first, last = {"merge": "first"}, {"merge": "last", "extend": True, "max_wait": 5}
+
+    ((_, _, parts),) = grouped([merging(**how) for how in (first, first, last, last, first)])
+
+    told = [part[4:] for part in parts[::3]]
+    assert told == [b"first 0 262144 ", b"", b"last 5000 262144 ", b"", b"first 0 262144 "]
+    assert [part[8:] for part in parts[1::3]] == [b"k"] * 5
+    assert parts[2::3] == [b"x"] * 5
+
+
+def test_a_call_of_messages_that_merge_is_bounded() -> None:
+    many = grouped([merging() for _ in range(MERGE_MAX + 1)])
+    large = grouped([merging(bytes(MERGE_BYTES // 3)) for _ in range(5)])
+
+    assert [len(indexes) for _, indexes, _ in many] == [MERGE_MAX, 1]
+    assert [len(indexes) for _, indexes, _ in large] == [2, 2, 1]
+
+
+def test_in_a_stage_each_message_that_merges_is_an_entry() -> None:
+    groups: list[Group] = []
+
+    group_messages(context(), [merging(), merging(), Outgoing(b"x")], groups, staged=True)
+
+    assert [group.indexes for group in groups] == [[0], [1], [2]]
 
 
 def test_a_topic_whose_messages_expire_writes_it_in_each() -> None:
