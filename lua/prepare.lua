@@ -81,8 +81,8 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
     and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(waits, 1) ~= RENEWS then
   local seconds
   now, now_us, seconds = read_time(ARGV[1])
-  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0, 'WITHSCORES', 'LIMIT', 0,
-    limit > 1 and 2 or 1)
+  local page = redis.call('ZRANGE', store, string.format('(%d', now + 1), 0, 'BYSCORE', 'REV', 'LIMIT', 0, limit > 1 and 2 or 1,
+    'WITHSCORES')
   local id, score, delivery = page[1], tonumber(page[2] or 0), tonumber(fields[DELIVERED] or 0) + 1
   none_due = score < PRIORITY_END
   local lease_end = nil -- see lib/shared_leases
@@ -94,8 +94,9 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
     --- @include "lib/wake"
     local wait = next_ready_in(store, prepare, now_us, fields[LEASES_UNTIL])
     if wait ~= 0 then
-      local kept = outlives_credit(lease_end, now)
-        and keep_credit(slot, store, waits, limit, lease_end and 's' .. shared or lease, call, now)
+      local outlives
+      outlives = outlives_credit(lease_end, now)
+      local kept = outlives and keep_credit(slot, store, waits, limit, lease_end and 's' .. shared or lease, call, now)
       if not kept then
         note_sleeper(slot, store, 'waiting', now)
       end
@@ -215,7 +216,9 @@ if shared ~= '' then
 end
 if #waits > 1 then
   --- @include "lib/credits"
-  waits = outlives_credit(lease_number and lease_end, now) and waits or '1'
+  local outlives
+  outlives = outlives_credit(lease_number and lease_end, now)
+  waits = outlives and waits or '1'
 end
 if fields[CREATED] ~= created then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)

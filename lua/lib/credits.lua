@@ -52,6 +52,7 @@ local function count_listeners(channel)
 end
 
 -- The (way, number, channel, further calls, how many these are) of an offer.
+--- @inline
 local function read_offer(waits)
   local way, number, channel, calls = string.match(waits, '^([+*=])(%d+) ([^ ;]+)(.*)$')
   local others, count = string.gsub(calls or '', ' [^ ;]+ %d+', '')
@@ -63,11 +64,13 @@ end
 
 -- Whether a shared lease ends no earlier than a credit that is kept now; `ends`: epoch ms, or nothing for a lease of its own.
 -- Its owner withdraws the credit before it releases the lease.
+--- @inline
 local function outlives_credit(ends, now)
   return not ends or ends >= now + CREDIT_MS
 end
 
 -- Where the credit of a channel begins and ends; nil where it has none.
+--- @inline
 local function find_credit(credits, channel)
   local from = string.find(credits, channel .. ' ', 1, true)
   return from, from and string.find(credits, ';', from, true)
@@ -106,7 +109,7 @@ end
 -- consumer knows of.
 local function keep_credit(slot, store, waits, limit, lease, call, now)
   local way, number, channel, calls, count_of_calls = read_offer(waits)
-  local credits = redis.call('HGET', slot, 'credits') or ''
+  local credits = redis.call('HMGET', slot, 'credits')[1] or ''
   local from, to = find_credit(credits, channel)
   if way == '=' and not from then
     return false
