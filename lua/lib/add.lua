@@ -22,3 +22,14 @@ local function add_single(zset, score, member, nth)
     redis.call('ZADD', zset, score, member)
   end
 end
+
+-- Set fields of a hash; `fields_and_values` in turn, `count`: how many fields they are.
+--- @inline
+local function set_fields(hash, fields_and_values, count)
+  if count < FEW then
+    redis.call('HSET', hash, unpack(fields_and_values))
+  else
+    --- @include "lib/writes"
+    set_many(hash, fields_and_values)
+  end
+end

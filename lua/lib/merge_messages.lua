@@ -328,7 +328,7 @@ local function merge_messages(keys, fields, given, at, count, now, channel, inde
       drop_lowest()
     end
     if n > 0 then
-      redis.call('HSET', indexed, unpack(entries))
+      set_fields(indexed, entries, n)
     end
     if into then
       redis.call('HINCRBY', slot, 'merged', #into)

@@ -20,3 +20,16 @@ local function add_many(zset, scores_and_members)
     redis.call('ZREM', zset, long_member)
   end
 end
+
+-- Set many fields of a hash that may be small: for the same reason, as with add_many.
+local function set_many(hash, fields_and_values)
+  local packed = redis.call('HLEN', hash) <= 512
+  local long_field = '-----------------------------------------------------------------' -- 65 bytes
+  if packed then
+    redis.call('HSET', hash, long_field, '')
+  end
+  redis.call('HSET', hash, unpack(fields_and_values))
+  if packed then
+    redis.call('HDEL', hash, long_field)
+  end
+end

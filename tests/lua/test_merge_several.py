@@ -180,3 +180,15 @@ def test_of_a_run_no_other_id_may_be_given(box):
 
     with pytest.raises(Exception, match="RMQARG id"):
         box.run(call)
+
+
+def test_a_call_of_several_makes_a_table_of_a_small_merge_index(box):
+    box.merge(key=b"first")
+    assert box.redis.object("encoding", box.keys.merge) in (b"listpack", b"ziplist")
+
+    box.run(
+        box.merge_many([box.merge_command(id, key=b"%d" % n) for n, id in enumerate(box.ids(20))])
+    )
+
+    assert box.redis.object("encoding", box.keys.merge) == b"hashtable"
+    assert set(box.redis.hkeys(box.keys.merge)) == {b"first", *(b"%d" % n for n in range(20))}
