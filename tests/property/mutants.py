@@ -45,8 +45,8 @@ MUTANTS: dict[str, list[Change]] = {
         ),
         (
             "prepare",
-            "'ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0,",
-            "'ZRANGEBYSCORE', store, 0, string.format('(%d', now + 1),",
+            "string.format('(%d', now + 1), 0, 'BYSCORE', 'REV',",
+            "0, string.format('(%d', now + 1), 'BYSCORE',",
         ),
     ],
     "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
