@@ -225,7 +225,13 @@ def cluster(figures: Figures) -> str:
 def peers(figures: Figures) -> str:
     """Return RMQ's worker beside others, the settings, and RMQ's targets."""
     found = {one["name"]: one for one in figures.of("peers")}
-    table = markdown(peers_show.HEADING, peers_show.rows(found))
+    table = markdown(
+        peers_show.HEADING,
+        (
+            [f"**{name}**" if name.startswith("rmq") else name, *cells]
+            for name, *cells in peers_show.rows(found)
+        ),
+    )
     told = "\n".join(f"- {line}" for line in peers_show.settings(found))
     promised = [one for one in found.values() if one["target"] is not None]
     return f"{table}\n\n{told}\n\n{rows(figures, promised)}"
