@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from bench.cost.row import COLUMNS
-from bench.cost.trials import CALLS, DEPTH
+from bench.cost.trials import CALLS
 from bench.figures import Figures, K, Spread, spaced, us
 from bench.lone import rows as lone_rows
 from bench.peers import show as peers_show
@@ -69,10 +69,11 @@ def memory(figures: Figures) -> str:
     """Return the bytes of a waiting message."""
     ways = ("used_memory", "MEMORY USAGE of its keys")
     rows = []
+    depth = figures.names("cost", "memory, plain, ")[0].split()[2]  # a quick run has fewer
     for kind in ("plain", "bare", "stream"):
-        names = [f"memory, {kind}, {DEPTH:,} waiting, each: {way}" for way in ways]
+        names = [f"memory, {kind}, {depth} waiting, each: {way}" for way in ways]
         rows.append([kind, *(spaced(figures.spread(name).value) for name in names)])
-    return markdown([f"bytes of one, {spaced(DEPTH)} waiting", *ways], rows)
+    return markdown([f"bytes of one, {depth.replace(',', ' ')} waiting", *ways], rows)
 
 
 def cost(figures: Figures) -> str:
