@@ -25,6 +25,7 @@ from tests.servers import Server
 
 SECONDS, QUICK_SECONDS = 0.3, 0.05  # of a way in a round
 AWAY_MS = 0.5
+AOF = ("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0")  # none while it measures
 SERVERS_ROUNDS = 5
 CHILD = str(Path(__file__).with_name("calls_child.py"))
 
@@ -184,7 +185,7 @@ def servers(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         places: list[tuple[str, str, contextlib.AbstractContextManager[None]]] = []
         places.append(("no AOF", server.url, contextlib.nullcontext()))
         for fsync in ("everysec", "always"):
-            own.append(Server(server.binary, "--appendonly", "yes", "--appendfsync", fsync))
+            own.append(Server(server.binary, *AOF, "--appendfsync", fsync))
             stack.callback(own[-1].stop)
             places.append((f"AOF {fsync}", own[-1].url, contextlib.nullcontext()))
         try:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,46 @@ def test_a_page_is_refused_before_anything_is_measured(
 
     with pytest.raises(SystemExit, match="it was a quick run"):
         bench.main()
+
+
+class Told(Measurement):
+    """A figure that a file has."""
+
+    def __init__(self, figure: dict[str, Any]) -> None:
+        super().__init__(figure["part"], figure["name"], figure["rounds"])
+        self.figure = figure
+
+    def as_json(self) -> dict[str, Any]:
+        return self.figure
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_page_is_filled_from_what_its_parts_measure_or_the_file_is_kept(
+    busy: bool, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, file, before = json.loads(RUN.read_text()), checkout / "page.json", _texts(checkout)
+    measured: dict[str, list[Measurement]] = defaultdict(list)
+    for figure in content["figures"]:
+        measured[figure["part"]].append(Told(figure))
+    parts = {part: lambda *_, part=part, **__: measured[part] for part in bench.PARTS}
+    monkeypatch.setattr(bench, "PARTS", parts)
+    monkeypatch.setattr(bench, "SHOWS", dict.fromkeys(bench.PARTS, lambda _: None))
+    monkeypatch.setattr(bench, "description", lambda _: content["machine"])
+    monkeypatch.setattr(OthersLoad, "cores", lambda _: 0.6 if busy else 0.07)
+    words = ["--page", "--into", str(checkout), "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+
+    if busy:
+        with pytest.raises(SystemExit, match=r"load of others during throughput 0\.60, drain"):
+            bench.main()
+    else:
+        bench.main()
+
+    assert json.loads(file.read_text())["figures"] == [
+        one.as_json() for part in bench.PAGE for one in measured[part]
+    ]
+    assert (_texts(checkout) == before) == busy
+    assert all("commit 0123456789ab" in text for text in _texts(checkout)) == (not busy)
 
 
 def test_each_part_of_a_page_has_its_rounds() -> None:
