@@ -58,7 +58,7 @@ BLOCKS = {
     "five": Block(FRONT, _MAIN, tables.five, MEDIAN),
     "capacity": Block(CAPACITY, ("cost", "growth"), capacity.table),
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
-    "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table, how=None),
+    "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table),
     "client": Block(CAPACITY, ("throughput", "drain", "concurrency"), tables.client, MEDIAN),
     "size": Block(CAPACITY, ("size",), size_tables.page, ""),
     "cluster": Block(CAPACITY, ("cluster",), tables.cluster, MEDIAN),
