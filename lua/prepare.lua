@@ -81,8 +81,8 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
     and tonumber(number) > tonumber(string.match(known, '^%d+')) and string.byte(waits, 1) ~= RENEWS then
   local seconds
   now, now_us, seconds = read_time(ARGV[1])
-  local page = redis.call('ZRANGE', store, string.format('(%d', now + 1), 0, 'BYSCORE', 'REV', 'LIMIT', 0, limit > 1 and 2 or 1,
-    'WITHSCORES')
+  local page = redis.call('ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0, 'WITHSCORES', 'LIMIT', 0,
+    limit > 1 and 2 or 1)
   local id, score, delivery = page[1], tonumber(page[2] or 0), tonumber(fields[DELIVERED] or 0) + 1
   none_due = score < PRIORITY_END
   local lease_end = nil -- see lib/shared_leases

@@ -19,8 +19,9 @@ local function hand_over_alone(slot, store, prepare, records, index, member, rec
   credits = credits or ''
   if credits ~= '' and tonumber(delivered or 0) < BY_CLOCK and not ordered and not paused and not limit
       and #record <= HAND_OVER_LARGEST and redis.call('ZCOUNT', store, '-inf', string.format('(%d', now + 1)) == 0
-      and redis.call('HSETNX', records, member, record) == 1 then
+      and not redis.call('HMGET', records, member)[1] then
     local delivery = tonumber(delivered or 0) + 1
+    redis.call('HSET', records, member, record)
     for _ = 1, CREDITS_MAX do
       local _, last, channel, number, till, most, lease, taker, taken, calls = string.find(credits, FIRST_CREDIT)
       credits = last and string.sub(credits, last + 1) or ''

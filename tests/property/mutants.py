@@ -45,8 +45,8 @@ MUTANTS: dict[str, list[Change]] = {
         ),
         (
             "prepare",
-            "string.format('(%d', now + 1), 0, 'BYSCORE', 'REV',",
-            "0, string.format('(%d', now + 1), 'BYSCORE',",
+            "'ZREVRANGEBYSCORE', store, string.format('(%d', now + 1), 0,",
+            "'ZRANGEBYSCORE', store, 0, string.format('(%d', now + 1),",
         ),
     ],
     "delivered early": [("prepare", "string.format('(%.0f', now + 1)", "'+inf'")],
