@@ -62,10 +62,14 @@ if fields[PAUSED_SEND] then
   return { 0, 'P', '' }
 end
 local now = clock(ARGV[1])
-local reply, is_changed = merge_messages(KEYS, fields, ARGV, BEFORE, count, now, ARGV[3], ARGV[4])
+local reply, is_changed, is_stored = merge_messages(KEYS, fields, ARGV, BEFORE, count, now, ARGV[3], ARGV[4])
 if is_changed then
   local answer = kept_answer(number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
-  redis.call('HSET', slot, 'accepted', reply[1], session, answer)
+  if is_stored then
+    redis.call('HSET', slot, 'accepted', reply[1], session, answer)
+  else
+    redis.call('HSET', slot, session, answer)
+  end
   if not fields[SESSION] then
     sweep_sessions(slot, now, SWEPT)
   end

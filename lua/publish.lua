@@ -62,9 +62,9 @@ if entry[1] == 'm' then
   local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8], KEYS[10] }
   local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
   local given = { head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id, rest, body }
-  local merging = merge_messages(keys, fields, given, 0, 1, now, ARGV[2], ARGV[3])
+  local merging, _, is_stored = merge_messages(keys, fields, given, 0, 1, now, ARGV[2], ARGV[3])
   local letter = merging[2]
-  if letter == 's' then
+  if is_stored then
     redis.call('HSET', slot, 'accepted', merging[1])
   end
   if letter == 'F' then

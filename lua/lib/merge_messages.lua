@@ -23,7 +23,8 @@ local function read_options(text)
   if not mode then
     fail('ARG', 'options')
   end
-  local priority, first = priority_of(head), string.byte(head, 1)
+  local first, a, b, c = string.byte(head, 1, HEAD)
+  local priority = a * 65536 + b * 256 + c
   max_wait, max_bytes = tonumber(max_wait), tonumber(max_bytes)
   if priority > 0 and (priority < PRIORITY_MIN or priority >= PRIORITY_END) then
     fail('ARG', 'priority')
@@ -61,21 +62,24 @@ local function read_messages(given, at, count)
     end
     local key = read_key(rest, options.expires)
     if i == 1 then -- lists that are made with what a single message needs: growing costs it more than anything else
-      each_options, ids, key_places, keys, places = { options }, { member }, { 1 }, { key }, { [key] = 1 }
-    elseif i == 2 and member == '' then
-      --- @include "lib/run_members"
-      is_run, ids = true, run_members(ids[1], count)
-    elseif not is_run then
-      ids[i] = member
+      each_options, ids, key_places, keys = { options }, { member }, { 1 }, { key }
+      places = count > 1 and { [key] = 1 }
+    else
+      if i == 2 and member == '' then
+        --- @include "lib/run_members"
+        is_run, ids = true, run_members(ids[1], count)
+      elseif not is_run then
+        ids[i] = member
+      end
+      if not places[key] then
+        keys[#keys + 1] = key
+        places[key] = #keys
+      end
+      each_options[i], key_places[i] = options, places[key]
     end
     if #ids[i] ~= MEMBER or is_run and member ~= '' then
       fail('ARG', 'id')
     end
-    if not places[key] then
-      keys[#keys + 1] = key
-      places[key] = #keys
-    end
-    each_options[i], key_places[i] = options, places[key]
   end
   return each_options, ids, key_places, keys, is_run
 end
@@ -183,35 +187,34 @@ local function record_of(window)
   return table.concat(parts)
 end
 
--- Write records and scores: of n new messages, and of the windows that were read, of which `window` is the last.
+-- A list of pairs with another one: in the given place, or at the end. A list is made with its first pair, which costs less.
+local function with_pair(pairs, place, a, b)
+  if not pairs then
+    return { a, b }
+  end
+  place = place or #pairs / 2 + 1
+  pairs[2 * place - 1], pairs[2 * place] = a, b
+  return pairs
+end
+
+-- Write records and scores: of new messages, in lists or nil, and of the windows that were read, of which `window` is the last.
 --- @inline
-local function write_windows(records, store, new_records, new_scores, n, window)
-  local records_n, scores_n = n, n
+local function write_windows(records, store, new_records, new_scores, window)
   while window do
     if window.changed then
       local record = record_of(window)
-      local place = window.new
-      if not place then
-        records_n = records_n + 1
-        place = records_n
-      end
-      new_records[2 * place - 1], new_records[2 * place] = window.id, record
+      new_records = with_pair(new_records, window.new, window.id, record)
     end
     if window.moved then
-      local place = window.new
-      if not place then
-        scores_n = scores_n + 1
-        place = scores_n
-      end
-      new_scores[2 * place - 1], new_scores[2 * place] = window.score, window.id
+      new_scores = with_pair(new_scores, window.new, window.score, window.id)
     end
     window = window.next
   end
-  if records_n > 0 then
+  if new_records then
     redis.call('HSET', records, unpack(new_records))
   end
-  if scores_n > 0 then
-    add_members(store, new_scores, scores_n)
+  if new_scores then
+    add_members(store, new_scores, #new_scores / 2)
   end
 end
 
@@ -287,8 +290,8 @@ end
 
 -- Store messages, or merge each into the waiting one with the same merge key. `given` holds from at + 1 on, for each of `count`:
 -- options, envelope, body; merge.lua describes them, and the answer. All that is read is read first, and windows change in memory
--- alone, so a refusal leaves nothing, and a record is written once. Returns also whether anything was written: then the caller
--- writes the first of the answer to the slot's `accepted`.
+-- alone, so a refusal leaves nothing, and a record is written once. Returns also whether anything was written, and whether a
+-- message was stored: then the caller writes the first of the answer to the slot's `accepted`.
 --   keys: slot, StoreQueue, records, merge index, settled even, settled odd, failures, audit, large bodies
 --   fields: of read_store_fields
 --- @inline
@@ -312,7 +315,7 @@ local function merge_messages(keys, fields, given, at, count, now, channel, inde
     --- @include "lib/drop_lowest"
     drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[7], indexed, keys[8], excess, new_records, now)
   end
-  local reply, is_changed = { 0, 'F', '' }, false
+  local reply, is_changed, is_stored = { 0, 'F', '' }, false, false
   if excess <= 0 or drop_lowest then
     if kept then -- a wrong type shows before the first write
       --- @include "lib/settled"
@@ -323,7 +326,7 @@ local function merge_messages(keys, fields, given, at, count, now, channel, inde
       local first = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
       wakes = not first[2] or earliest < tonumber(first[2])
     end
-    write_windows(records, store, new_records or {}, new_scores or {}, n, last)
+    write_windows(records, store, new_records, new_scores, last)
     if drop_lowest then
       drop_lowest()
     end
@@ -341,7 +344,8 @@ local function merge_messages(keys, fields, given, at, count, now, channel, inde
       --- @include "lib/wake"
       wake(slot, channel, index)
     end
-    reply, is_changed = { accepted + n, table.concat(letters), into and table.concat(into) or '' }, n > 0 or into
+    reply = { accepted + n, table.concat(letters), into and table.concat(into) or '' }
+    is_changed, is_stored = n > 0 or into, n > 0
   end
-  return reply, is_changed
+  return reply, is_changed, is_stored
 end
