@@ -59,12 +59,14 @@ SERVERS = {
     "threads 1": CONCURRENCY["threads 1"],
     "tasks 64": CONCURRENCY["tasks 64"],
 }
+LONE = 1.02  # time of a send that comes alone / another checkout's at most
 # Way -> percentile of a call, and its time / another checkout's at most.
 LATE: dict[str, dict[str, float | None]] = {
     "tasks 64": {"p50": 0.25, "p99": None},
-    "threads 1": {"p50": 1.02},
-    "tasks 1": {"p50": 1.02},
+    "threads 1": {"p50": LONE},
+    "tasks 1": {"p50": LONE},
 }
+CPU = "CPU of client and Redis"
 METRICS = ("messages/s", "client us", "Redis us", "p50 ms", "p99 ms")
 
 Answers = dict[str, list[float]]  # by metric, the value of each round
@@ -95,6 +97,11 @@ def _turns(
     return found
 
 
+def _cpu(answers: Answers) -> list[float]:
+    """Return the us of client and Redis for a message, which a busy machine changes least."""
+    return [sum(pair) for pair in zip(answers["client us"], answers["Redis us"], strict=True)]
+
+
 def _ratios(ours: Answers, others: Answers, metric: str) -> list[float]:
     return [one / other for one, other in zip(ours[metric], others[metric], strict=True)]
 
@@ -118,7 +125,7 @@ def concurrency(
     with contextlib.ExitStack() as stack:
         with server.raw() as raw:
             settle(raw)
-        stack.enter_context(placed(server, cores=2))
+        # Not `placed`: threads of a program are on all cores, and pass the GIL between them.
         children = [_started(server.url, "this")]
         stack.callback(children[0].close)
         callers = [Caller(children[0], "rmq"), Caller(children[0], "plain")]
@@ -130,6 +137,9 @@ def concurrency(
     measurements = []
     for way, row in CONCURRENCY.items():
         measurements.append(_row("concurrency", way, row, ours[way], plain[way]))
+        cpu = [own / its for own, its in zip(_cpu(ours[way]), _cpu(plain[way]), strict=True)]
+        name = f"{row.title} / {row.plain}: {CPU}"
+        measurements.append(Measurement("concurrency", name, cpu, at_most=True))
         for percentile in LATE.get(way, {}):
             name = f"{row.title}: {percentile} of a call"
             late = ours[way][f"{percentile} ms"]
@@ -156,6 +166,9 @@ def _gains(
             notes = {"way": way, "rmq": ours[way], name: theirs[way]}
             title = f"{row.title} / commit {name}"
             yield Measurement("concurrency", title, ratios, target=row.gain, notes=notes)
+        cpu = [own / its for own, its in zip(_cpu(ours[way]), _cpu(theirs[way]), strict=True)]
+        title, most = f"{row.title} / commit {name}: {CPU}", None if row.gain else LONE
+        yield Measurement("concurrency", title, cpu, target=most, at_most=True)
         for percentile, target in LATE.get(way, {}).items():
             ratios = _ratios(ours[way], theirs[way], f"{percentile} ms")
             title = f"{row.title}: {percentile} of a call / commit {name}"
