@@ -5,9 +5,9 @@ KEYS      three for each slot: slot (hash), StoreQueue (zset), PrepareQueue (zse
           that live on one server; on a Cluster it asks for one slot.
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 200 s; or a credit (lib/credits)
-                               that it leaves in each slot if none has work, or renews where it has left it: words, of
-                               which the first two are +<number> <channel>, or with * or = in its place, then limit (1 to
-                               1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session> <number>
+                               that it leaves in each slot if none has work: +<number> <channel>, or with * in its place,
+                               limit (1 to 1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session>
+                               <number>; or =<channel>, where it has left them, to renew those that would end soon
 ARGV[3..] created              the topic's stamp as the caller opened it; another stamp is an error. Or a stamp for each slot:
                                then -2 stands for a slot of another stamp, and the others are answered. With a credit:
                                the stamp, and 1 where an earlier copy of this call had no reply
@@ -15,11 +15,11 @@ Returns   for each slot, us until it has work: 0 now, -1 never as things stand. 
           is in flight, until that lease ends, nor before its hold. A paused slot,
           and one with as much in flight as its limit allows, has none but leases that end. Where the last take found
           messages of held keys alone, there is none until its note ends.
-          With a credit, then for each slot 1 if it stands there, else 0; for a call that is repeated, which removes
-          the credits and leaves none, -1 less the hand-overs for which it was still good
+          With a credit, then for each slot the hand-overs for which it is good, 0: none stands there; for a call that is
+          repeated, which removes the credits and leaves none, -1 less the hand-overs for which it was still good
 Cost      O(s log L), s = slots; clients ask for 256 at most
 Atomic    Changes nothing but the time until which somebody is waiting (`waiting`, or `blocked` where it waits for
-          others to settle), and that at most every 100 s; and the credits.
+          others to settle), and that at most every 100 s; and the credits. A look at credits that do not end soon writes nothing.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -29,7 +29,7 @@ Atomic    Changes nothing but the time until which somebody is waiting (`waiting
 --- @include "lib/limits"
 --- @include "lib/wake"
 local now, now_us = clock(ARGV[1])
-local reply, asleep, gives, words = {}, {}, {}, {}
+local reply, asleep, gives, stand, words = {}, {}, {}, {}, {}
 if #KEYS % 3 ~= 0 or #KEYS > 3072 then
   fail('ARG', 'keys')
 end
@@ -38,25 +38,42 @@ local stamps = again and 1 or #ARGV - 2
 if stamps ~= 1 and stamps ~= #KEYS / 3 then
   fail('ARG', 'created')
 end
+local renewed, listeners, ends -- renewed: the channel of credits that stand
 if #ARGV[2] > 1 then
-  for word in string.gmatch(ARGV[2], '[^ ]+') do
-    words[#words + 1] = word
-  end
   --- @include "lib/credits"
-  read_offer(words[1] .. ' ' .. (words[2] or ''))
-  whole_number(words[3] or '', 1, MOST, 'limit')
-  whole_number(words[4] or '', LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
-  if #words ~= 4 + 2 * #KEYS / 3 then
-    fail('ARG', 'calls')
+  ends = credit_end(nil, now)
+  if string.byte(ARGV[2], 1) == 61 then -- =
+    local _
+    _, _, renewed = read_offer(ARGV[2])
+    listeners = count_listeners(renewed)
+    local stamp, credits = unpack(redis.call('HMGET', KEYS[1], 'created', 'credits'))
+    if not again and stamp == ARGV[3] and listeners == 1
+        and are_untouched(KEYS, credits or '', renewed, ends, now) then
+      for n = 1, #KEYS / 3 do
+        reply[n], reply[#KEYS / 3 + n] = -1, 1
+      end
+      return reply
+    end
+  else
+    for word in string.gmatch(ARGV[2], '[^ ]+') do
+      words[#words + 1] = word
+    end
+    read_offer(words[1] .. ' ' .. (words[2] or ''))
+    whole_number(words[3] or '', 1, MOST, 'limit')
+    whole_number(words[4] or '', LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
+    if #words ~= 4 + 2 * #KEYS / 3 then
+      fail('ARG', 'calls')
+    end
   end
 end
 for i = 1, #KEYS, 3 do
-  local stamp, waiting, blocked, ordered, leases_until, paused, limit, accepted = unpack(redis.call('HMGET', KEYS[i], 'created',
-    'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit', 'accepted'))
+  local stamp, waiting, blocked, ordered, leases_until, paused, limit, accepted, credits = unpack(redis.call('HMGET', KEYS[i],
+    'created', 'waiting', 'blocked', 'ordered', 'leases_until', 'paused', 'limit', 'accepted', 'credits'))
   local created = stamps == 1 and ARGV[3] or ARGV[3 + (i - 1) / 3]
   if stamp ~= created and stamps == 1 then
     fail(stamp and 'ANEW' or 'GONE', KEYS[i])
   end
+  stand[#reply + 1] = credits or ''
   local wait, field = -2, nil
   if stamp == created then
     local hold = ordered and hold_until(KEYS[i], KEYS[i + 1], ordered, now)
@@ -84,20 +101,25 @@ for a = 1, #asleep do
   local i, field = unpack(asleep[a])
   note_sleeper(KEYS[i], KEYS[i + 1], field, now)
 end
-if #words > 0 then
+if #ARGV[2] > 1 then
   --- @include "lib/credits"
   local slots, all_sleep = #reply, true
   for n = 1, slots do
     all_sleep = all_sleep and reply[n] ~= 0
   end
   for n = 1, slots do
-    local i, call = 3 * n - 2, words[3 + 2 * n] .. ' ' .. words[4 + 2 * n]
-    local kept = not again and all_sleep and gives[n]
-      and keep_credit(KEYS[i], KEYS[i + 1], words[1] .. ' ' .. words[2], words[3], words[4], call, now)
-    reply[slots + n] = kept and 1 or 0
+    local i, good = 3 * n - 2, 0
     if again then
-      reply[slots + n] = -1 - remove_credit(KEYS[i], words[2])
+      good = -1 - remove_credit(KEYS[i], renewed or words[2])
+    elseif all_sleep and gives[n] then
+      if renewed then
+        good = renew_credit(KEYS[i], KEYS[i + 1], stand[n], renewed, listeners, ends, now)
+      else
+        local call = words[3 + 2 * n] .. ' ' .. words[4 + 2 * n]
+        good = keep_credit(KEYS[i], KEYS[i + 1], words[1] .. ' ' .. words[2], ends, words[3], words[4], call, now)
+      end
     end
+    reply[slots + n] = good
   end
 end
 return reply

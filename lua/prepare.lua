@@ -18,8 +18,8 @@ ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
 ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken; or a credit (lib/credits) that
                                it leaves then, for `limit` and `lease_ms`: +<number> <channel> and calls; with * in its place
-                               where such a number was heard there; or =<number> <channel> for one that it has left before,
-                               which this renews or, where it finds messages, removes.
+                               where such a number was heard there; or =<channel> for one that it has left before, which this
+                               renews where it would end soon or, where it finds messages, removes.
                                A call that is repeated removes it in any case, and leaves none
 ARGV[6]   ordered              1: in order. Nothing is handed over while anything of the slot is in flight, and only one
                                message where a message of the slot has failed; 0: not in order, see below
@@ -30,8 +30,8 @@ ARGV[8]   shared         ''    each delivery has a deadline of its own; or the n
 ARGV[9]   again                1 where an earlier copy of this call had no reply; else left out
 Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expired and want a rollback, 2 more if one of
           a query or a shared one has, 4 more if records refer to large bodies, 8 more if the credit stands now,
-          16 more if this call repeats one with a credit, 32 times the hand-overs for which one that this removed
-          was still good,
+          16 more if this call repeats one with a credit, 32 times the hand-overs for which the credit is still good,
+          or was when this removed it,
           deadline s (3 000 000 000 + the number of a shared lease), number of the first delivery, acceptance number of
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
@@ -94,13 +94,13 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
     --- @include "lib/wake"
     local wait = next_ready_in(store, prepare, now_us, fields[LEASES_UNTIL])
     if wait ~= 0 then
-      local outlives
-      outlives = outlives_credit(lease_end, now)
-      local kept = outlives and keep_credit(slot, store, waits, limit, lease_end and 's' .. shared or lease, call, now)
-      if not kept then
+      local ends, good
+      ends = credit_end(lease_end, now)
+      good = ends and keep_credit(slot, store, waits, ends, limit, lease_end and 's' .. shared or lease, call, now) or 0
+      if good == 0 then
         note_sleeper(slot, store, 'waiting', now)
       end
-      return { wait, kept and 8 or 0, 0, delivery, tonumber(fields[ACCEPTED] or 0), '', {}, {} }
+      return { wait, good > 0 and 8 + 32 * good or 0, 0, delivery, tonumber(fields[ACCEPTED] or 0), '', {}, {} }
     end
   end
   if #page == 2 and score >= PRIORITY_MIN and score < PRIORITY_END and (not lease_end or lease_end - now >= lease / 2)
@@ -153,10 +153,11 @@ local function first_reply(prepare, records, answer, accepted, bits)
   return { 0, bits + (any_large and 4 or 0), deadline, first, accepted, table.concat(marks), ids, taken }
 end
 
--- Us until the slot next has work, for a take that found nothing, and 8 where its credit stands now. Note that the caller may sleep
--- until then, or keep its credit. `more`: there is work, whatever the queues say.
+-- Us until the slot next has work, for a take that found nothing; and 8 where its credit stands now, with 32 times the hand-overs
+-- for which it is good. Note that the caller may sleep until then, and keep or renew its credit. `more`: there is work, whatever
+-- the queues say.
 --- @inline
-local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, gate, more, waits, limit, credit_lease, call)
+local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, gate, more, waits, ends, limit, lease, call)
   --- @include "lib/wake"
   --- @include "lib/writes"
   local bits = 0
@@ -164,9 +165,16 @@ local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, 
   wait = more and 0 or wait
   if #waits > 1 and field == 'waiting' and not hold and wait ~= 0 then
     --- @include "lib/credits"
-    if keep_credit(slot, store, waits, limit, credit_lease, call, now) then
-      bits = 8
+    local good
+    if string.byte(waits, 1) == RENEWS then
+      local _, _, channel = read_offer(waits)
+      local listeners
+      listeners = count_listeners(channel)
+      good = renew_credit(slot, store, redis.call('HGET', slot, 'credits') or '', channel, listeners, ends, now)
+    else
+      good = keep_credit(slot, store, waits, ends, limit, lease, call, now)
     end
+    bits = good > 0 and 8 + 32 * good or 0
   end
   if waits ~= '0' and field and wait ~= 0 and is_to_note(redis.call('HGET', slot, field), now) then
     note_sleeper(slot, store, field, now)
@@ -214,11 +222,11 @@ if shared ~= '' then
   lease_number, lease_end = whole_number(shared, 0, SHARED_MOST, 'shared'), tonumber(redis.call('ZSCORE', leases, shared) or 0)
   credit_lease = 's' .. shared
 end
+local credit_ends
 if #waits > 1 then
   --- @include "lib/credits"
-  local outlives
-  outlives = outlives_credit(lease_number and lease_end, now)
-  waits = outlives and waits or '1'
+  credit_ends = credit_end(lease_number and lease_end, now)
+  waits = credit_ends and waits or '1'
 end
 if fields[CREATED] ~= created then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
@@ -233,8 +241,8 @@ local max_retries, first = tonumber(fields[MAX_RETRIES]), tonumber(fields[DELIVE
 local n, gate, hold, more, ids, taken, retries_left, any_large =
   take_messages(KEYS, fields, takes, limit, ordered, now, none_due)
 if n == 0 then
-  local wait, credit = end_empty(slot, store, prepare, fields[LEASES_UNTIL], now, now_us, hold, gate, more, waits, limit,
-    credit_lease, call)
+  local wait, credit = end_empty(slot, store, prepare, fields[LEASES_UNTIL], now, now_us, hold, gate, more, waits,
+    credit_ends, limit, credit_lease, call)
   if again then
     -- A poll that finds nothing writes nothing; but an earlier copy of this call may still be in the network.
     --- @include "lib/writes"

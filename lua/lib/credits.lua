@@ -7,18 +7,20 @@ grows by 1. It ends at that time, unless it is renewed. The lease is a number of
 (lib/shared_leases). The calls are of prepares that found nothing: what is handed over is kept as the answer to the
 first of them, so a consumer that did not hear it makes that call again and gets it.
 
-A caller offers a credit as `+<number> <channel>`, with ` <session> <sequence number>` for each call beside its own, and
-renews it as `=<number> <channel>`. `*<number> <channel>` is a new one, too, of a subscription that has heard such a number.
-The number is that of the first hand-over. A subscription has its channel to itself,
-with a random end, so nothing is ever handed over to another one. On a Cluster it is a shard channel, with `}:wake:s:` in its name
-and the hash tag of the slot: the master of the slot alone publishes there.
+A caller offers a credit as `+<number> <channel>`, with ` <session> <sequence number>` for each call beside its own; with * in
+place of + where its subscription has heard such a number. The number is that of the first hand-over. As long as the caller
+sleeps it says `=<channel>` each second: that only reads, and renews the credit where it would end soon. A subscription has
+its channel to itself, with a random end, so nothing is ever handed over to another one. On a Cluster it is a shard channel,
+with `}:wake:s:` in its name and the hash tag of the slot: the master of the slot alone publishes there.
 ]]
 --- @include "lib/check"
 --- @include "lib/shared_leases"
 --- @include "lib/wake"
 --- @include "lib/writes"
 local CREDITS_MAX = 64 -- of a slot: more consumers than that are woken by a signal
-local CREDIT_MS = 3000 -- how long a credit lasts; its consumer renews it once a second
+-- How long a credit lasts, and when it is renewed: a sleeping consumer, which looks at it once a second, writes once in 15 s.
+local CREDIT_MS, CREDIT_LEFT_MS = 20000, 5000
+local CREDIT_LEAST_MS = 3000 -- under a shared lease that ends sooner no credit is kept
 local CALLS_MAX = 16 -- of a credit
 local HAND_OVER_MOST, HAND_OVER_BYTES = 100, 16384 -- messages, and bytes of their records, in one hand-over
 local HAND_OVER_LARGEST = 33792 -- a single record: a body of 32 KiB or more stands beside its record
@@ -51,10 +53,13 @@ local function count_listeners(channel)
   return count[2] or 0
 end
 
--- The (way, number, channel, further calls, how many these are) of an offer.
+-- The (way, number, channel, further calls, how many these are) of an offer. One that renews has no number, and no calls.
 --- @inline
 local function read_offer(waits)
-  local way, number, channel, calls = string.match(waits, '^([+*=])(%d+) ([^ ;]+)(.*)$')
+  local way, number, channel, calls = string.match(waits, '^([+*])(%d+) ([^ ;]+)(.*)$')
+  if not way then
+    way, channel, calls = string.match(waits, '^(=)([^ ;]+)(.*)$')
+  end
   local others, count = string.gsub(calls or '', ' [^ ;]+ %d+', '')
   if not way or others ~= '' or count >= CALLS_MAX then
     fail('ARG', 'waits')
@@ -62,11 +67,12 @@ local function read_offer(waits)
   return way, number, channel, calls, count
 end
 
--- Whether a shared lease ends no earlier than a credit that is kept now; `ends`: epoch ms, or nothing for a lease of its own.
--- Its owner withdraws the credit before it releases the lease.
+-- When a credit ends that is kept or renewed now, epoch ms; nil where that would be too soon. `lease_end`: of its shared lease, or
+-- nil for a lease of its own. The owner of a shared lease withdraws the credit before it releases the lease.
 --- @inline
-local function outlives_credit(ends, now)
-  return not ends or ends >= now + CREDIT_MS
+local function credit_end(lease_end, now)
+  local ends = math.min(now + CREDIT_MS, lease_end or math.huge)
+  return ends >= now + CREDIT_LEAST_MS and ends or nil
 end
 
 -- Where the credit of a channel begins and ends; nil where it has none.
@@ -102,18 +108,20 @@ local function credits_after(others, channel, number, till, limit, lease, calls)
     or string.format('%s%s %d %s %s %s%s;', others, channel, number + 1, till, limit, lease, calls)
 end
 
--- Keep a credit, or renew it in its place, if what is published on its channel, the probe, reaches exactly one subscriber: this
--- server serves the subscription, and nobody else listens. Where a probe was heard before, one subscriber is enough: a probe would
--- wake the consumer once more for each message. `limit` messages are shared out among its calls, `call` is the first.
--- Returns whether it stands. A credit to renew that is not there was used; another one now would be one more than its
--- consumer knows of.
-local function keep_credit(slot, store, waits, limit, lease, call, now)
-  local way, number, channel, calls, count_of_calls = read_offer(waits)
-  local credits = redis.call('HMGET', slot, 'credits')[1] or ''
-  local from, to = find_credit(credits, channel)
-  if way == '=' and not from then
-    return false
+-- Write the credits of a slot, one of which is that of a consumer which sleeps.
+local function write_credits(slot, store, credits, now)
+  if type(redis.pcall('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)) ~= 'number' then
+    allow_oom(store) -- Redis is at maxmemory, which it seldom is
+    redis.call('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)
   end
+end
+
+-- Keep a credit until `ends` if what is published on its channel, the probe, reaches exactly one subscriber: this server serves the
+-- subscription, and nobody else listens. Where a probe was heard before, one subscriber is enough: a probe would wake the
+-- consumer once more for each message. `limit` messages are shared out among its calls, `call` is the first. Returns for how
+-- many hand-overs it is good, 0: it is not kept.
+local function keep_credit(slot, store, waits, ends, limit, lease, call, now)
+  local way, number, channel, calls, count_of_calls = read_offer(waits)
   local listeners
   if way == '*' then
     listeners = count_listeners(channel)
@@ -121,51 +129,90 @@ local function keep_credit(slot, store, waits, limit, lease, call, now)
     listeners = publish_own(channel, number)
   end
   local kept = listeners == 1
-  if kept and not from then
-    local _, count = string.gsub(credits, ';', '')
-    if count >= CREDITS_MAX then
-      credits = string.gsub(credits, '[^ ;]+ %d+ (%d+) [^;]+;', function(till)
-        if tonumber(till) <= now then
-          return ''
-        end
-      end)
-      _, count = string.gsub(credits, ';', '')
-    end
-    kept = count < CREDITS_MAX
+  if not kept then
+    return 0
   end
-  if kept or from then
-    local entry, ends = '', string.format('%.0f', now + CREDIT_MS)
-    if kept and from then -- it stays what it was when it was offered first
-      entry = string.gsub(string.sub(credits, from, to), '^([^ ]+ %d+) %d+', '%1 ' .. ends)
-    elseif kept then
-      local each = math.max(1, math.floor(limit / (count_of_calls + 1)))
-      entry = string.format('%s %s %s %d %s %s%s;', channel, number, ends, each, lease, call, calls)
-    end
-    credits = string.sub(credits, 1, (from or #credits + 1) - 1) .. entry .. string.sub(credits, (to or #credits) + 1)
-    if not kept or type(redis.pcall('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)) ~= 'number' then
-      allow_oom(store) -- Redis is at maxmemory, which it seldom is
-      redis.call('HSET', slot, 'credits', credits)
-      if kept then
-        redis.call('HSET', slot, 'waiting', now + ASLEEP_MS)
+  local credits = redis.call('HMGET', slot, 'credits')[1] or ''
+  local from, to = find_credit(credits, channel)
+  if from then
+    credits = string.sub(credits, 1, from - 1) .. string.sub(credits, to + 1)
+  end
+  local _, count = string.gsub(credits, ';', '')
+  if count >= CREDITS_MAX then
+    credits = string.gsub(credits, '[^ ;]+ %d+ (%d+) [^;]+;', function(till)
+      if tonumber(till) <= now then
+        return ''
       end
+    end)
+    _, count = string.gsub(credits, ';', '')
+    if count >= CREDITS_MAX then
+      return 0
     end
   end
-  return kept
+  local each = math.max(1, math.floor(limit / (count_of_calls + 1)))
+  local entry = string.format('%s %s %.0f %d %s %s%s;', channel, number, ends, each, lease, call, calls)
+  write_credits(slot, store, credits .. entry, now)
+  return count_of_calls + 1
+end
+
+-- The hand-overs for which a credit is still good.
+local function hand_overs_of(entry)
+  local _, calls = string.gsub(string.match(entry, '^%S+ %S+ %S+ %S+ %S+(.*);'), ' %S+ %d+', '')
+  return calls
 end
 
 -- Remove the credit of a channel, also while Redis is at maxmemory; returns how many hand-overs it was still good for.
 local function remove_credit(slot, channel)
   local credits = redis.call('HGET', slot, 'credits') or ''
   local from, to = find_credit(credits, channel)
-  if from then
-    redis.call('HDEL', slot, 'credits')
-    if to - from + 1 < #credits then
-      redis.call('HSET', slot, 'credits', string.sub(credits, 1, from - 1) .. string.sub(credits, to + 1))
-    end
-  end
   if not from then
     return 0
   end
-  local _, calls = string.gsub(string.match(string.sub(credits, from, to), '^%S+ %S+ %S+ %S+ %S+(.*);'), ' %S+ %d+', '')
-  return calls
+  redis.call('HDEL', slot, 'credits')
+  if to - from + 1 < #credits then
+    redis.call('HSET', slot, 'credits', string.sub(credits, 1, from - 1) .. string.sub(credits, to + 1))
+  end
+  return hand_overs_of(string.sub(credits, from, to))
+end
+
+-- Whether a credit is to be renewed: it ends within CREDIT_LEFT_MS and now may last longer, or the clock was set back.
+local function is_to_renew(till, ends, now)
+  return till < now + CREDIT_LEFT_MS and till < ends or till > now + CREDIT_MS
+end
+
+-- Look at the credit of a channel, which its consumer believes to stand; returns how many hand-overs it is still good for, 0: it
+-- is gone. `credits`: the field of the slot. Nothing is written unless it is to be renewed, or `listeners` says that this server
+-- does not serve the subscription any more: then it is removed. A credit that is not there was used; another one now would be
+-- one more than its consumer knows of.
+local function renew_credit(slot, store, credits, channel, listeners, ends, now)
+  local from, to = find_credit(credits, channel)
+  if not from then
+    return 0
+  end
+  if listeners ~= 1 then
+    remove_credit(slot, channel)
+    return 0
+  end
+  local entry = string.sub(credits, from, to)
+  local first, till, rest = string.match(entry, '^(%S+ %d+ )(%d+)(.*)$')
+  if is_to_renew(tonumber(till), ends, now) then
+    entry = first .. string.format('%.0f', ends) .. rest
+    write_credits(slot, store, string.sub(credits, 1, from - 1) .. entry .. string.sub(credits, to + 1), now)
+  end
+  return hand_overs_of(entry)
+end
+
+-- Whether the credits of a channel, one for each slot, need no look at each: in the first slot it stands and is not to be renewed,
+-- and nothing waits or is in flight in any. The credits of a channel were left, and are renewed, together.
+local function are_untouched(keys, credits, channel, ends, now)
+  local from, to = find_credit(credits, channel)
+  local till = from and string.match(string.sub(credits, from, to), '^%S+ %d+ (%d+)')
+  if not till or is_to_renew(tonumber(till), ends, now) then
+    return false
+  end
+  local queues = {}
+  for i = 1, #keys, 3 do
+    queues[#queues + 1], queues[#queues + 2] = keys[i + 1], keys[i + 2]
+  end
+  return redis.call('EXISTS', unpack(queues)) == 0
 end

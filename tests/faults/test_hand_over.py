@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from bench.soak.proxy import between
-from rmq.kernel.consumer import receive
+from rmq.kernel.consumer import hand_over, receive
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import AwaitSignal, Command, Flow, Step
@@ -201,6 +201,51 @@ def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
         assert client.admin.stats(topic.name)["in_flight"] == 3
         assert not any(batch.lefts for _, batch in again)  # none of them failed
         assert credits_in(server, topic.name) == [0]
+
+
+def test_a_hand_over_that_a_look_tells_of_and_that_does_not_come_is_recovered(
+    topic: rmq.Topic, client: rmq.Client
+) -> None:
+    check_that_a_lost_hand_over_is_recovered(topic, client)
+
+
+def check_that_a_lost_hand_over_is_recovered(topic: rmq.Topic, client: rmq.Client) -> None:
+    """Of a credit for four, one is used, and what was published is lost on its way."""
+    with listening(topic, 4) as (state, run):
+        assert run(receive.receive_ready(state, LIMIT)) == []
+        topic.send("lost")
+        while not state.subscription.payloads:
+            run(_once(AwaitSignal(state.subscription, PATIENCE_S)))
+        state.subscription.payloads.clear()
+
+        def look() -> Any:
+            state.ready_at = [0.0]
+            return run(receive.receive_ready(state, LIMIT))
+
+        assert look() == []
+        assert not state.credits.in_doubt  # it may just be on its way
+        time.sleep(hand_over.DEAF_S + 0.1)
+        given = look() or look()
+
+        assert state.subscription.is_deaf  # and is made anew
+        assert [len(batch.ids) for _, batch in given] == [1]
+        assert not any(batch.lefts for _, batch in given)  # it costs no retry
+        assert client.admin.stats(topic.name)["in_flight"] == 1
+
+
+def test_control_a_consumer_that_does_not_count_what_was_handed_over_waits_for_the_lease(
+    topic: rmq.Topic, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken on purpose: that the credit stands is all it reads."""
+    note = hand_over.Credits.note
+
+    def note_carelessly(credits: Any, state: Any, offer: Any, slot: int, credit: Any) -> None:
+        note(credits, state, offer, slot, credit._replace(left=4) if credit.stands else credit)
+
+    monkeypatch.setattr(hand_over.Credits, "note", note_carelessly)
+
+    with pytest.raises(AssertionError):
+        check_that_a_lost_hand_over_is_recovered(topic, client)
 
 
 @pytest.mark.parametrize("hand_overs", [1, 4])

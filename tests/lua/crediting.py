@@ -60,11 +60,10 @@ class Sleeper:
         self.number += hand_overs - 1
         return self.box.prepare(limit, lease_ms, self.session, waits=offer, **options)
 
-    def renew(self, limit: int = 1) -> scripts.Batch:
-        """Prepare, and renew the credit if there is nothing."""
-        self.number += 1
-        offer: Any = Offer(self.number, self.channel, renews=True)
-        return self.box.prepare(limit, waits=offer)
+    def renew(self, limit: int = 1, **options: Any) -> scripts.Batch:
+        """Prepare, and look at the credit if there is nothing."""
+        offer: Any = Offer(0, self.channel)
+        return self.box.prepare(limit, waits=offer, **options)
 
     def withdraw(self) -> list[int]:
         """Withdraw the credit."""

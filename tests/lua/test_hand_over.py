@@ -167,7 +167,7 @@ def test_a_hand_over_that_is_not_counted_leaves_everything_as_without_credits(
     if refusal == "gone":
         sleepers[0].close()
     elif refusal == "lapsed":
-        box.clock.advance(3.1)
+        box.clock.advance(20.1)
         box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 1000)
     else:
         rules = list(REFUSALS[refusal])

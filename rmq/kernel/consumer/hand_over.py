@@ -5,6 +5,9 @@ to this consumer, and publishes them on the channel of its subscription. So a me
 alone takes one script and one wake-up, where a signal and a take are two of each. Who listens all
 the time, as a worker does, leaves credits that are good for several hand-overs.
 
+A credit costs nothing while it stands: each second its consumer looks at it, which only reads, and
+tells how many hand-overs have been made. One that should have come by then is taken for lost.
+
 A consumer knows which of its credits may still stand. Before a call ends it has withdrawn them:
 the script that removes them publishes a number behind all that was handed over, and what the
 consumer reads before this number is all there is. Nothing stays in a socket while a program works.
@@ -61,8 +64,8 @@ class Credits:
     """The credits that a consumer has left and that may still stand."""
 
     __slots__ = (
-        "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs", "in_doubt",
-        "standing",
+        "_made", "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs",
+        "in_doubt", "standing",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
@@ -73,6 +76,8 @@ class Credits:
         self.hand_overs = 1  # that a credit is good for
         self.channel = b""  # of the standing ones
         self.standing: dict[int, Credit] = {}  # by slot
+        # Hand-overs that a look has told of and that have not come, by slot and number; since when.
+        self._made: dict[tuple[int, int], float] = {}
         self.in_doubt = False  # one was gone when it was to be renewed: it was used, or has lapsed
 
     def next_number(self, count: int = 1) -> int:
@@ -89,15 +94,19 @@ class Credits:
     ) -> Offer | None:
         """Return the offer of a credit in each of these slots; None if there is none to make.
 
-        From now on the credits may stand, whatever becomes of the call. `sessions`: of the first
-        hand-over in each slot, at its number; they are not needed where credits are renewed.
+        From now on the credits may stand, whatever becomes of the call. Those that stand already
+        are renewed. `sessions`: of the first hand-over in each slot, at its number; of new ones.
         """
         subscription, now = self._subscription, time.monotonic()
         if self.standing:
-            if subscription.heard < self._offered and now > self._offered_at + DEAF_S:
+            awaited = {(n, number) for n, credit in self.standing.items() for number in credit}
+            self._made = {made: at for made, at in self._made.items() if made in awaited}
+            since = [*self._made.values()]
+            if subscription.heard < self._offered:
+                since.append(self._offered_at)
+            if since and now > min(since) + DEAF_S:
                 self.in_doubt = subscription.is_deaf = True
-            self._offered, self._offered_at = self.next_number(), now
-            return Offer(self._offered, self.channel, renews=True)
+            return Offer(0, self.channel)
         if not self.is_possible(state):
             return None
         further = [state.context.sessions.take() for _ in range(min(self.hand_overs, limit) - 1)]
@@ -142,10 +151,15 @@ class Credits:
 
     def note(self, state: ReceiveState, offer: Offer, slot: int, credit: CreditState) -> None:
         """Take note of what a script says of an offer."""
-        if not (credit.stands or credit.is_repeat or offer.renews):
+        if credit.stands:
+            awaited = sorted(self.standing.get(slot, ()))
+            for number in awaited[: -credit.left]:
+                self._made.setdefault((slot, number), time.monotonic())
+            return
+        if not (credit.is_repeat or offer.renews):
             self.remove(state, slot, self.hand_overs)
-        self.remove(state, slot, credit.unused)
-        if not credit.stands and slot in self.standing and (credit.is_repeat or not credit.unused):
+        self.remove(state, slot, credit.left)
+        if slot in self.standing and (credit.is_repeat or not credit.left):
             self.in_doubt = True
 
 

@@ -250,7 +250,8 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         return
     offer, sessions = None, []
     if waits and (credits.standing or credits.is_possible(state)):
-        sessions = [state.context.sessions.take() for _ in slots]
+        if not credits.standing:
+            sessions = [state.context.sessions.take() for _ in slots]
         offer = credits.offer(state, range(len(slots)), sessions, limit)
     if offer is None:
         try:
@@ -267,8 +268,6 @@ def _ask_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:
         )
         for index, credit in enumerate(found):
             credits.note(state, offer, index, credit)
-        if offer.renews:
-            state.context.sessions.give(*sessions)
     now = time.monotonic()
     for index, wait_us in zip(asked, waits_us, strict=True):
         state.ready_at[index] = _ready_at(now, wait_us)

@@ -242,21 +242,27 @@ LEASES_EXPIRED, LONG_EXPIRED = 1, 2  # bits of Batch.expired
 MEMBER_BYTES = 13
 _NOT_A_HAND_OVER = (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException)
 NEXT_READY_MAX = 256  # slots in one call of next_ready: about 4 us of Redis for each
-_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _UNUSED = 4, 8, 16, 32  # beside them; then a count
+_ANY_LARGE, _CREDIT_STANDS, _REPEATED, _LEFT = 4, 8, 16, 32  # beside them; then a count
 
 
 class Offer(NamedTuple):
     """A credit that a caller leaves where it finds nothing: hand-overs on its own channel."""
 
-    number: int  # of the first hand-over
+    number: int  # of the first hand-over; 0: it renews what it has left, and believes to stand
     channel: bytes
-    renews: bool = False  # the caller has left one before, and believes that it is still there
     is_heard: bool = False  # a number was heard there before: this one need not be published
     sessions: Sequence[ReplaySession] = ()  # of further hand-overs, each at its number
 
+    @property
+    def renews(self) -> bool:
+        """Whether the caller has left the credit before."""
+        return self.number == 0
+
     def encode(self) -> bytes:
         """Return the argument of a script."""
-        way = b"=" if self.renews else b"*" if self.is_heard else b"+"
+        if self.renews:
+            return b"=" + self.channel
+        way = b"*" if self.is_heard else b"+"
         calls = (session.call for session in self.sessions)
         return b" ".join((b"%c%d %s" % (way, self.number, self.channel), *calls))
 
@@ -265,7 +271,7 @@ class CreditState(NamedTuple):
     """The part of a reply that is about a credit: one offered, or one to be renewed."""
 
     stands: bool = False
-    unused: int = 0  # the hand-overs for which one was still good that it removed
+    left: int = 0  # the hand-overs for which it is still good, or was when it was removed
     is_repeat: bool = False  # of an earlier copy, which may have left the credit; now it is gone
 
 
@@ -323,7 +329,7 @@ def prepare(
         wait_us, bits, deadline_s, first, newest, lefts, members, records = reply
         credit, large = NO_CREDIT, False
         if bits > 3:
-            credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _UNUSED, bits & _REPEATED > 0)
+            credit = CreditState(bits & _CREDIT_STANDS > 0, bits // _LEFT, bits & _REPEATED > 0)
             large = bits & _ANY_LARGE > 0
         ids = keys.ids_of(members)
         return Batch(
@@ -371,18 +377,21 @@ def next_ready_or_credit(
 ) -> Command[tuple[list[int], list[CreditState]]]:
     """As next_ready, for a caller that leaves a credit in each slot if none has work.
 
-    `sessions`: of each slot's credit. Returns the microseconds, and what is said of each credit.
+    `sessions`: of each slot's credit; none where it renews them. Returns the microseconds, and what
+    is said of each credit.
     """
     keys = [key for slot in slots for key in (slot.slot, slot.store, slot.prepare)]
 
     def parse(reply: list[int]) -> tuple[list[int], list[CreditState]]:
         states = reply[len(slots) :]
         return reply[: len(slots)], [
-            CreditState(state == 1) if state >= 0 else CreditState(False, -1 - state, True)
-            for state in states
+            CreditState(left > 0, left) if left >= 0 else CreditState(False, -1 - left, True)
+            for left in states
         ]
 
-    words = [offer.encode(), b"%d %d" % (limit, lease_ms), *(session.call for session in sessions)]
+    words = [offer.encode()]
+    if not offer.renews:
+        words += [b"%d %d" % (limit, lease_ms), *(session.call for session in sessions)]
 
     return Command(
         scripts.load("next_ready"), keys,

@@ -71,6 +71,22 @@ def receive_what_is_handed_over(scene: Scene) -> None:
 
 
 @scenario
+def receive_nothing(scene: Scene) -> None:
+    """Look at the credits of two slots once a second, until the wait is over."""
+    topic = scene.opened(slots=2)
+    with topic.consumer() as consumer, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.receive, 1, 3.0)
+        scene.wait_for_sent("prepare", 2)
+        scene.advance(1.1)
+        scene.wait_for_credit()
+        scene.wait_until(lambda: consumer._flows.state.subscription.heard)
+        scene.advance(1.1)
+        scene.wait_for_sent("next_ready", 3)
+        scene.advance(0.9)  # and no other look is due
+        waiting.result(20)
+
+
+@scenario
 def nack(scene: Scene) -> None:
     """Give messages back as failed: by the policy, after a time, and with errors."""
     topic = fill(scene, 5, retry="immediate")
