@@ -120,7 +120,7 @@ def test_a_small_run_measures_every_column_of_every_kind(
                 assert not missing - {"cpu"}, (verb, kind, k)  # some systems count CPU in ms
     for verb in ("nack", "release", "stage", "publish", "query_take", "query_settle"):
         assert rows[f"{verb}, plain, k = 10"]["redis"]["least"] > 0
-    assert rows["merge, merged, k = 10"]["calls"]["least"] >= 10
+    assert 0 < rows["merge, merged, k = 10"]["calls"]["least"] < 5  # one script for all ten
     assert rows["single life, plain, k = 1"]["redis"]["least"] > 0
     assert len(sizes) == 6
     assert all(100 < size < 1000 for size in sizes.values())
