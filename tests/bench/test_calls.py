@@ -98,6 +98,27 @@ def test_a_round_trip_to_the_far_server_takes_longer_and_nothing_of_it_is_left()
     assert names() == before
 
 
+@pytest.mark.parametrize(
+    ("lacking", "why"),
+    [("TUN", "needs root, and the module tun"), ("PATH", "apt-get install iproute2")],
+)
+def test_a_machine_without_a_far_server_is_told_what_it_lacks_and_nothing_is_left(
+    lacking: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = names()
+    if lacking == "PATH":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("bench.link.TUN", str(tmp_path / "tun"))
+
+    with pytest.raises(NotPermitted) as refused, far_server("redis-server", 0.5):
+        pass
+
+    if "Operation not permitted" in str(refused.value):
+        pytest.skip("no namespaces here")
+    assert why in str(refused.value)
+    assert names() == before
+
+
 def test_a_child_that_imports_another_checkout_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rmq").mkdir()
     script = tmp_path / "child.py"
