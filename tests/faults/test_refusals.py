@@ -51,7 +51,7 @@ def test_a_wrong_type_at_our_key_is_named_and_removes_nothing(
 ) -> None:
     do, topic = driver.do, driver.client.topic(name, retry="immediate")
     keys = SlotKeys("rmq", name, 0)
-    kept = {id: do(topic.send(n)).id for n, id in enumerate("abcd")}
+    kept = {id: do(topic.send(n, dedup_key=id)).id for n, id in enumerate("abcd")}
     consumer = topic.consumer()
     held = do(consumer.receive(2))
     with ours.raw() as raw:
