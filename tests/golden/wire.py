@@ -149,6 +149,14 @@ class Recorder:
 
         patch = mock.patch.object(blocking, "read_response", read_response)
         self._restore.enter_context(patch)
+        write = asyncio.StreamWriter.write
+
+        def noting(writer: asyncio.StreamWriter, packed: bytes) -> None:
+            if packed[:1] == b"*":  # of AsyncPool, past redis-py's connection
+                self._note(packed)
+            write(writer, packed)
+
+        self._restore.enter_context(mock.patch.object(asyncio.StreamWriter, "write", noting))
 
         def sendall(sent_on: socket.socket, packed: Any, *flags: int) -> None:
             if threading.current_thread().name == _HEARTBEAT:

@@ -101,6 +101,7 @@ class _PoolState:
         self.new = new
         self._size = size
         self._wait_s = wait_s
+        self._timeout_s = timeout_s
         self._check_s = min(CHECK_S, timeout_s)
         self._free: deque[PooledConnection | None] = deque([None] * size)
         self._generation = process.generation
@@ -376,14 +377,17 @@ class AsyncPool(_PoolState):
 
     async def send(self, packed: bytes) -> PooledConnection:
         """Send commands; return the connection, for `read`."""
-        task = asyncio.current_task()
-        cancels = task.cancelling() if task else 0
         pooled = await self.take()
         try:
-            await pooled.connection.send_packed_command((packed,), check_health=False)
-            if task and task.cancelling() > cancels:
-                # Until Python 3.12 `asyncio.wait_for`, in which redis-py sends, may swallow it.
-                raise asyncio.CancelledError
+            # Past redis-py's connection: until Python 3.12 it makes a task for each command that it
+            # sends (`asyncio.wait_for`), which may swallow a cancellation, too.
+            writer = pooled.connection._writer
+            if writer is None or writer.is_closing():
+                raise redis.ConnectionError("this connection is closed")
+            writer.write(packed)
+            if writer.transport.get_write_buffer_size():  # the socket has no room for all of it
+                async with asyncio.timeout(self._timeout_s):
+                    await writer.drain()
             return pooled
         except BaseException as error:
             failure, with_idle = self._failure(pooled, error)
