@@ -111,7 +111,8 @@ local function read_window(records, id, record, score, opened, new, next)
     if first % 4 >= EXPIRES then
       expiry, key_at = #record > 20 and read48(record, 15), 21
     end
-    body_at = #record > key_at and key_at + 2 + struct.unpack('>I2', record, key_at)
+    local a, b = string.byte(record, key_at, key_at + 1)
+    body_at = b and key_at + 2 + a * 256 + b
     if body_at and first % 32 >= HEADERS then
       body_at = #record > body_at and body_at + 2 + struct.unpack('>I2', record, body_at)
     end
