@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.kernel.consumer import scripts
+from rmq.kernel.consumer import hand_over, scripts
 from rmq.kernel.transport import scripts as transport_scripts
 from rmq.kernel.transport.scripts import Script
+from tests.integration.driven import connect
 from tests.integration.test_hand_over import Waiting, credits_in, leave_a_credit
-from tests.patience import wait_for
+from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
 
 KINDS = [("sync", 1), ("sync", 8), ("async", 1), ("async", 8), ("worker", 1)]
@@ -127,6 +129,56 @@ def test_control_a_consumer_that_renews_its_credits_each_second_is_caught(
 
     with idle(kind, server, client, name, slots) as waiting, pytest.raises(AssertionError):
         check_that_it_writes_nothing(waiting)
+
+
+def check_that_short_waits_write_nothing(kind: str, server: Server, topic: rmq.Topic) -> None:
+    with connect(kind, server.url) as one, one.topic(topic.name).consumer() as consumer:
+        for _ in range(3):  # it subscribes, leaves a credit, and withdraws it
+            assert consumer.receive(1, wait=0.3) == []
+        over = threading.Event()
+        calls: list[int] = []
+
+        def loop() -> None:
+            while not over.is_set():
+                calls.append(len(consumer.receive(1, wait=0.3)))
+
+        thread = threading.Thread(target=loop)
+        thread.start()
+        try:
+            assert written(server, topic.name, IDLE_S) == []
+        finally:
+            over.set()
+            thread.join()
+        assert len(calls) > 5
+
+        topic.send("x")
+        assert [one.body for one in consumer.receive(1, wait=PATIENCE_S)] == ["x"]
+        waiting = threading.Thread(target=lambda: consumer.receive(1, wait=PATIENCE_S))
+        waiting.start()
+        wait_for(lambda: credits_in(server, topic.name) == [1])  # as a long wait leaves
+        topic.send("y")
+        waiting.join()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_short_waits_of_a_consumer_to_which_nothing_comes_write_nothing(
+    server: Server, client: rmq.Client, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_over, "IDLE_S", 0.5)
+    topic = client.topic(name)
+    topic.open()
+
+    check_that_short_waits_write_nothing(kind, server, topic)
+
+
+def test_control_short_waits_that_leave_credits_are_caught(
+    server: Server, client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name)
+    topic.open()
+
+    with pytest.raises(AssertionError):
+        check_that_short_waits_write_nothing("sync", server, topic)
 
 
 @pytest.mark.slow

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # lease of which the second since then is much is taken by prepare.
 LEASE_MIN_MS = 5000
 SLOTS_MAX = 64  # of a topic; in more, credits cost more than a signal to all consumers
+# Without a message for so long, only a wait that is as long is worth credits: leaving them and
+# withdrawing them writes to each slot. In shorter waits a signal wakes the consumer.
+IDLE_S = 30.0
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
 COLLECT_S = 1.0  # how long to wait for what is on its way
 DEAF_S = 0.5  # a connection that did not receive an offer after so long is given up
@@ -65,7 +68,7 @@ class Credits:
 
     __slots__ = (
         "_made", "_number", "_offered", "_offered_at", "_subscription", "channel", "hand_overs",
-        "in_doubt", "standing",
+        "in_doubt", "standing", "used_at",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
@@ -74,6 +77,7 @@ class Credits:
         self._offered = 0  # the number of the last offer, if it is to be heard
         self._offered_at = 0.0
         self.hand_overs = 1  # that a credit is good for
+        self.used_at = time.monotonic()  # when a message came last, by a credit or without
         self.channel = b""  # of the standing ones
         self.standing: dict[int, Credit] = {}  # by slot
         # Hand-overs that a look has told of and that have not come, by slot and number; since when.
@@ -121,14 +125,15 @@ class Credits:
 
     def is_possible(self, state: ReceiveState) -> bool:
         """Whether the consumer would receive a hand-over, and sleeps for long enough."""
-        subscription = self._subscription
+        subscription, now = self._subscription, time.monotonic()
+        is_idle = now >= self.used_at + IDLE_S
         return (
             subscription.held is not None
             and not subscription.is_deaf
             and subscription.own_channel != b""
             and len(state.context.slots) <= (1 if subscription.is_sharded else SLOTS_MAX)
             and (state.lease_ms or 0) >= LEASE_MIN_MS
-            and state.until - time.monotonic() >= WAIT_MIN_S
+            and state.until - now >= (IDLE_S if is_idle else WAIT_MIN_S)
         )
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
@@ -185,6 +190,7 @@ def take_payloads(state: ReceiveState) -> list[SlotBatch]:
     for payload in payloads:
         handed = scripts.read_hand_over(payload, state.context.slots)
         if handed is not None and credits.end(state, handed.slot, handed.number):
+            credits.used_at = time.monotonic()
             batch, is_retired = handed.batch, False
             if state.shared is not None:
                 number = shared_lease(batch.deadline_s * 1000)

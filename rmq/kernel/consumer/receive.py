@@ -325,6 +325,7 @@ def _visit_slot(
     batch = yield from _take(state, keys, limit, waits)
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
+        state.credits.used_at = time.monotonic()
         state.ask_before_sleep = len(state.ready_at) > 1  # a single slot always is
         state.busy_slots.add(keys.index)
     if batch.expired:
