@@ -77,8 +77,9 @@ class Doorbell:
 
     def watch(self, connection: Any) -> None:
         """Read from a further connection, too."""
-        self._poll.register(connection._sock, select.POLLIN)
-        self._connections[connection._sock.fileno()] = connection
+        sock = connection._sock
+        self._poll.register(sock, select.POLLIN)
+        self._connections[sock.fileno()] = connection
 
     def ring(self) -> None:
         """End the wait."""
@@ -187,8 +188,8 @@ class Transport:
         brief.retry_for, brief.timeout_s = 0.0, timeout_s
         brief._connector = self._connector.with_timeout(timeout_s)
         brief._calls = ScriptCalls(self.address, 0.0, timeout_s, self._calls.loaded)
-        brief._pool = brief._new_pool()
-        brief._pool.epoch = self._pool.epoch  # of the subscription that the flow may still read
+        pool = brief._pool = brief._new_pool()
+        pool.epoch = self._pool.epoch  # of the subscription that the flow may still read
         return brief
 
     def _end_brief(self) -> None:
