@@ -172,6 +172,7 @@ local function remove_picked(store, ids, count, on_top)
     local above = redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
     redis.call('ZREMRANGEBYRANK', store, -above - count, -above - 1)
   else
+    redis.call('ZREMRANGEBYRANK', store, 1, 0) -- removes nothing; a producer, who may take nothing, may not call it
     redis.call('ZREM', store, unpack(ids, 1, count))
   end
 end
