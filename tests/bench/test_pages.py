@@ -247,7 +247,7 @@ if middle == 0:
     if orphan == 0:
         while time.process_time() < 0.4: pass
     else:
-        os.write(writing, b"%d\n" % orphan)
+        os.write(writing, b"%d" % orphan)
     os._exit(0)
 os.close(writing)
 os.waitpid(middle, 0)
