@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 # lease of which the second since then is much is taken by prepare.
 LEASE_MIN_MS = 5000
 SLOTS_MAX = 64  # of a topic; in more, credits cost more than a signal to all consumers
-# Without a message for so long, only a wait that is as long is worth credits: leaving them and
-# withdrawing them writes to each slot. In shorter waits a signal wakes the consumer.
-IDLE_S = 30.0
+# Without a message for so long, only a wait that is as long is worth credits, less what has passed
+# of it: they are left, renewed and withdrawn. In shorter waits a signal wakes the consumer.
+IDLE_S, LONG_S = 30.0, 25.0
 WAIT_MIN_S = 0.05  # a shorter sleep is not worth a credit, which costs a call when it was not used
 COLLECT_S = 1.0  # how long to wait for what is on its way
 DEAF_S = 0.5  # a connection that did not receive an offer after so long is given up
@@ -133,7 +133,7 @@ class Credits:
             and subscription.own_channel != b""
             and len(state.context.slots) <= (1 if subscription.is_sharded else SLOTS_MAX)
             and (state.lease_ms or 0) >= LEASE_MIN_MS
-            and state.until - now >= (IDLE_S if is_idle else WAIT_MIN_S)
+            and state.until - now >= (LONG_S if is_idle else WAIT_MIN_S)
         )
 
     def end(self, state: ReceiveState, slot: int, number: int) -> bool:
