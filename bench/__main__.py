@@ -176,7 +176,6 @@ def main() -> None:
     measurements: list[Measurement] = []
     loads: dict[str, float] = {}
     left = list(names)
-    adopt_orphans()
     with server(options.engine) as own:
         with own.raw() as raw:
             machine = description(raw)
@@ -214,4 +213,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    adopt_orphans()
     main()
