@@ -40,7 +40,7 @@ FAULTS = ("cut send", "cut ack", "reset", "flush", "down", "pause", "resize", "c
 
 
 class Books:
-    """What each caller was told, and what came; threads may share it."""
+    """An account of what each caller was told, and of what came; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -244,7 +244,7 @@ def _groups(deliveries: list[Any]) -> list[list[Any]]:
 
 
 class Faults:
-    """What happens to the callers meanwhile.
+    """The faults that the callers meet.
 
     Args:
         senders: the callers.

@@ -1,4 +1,4 @@
-"""What is sent or settled at once shares calls, and each caller has its own answer."""
+"""Sends and settlings that come at once share calls, and each caller has its own answer."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_int
 from rmq.kernel.producer.scripts import SendReply
 from rmq.kernel.topic import capacity, opening
 from rmq.kernel.topic.context import ReplaySession, TopicContext, slot_of
-from rmq.kernel.transport.coalescing import APART, Coalescer, coalesced, same_error
+from rmq.kernel.transport.coalescing import APART, Apart, Coalescer, coalesced, same_error
 from rmq.kernel.transport.steps import (
     Await,
     Coalesce,
@@ -87,31 +87,15 @@ def send(
             if turn is None:
                 item = EncodedMessage.plain(settings, head, body)
                 outcome = yield Coalesce(sends, item, RECORD_BYTES + len(body))
-                if isinstance(outcome, Exception):
-                    raise outcome
-                if outcome is not APART:
-                    return cast(SendResult, outcome)
             else:
                 try:
-                    slot = context.spread.next()
-                    id = core_ids.make_one(slot, context.check)
-                    session = context.sessions.take()
-                    keys, apart_bytes = context.slots[slot], context.apart_bytes
-                    command = scripts.send_one(context, keys, session, head, id, body, apart_bytes)
-                    try:
-                        reply = yield command
-                    except OutcomeUnknown:
-                        raise  # a copy may be on its way: nothing else may go under this number
-                    except Exception as error:
-                        context.sessions.give(session)
-                        if not isinstance(error, TopicVanished):
-                            raise
-                    else:
-                        context.sessions.give(session)
-                        if not reply.letters:
-                            return SendResult(id, "stored", slot, reply.offset, None, "memory")
+                    outcome = yield from _send_plain(context, head, body)
                 finally:
                     sends.end(turn)
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not APART:
+                return cast(SendResult, outcome)
     override = None if durability is None else DurabilityOverride(parse_durability(durability))
     if timeout is None:
         store = partial(_send_shared, context, override)
@@ -119,6 +103,25 @@ def send(
         store = partial(_send, context, override=override, wait_s=block_s(timeout))
     results = yield from _with_hooks(context, (out,), store)
     return results[0]
+
+
+def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendResult | Apart]:
+    """Send a message that is a body and perhaps a priority. APART: it was refused."""
+    slot = context.spread.next()
+    id = core_ids.make_one(slot, context.check)
+    session = context.sessions.take()
+    keys, apart_bytes = context.slots[slot], context.apart_bytes
+    try:
+        reply = yield scripts.send_one(context, keys, session, head, id, body, apart_bytes)
+    except OutcomeUnknown:
+        raise  # a copy may still be on its way, so nothing else may go under this number
+    except Exception as error:
+        context.sessions.give(session)
+        if not isinstance(error, TopicVanished):
+            raise
+        return APART
+    context.sessions.give(session)
+    return APART if reply.letters else SendResult(id, "stored", slot, reply.offset, None, "memory")
 
 
 def send_many(
@@ -182,7 +185,7 @@ def _send_intercepted(
 
 
 def _shared_sends(context: TopicContext, override: DurabilityOverride | None) -> Coalescer:
-    """What lets sends of one durability share calls; None: the topic's."""
+    """Return the coalescer of sends of one durability; None: the topic's."""
     kept: Coalescer | None = context.sends.get(override)
     if kept is None:
         run = partial(_send_together, context, override)

@@ -50,7 +50,7 @@ class Turn:
 
 
 class Caller:
-    """One that waits for its part of a call. A transport's own kind says how.
+    """A caller that waits for its part of a call; a transport's own kind says how.
 
     Args:
         item: what is to be done for it.

@@ -400,21 +400,19 @@ class AsyncPool(_PoolState):
         Commands of several tasks go together on one connection, once more than a few are on their
         way. `late`: Redis answers them late, so they go alone.
         """
-        if late:
-            return await self.read(await self.send(packed), count)
-        turn = self._exchanges.begin()
-        if turn is None:
+        turn = None if late else self._exchanges.begin()
+        if turn is None and not late:
             step = Coalesce(self._exchanges, (packed, count), len(packed))
             replies = await self._sharing.share(step, _awaited)
             if isinstance(replies, BaseException):
                 raise replies
             if replies is not APART:
                 return cast(list[Any], replies)
-            return await self.read(await self.send(packed), count)
         try:
             return await self.read(await self.send(packed), count)
         finally:
-            self._exchanges.end(turn)
+            if turn is not None:
+                self._exchanges.end(turn)
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
         """Send the commands of several tasks; return the replies to each, or the error of all."""
