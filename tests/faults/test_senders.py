@@ -14,39 +14,34 @@ import pytest
 from rmq.kernel.transport import coalescing
 from tests.conftest import any_binary
 from tests.faults import senders
-from tests.faults.hostile import pair
-from tests.faults.storm import END_S, seeded
+from tests.faults.hostile import Pair, pair
+from tests.faults.storm import END_S, Played, seeded
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(END_S + 60)
 
 
-@pytest.mark.fault("F36")
-def test_each_caller_is_told_the_truth_while_redis_is_killed(own_server: Server, name: str) -> None:
+def play(storm: Callable[..., Played], servers: Server | Pair, name: str) -> None:
+    """Play a storm by a seed that a failure names."""
     seed, rng = seeded()
-
     try:
-        found = senders.killed(own_server, name, rng)
+        found = storm(servers, name, rng)
     except AssertionError as error:
         raise AssertionError(f"RMQ_TEST_SEED={seed}: {error}") from error
-
-    print(f"FIG senders, seed {seed}: {found.figures}")
+    print(f"FIG {storm.__name__}, seed {seed}: {found.figures}")
     assert "'down': 1" in found.figures
+
+
+@pytest.mark.fault("F36")
+def test_each_caller_is_told_the_truth_while_redis_is_killed(own_server: Server, name: str) -> None:
+    play(senders.killed, own_server, name)
 
 
 @pytest.mark.slow
 @pytest.mark.fault("F36")
 def test_each_caller_is_told_the_truth_while_a_replica_takes_over(name: str) -> None:
-    seed, rng = seeded()
-
     with pair(any_binary()) as servers:
-        try:
-            found = senders.failed_over(servers, name, rng)
-        except AssertionError as error:
-            raise AssertionError(f"RMQ_TEST_SEED={seed}: {error}") from error
-
-    print(f"FIG senders, failover, seed {seed}: {found.figures}")
-    assert "'down': 1" in found.figures
+        play(senders.failed_over, servers, name)
 
 
 Finish = Callable[[Sequence[Any], Sequence[Any]], None]

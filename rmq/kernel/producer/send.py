@@ -460,7 +460,7 @@ def _call_together(
             unknown = reply
         if isinstance(reply, RMQError):
             if not isinstance(reply, TopicVanished):
-                for index in group.indexes:
+                for index in group.indexes[group.done :]:
                     outcomes[index] = same_error(reply)
         elif not reply.is_paused:
             _write_results(group, reply, results, level)
