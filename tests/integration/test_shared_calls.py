@@ -19,7 +19,9 @@ import redis
 
 import rmq
 from bench.soak.proxy import Proxy, between
+from rmq.features.schedules.flows import encoded
 from rmq.kernel.core.settings import Replicated
+from rmq.kernel.producer import send as send_flow
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport import coalescing
@@ -298,6 +300,22 @@ def test_audit_numbers_have_no_holes(crowd: Crowd, name: str, ours: Server) -> N
         found = client.admin.audit(name, older_than=0)
     assert found.missing == 0
     assert found.waiting == MANY - refused
+
+
+def test_a_scheduled_body_shares_no_call_with_sends_of_its_topic(ours: Server, name: str) -> None:
+    """It has another codec, and no interceptors: a shared call would have those of one of them."""
+    with rmq.Client(ours.url, interceptors=[rmq.Audit()]) as client:
+        topic = client.topic(name)
+        topic.open()
+        context = topic._context
+
+        client._transport.run(send_flow.send(encoded(context, 0), rmq.Outgoing(b"1")))
+        topic.send(2)
+
+        (coalescer,) = context.sends.values()
+        assert coalescer.run.args[0] is context
+    with rmq.Client(ours.url) as client:
+        assert client.admin.audit(name, older_than=0).numbered == 1
 
 
 def test_a_lost_reply_is_one_of_all_that_shared_the_call(

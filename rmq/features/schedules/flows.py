@@ -229,6 +229,7 @@ def encoded(context: TopicContext, number: int) -> TopicContext:
     """Return the context for a body that is encoded; interceptors see no scheduled sends."""
     made = copy.copy(context)
     made.codec, made.hooks = codecs.Encoded(number), Hooks()
+    made.sends = {}  # a call that is shared has one codec, and one chain of interceptors
     return made
 
 
