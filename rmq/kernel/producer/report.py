@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rmq.errors import AccessDenied, StorageError
+from rmq.kernel.core.message import SendResult
 from rmq.kernel.core.sequence import REPORT_S, ProducerSequence, Report, SlotSequence
 from rmq.kernel.producer import scripts
+from rmq.kernel.producer.batches import Group
 from rmq.kernel.transport.steps import Command, Flow, InBackground, Pipeline, pipeline
 
 log = logging.getLogger("rmq")
@@ -25,6 +27,23 @@ def register(sequences: Iterable[SlotSequence]) -> Flow[None]:
         )
         for sequence in new:
             sequence.confirm(Report(sequence.reported, sequence.reported, [], []))
+
+
+def settle(groups: list[Group], results: Sequence[SendResult | None]) -> None:
+    """Note which numbers accepted messages have, and which no message has."""
+    for group in groups:
+        void = []
+        for position, number in enumerate(group.numbers):
+            index = group.indexes[position]
+            status = getattr(results[index], "status", "") if index < len(results) else ""
+            # A duplicate of an id that we made ourselves is this very message: the reply to it was
+            # lost. A duplicate of a dedup key may be another message, with its own number. A
+            # merging message may have merged, which the reply does not tell.
+            made_here = position not in group.given_ids and group.merging is None
+            if status != "stored" and not (made_here and status == "duplicate"):
+                void.append(number)
+        if group.sequence is not None:
+            group.sequence.finish(group.numbers, void)
 
 
 def schedule(producer: ProducerSequence) -> Flow[None]:

@@ -320,7 +320,7 @@ def _send_once(
                 later, results.unfinished = results.unfinished + later, []
     finally:
         if producer_sequence is not None:
-            _settle_numbers(groups, results.rows)
+            report.settle(groups, results.rows)
     if producer_sequence is not None:
         yield from report.schedule(producer_sequence)
     return results
@@ -340,23 +340,6 @@ def _next_round(groups: list[Group]) -> tuple[list[Group], list[Group]]:
         if group.merging is not None and len(group.indexes) - group.done > 1:
             held.add(group.slot)
     return now, later
-
-
-def _settle_numbers(groups: list[Group], results: Sequence[SendResult | None]) -> None:
-    """Note which numbers accepted messages have, and which no message has."""
-    for group in groups:
-        void = []
-        for position, number in enumerate(group.numbers):
-            index = group.indexes[position]
-            status = getattr(results[index], "status", "") if index < len(results) else ""
-            # A duplicate of an id that we made ourselves is this very message: the reply to it was
-            # lost. A duplicate of a dedup key may be another message, with its own number. A
-            # merging message may have merged, which the reply does not tell.
-            made_here = position not in group.given_ids and group.merging is None
-            if status != "stored" and not (made_here and status == "duplicate"):
-                void.append(number)
-        if group.sequence is not None:
-            group.sequence.finish(group.numbers, void)
 
 
 # --- calls -------------------------------------------------------------------------------------
