@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import rmq
-from rmq.kernel.producer import send as send_flow
+from rmq.kernel.producer import report
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 from tests.integration.auditing import adds_up, lose, lost, producer
@@ -227,7 +227,7 @@ def test_without_this_account_the_audit_would_report_it(
     if reason.mutant:
         monkeypatch.setattr(scripts, "load", loader(reason.mutant))
     else:
-        monkeypatch.setattr(send_flow, "_settle_numbers", _all_stand)
+        monkeypatch.setattr(report, "settle", _all_stand)
 
     found = _run("sync", server, client, name, reason)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import os
@@ -11,83 +10,21 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 
 import rmq
-from bench.soak.proxy import Proxy, between
 from rmq.features.schedules.flows import encoded
 from rmq.kernel.core.settings import Replicated
 from rmq.kernel.producer import send as send_flow
 from rmq.kernel.producer.encode import encode
 from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport import coalescing
+from tests.integration.crowd import END_S, MANY, Crowd, behind_a_proxy, opened
 from tests.property.driver import Driver
 from tests.servers import Server
-
-MANY = 40  # more than go alone
-END_S = 60.0  # for threads that take a moment
-
-
-class Crowd:
-    """A client of either kind, and many callers that use it at once."""
-
-    def __init__(self, driver: Driver, raw: redis.Redis) -> None:
-        self.driver, self.raw = driver, raw
-        self.do = driver.do
-
-    def at_once(self, *calls: Callable[[], Any]) -> list[Any]:
-        """Make calls at once; return what each returned or raised."""
-        if self.driver.loop is not None:
-
-            async def each() -> list[Any]:
-                return await asyncio.gather(*[call() for call in calls], return_exceptions=True)
-
-            return self.driver.loop.run_until_complete(each())
-        found: list[Any] = [None] * len(calls)
-        start = threading.Barrier(len(calls))
-
-        def one(index: int) -> None:
-            start.wait(END_S)
-            try:
-                found[index] = calls[index]()
-            except BaseException as error:
-                found[index] = error
-
-        threads = [threading.Thread(target=one, args=[n], daemon=True) for n in range(len(calls))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(END_S)
-            assert not thread.is_alive(), "a caller has no answer"
-        return found
-
-    def calls(self) -> int:
-        """How many scripts Redis has run."""
-        return int(self.raw.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
-
-    def bodies(self, topic: Any) -> list[Any]:
-        """Receive and settle all that waits; return the bodies."""
-
-        async def drained() -> list[Any]:
-            async with topic.consumer() as consumer:
-                found = []
-                while got := await consumer.receive(1000):
-                    await consumer.ack(got)
-                    found += got
-            return [one.body for one in found]
-
-        if self.driver.loop is not None:
-            return self.do(drained())
-        with topic.consumer() as consumer:
-            found = []
-            while got := consumer.receive(1000):
-                consumer.ack(got)
-                found += got
-        return [one.body for one in found]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -96,24 +33,6 @@ def crowd(request: pytest.FixtureRequest, ours: Server) -> Iterator[Crowd]:
     with ours.raw() as raw:
         yield Crowd(driver, raw)
     driver.close()
-
-
-def opened(crowd: Crowd, name: str, **settings: Any) -> Any:
-    topic = crowd.driver.client.topic(name, **settings)
-    crowd.do(topic.open())
-    return topic
-
-
-@contextlib.contextmanager
-def behind_a_proxy(
-    crowd: Crowd, server: Server, name: str, **options: Any
-) -> Iterator[tuple[Proxy, Crowd, Any]]:
-    """The topic once more, as the same kind of client has it behind a proxy."""
-    opened(crowd, name)
-    with between(server.port) as proxy:
-        driver = Driver(proxy.url, crowd.driver.loop is not None, **options)
-        yield proxy, Crowd(driver, crowd.raw), driver.client.topic(name)
-        driver.close()
 
 
 def sent_in_a_cut(crowd: Crowd, server: Server, name: str, **options: Any) -> list[Any]:
@@ -271,7 +190,7 @@ def test_interceptors_are_called_for_each_message(ours: Server, name: str) -> No
             self.after.append((out.body, result.id))
 
     seen = Seen()
-    with rmq.Client(ours.url, interceptors=[seen]) as client, ours.raw() as raw:
+    with rmq.Client(ours.url, interceptors=[seen]) as client:
         topic = client.topic(name)
         threads = [threading.Thread(target=topic.send, args=[n]) for n in range(MANY)]
         for thread in threads:
@@ -283,7 +202,6 @@ def test_interceptors_are_called_for_each_message(ours: Server, name: str) -> No
             message = topic.get(id)
             assert message is not None
             assert (message.body, message.headers["n"]) == (body, str(body))
-        assert raw.ping()
 
 
 def test_audit_numbers_have_no_holes(crowd: Crowd, name: str, ours: Server) -> None:
