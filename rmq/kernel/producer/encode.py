@@ -57,7 +57,7 @@ class EncodedMessage:
         return message
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """How many bytes of a call it takes, at most."""
         return RECORD_BYTES + len(self.envelope) + len(self.headers) + len(self.body)
 

@@ -203,7 +203,7 @@ def _send_shared(
 
     def item() -> tuple[EncodedMessage, int]:
         message = encode(context, context.settings, out)
-        return message, message.bytes
+        return message, message.size
 
     def alone() -> Flow[SendResult]:
         return (yield from _send(context, (out,), override, BLOCK_S))[0]
