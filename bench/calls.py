@@ -19,7 +19,7 @@ from typing import NamedTuple
 from bench.child import ROOT, Child
 from bench.link import far_server
 from bench.machine import commit, placed, settle
-from bench.measurement import Measurement
+from bench.measurement import Measurement, ratios_of
 from tests.faults.partition import NotPermitted
 from tests.servers import Server
 
@@ -102,10 +102,6 @@ def _cpu(answers: Answers) -> list[float]:
     return [sum(pair) for pair in zip(answers["client us"], answers["Redis us"], strict=True)]
 
 
-def _ratios(ours: Answers, others: Answers, metric: str) -> list[float]:
-    return [one / other for one, other in zip(ours[metric], others[metric], strict=True)]
-
-
 def _started(url: str, prefix: str, checkout: Path = ROOT) -> Child:
     # -P: its own directory, which is the bench's, is no place to import from.
     return Child(checkout, ["-P", CHILD], {"url": url, "prefix": prefix})
@@ -137,7 +133,7 @@ def concurrency(
     measurements = []
     for way, row in CONCURRENCY.items():
         measurements.append(_row("concurrency", way, row, ours[way], plain[way]))
-        cpu = [own / its for own, its in zip(_cpu(ours[way]), _cpu(plain[way]), strict=True)]
+        cpu = ratios_of(_cpu(ours[way]), _cpu(plain[way]))
         name = f"{row.title} / {row.plain}: {CPU}"
         measurements.append(Measurement("concurrency", name, cpu, at_most=True))
         for percentile in LATE.get(way, {}):
@@ -152,7 +148,7 @@ def concurrency(
 
 def _row(part: str, way: str, row: Row, ours: Answers, plain: Answers) -> Measurement:
     notes = {"way": way, "rmq": ours, "stream": plain}
-    ratios = _ratios(ours, plain, "messages/s")
+    ratios = ratios_of(ours["messages/s"], plain["messages/s"])
     return Measurement(part, f"{row.title} / {row.plain}", ratios, target=row.target, notes=notes)
 
 
@@ -162,15 +158,15 @@ def _gains(
     """Compare with another checkout."""
     for way, row in CONCURRENCY.items():
         if row.gain:
-            ratios = _ratios(ours[way], theirs[way], "messages/s")
+            ratios = ratios_of(ours[way]["messages/s"], theirs[way]["messages/s"])
             notes = {"way": way, "rmq": ours[way], name: theirs[way]}
             title = f"{row.title} / commit {name}"
             yield Measurement("concurrency", title, ratios, target=row.gain, notes=notes)
-        cpu = [own / its for own, its in zip(_cpu(ours[way]), _cpu(theirs[way]), strict=True)]
+        cpu = ratios_of(_cpu(ours[way]), _cpu(theirs[way]))
         title, most = f"{row.title} / commit {name}: {CPU}", None if row.gain else LONE
         yield Measurement("concurrency", title, cpu, target=most, at_most=True)
         for percentile, target in LATE.get(way, {}).items():
-            ratios = _ratios(ours[way], theirs[way], f"{percentile} ms")
+            ratios = ratios_of(ours[way][f"{percentile} ms"], theirs[way][f"{percentile} ms"])
             title = f"{row.title}: {percentile} of a call / commit {name}"
             yield Measurement("concurrency", title, ratios, target=target, at_most=True)
 

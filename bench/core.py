@@ -9,7 +9,7 @@ from time import perf_counter
 from bench.baseline import Baseline
 from bench.figures import K
 from bench.machine import placed, settle
-from bench.measurement import Measurement
+from bench.measurement import Measurement, ratios_of
 from bench.queues import Queue, Rmq, RmqJson, RmqMerging, Stream
 from tests.servers import Server
 
@@ -150,8 +150,7 @@ def _bulk(
                 queue.close()
             for name, seconds in spent.items():
                 rates[name].append(K * calls * CHUNKS / seconds)
-    pairs = zip(rates[ours.name], rates[beside.name], strict=True)
-    return [own / other for own, other in pairs], rates
+    return ratios_of(rates[ours.name], rates[beside.name]), rates
 
 
 def _bulks(server: Server, rounds: int, calls: int) -> Iterator[Measurement]:

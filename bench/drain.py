@@ -8,7 +8,7 @@ from time import perf_counter
 from bench.core import BODY
 from bench.figures import K
 from bench.machine import placed, settle
-from bench.measurement import Measurement
+from bench.measurement import Measurement, ratios_of
 from bench.queues import DeletingStream, Queue, Rmq, Stream
 from tests.servers import Server
 
@@ -58,7 +58,7 @@ def drain(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     return [
         Measurement(
             "drain", f"drain, k = {K}, to a stream's {commands}",
-            [own / its for own, its in zip(rates[Rmq.name], rates[stream.name], strict=True)],
+            ratios_of(rates[Rmq.name], rates[stream.name]),
             target=TARGET,
             notes={"messages/s": rates[Rmq.name], "the stream's messages/s": rates[stream.name]},
         )

@@ -20,7 +20,7 @@ from bench.cost.lives import Bare, Life
 from bench.cost.spending import Meter
 from bench.figures import K
 from bench.machine import REPLY_S, placed, settle
-from bench.measurement import Measurement
+from bench.measurement import Measurement, ratios_of
 from bench.memory import used_memory
 from bench.report import Bar, bar
 from rmq import Outgoing
@@ -318,9 +318,8 @@ def _ask_us(raw: redis.Redis, topic: Topic, rounds: int) -> float:
 
 def _deeper(point: Point, deep: Cost, shallow: Cost, is_filled: bool = False) -> Measurement:
     """Compare a deep topic with a shallow one; a topic just filled has no target."""
-    pairs = zip(deep.columns["life", "redis"], shallow.columns["life", "redis"], strict=True)
     name = f"Redis's us of a life among {point.depth:,} / {SHALLOW:,}"
-    ratios = [one / other for one, other in pairs]
+    ratios = ratios_of(deep.columns["life", "redis"], shallow.columns["life", "redis"])
     if is_filled:
         return Measurement("growth", f"{name}, just filled", ratios, at_most=True)
     return Measurement("growth", name, ratios, target=DEEPER, at_most=True)

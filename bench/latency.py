@@ -20,7 +20,7 @@ from bench.consumers import (
     sync_consumer,
 )
 from bench.machine import settle
-from bench.measurement import Measurement, percentile
+from bench.measurement import Measurement, percentile, ratios_of
 from tests.servers import Server, following
 
 DIRECT = ("evalsha", "eval", "ping", "subscribe", "ssubscribe", "smembers", "script|load")
@@ -66,12 +66,11 @@ def _against_stream(
                target=target, at_most=True)
         for percent, target in ((50, P50_TARGETS[name]), (99, 1.5))
     ]  # fmt: skip
-    ratios = [mine / stream for mine, stream in zip(cpu[name], cpu["raw stream"], strict=True)]
     notes = {"us of one message, rmq": cpu[name], "us of one message, stream": cpu["raw stream"]}
     return [
         *measurements,
-        Measurement("latency", f"{name} / raw stream, CPU of Redis", ratios, target=1.8,
-               at_most=True, notes=notes),
+        Measurement("latency", f"{name} / raw stream, CPU of Redis",
+               ratios_of(cpu[name], cpu["raw stream"]), target=1.8, at_most=True, notes=notes),
     ]  # fmt: skip
 
 

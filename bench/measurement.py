@@ -58,6 +58,11 @@ class Measurement:
         }
 
 
+def ratios_of(ours: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratio of two figures in each round."""
+    return [own / other for own, other in zip(ours, others, strict=True)]
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
