@@ -15,6 +15,7 @@ from contextlib import ExitStack
 
 import rmq
 from bench.core import BODY
+from bench.machine import used_cpu_s
 from bench.measurement import Measurement
 from tests.clusters import MASTERS, Cluster, is_master, until
 from tests.servers import Server
@@ -32,8 +33,7 @@ def cpu_s(nodes: Sequence[Server]) -> list[float]:
     spent = []
     for node in nodes:
         with node.raw() as raw:
-            info = raw.info("cpu")
-        spent.append(float(info["used_cpu_user"]) + float(info["used_cpu_sys"]))
+            spent.append(used_cpu_s(raw))
     return spent
 
 

@@ -19,7 +19,7 @@ from bench.consumers import (
     stream_consumer,
     sync_consumer,
 )
-from bench.machine import settle
+from bench.machine import settle, used_cpu_s
 from bench.measurement import Measurement, percentile, ratios_of
 from tests.servers import Server, following
 
@@ -47,12 +47,6 @@ def _late(
                target, at_most=True)
         for percent, target in zip((50, 99), targets, strict=True)
     ]  # fmt: skip
-
-
-def _cpu_us(raw: redis.Redis) -> float:
-    """Microseconds of CPU that the server has used."""
-    used: dict[str, float] = raw.info("cpu")
-    return 1e6 * (used["used_cpu_user"] + used["used_cpu_sys"])
 
 
 def _against_stream(
@@ -96,12 +90,12 @@ def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         cpu: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds):
             for name, (_, send) in ways.items():
-                begin, used, ticks = time.perf_counter(), _cpu_us(raw), int(each_s * 100)
+                begin, used_s, ticks = time.perf_counter(), used_cpu_s(raw), int(each_s * 100)
                 for tick in range(ticks):
                     time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
                     send(body_of(number, time.time_ns()))
                 time.sleep(0.05)  # for the last ack
-                cpu[name].append((_cpu_us(raw) - used) / ticks)
+                cpu[name].append(1e6 * (used_cpu_s(raw) - used_s) / ticks)
         measurements, late = [], {}
         for name, (running, send) in ways.items():
             send(END)
@@ -193,11 +187,11 @@ def _many_idle(binary: str, seconds: float) -> list[Measurement]:
             client.topic("idle", slots=MANY_SLOTS).open()
             running = Running(idle_consumers, own.url, f"idle {MANY_CONSUMERS}")
             time.sleep(seconds)  # until all of them have looked, and wait
-            readings = (_cpu_us, _changes, _replicated)
+            readings = (used_cpu_s, _changes, _replicated)
             before, began = [reading(raw) for reading in readings], time.monotonic()
             time.sleep(2 * seconds)
             took = time.monotonic() - began
-            cpu_us, changes, sent = (
+            cpu, changes, sent = (
                 (reading(raw) - was) / took for reading, was in zip(readings, before, strict=True)
             )
             running.stop()
@@ -206,7 +200,7 @@ def _many_idle(binary: str, seconds: float) -> list[Measurement]:
     name = f"{MANY_CONSUMERS} idle consumers of {MANY_SLOTS} slots"
     most = MANY_CONSUMERS * MANY_SLOTS / 10  # a write for each slot of each in 10 s
     return [
-        Measurement("idle", f"{name}: CPU of Redis", [cpu_us / 1e4], "% of a core", 1.0, True),
+        Measurement("idle", f"{name}: CPU of Redis", [100 * cpu], "% of a core", 1.0, True),
         Measurement("idle", f"{name}: writes", [changes], "writes/s", most, at_most=True),
         Measurement("idle", f"{name}: sent to a replica", [sent], "B/s", at_most=True),
     ]

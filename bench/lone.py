@@ -31,7 +31,7 @@ import rmq
 from bench import report
 from bench.consumers import END, Running, async_consumer, body_of, stream_consumer, sync_consumer
 from bench.core import BODY
-from bench.cost.spending import SCRIPTS, read_stats
+from bench.cost.spending import SCRIPTS, cpu_us, read_stats
 from bench.cost.table import number
 from bench.machine import REPLY_S, placed, settle
 from bench.measurement import Measurement
@@ -302,16 +302,13 @@ class Meter:
     def _read(self, first_redis: bool) -> Reading:
         """Read all; `first_redis`: in the order that leaves the readings themselves out."""
         readings: list[Callable[[], Any]] = [
-            lambda: read_stats(self._raw.info("commandstats")), self._redis_us, self._wakes,
+            lambda: read_stats(self._raw.info("commandstats")),
+            lambda: cpu_us(self._raw), self._wakes,
             lambda: time.thread_time() * 1e6,
             lambda: resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw,
         ]  # fmt: skip
         found = [read() for read in (reversed(readings) if first_redis else readings)]
         return Reading(*(found[::-1] if first_redis else found))
-
-    def _redis_us(self) -> float:
-        info = self._raw.info("cpu")
-        return 1e6 * float(info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"])
 
     def _wakes(self) -> int:
         if not self._status.exists():

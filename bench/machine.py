@@ -41,6 +41,12 @@ def server(engine: str | None = None) -> Iterator[Server]:
         own.stop()
 
 
+def used_cpu_s(raw: redis.Redis) -> float:
+    """Return the seconds of CPU that a server has used, in all its threads."""
+    info = raw.info("cpu")
+    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+
+
 def settle(raw: redis.Redis) -> None:
     """Empty the server, so that all rounds begin alike."""
     raw.flushall(asynchronous=True)  # millions of keys would take longer than a client waits

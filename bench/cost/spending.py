@@ -87,7 +87,8 @@ def split(before: Stats, after: Stats) -> tuple[int, int, int]:
     return script_us, command_us, commands
 
 
-def _cpu_us(raw: redis.Redis) -> float:
+def cpu_us(raw: redis.Redis) -> float:
+    """Return the us of CPU that the main thread of a server has used."""
     info = raw.info("cpu")
     seconds = info["used_cpu_user_main_thread"] + info["used_cpu_sys_main_thread"]
     return float(seconds) * 1e6
@@ -107,11 +108,11 @@ class Meter:
     def measure(self, verb: str, messages: int) -> Iterator[None]:
         """Count what happens inside `with` for a verb on so many messages."""
         before = self._stats()
-        cpu_us = _cpu_us(self._raw)  # last, and first below: reading the other is not in it
+        before_us = cpu_us(self._raw)  # last, and first below: reading the other is not in it
         began = time.thread_time()
         yield
         client_us = (time.thread_time() - began) * 1e6
-        cpu_us = _cpu_us(self._raw) - cpu_us
+        redis_us = cpu_us(self._raw) - before_us
         script_us, command_us, commands = split(before, self._stats())
-        spent = Spent(messages, script_us, command_us, commands, cpu_us, client_us)
+        spent = Spent(messages, script_us, command_us, commands, redis_us, client_us)
         self.spent[verb] = self.spent.get(verb, Spent()) + spent
