@@ -31,7 +31,7 @@ import rmq
 from bench import report
 from bench.consumers import END, Running, async_consumer, body_of, stream_consumer, sync_consumer
 from bench.core import BODY
-from bench.cost.spending import SCRIPTS, cpu_us, read_stats
+from bench.cost.spending import cpu_us, read_stats, split
 from bench.cost.table import number
 from bench.machine import REPLY_S, placed, settle
 from bench.measurement import Measurement
@@ -278,26 +278,27 @@ class Meter:
         assert server.process is not None
         self._status, self._raw = Path(f"/proc/{server.process.pid}/status"), raw
 
-    def measure(self, run: Callable[[], object]) -> tuple[Columns, dict[str, tuple[int, int]]]:
-        """Run steps at all places; return what one costs, and the commands: calls and us."""
+    def measure(self, run: Callable[[], object]) -> Columns:
+        """Run steps at all places; return what one costs, in us and in wakes.
+
+        "script" includes the commands that it calls; "commands" leaves those of "publish" out.
+        """
         before = self._read(first_redis=False)
         run()
         after = self._read(first_redis=True)
-        commands = {
-            name: (
-                calls - before.stats.get(name, (0, 0))[0],
-                us - before.stats.get(name, (0, 0))[1],
-            )
-            for name, (calls, us) in after.stats.items()
-            if name not in ("info", "ping")
-        }
+        script_us, command_us, _ = split(before.stats, after.stats)
+        publishing = {name: after.stats[name] for name in PUBLISHING if name in after.stats}
+        _, publish_us, _ = split(before.stats, publishing)
         spent = {
+            "script": script_us,
+            "commands": command_us - publish_us,
+            "publish": publish_us,
             "cpu": after.redis_us - before.redis_us,
             "redis wakes": after.redis_wakes - before.redis_wakes,
             "client": after.client_us - before.client_us,
             "client wakes": after.client_wakes - before.client_wakes,
         }
-        return {name: value / PLACES for name, value in spent.items()}, commands
+        return {name: value / PLACES for name, value in spent.items()}
 
     def _read(self, first_redis: bool) -> Reading:
         """Read all; `first_redis`: in the order that leaves the readings themselves out."""
@@ -321,20 +322,18 @@ def _account(
     driver: Driver, meter: Meter, raw: redis.Redis, empty: str, name: str, ping: Columns
 ) -> Columns:
     """Make a step at all places; return each part of its cost for one message."""
-    columns, commands = meter.measure(lambda: driver.step(name))
+    columns = meter.measure(lambda: driver.step(name))
     requests = REQUESTS.get(name, 1)
-    script_us = sum(us for one, (_, us) in commands.items() if one in SCRIPTS) / PLACES
-    published = sum(us for one, (_, us) in commands.items() if one in PUBLISHING) / PLACES
-    called = sum(us for one, (_, us) in commands.items() if one not in SCRIPTS) / PLACES - published
-    call = 0.0
+    script_us, called_us = columns.pop("script"), columns["commands"] + columns["publish"]
+    columns["call"] = 0.0
     if script_us and name in driver.words:
         words = ("EVALSHA", empty, *driver.words[name][2:])
-        _, commands = meter.measure(lambda: [raw.execute_command(*words) for _ in range(PLACES)])
-        call = sum(us for one, (_, us) in commands.items() if one in SCRIPTS) / PLACES
+        columns["call"] = meter.measure(
+            lambda: [raw.execute_command(*words) for _ in range(PLACES)]
+        )["script"]
     columns["request"] = requests * ping["cpu"]
-    columns["call"], columns["commands"], columns["publish"] = call, called, published
-    columns["lua"] = max(0.0, script_us - call - called - published)
-    columns["rest"] = columns["cpu"] - columns["request"] - max(script_us, called + published)
+    columns["lua"] = max(0.0, script_us - columns["call"] - called_us)
+    columns["rest"] = columns["cpu"] - columns["request"] - max(script_us, called_us)
     columns["socket"] = requests * ping["client"]
     columns["code"] = columns["client"] - columns["socket"]
     return columns
@@ -360,7 +359,7 @@ def lone(server: Server, rounds: int, quick: bool) -> list[Measurement]:
         bare.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for turn in range(rounds):
             for driver in drivers if turn % 2 else reversed(drivers):
-                ping, _ = meter.measure(lambda: _ping(bare))
+                ping = meter.measure(lambda: _ping(bare))
                 for name in STEPS:
                     for column, value in _account(driver, meter, raw, empty, name, ping).items():
                         found[f"{driver.name}, {name}"][column].append(value)
