@@ -129,3 +129,29 @@ class Running:
         """End the process."""
         self.process.terminate()
         self.process.join()
+
+
+CONSUMERS = {"sync": sync_consumer, "async": async_consumer, "stream": stream_consumer}
+
+
+def start_consumer(
+    kind: str, url: str, raw: redis.Redis, client: rmq.Client
+) -> tuple[Running, Callable[[bytes], object]]:
+    """Start a consumer of a topic or a stream that has its kind's name; return it and a send."""
+    if kind == "stream":
+
+        def xadd(body: bytes) -> None:
+            raw.xadd(kind, {"body": body})
+
+        return Running(stream_consumer, url, kind), xadd
+    topic = client.topic(kind, codec="bytes")
+    topic.open()
+    return Running(CONSUMERS[kind], url, kind), topic.send
+
+
+def trickle(send: Callable[[bytes], object], number: int, ticks: int) -> None:
+    """Send 100 messages a second, one in a tick, with the number of a round."""
+    begin = time.perf_counter()
+    for tick in range(ticks):
+        time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
+        send(body_of(number, time.time_ns()))

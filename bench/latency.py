@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
 import redis
 
 import rmq
 from bench.consumers import (
+    CONSUMERS,
     END,
     Running,
     Sample,
-    async_consumer,
     body_of,
     idle_consumers,
-    stream_consumer,
+    start_consumer,
     sync_consumer,
+    trickle,
 )
 from bench.machine import settle, used_cpu_s
 from bench.measurement import Measurement, percentile, ratios_of
@@ -77,23 +77,16 @@ def latency(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     each_s = 0.3 if quick else 4.0
     with server.raw() as raw, rmq.Client(server.url) as client:
         settle(raw)
-        ways: dict[str, tuple[Running, Callable[[bytes], object]]] = {}
-        for name, main in (("sync", sync_consumer), ("async", async_consumer)):
-            topic = client.topic(name, codec="bytes")
-            topic.open()
-            ways[f"rmq, {name} consumer"] = Running(main, server.url, name), topic.send
-
-        def xadd(body: bytes) -> None:
-            raw.xadd("stream", {"body": body})
-
-        ways["raw stream"] = Running(stream_consumer, server.url, "stream"), xadd
+        ways = {
+            "raw stream" if kind == "stream" else f"rmq, {kind} consumer":
+                start_consumer(kind, server.url, raw, client)
+            for kind in CONSUMERS
+        }  # fmt: skip
         cpu: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds):
             for name, (_, send) in ways.items():
-                begin, used_s, ticks = time.perf_counter(), used_cpu_s(raw), int(each_s * 100)
-                for tick in range(ticks):
-                    time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
-                    send(body_of(number, time.time_ns()))
+                used_s, ticks = used_cpu_s(raw), int(each_s * 100)
+                trickle(send, number, ticks)
                 time.sleep(0.05)  # for the last ack
                 cpu[name].append(1e6 * (used_cpu_s(raw) - used_s) / ticks)
         measurements, late = [], {}

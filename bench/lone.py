@@ -29,7 +29,7 @@ from rich.table import Table
 
 import rmq
 from bench import report
-from bench.consumers import END, Running, async_consumer, body_of, stream_consumer, sync_consumer
+from bench.consumers import CONSUMERS, END, body_of, start_consumer, trickle
 from bench.core import BODY
 from bench.cost.spending import cpu_us, read_stats, split
 from bench.cost.table import number
@@ -383,25 +383,14 @@ def _trickle(server: Server, seconds: float) -> dict[str, list[float]]:
     with server.raw() as raw, rmq.Client(server.url) as client:
         settle(raw)
         raw.config_set("slowlog-max-len", 100_000)
-        for name, main in (
-            ("sync", sync_consumer), ("async", async_consumer), ("stream", stream_consumer)
-        ):  # fmt: skip
-            topic = client.topic(name, codec="bytes")
-            send = cast(Callable[[bytes], Any], topic.send)
-            if name == "stream":
-                send = _xadd(raw, name)
-            else:
-                topic.open()
-            running = Running(main, server.url, name)
+        for name in CONSUMERS:
+            running, send = start_consumer(name, server.url, raw, client)
             for _ in range(20):
                 send(body_of(0, time.time_ns()))
             # What a script calls is mostly faster: noting it would take time in the script.
             raw.config_set("slowlog-log-slower-than", 0 if name == "stream" else 10)
             raw.slowlog_reset()
-            begin = time.perf_counter()
-            for tick in range(int(seconds * 100)):
-                time.sleep(max(0.0, begin + tick / 100 - time.perf_counter()))
-                send(body_of(0, time.time_ns()))
+            trickle(send, 0, int(seconds * 100))
             raw.config_set("slowlog-log-slower-than", -1)
             for entry in cast(Sequence[Any], raw.slowlog_get(100_000)):
                 verb, *words = entry["command"].split()
@@ -412,10 +401,6 @@ def _trickle(server: Server, seconds: float) -> dict[str, list[float]]:
             running.hear(30)
             running.stop()
     return found
-
-
-def _xadd(raw: redis.Redis, key: str) -> Callable[[bytes], Any]:
-    return lambda body: raw.xadd(key, {"body": body})
 
 
 def rows(steps: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
