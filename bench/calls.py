@@ -73,7 +73,7 @@ Answers = dict[str, list[float]]  # by metric, the value of each round
 
 
 class Caller(NamedTuple):
-    """What takes a turn: a side, "rmq" or "plain", of a child."""
+    """A child and the side of it, "rmq" or "plain", that takes a turn."""
 
     child: Child
     side: str

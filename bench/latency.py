@@ -173,7 +173,7 @@ def idle(server: Server, rounds: int, quick: bool) -> list[Measurement]:
 
 
 def _many_idle(binary: str, seconds: float) -> list[Measurement]:
-    """What many waiting consumers cost a server that has a replica, and what they write."""
+    """Measure the CPU and the writes of a server with a replica, on which many consumers wait."""
     own = Server(binary)
     try:
         with following(own.port, binary), own.raw() as raw, rmq.Client(own.url) as client:

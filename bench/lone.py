@@ -1,4 +1,4 @@
-"""One lone message: each microsecond of its steps, in Redis and in the client, beside a stream's.
+"""The part `lone`: each step of a lone message in us of Redis and of the client, beside a stream's.
 
 At a time: it is sent, taken and acked, then the next one. Trickled: a consumer waits, hears of the
 message that comes, and acks it. The steps of a kind are made for PLACES topics, or streams, one
@@ -262,7 +262,7 @@ class Stream(Driver):
 
 
 class Reading(NamedTuple):
-    """What a server and this thread have spent so far."""
+    """The time and the wakes of a server and of this thread so far."""
 
     stats: dict[str, tuple[int, int]]
     redis_us: float
