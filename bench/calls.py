@@ -122,13 +122,13 @@ def concurrency(
         with server.raw() as raw:
             settle(raw)
         # Not `placed`: threads of a program are on all cores, and pass the GIL between them.
-        children = [_started(server.url, "this")]
-        stack.callback(children[0].close)
-        callers = [Caller(children[0], "rmq"), Caller(children[0], "plain")]
+        child = _started(server.url, "this")
+        stack.callback(child.close)
+        callers = [Caller(child, "rmq"), Caller(child, "plain")]
         if against:
-            children.append(_started(server.url, "other", against.resolve()))
-            stack.callback(children[1].close)
-            callers.append(Caller(children[1], "rmq"))
+            child = _started(server.url, "other", against.resolve())
+            stack.callback(child.close)
+            callers.append(Caller(child, "rmq"))
         ours, plain, *other = _turns(callers, list(CONCURRENCY), rounds, quick)
     measurements = []
     for way, row in CONCURRENCY.items():
@@ -186,13 +186,14 @@ def _fsync_ms() -> float:
 
 def servers(server: Server, rounds: int, quick: bool) -> list[Measurement]:
     """The main rows on servers as they are run: without and with an AOF, and some time away."""
-    left_out, callers, names = "", [], []
+    left_out, callers = "", []
     with contextlib.ExitStack() as stack:
         with server.raw() as raw:
             settle(raw)
         own = [server]
-        places: list[tuple[str, str, contextlib.AbstractContextManager[None]]] = []
-        places.append(("no AOF", server.url, contextlib.nullcontext()))
+        places: list[tuple[str, str, contextlib.AbstractContextManager[None]]] = [
+            ("no AOF", server.url, contextlib.nullcontext())
+        ]
         for fsync in ("everysec", "always"):
             own.append(Server(server.binary, *AOF, "--appendfsync", fsync))
             stack.callback(own[-1].stop)
@@ -205,20 +206,17 @@ def servers(server: Server, rounds: int, quick: bool) -> list[Measurement]:
             own.append(far)
             places.append((f"{AWAY_MS} ms away", url, reach()))
         stack.enter_context(placed(*own, cores=2))
-        for name, url, reached in places:
+        for _, url, reached in places:
             with reached:
                 child = _started(url, "servers")
             stack.callback(child.close)
             callers += [Caller(child, "rmq"), Caller(child, "plain")]
-            names.append(name)
         found = _turns(callers, list(SERVERS), rounds, quick)
     measurements = []
-    for place, name in enumerate(names):
-        ours, plain = found[2 * place : 2 * place + 2]
+    for (name, *_), ours, plain in zip(places, found[::2], found[1::2], strict=True):
         for way, row in SERVERS.items():
-            measured = _row("servers", way, row, ours[way], plain[way])
-            measured.name = f"{name}: {measured.name}"
-            measured.target = None
+            here = row._replace(title=f"{name}: {row.title}", target=None)
+            measured = _row("servers", way, here, ours[way], plain[way])
             measured.notes["server"] = name
             measurements.append(measured)
     measurements.append(Measurement("servers", "An fsync of 4 KiB", [_fsync_ms()], "ms"))
