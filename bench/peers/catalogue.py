@@ -58,23 +58,21 @@ def _pending(key: str, group: str) -> Callable[[redis.Redis], Any]:
 
 _RECORDS = SlotKeys("rmq", "noop", 0).records.decode()
 
+
+def _rmq(kind: str, handler: str, concurrency: int) -> Peer:
+    return Peer(
+        f"rmq-{kind}", (), ("-m", f"bench.peers.rmq_{kind}_app"),
+        f"{handler}, prefetch 1000, JSON",
+        {"CONCURRENCY": str(concurrency), "PREFETCH": "1000"},
+        drain=50_000, one=20_000,
+        unsettled=lambda raw: raw.hlen(_RECORDS),
+        kind="rmq",
+    )  # fmt: skip
+
+
 PEERS = (
-    Peer(
-        "rmq-sync", (), ("-m", "bench.peers.rmq_sync_app"),
-        "def, 2 threads, prefetch 1000, JSON",
-        {"CONCURRENCY": "2", "PREFETCH": "1000"},
-        drain=50_000, one=20_000,
-        unsettled=lambda raw: raw.hlen(_RECORDS),
-        kind="rmq",
-    ),
-    Peer(
-        "rmq-async", (), ("-m", "bench.peers.rmq_async_app"),
-        "async def, 8 tasks, prefetch 1000, JSON",
-        {"CONCURRENCY": "8", "PREFETCH": "1000"},
-        drain=50_000, one=20_000,
-        unsettled=lambda raw: raw.hlen(_RECORDS),
-        kind="rmq",
-    ),
+    _rmq("sync", "def, 2 threads", 2),
+    _rmq("async", "async def, 8 tasks", 8),
     Peer(
         "dramatiq", ("dramatiq[redis]==2.2.1", "redis==8.1.0", "hiredis==3.5.0"),
         ("-m", "dramatiq", "bench.peers.dramatiq_app", "-p", "1", "-t", "32"),
