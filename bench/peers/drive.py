@@ -16,9 +16,10 @@ from typing import Any
 import redis
 import sqlalchemy as sa
 
+from bench.child import ROOT
 from bench.machine import settle
 from bench.peers.catalogue import NODE, Peer
-from bench.peers.environments import ROOT, Skipped, home, interpreter, reason
+from bench.peers.environments import Skipped, home, interpreter, reason
 from tests.databases import Postgres
 from tests.servers import Server, die_with_parent
 

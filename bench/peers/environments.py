@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.child import ROOT
 from bench.peers.catalogue import NODE, Peer
 
-ROOT = Path(__file__).resolve().parents[2]
 HOMES = ROOT / ".venv" / "peers"
 PATIENCE_S = 300
 
