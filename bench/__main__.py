@@ -87,10 +87,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="see that it runs; figures mean little"
     )
+    others = ", ".join(f"of {part} {count}" for part, count in ROUNDS.items())
     parser.add_argument(
-        "--rounds", type=int, default=0,
-        help=f"default 9, of cost and growth {COST_ROUNDS}, with --quick 2",
-    )  # fmt: skip
+        "--rounds", type=int, default=0, help=f"default 9, {others}; with --quick 2, of peers 1"
+    )
     parser.add_argument("--engine", choices=engines(), help="default: PATH's redis-server")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
     parser.add_argument(
