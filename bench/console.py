@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from rich.console import Console
-
 import rmq
 from bench import report
 from bench.dead_letters import CAUSES, bury, first_of_all
@@ -213,8 +211,7 @@ def main() -> None:
             time.sleep(CONNECT_S)
             with first_of_all(own.process.pid) as permitted:
                 found = pages(own, served.url, ids, options.rounds, forget)
-    console = Console()
-    console = console if console.is_terminal else Console(width=110)
+    console = report.console(width=110)
     if options.markdown:
         print(markdown(found))
     else:

@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import rmq
 from bench import report
 from bench.machine import server
@@ -198,8 +196,7 @@ def main() -> None:
             *scans(own, client, "many", options.rounds),
             *jobs(client, options.sent, options.slots, options.rounds),
         ]
-    console = Console()
-    console = console if console.is_terminal else Console(width=110)
+    console = report.console(width=110)
     console.print(report.table(figures))
     loads = f"{load:.1f} before, {os.getloadavg()[0]:.1f} after"
     console.print(f"{options.letters:,} letters, {options.slots} slots; load {loads}")

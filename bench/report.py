@@ -51,10 +51,10 @@ def table(measurements: list[Measurement]) -> Table:
     return rows
 
 
-def _console() -> Console:
-    """Return a console on stdout; it is wide even without a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=130)
+def console(width: int = 130) -> Console:
+    """Return a console on stdout, which has this width where that is no terminal."""
+    own = Console()
+    return own if own.is_terminal else Console(width=width)
 
 
 _stderr = Console(stderr=True)
@@ -99,7 +99,7 @@ def bar() -> Iterator[Bar]:
 
 def begin(machine: dict[str, str]) -> None:
     """Print the description of the machine."""
-    _console().print(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
+    console().print(", ".join(f"{name} {value}" for name, value in machine.items()), style="dim")
 
 
 def announce(part: str, number: int, count: int) -> None:
@@ -121,14 +121,13 @@ def stopped(left: list[str]) -> None:
 
 def show(measurements: list[Measurement]) -> None:
     """Print the measurements of one part or several."""
-    _console().print(table(measurements))
+    console().print(table(measurements))
 
 
 def show_table(rows: Table, explanation: str) -> None:
     """Print a table that a part has made, and a paragraph below it."""
-    console = Console()
-    (console if console.is_terminal else Console(width=140)).print(rows)
-    _console().print(explanation, style="dim", highlight=False)
+    console(width=140).print(rows)
+    console().print(explanation, style="dim", highlight=False)
 
 
 def sum_up(measurements: list[Measurement]) -> None:
@@ -136,7 +135,7 @@ def sum_up(measurements: list[Measurement]) -> None:
     short = [measurement for measurement in measurements if measurement.verdict == "short"]
     promised = sum(measurement.target is not None for measurement in measurements)
     if promised:
-        _console().print(f"{promised - len(short)} of {promised} targets met.")
+        console().print(f"{promised - len(short)} of {promised} targets met.")
 
 
 def write(

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from bench import report
 from bench.measurement import Measurement
-from bench.report import table as targets
 
 Peers = Mapping[str, Mapping[str, Any]]  # by name, what `as_json` of a figure returns
 HEADING = (
@@ -91,9 +90,7 @@ def settings(figures: Peers) -> Iterator[str]:
 
 def show(measured: Sequence[Measurement]) -> None:
     """Print the table, the settings, the skipped peers and the targets."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=180)
+    console = report.console(width=180)
     figures = {measurement.name: measurement.as_json() for measurement in measured}
     grid = Table(box=SIMPLE_HEAD)
     for heading in HEADING:
@@ -105,4 +102,4 @@ def show(measured: Sequence[Measurement]) -> None:
         console.print(line, style="dim", highlight=False, markup=False)
     promised = [measurement for measurement in measured if measurement.target is not None]
     if promised:
-        console.print(targets(promised))
+        console.print(report.table(promised))
