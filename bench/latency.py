@@ -23,6 +23,7 @@ from bench.machine import settle, used_cpu_s
 from bench.measurement import Measurement, percentile, ratios_of
 from tests.servers import Server, following
 
+RENEWAL_S = 15.0  # after so long a consumer that waits renews its credits (lua/lib/credits.lua)
 DIRECT = ("evalsha", "eval", "ping", "subscribe", "ssubscribe", "smembers", "script|load")
 
 # Of RMQ's p50 / a stream's. An async consumer's loop wakes up once more.
@@ -169,10 +170,10 @@ def idle(server: Server, rounds: int, quick: bool) -> list[Measurement]:
                 Measurement("idle", name, [sent / seconds], "commands/s", 1.0, at_most=True,
                        notes={"commands/s with those inside scripts": made / seconds})
             )  # fmt: skip
-    return measurements + _many_idle(server.binary, seconds)
+    return measurements + _many_idle(server.binary, seconds, 1 if quick else 2)
 
 
-def _many_idle(binary: str, seconds: float) -> list[Measurement]:
+def _many_idle(binary: str, seconds: float, renewals: int) -> list[Measurement]:
     """Measure the CPU and the writes of a server with a replica, on which many consumers wait."""
     own = Server(binary)
     try:
@@ -182,7 +183,7 @@ def _many_idle(binary: str, seconds: float) -> list[Measurement]:
             time.sleep(seconds)  # until all of them have looked, and wait
             readings = (used_cpu_s, _changes, _replicated)
             before, began = [reading(raw) for reading in readings], time.monotonic()
-            time.sleep(2 * seconds)
+            time.sleep(renewals * RENEWAL_S)
             took = time.monotonic() - began
             cpu, changes, sent = (
                 (reading(raw) - was) / took for reading, was in zip(readings, before, strict=True)
