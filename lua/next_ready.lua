@@ -42,7 +42,7 @@ local renewed, listeners, ends -- renewed: the channel of credits that stand
 if #ARGV[2] > 1 then
   --- @include "lib/credits"
   ends = credit_end(nil, now)
-  if string.byte(ARGV[2], 1) == 61 then -- =
+  if string.byte(ARGV[2], 1) == RENEWS then
     local _
     _, _, renewed = read_offer(ARGV[2])
     listeners = count_listeners(renewed)

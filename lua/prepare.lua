@@ -60,7 +60,6 @@ Atomic    All messages are read and checked before they move; the first write fr
 --- @include "lib/time"
 --- @include "lib/turns"
 local ARGS = 8 -- of a call that is no repetition
-local RENEWS = 61 -- =, which begins an offer that renews a credit
 local slot, store, prepare, records, dead, failures, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[10]
 local call, waits, ordered, created, shared = ARGV[2], ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8]
 local session, number = split_call(call)

@@ -20,6 +20,7 @@ with `}:wake:s:` in its name and the hash tag of the slot: the master of the slo
 local CREDITS_MAX = 64 -- of a slot: more consumers than that are woken by a signal
 -- How long a credit lasts, and when it is renewed: a sleeping consumer, which looks at it once a second, writes once in 15 s.
 local CREDIT_MS, CREDIT_LEFT_MS = 20000, 5000
+local RENEWS = 61 -- =, which begins an offer that renews a credit
 local CREDIT_LEAST_MS = 3000 -- under a shared lease that ends sooner no credit is kept
 local CALLS_MAX = 16 -- of a credit
 local HAND_OVER_MOST, HAND_OVER_BYTES = 100, 16384 -- messages, and bytes of their records, in one hand-over
