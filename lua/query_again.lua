@@ -24,12 +24,13 @@ local upto = whole_number(ARGV[4], 0, NUMBER_MOST, 'upto')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
-local other, left = other_owner(query, ARGV[3], now)
-local first, tail, expired_to = log_range(query, log, 0)
+local state = read_query(query)
+local left, other = other_owner(state, ARGV[3], now)
+local first, tail, expired_to = log_range(state, log, 0)
 if other then
   return { tail - expired_to, tail, left, other }
 end
-if tonumber(redis.call('HGET', query, 'settled') or 0) >= math.min(upto, tail) then
+if tonumber(state[SETTLED] or 0) >= math.min(upto, tail) then
   return { tail - expired_to, tail }
 end
 local held = tail - expired_to

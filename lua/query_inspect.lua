@@ -16,6 +16,6 @@ local now = clock(ARGV[1])
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
-local q = redis.call('HMGET', KEYS[2], 'owner', 'owner_until')
-local _, tail, expired_to = log_range(KEYS[2], KEYS[3], 0)
-return { tail - expired_to, q[1] and tonumber(q[2] or 0) - now or 0, q[1] or '' }
+local state = read_query(KEYS[2])
+local _, tail, expired_to = log_range(state, KEYS[3], 0)
+return { tail - expired_to, owner_of(state, now) }

@@ -7,12 +7,16 @@ KEYS[3]   records        hash  member -> record
 KEYS[4]   failures       hash  member -> failure entry
 KEYS[5]   query          hash  tail: the newest number in the log; read: the newest that was handed out
 KEYS[6]   query log      list  members that the query holds; the last one has the number `tail`
+KEYS[7]   query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
-ARGV[3]   limit                1 to 1000
-Returns   {numbers, members, receipts as text ('' where the PrepareQueue no longer has the message), records}, in the order
-          of their numbers; fewer than the limit where the range is at its end, or 4 MiB are full. Receipts are left
-          out where nothing in the slot has ever failed: all messages have every retry then
+ARGV[3]   limit                1 to 4000; with records 1 to 1000
+ARGV[4]   records              1: return the records, too; 0: the caller reads them by a plain HMGET
+Returns   {the number before the first member, the members, one after another (13 bytes each), their receipts as text (''
+          where the PrepareQueue no longer has the message), their records}, in the order of their numbers; fewer than the
+          limit where the range is at its end, or 4 MiB are full. Receipts are left out where nothing in the slot has
+          ever failed: all messages have every retry then. A message that query_fail took out of the batch has the receipt
+          that it had, and its record as long as there is one: the batch is the same when it is replayed
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
 Atomic    One moment of one slot. The only write is that of `read`, and needs no memory. A second run does the same.
 ]]
@@ -21,46 +25,44 @@ Atomic    One moment of one slot. The only write is that of `read`, and needs no
 --- @include "lib/query"
 local prepare, records, failures, query, log = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local after, upto = whole_number(ARGV[1], 0, NUMBER_MOST, 'after'), whole_number(ARGV[2], 0, NUMBER_MOST, 'upto')
-local limit = whole_number(ARGV[3], 1, MOST, 'limit')
+local with_records = whole_number(ARGV[4], 0, 1, 'records') == 1
+local limit = whole_number(ARGV[3], 1, with_records and MOST or QUERY_MOST, 'limit')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
-local numbers, ids, page, receipts = {}, {}, {}, {}
-local first, tail, expired_to = log_range(query, log, 0)
-local from, to = math.max(after, expired_to), math.min(upto, tail)
+local state = read_query(query)
+local first, tail, expired_to = log_range(state, log, 0)
+local from, to, ids = math.max(after, expired_to), math.min(upto, tail), {}
 if from < to then
   ids = redis.call('LRANGE', log, from - first, math.min(to - first, from - first + limit) - 1)
 end
-for i = 1, #ids do
-  numbers[i] = from + i
-end
-redis.call('HLEN', records)
-redis.call('ZCARD', prepare)
-local any_failed = redis.call('HLEN', failures) > 0
+local any_marked = redis.call('ZCARD', KEYS[7]) > 0
+local any_failed = redis.call('HLEN', failures) > 0 or any_marked
 if #ids == 0 then
-  return { {}, {}, {}, {} }
+  return { from, '', {}, {} }
 end
-local last, bytes = #ids, 0
-page = redis.call('HMGET', records, unpack(ids))
-for i = 1, #ids do
-  bytes = bytes + (page[i] and #page[i] or 0)
-  page[i] = page[i] or ''
-  if bytes >= READ_BYTES then
-    last = i
-    break
+local page, receipts = {}, {}
+if with_records then
+  page = redis.call('HMGET', records, unpack(ids))
+  local bytes = 0
+  for i = 1, #ids do
+    bytes = bytes + (page[i] and #page[i] or 0)
+    page[i] = page[i] or ''
+    if bytes >= READ_BYTES and i < #ids then
+      ids, page = { unpack(ids, 1, i) }, { unpack(page, 1, i) }
+      break
+    end
   end
-end
-if last < #ids then
-  numbers, ids, page = { unpack(numbers, 1, last) }, { unpack(ids, 1, last) }, { unpack(page, 1, last) }
 end
 if any_failed then
   receipts = redis.call('ZMSCORE', prepare, unpack(ids))
+  local marked = any_marked and read_marks(KEYS[7], from + 1, from + #ids) or {}
   for i = 1, #ids do
-    receipts[i] = receipts[i] or ''
+    receipts[i] = marked[from + i] and string.match(marked[from + i], '%a(.*)') or receipts[i] or ''
   end
 end
-if numbers[last] > tonumber(redis.call('HGET', query, 'read') or 0) then
+if from + #ids > tonumber(state[READ] or 0) then
   allow_oom(prepare)
-  redis.call('HSET', query, 'read', numbers[last])
+  redis.call('HSET', query, 'read', from + #ids)
 end
-return { numbers, ids, receipts, page }
+return { from, table.concat(ids), receipts, page }

@@ -10,6 +10,7 @@ KEYS[6]   audit          zset  open numbers of audited messages
 KEYS[7]   query          hash  tail: the newest number in the log; settled; owner and owner_until
 KEYS[8]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
+KEYS[10]  query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -23,8 +24,8 @@ Returns   {how many were rejected, how many have left the log, ms the other owne
           are up to there
 Cost      O(k log L), k = limit, L = members of the slot
 Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and taken again, is there
-          once. A message whose lease expired, or that somebody else holds, only leaves the log. The first write frees
-          memory. A second run goes on.
+          once. A message whose lease expired, that somebody else holds, or that query_fail took out, only leaves the log.
+          The first write frees memory. A second run goes on.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -34,7 +35,7 @@ Atomic    A message leaves the log in the step that rejects it: one that is redr
 --- @include "lib/in_order"
 --- @include "lib/query"
 local slot, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local query, log = KEYS[7], KEYS[8]
+local query, log, marks = KEYS[7], KEYS[8], KEYS[10]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local upto, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto'), whole_number(ARGV[7], 1, MOST, 'limit')
@@ -43,15 +44,16 @@ local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.c
 if not created then
   fail('GONE', slot)
 end
-local other, left = other_owner(query, ARGV[3], now)
-local first, tail, expired_to = log_range(query, log, 0)
+local state = read_query(query)
+local left, other = other_owner(state, ARGV[3], now)
+local first, tail, expired_to = log_range(state, log, 0)
 if other then
   return { 0, 0, left, other }
 end
 local size = math.max(0, math.min(limit, math.min(upto, tail) - first))
 local page = size > 0 and redis.call('LRANGE', log, 0, size - 1) or {}
 local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(page)) or {}
-local done = tonumber(redis.call('HGET', query, 'settled') or 0)
+local done, marked = tonumber(state[SETTLED] or 0), read_marks(marks, first + 1, first + size)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
@@ -64,7 +66,7 @@ end
 local held_ids, retries_left = {}, {}
 for i = 1, #page do
   local score = scores[i] and tonumber(scores[i])
-  if first + i > expired_to and score and score >= FAR * 1000 then
+  if first + i > expired_to and not marked[first + i] and score and score >= FAR * 1000 then
     held_ids[#held_ids + 1] = page[i]
     retries_left[#held_ids] = math.floor(score % 1000)
   end
@@ -84,6 +86,7 @@ if #held_ids > 0 then
 end
 if size > 0 then
   redis.call('LTRIM', log, size, -1)
+  drop_marks(marks, first + size)
 end
 local ends = size > 0 and first + size or math.min(upto, tail)
 if ends > done then

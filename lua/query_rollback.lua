@@ -9,6 +9,7 @@ KEYS[4]   query          hash  tail: the newest number in the log; owner and own
 KEYS[5]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[6]   queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[7]   leases         zset  number of a shared lease -> its end, epoch ms
+KEYS[8]   query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   limit                1 to 1000
@@ -17,9 +18,9 @@ ARGV[5]   details              text of their failure entries where the owner was
 Returns   {how many were given back, 1 if it holds more}
 Cost      O(k log L), k = limit, L = leases of the slot
 Atomic    In one step the query no longer holds a message, and the message's deadline becomes one that has passed;
-          `rollback` then treats it as any expired lease. Where the owner was exact, its id stays in the log for 30
-          days. The newest number stays, so that the query sees that its batch is gone. The first write needs no memory.
-          A second run goes on.
+          `rollback` then treats it as any expired lease. What query_fail took out of a batch stays where it is. Where the
+          owner was exact, the ids stay in the log for 30 days. The newest number stays, so that the query sees that its
+          batch is gone. The first write needs no memory. A second run goes on.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -34,12 +35,14 @@ local created, max_retries = unpack(redis.call('HMGET', slot, 'created', 'max_re
 if not created then
   fail('GONE', slot)
 end
-local exact = redis.call('HGET', query, 'exact') == '1'
+local state = read_query(query)
+local exact = state[EXACT] == '1'
 redis.call('HLEN', failures)
 redis.call('ZCARD', KEYS[7])
 local until_ms = tonumber(redis.call('ZSCORE', queries, ARGV[2]) or now)
-local first, tail, expired_to = log_range(query, log, 0)
+local first, tail, expired_to = log_range(state, log, 0)
 local page = redis.call('LRANGE', log, expired_to - first, expired_to - first + limit - 1)
+local marked = read_marks(KEYS[8], expired_to + 1, expired_to + limit)
 redis.call('ZCARD', prepare)
 if ARGV[4] ~= '1' and until_ms > now then
   return { 0, 0 }
@@ -49,7 +52,7 @@ if #page > 0 then
   local scores, deadlines, ids, lefts = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
   for i = 1, #page do
     local score = scores[i] and tonumber(scores[i])
-    if score and score >= FAR * 1000 then
+    if score and score >= FAR * 1000 and not marked[expired_to + i] then
       deadlines[#deadlines + 1], deadlines[#deadlines + 2] = 1000 + score % 1000, page[i]
       if exact then
         ids[#ids + 1], lefts[#lefts + 1] = page[i], math.floor(score % 1000)
@@ -65,13 +68,14 @@ if #page > 0 then
     redis.call('HSET', query, 'lapsed_to', expired_to)
   else
     trim_log(query, log, first, expired_to)
+    drop_marks(KEYS[8], expired_to)
   end
 end
 if tail > expired_to then
   return { #page, 1 }
 end
-redis.call('ZREM', queries, ARGV[2])
 redis.call('HDEL', query, 'owner', 'owner_until')
 set_expiry(query, log)
+redis.call('ZREM', queries, ARGV[2])
 note_first_end(slot, queries, KEYS[7])
 return { #page, 0 }

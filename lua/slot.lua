@@ -57,7 +57,7 @@ if created and created ~= ARGV[2] and not resized then
     return -1
   end
   redis.call('DEL', slot, KEYS[3])
-  delivered, skipped = 0, 0
+  created, delivered, skipped = nil, 0, 0
 elseif created then
   local forgotten
   if tonumber(own_revision or 0) >= revision and not resized then
@@ -87,6 +87,9 @@ elseif created then
   if forgotten then
     redis.call('UNLINK', unpack(forgotten))
   end
+end
+if not created and not holds then
+  given[#given + 1], given[#given + 2] = 'no_expiry', 1
 end
 if resized then
   given[#given + 1], given[#given + 2] = 'upto', accepted or 0

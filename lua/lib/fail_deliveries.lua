@@ -13,6 +13,7 @@ local SEED_MOST = 2147483647 -- of random numbers: 2^31 - 1
 local function store_retries(slot, store, records, failures, ids, receipts, details, reason, wait, max_retries, ladder, jitter,
     places, now)
   local letters, dead_ids, dead_texts, mades = {}, nil, nil, nil
+  local waits = type(wait) == 'table' and wait
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
     local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
@@ -33,6 +34,9 @@ local function store_retries(slot, store, records, failures, ids, receipts, deta
         dead_ids[n], dead_texts[n], mades[n] = id, text, made
       else
         letters[i] = 'r'
+        if waits then
+          wait = waits[i]
+        end
         local pause = wait or retry_wait(ladder, jitter, made)
         local score = places and retry_score(places, records, id, receipt, pause > 0 and now + pause or 0)
         if score or pause > 0 then
@@ -59,7 +63,7 @@ end
 --   ids, receipts: the deliveries, one at least, and their receipts as text
 --   details: for each the text of its error, or nil: it has none
 --   reason: a letter (lib/attempts)
---   wait: ms until the retry, or false for the policy of the topic
+--   wait: ms until the retry, or false for the policy of the topic; or a table with that of each
 --   max_retries, ladder, jitter, retention, ordered, audited: fields of the slot
 -- Returns a letter for each, r retry or d dead, and how many are dead.
 --- @inline

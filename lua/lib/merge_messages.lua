@@ -333,6 +333,12 @@ local function merge_messages(keys, fields, given, at, count, now, channel, inde
     end
     if n > 0 then
       set_fields(indexed, entries, n)
+      for i = 1, count do
+        if each_options[i].expires then
+          redis.call('HDEL', slot, 'no_expiry')
+          break
+        end
+      end
     end
     if into then
       redis.call('HINCRBY', slot, 'merged', #into)

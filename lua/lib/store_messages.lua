@@ -61,10 +61,11 @@ local function timed_rest(rest, due, expires)
 end
 
 -- What is to be written for messages that are new: (how many they are; scores and ids in turn; ids and records in turn; the
--- counters after them; when the first timed one is due, or nil; whether there are others; the positions of duplicates, or nil).
+-- counters after them; when the first timed one is due, or nil; whether there are others; the positions of duplicates, or nil;
+-- whether one expires).
 --- @inline
 local function make_entries(keys, given, at, count, stored, settled, large, now, accepted, order)
-  local n, scores, records, earliest, at_once, duplicates = 0, {}, {}, nil, false, nil
+  local n, scores, records, earliest, at_once, duplicates, expires = 0, {}, {}, nil, false, nil, false
   local heads, last_id, seen, score_of_time = {}, '', nil, nil
   for i = 1, count do
     local id = given[at + i]
@@ -91,7 +92,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
         kind = read_head(head, large, keys[9])
         heads[head] = kind
       end
-      n, accepted = n + 1, accepted + 1
+      n, accepted, expires = n + 1, accepted + 1, expires or kind.expires
       if kind.timed then
         if not score_of_time then -- only a batch with times in it needs the function
           --- @include "lib/timed_score"
@@ -117,7 +118,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       records[2 * n - 1], records[2 * n] = id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
     end
   end
-  return n, scores, records, accepted, order, earliest, at_once, duplicates
+  return n, scores, records, accepted, order, earliest, at_once, duplicates, expires
 end
 
 -- A letter for each message: s stored, d duplicate.
@@ -145,8 +146,8 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   order = restarted_order(store, order)
   front = restarted_front(store, front)
   local stored, settled = find_stored(keys, given, at, count, fields, now)
-  local n, scores, new_records, earliest, at_once, duplicates
-  n, scores, new_records, accepted, order, earliest, at_once, duplicates =
+  local n, scores, new_records, earliest, at_once, duplicates, expires
+  n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires =
     make_entries(keys, given, at, count, stored, settled, large, now, accepted, order)
   local letters = ''
   if duplicates then
@@ -176,6 +177,9 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   add_members(store, scores, n)
   redis.call('HSET', records, unpack(new_records))
   redis.call('HSET', slot, 'accepted', accepted, 'order', order)
+  if expires then
+    redis.call('HDEL', slot, 'no_expiry')
+  end
   if front ~= old_front then
     redis.call('HSET', slot, 'front', front)
   end

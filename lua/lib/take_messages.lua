@@ -66,6 +66,35 @@ local function without_failed(ids, retries_left, max_retries, limit)
   return ids, limit
 end
 
+-- Whether a take that hands out no records need not read any: none of the messages may have expired, is to be dropped from the
+-- merge index, or takes a token of its key. `no_expiry`: none of the slot expires. Then also how many are due or timed: for one
+-- message it would cost more than it saves.
+--- @inline
+local function needs_no_records(store, merge, fields, no_expiry)
+  local unread = no_expiry and not fields[LIMIT] and not fields[ORDERED] and redis.call('HLEN', merge) == 0
+  local above = unread and redis.call('ZCOUNT', store, PRIORITY_END, '+inf') or nil
+  return unread, above
+end
+
+-- Of records that were read, the first ones that have together no more than so many bytes, large bodies included; one in any case.
+-- And those of the positions to inspect that are among them.
+--- @inline
+local function within_bytes(taken, to_inspect, most_bytes)
+  --- @include "lib/large_bodies"
+  local bytes, kept = 0, {}
+  for i = 1, #taken do
+    bytes = bytes + #taken[i] + (is_large(taken[i]) and large_size(taken[i]) or 0)
+    if bytes > most_bytes and i > 1 then
+      break
+    end
+    kept[i] = taken[i]
+  end
+  while to_inspect and #to_inspect > 0 and to_inspect[#to_inspect] > #kept do
+    to_inspect[#to_inspect] = nil
+  end
+  return kept, to_inspect
+end
+
 -- The records of the first messages, as many as READ_BYTES hold; a large body counts a quarter, since it does not pass through
 -- here. An id without a record stops the script: nothing has been taken. Returns the records; nil, or the positions of those
 -- that may have expired or may be in the merge index; whether one has a large body.
@@ -164,13 +193,32 @@ local function drop_expired(keys, fields, ids, taken, expired, retries_left, now
   return n, retries_left and live
 end
 
+-- Remove the messages that were taken from the StoreQueue, where some may have expired or may be in the merge index. Returns how
+-- many are live, and `retries_left` of these.
+--- @inline
+local function remove_inspected(keys, fields, ids, taken, to_inspect, retries_left, now)
+  local merge_keys, expired = inspect_taken(keys[MERGE], ids, taken, to_inspect, now)
+  local n = #taken
+  redis.call('ZCARD', keys[DEAD])
+  redis.call('HLEN', keys[BODIES])
+  redis.call('ZREM', keys[STORE], unpack(ids, 1, n))
+  if #merge_keys > 0 then
+    redis.call('HDEL', keys[MERGE], unpack(merge_keys))
+  end
+  if expired then
+    n, retries_left = drop_expired(keys, fields, ids, taken, expired, retries_left, now)
+  end
+  return n, retries_left
+end
+
 -- Remove the messages that were picked from the StoreQueue. `on_top`: that so many of the first are the highest below the due and
 -- timed ones; a range of ranks costs a third of their names.
+-- `above`: how many those are, where the caller knows.
 --- @inline
-local function remove_picked(store, ids, count, on_top)
+local function remove_picked(store, ids, count, on_top, above)
   if on_top >= count then
-    local above = redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
-    redis.call('ZREMRANGEBYRANK', store, -above - count, -above - 1)
+    local higher = above or redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
+    redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)
   else
     redis.call('ZREMRANGEBYRANK', store, 1, 0) -- removes nothing; a producer, who may take nothing, may not call it
     redis.call('ZREM', store, unpack(ids, 1, count))
@@ -216,11 +264,12 @@ end
 
 -- Take the messages that go next out of the StoreQueue. The caller adds them to the PrepareQueue, and writes the number of this
 -- take.   keys: as prepare has them   fields: of read_take_fields   takes: the number of this take   ordered: whether the
--- caller asks for order   none_due: it knows that nothing is due   Returns how many were taken; nil, or when messages may be
--- taken again, as next_ready_in takes it; the hold of a slot in order, or nil; whether there may be more just now; and, where
--- some were taken, their ids, their records, the retries that remain to those that have failed before, by position, or false, and
--- whether one has a large body.
-local function take_messages(keys, fields, takes, limit, ordered, now, none_due)
+-- caller asks for order   none_due: it knows that nothing is due   most_bytes: nil where the caller hands the records out; else it
+-- does not, and so many bytes of them may be taken, or any number (0)   no_expiry: then, whether no message of the slot expires
+-- Returns how many were taken; nil, or when messages may be taken again, as next_ready_in takes it; the hold of a slot in order, or
+-- nil; whether there may be more just now; and, where some were taken, their ids, their records if these were read, the retries
+-- that remain to those that have failed before, by position, or false, and whether one has a large body.
+local function take_messages(keys, fields, takes, limit, ordered, now, none_due, most_bytes, no_expiry)
   local slot, store, prepare, records = keys[SLOT], keys[STORE], keys[PREPARE], keys[RECORDS]
   if fields[AUDITED] then
     redis.call('ZCARD', keys[AUDIT])
@@ -237,6 +286,12 @@ local function take_messages(keys, fields, takes, limit, ordered, now, none_due)
       return 0, nil, hold, false
     end
   end
+  local unread, above = false, nil
+  if most_bytes == 0 then
+    unread, above = needs_no_records(store, keys[MERGE], fields, no_expiry)
+    none_due = above == 0
+  end
+  limit = unread and limit or math.min(limit, MOST)
   local ids, retries_left, on_top, promoted = pick_messages(slot, store, records, keys[FAILURES], fields, takes,
     key_limit and MOST or limit, ordered, failed > 0, none_due, now) -- with limits for each key it looks past messages of held keys
   if key_limit and #ids > 0 then
@@ -247,28 +302,25 @@ local function take_messages(keys, fields, takes, limit, ordered, now, none_due)
   if ordered and retries_left then
     ids, limit = without_failed(ids, retries_left, tonumber(fields[MAX_RETRIES]), limit)
   end
-  local taken, to_inspect, any_large = read_taken(records, ids, tonumber(fields[CHUNK]))
+  local taken, to_inspect, any_large = ids, nil, false
+  if not unread then
+    taken, to_inspect, any_large = read_taken(records, ids, tonumber(fields[CHUNK]))
+  end
+  if (most_bytes or 0) > 0 then
+    taken, to_inspect = within_bytes(taken, to_inspect, most_bytes)
+  end
   local picked, all = #ids, #taken
   local n = all
   if n == 0 then
     return 0, gate, hold, promoted > 0
   end
   if to_inspect then
-    local merge_keys, expired = inspect_taken(keys[MERGE], ids, taken, to_inspect, now)
-    redis.call('ZCARD', keys[DEAD])
-    redis.call('HLEN', keys[BODIES])
-    redis.call('ZREM', store, unpack(ids, 1, all))
-    if #merge_keys > 0 then
-      redis.call('HDEL', keys[MERGE], unpack(merge_keys))
-    end
-    if expired then
-      n, retries_left = drop_expired(keys, fields, ids, taken, expired, retries_left, now)
-      if n == 0 then
-        return 0, gate, hold, true
-      end
+    n, retries_left = remove_inspected(keys, fields, ids, taken, to_inspect, retries_left, now)
+    if n == 0 then
+      return 0, gate, hold, true
     end
   else
-    remove_picked(store, ids, all, on_top)
+    remove_picked(store, ids, all, on_top, promoted == 0 and above)
   end
   if hold then
     advance_front(slot, ordered)

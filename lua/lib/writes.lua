@@ -6,16 +6,21 @@ local function allow_oom(zset)
   redis.call('ZREM', zset, '')
 end
 
+local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
+
 -- Add many members to a sorted set that may be small. Redis keeps up to 128 members as a packed list, where every insert
 -- and every look-up reads score texts one by one: a batch of 100 costs four times what it costs in the form for large
 -- sets. A member that is too long for the packed list makes Redis change the form at once, for as long as the key lives.
-local function add_many(zset, scores_and_members)
-  local packed = redis.call('ZCARD', zset) <= 128
+-- `count`: how many members it has, where the caller knows.
+local function add_many(zset, scores_and_members, count)
+  local packed = (count or redis.call('ZCARD', zset)) <= 128
   local long_member = '-----------------------------------------------------------------' -- 65 bytes
   if packed then
     redis.call('ZADD', zset, 0, long_member)
   end
-  redis.call('ZADD', zset, unpack(scores_and_members))
+  for from = 1, #scores_and_members, UNPACKED do
+    redis.call('ZADD', zset, unpack(scores_and_members, from, math.min(from + UNPACKED - 1, #scores_and_members)))
+  end
   if packed then
     redis.call('ZREM', zset, long_member)
   end
@@ -30,6 +35,15 @@ local function set_many(hash, fields_and_values)
   end
   redis.call('HSET', hash, unpack(fields_and_values))
   if packed then
+    redis.call('HDEL', hash, long_field)
+  end
+end
+
+-- Have Redis keep a hash that is not empty in the form for large ones: for look-ups of many fields, most of which are not there.
+local function widen(hash)
+  if redis.call('HLEN', hash) <= 512 then
+    local long_field = '-----------------------------------------------------------------' -- 65 bytes
+    redis.call('HSET', hash, long_field, '')
     redis.call('HDEL', hash, long_field)
   end
 end

@@ -27,7 +27,7 @@ def noted(scripts: set[str]) -> Iterator[None]:
 
             def call(self: Any, given: Any, command: Any = command) -> Any:
                 if is_users(self.address):
-                    scripts.add(given.script.name)
+                    scripts.update({given.script.name} if given.script.sha else ())
                 return command(self, given)
 
             patch.setattr(transport, "_command", call)
@@ -35,7 +35,7 @@ def noted(scripts: set[str]) -> Iterator[None]:
 
         def calls(self: Any, given: Any, durability: Any) -> Any:
             if is_users(self._address):
-                scripts.update(command.script.name for command in given)
+                scripts.update(command.script.name for command in given if command.script.sha)
             return pipeline(self, given, durability)
 
         patch.setattr(ScriptCalls, "pipeline", calls)

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import rmq
+import rmq.connectors
 from rmq.features.audit import flows as audit_flow
 from rmq.features.schedules.dispatch import Dispatch, read_due, send_due
 from rmq.features.workers import flows
@@ -184,16 +185,26 @@ def replays_a_query(s: Scene) -> None:
     topic = s.topic()
     s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(5)])
     query = topic.query(RUN, "here")
+    assert sum(query.waiting()) == 5
     end = query.take({}, 2)
-    assert sum(len(block.ids) for slot in end for block in query.read(slot, 0, end[slot])) == 2
+    blocks = [block for slot in end for block in query.read(slot, 0, end[slot])]
+    assert sum(len(block.numbers) for block in blocks) == 2
+    assert sum(query.handed(slot) for slot in end) == 2
     assert query.begun("1", "me") == 1
     query.again(end)
     end = query.take({})
     assert query.settle(end)[0] == 2
     end = query.take(end, 2)
-    assert query.reject(end, "why") == 2
+    slot, newest = next((slot, last) for slot, last in end.items() if last > 2)
+    (block,) = query.read(slot, newest - 1, newest)
+    failed = rmq.connectors.FailedMessage(slot, newest, block.ids, "why")
+    assert query.fail([failed], retry=False).dead == 1
+    assert query.reject(end, "why") == 1
     query.take(end)
     query.renew(end)
+    assert query.give_back(end) == 1
+    query.take(end)
+    query.keep(end)
     assert query.release() == 1
     query.wait(0.01)
     query.close()

@@ -55,7 +55,7 @@ def schedule_send(f: Furnished, **options: Any) -> Command[Any]:
     now = box.clock.now_ms
     return scripts.schedule_send(
         box.handle, box.keys, read, (now + 60_000, now + 60_007), row.next_ms,
-        (id, *box.part(priority=options.get("priority", 100))),
+        (id, *box.part(priority=options.get("priority", 100), expires=options.get("expires"))),
     )  # fmt: skip
 
 
@@ -64,6 +64,13 @@ def arrive(box: Box, **options: Any) -> Command[Any]:
     (id,) = box.ids()
     arrival = dead_letters_scripts.Arrival(member_of(id) + TOKEN, *box.part(**options))
     return dead_letters_scripts.redrive_send(box.handle, box.keys, [arrival])
+
+
+def fail_queried(f: Furnished) -> Command[Any]:
+    """Give back what a query holds and has handed out."""
+    f.box.run(queries_scripts.query_read(f.box.keys, RUN, 0, 1, 1))
+    failing = [queries_scripts.Failing(1, member_of(f.queried), b"why", 5000)]
+    return queries_scripts.query_fail(f.box.handle, f.box.keys, RUN, failing, retry=True)
 
 
 Call = Callable[[Furnished], Command[Any]]
@@ -95,10 +102,14 @@ CALLS: dict[str, Call] = {
     "publish": _call(lambda f, b: queries_scripts.publish(b.handle, b.keys, b.session(), STAGE)),
     "purge": _call(lambda f, b: dead_letters_scripts.purge(b.keys, b.session(), "store")),
     "queries": _call(lambda f, b: consumer_scripts.queries(b.keys)),
+    "query_release": _call(
+        lambda f, b: queries_scripts.query_release(b.handle, b.keys, QUERY, 0, 10)
+    ),
     "query_again": _call(lambda f, b: queries_scripts.query_again(b.keys, QUERY, 1)),
     "query_rollback": _call(
         lambda f, b: consumer_scripts.query_rollback(b.keys, RUN, 10, force=True)
     ),
+    "query_fail": _call(lambda f, b: fail_queried(f)),
     "query_inspect": _call(lambda f, b: queries_scripts.query_inspect(b.keys, RUN)),
     "query_read": _call(lambda f, b: queries_scripts.query_read(b.keys, RUN, 0, 10, 10)),
     "query_reject": _call(
@@ -278,6 +289,12 @@ def _next_turn(verb: str) -> Call:
     return call
 
 
+def _with_another_query(f: Furnished) -> Command[Any]:
+    """Settle where two queries have messages."""
+    f.box.redis.zadd(f.box.keys.queries, {"b" * 32: f.box.clock.now_ms + 60_000})
+    return CALLS["query_settle"](f)
+
+
 def _scheduling(f: Furnished) -> Command[Any]:
     """A scheduled send for which another message must go."""
     _dropping(f)
@@ -307,6 +324,7 @@ REACHING |= {
     ("send", "audit"): _dropping,
     **{("merge", place): _merging for place in ("failures", "audit", "bodies")},
     **{("publish", place): _publishing for place in ("failures", "merge", "audit", "bodies")},
+    ("query_settle", "store"): _with_another_query,
     **{(verb, "settled0"): _next_turn(verb) for verb in ("ack", "query_settle", "redrive_settle")},
 }
 
@@ -332,13 +350,15 @@ NUMBERS: dict[str, dict[int, str]] = {
     "purge": {0: "now_us", 3: "limit"},
     "queries": {0: "now_us", 1: "limit"},
     "query_rollback": {0: "now_us", 2: "limit"},
+    "query_fail": {0: "now_us", 4: "number", 6: "wait_ms"},
     "query_inspect": {0: "now_us"},
-    "query_read": {0: "after", 1: "upto", 2: "limit"},
+    "query_read": {0: "after", 1: "upto", 2: "limit", 3: "records"},
     "query_again": {0: "now_us", 3: "upto"},
+    "query_release": {0: "now_us", 5: "after", 6: "limit"},
     "query_reject": {0: "now_us", 5: "upto", 6: "limit"},
     "query_renew": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "exact", 6: "after", 7: "upto"},
     "query_settle": {0: "now_us", 5: "since", 6: "upto", 7: "limit"},
-    "query_take": {0: "now_us", 3: "lease_ms", 4: "owner_ms", 5: "from", 6: "limit", 7: "exact"},
+    "query_take": {0: "now_us", 3: "lease_ms", 4: "from", 5: "limit", 6: "bytes"},
     "job_pause": {0: "now_us"},
     "job_resume": {0: "now_us"},
     "job_start": {0: "now_us"},

@@ -135,7 +135,7 @@ def _job_logs() -> list[bytes]:
 
 
 def _furnish(box: Box) -> Furnished:
-    queried = box.one(large=b"large")
+    queried = box.one(kept=True, large=b"large")
     assert box.run(scripts.query_take(box.keys, QUERY, 0, 1)).newest == 1
     shared = box.one()
     under = box.prepare(lease_ms=SHARED_MS, shared=0)
@@ -187,6 +187,8 @@ def _furnish(box: Box) -> Furnished:
     box.redis.hset(box.keys.deaths, TRASHED, now)
     box.redis.zadd(box.keys.arrivals, {TRASHED + TOKEN: now})
     box.redis.zadd(box.keys.rates, {"a": now + 60_000})
+    # Of a message that has left the log.
+    box.redis.zadd(box.keys.querymarks_stem + RUN.encode(), {"0d4000000001001.5": 0})
     for field in [name for name in box.redis.hkeys(box.keys.slot) if name.startswith(b"@")]:
         box.redis.hdel(box.keys.slot, field)
     return Furnished(

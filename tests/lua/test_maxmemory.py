@@ -124,18 +124,21 @@ def test_whatever_settles_works_and_leaves_what_it_would_have_left(full, script)
 
 
 @pytest.mark.parametrize(
-    "script", ["query_again", "query_read", "query_reject", "query_settle", "query_take"]
+    "script",
+    ["query_again", "query_read", "query_reject", "query_release", "query_settle", "query_take"],
 )
 def test_queries_take_read_and_settle(full, script):
     reply = full.box.run(CALLS[script](full))
 
-    held = {"query_read": [1], "query_take": 3}
-    assert reply[0] == held.get(script, 1), "what the query holds"
+    held = {"query_read": 0, "query_take": 3}
+    assert reply[0] == held.get(script, 1), "what the query holds; of a page, the number before it"
     state = full.box.state()
     if script == "query_take":
         assert len(state[f"querylog:{RUN}"]) > 1
     elif script == "query_again":
         assert state[f"query:{RUN}"][b"tail"] == b"2"
+    elif script == "query_release":
+        assert full.queried in full.box.order()
     elif script == "query_read":
         assert state[f"query:{RUN}"][b"read"] == b"1"
     else:

@@ -10,7 +10,7 @@ from rmq.features.queries import scripts
 from tests.lua.box import MEMBER, merging
 from tests.lua.calls import CALLS
 from tests.lua.furnished import RUN, furnish
-from tests.lua.query import ME, take
+from tests.lua.query import ME, read, take
 
 ZSETS = ("store", "prepare", "dead")
 
@@ -64,7 +64,8 @@ def test_a_query_log_has_members_and_its_reader_gets_ids(box):
     take(box)
 
     assert box.redis.lrange(box.keys.querylog_stem + ME.run.encode(), 0, -1) == [id.member]
-    assert box.run(scripts.query_read(box.keys, ME.run, 0, 9, 9)).ids == [id]
+    assert box.run(scripts.query_read(box.keys, ME.run, 0, 9, 9)).members == id.member
+    assert read(box).ids == [id]
 
 
 @pytest.mark.parametrize("verb", ["send", "merge", "locate"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from redis import ResponseError
+
 from rmq.kernel.core.ids import member_of
 from tests.lua.box import stored
-from tests.lua.query import RUN, lapse, read, receipt, take
+from tests.lua.query import RUN, lapse, log, read, receipt, take
 
 
 def test_read_hands_out_what_is_held_in_order_and_notes_that_and_nothing_else(box):
@@ -55,7 +58,7 @@ def test_what_was_settled_behind_its_back_has_no_receipt(box):
 
     page = read(box)
 
-    assert page.receipts == [-1.0, receipt(2)]
+    assert page.receipts == [-1.0, receipt(1)]
     assert len(page.ids) == 2
 
 
@@ -88,3 +91,30 @@ def test_a_page_ends_where_4_mib_are_full(box):
     take(box, after=3)
     assert read(box).numbers == [1, 2, 3]
     assert read(box, 3).numbers == [4]
+
+
+def test_members_alone_are_handed_out_4000_at_a_time(box):
+    for _ in range(5):
+        box.send(1000)
+    take(box, limit=4000)
+    take(box, 4000, 4000)
+
+    page = read(box, 0, 5000, 4000, records=False)
+
+    assert (page.numbers, page.ids) == (list(range(1, 4001)), list(log(box))[:4000])
+    assert (page.receipts, page.records) == ([], [])
+    assert box.state()[f"query:{RUN}"][b"read"] == b"4000"
+    assert read(box, 4000, 5000, 4000, records=False).numbers == list(range(4001, 5001))
+    for limit, records in ((4001, False), (1001, True)):
+        with pytest.raises(ResponseError, match="ARG limit"):
+            read(box, limit=limit, records=records)
+
+
+def test_what_was_handed_out_does_not_become_less(box):
+    box.send(3)
+    take(box)
+    read(box, 0, 3)
+
+    assert read(box, 0, 1).numbers == [1]
+
+    assert box.state()[f"query:{RUN}"][b"read"] == b"3"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QuerySettleReply
-from rmq.kernel.consumer.scripts import QueryLog
+from rmq.features.queries.scripts import QueryLog, QuerySettleReply
 from rmq.kernel.core.ids import member_of
 from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, take
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rmq.features.queries import scripts
-from rmq.kernel.consumer.scripts import QueryLog
-from tests.lua.query import ME, OTHER, RIVAL, RUN, lapse, read, take
+from rmq.features.queries.scripts import QueryLog
+from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, renew, take
 
 
 def renewing(box, after=0, upto=100, holder=ME):
@@ -75,3 +75,61 @@ def test_renewing_costs_the_same_for_any_number_of_messages(box):
     box.run(renewing(box))
 
     assert box.state()["prepare"] == prepared
+
+
+def test_in_another_slot_it_takes_over_and_keeps_no_time(box):
+    box.send(1)
+    take(box)
+    before = box.state()
+
+    assert renew(box, RIVAL, owns=False) == QueryLog(1, 1)
+
+    assert box.changed(before) == {
+        (f"query:{RUN}", b"owner"): b"rival:1",
+        (f"query:{RUN}", b"owner_until"): None,
+    }
+    before = box.state()
+    assert renew(box, RIVAL, owns=False) == QueryLog(1, 1)
+    assert box.state() == before
+
+
+def test_after_its_time_another_process_becomes_the_owner(box):
+    renew(box)
+    box.clock.advance(14.999)
+    assert renew(box, RIVAL) == QueryLog(0, 0, 1, "me:1")
+    box.clock.advance(0.001)
+
+    assert renew(box, RIVAL) == QueryLog(0, 0)
+
+    assert box.state()[f"query:{RUN}"][b"owner"] == b"rival:1"
+    assert renew(box) == QueryLog(0, 0, 15_000, "rival:1")
+
+
+def test_a_query_that_holds_nothing_has_a_lease_only_where_its_ownership_is(box):
+    renew(box, owns=False)
+    assert "queries" not in box.state()
+    assert "leases_until" not in box.state()["slot"]
+    assert 399 * 86_400 < box.redis.ttl(f"{box.keys.query_stem.decode()}{RUN}") <= 400 * 86_400
+
+    renew(box)
+
+    assert list(box.state()["queries"]) == [RUN.encode()]
+    renew(box, owns=False)
+    assert "queries" not in box.state()
+    assert "leases_until" not in box.state()["slot"]
+
+
+def test_an_owner_that_is_not_exact_has_what_lapsed_forgotten(box):
+    box.send(3)
+    take(box, holder=EXACT, limit=2)
+    lapse(box, force=True)
+    take(box, after=2, holder=EXACT)
+    assert len(log(box)) == 3
+
+    renew(box, EXACT)
+    assert len(log(box)) == 3
+    renew(box)
+
+    assert list(log(box).values()) == [3]
+    assert box.state()[f"query:{RUN}"][b"waived"] == b"2"
+    assert box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") == -1

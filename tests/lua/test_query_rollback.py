@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rmq.features.queries import scripts as queries_scripts
+from rmq.features.queries.scripts import QueryLog
 from rmq.kernel.consumer import scripts
-from rmq.kernel.consumer.scripts import QueryLog, QueryRollbackReply
+from rmq.kernel.consumer.scripts import QueryRollbackReply
 from rmq.kernel.core.ids import member_of
 from tests.lua.query import EXACT, ME, OTHER, RUN, lapse, log, read, take
 
@@ -30,7 +31,7 @@ def test_a_lapsed_query_gives_back_what_it_held_for_the_next_rollback(box):
 
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
-        ("prepare", second): 1000 + 16 + 2 / 2048,
+        ("prepare", second): 1000 + 16 + 1 / 2048,
         (f"querylog:{RUN}",): None,
         (f"query:{RUN}", b"waived"): b"2",
         ("queries", RUN.encode()): None,
@@ -52,7 +53,7 @@ def test_of_an_exact_query_the_ids_stay_in_the_log_and_failures_tell_whose_they_
 
     assert box.changed(before) == {
         ("prepare", first): 1000 + 16 + 1 / 2048,
-        ("prepare", second): 1000 + 16 + 2 / 2048,
+        ("prepare", second): 1000 + 16 + 1 / 2048,
         ("failures", first): box.failure(16, 1, "l", scripts.rollback_failure(RUN)),
         ("failures", second): box.failure(16, 1, "l", scripts.rollback_failure(RUN)),
         ("queries", RUN.encode()): None,
@@ -78,7 +79,7 @@ def test_ids_that_have_lapsed_stay_before_those_that_are_held(box):
 
     assert read(box).ids == [second]
     assert box.run(queries_scripts.query_inspect(box.keys, RUN)).messages == 1
-    assert take(box, after=2, holder=EXACT) == QueryLog(1, 3)
+    assert take(box, after=2, holder=EXACT) == QueryLog(1, 3, expired=1)
     assert read(box).ids == [second, third]
     assert box.redis.ttl(f"{box.keys.querylog_stem.decode()}{RUN}") == -1
     assert lapse(box, force=True) == QueryRollbackReply(2, False)
@@ -90,7 +91,7 @@ def test_an_owner_that_is_not_exact_has_what_lapsed_before_forgotten(box):
     take(box, holder=EXACT, limit=2)
     lapse(box, force=True)
 
-    assert take(box, after=2) == QueryLog(1, 3)
+    assert take(box, after=2) == QueryLog(1, 3, expired=1)
 
     assert list(log(box).values()) == [3]
     assert box.state()[f"query:{RUN}"][b"waived"] == b"2"
@@ -134,7 +135,7 @@ def test_what_was_settled_before_is_not_brought_back(box):
 
     assert lapse(box, force=True) == QueryRollbackReply(2, False)
 
-    assert box.state()["prepare"] == {second: 1000 + 16 + 2 / 2048}
+    assert box.state()["prepare"] == {second: 1000 + 16 + 1 / 2048}
 
 
 def test_a_take_tells_that_a_query_has_lapsed(box):

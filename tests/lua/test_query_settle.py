@@ -8,7 +8,7 @@ from rmq.features.queries import scripts
 from rmq.features.queries.scripts import QuerySettleReply
 from rmq.kernel.consumer.scripts import QueryRollbackReply
 from rmq.kernel.core.ids import member_of
-from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, take
+from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, renew, take
 
 
 def settle(box, upto, limit=10, holder=ME, since=None):
@@ -21,7 +21,7 @@ def test_settle_ends_the_beginning_of_the_log_and_nothing_else(box):
     take(box)
     before = box.state()
 
-    assert settle(box, 2) == QuerySettleReply(2, 2)
+    assert settle(box, 2) == QuerySettleReply(2, 0)
 
     changed = box.changed(before)
     remembered = {key: changed.pop(key) for key in list(changed) if key[0].startswith("settled")}
@@ -42,8 +42,8 @@ def test_settle_twice_goes_on(box):
     box.send(5)
     take(box)
 
-    assert settle(box, 5, limit=3) == QuerySettleReply(3, 3)
-    assert settle(box, 5, limit=3) == QuerySettleReply(2, 2)
+    assert settle(box, 5, limit=3) == QuerySettleReply(3, 2)
+    assert settle(box, 5, limit=3) == QuerySettleReply(2, 0)
     before = box.state()
     assert settle(box, 5, limit=3) == QuerySettleReply(0, 0)
     assert box.state() == before
@@ -57,7 +57,7 @@ def test_what_others_hold_is_left_to_them(box):
     leased = box.one()
     assert box.take_one().id == leased
 
-    assert settle(box, 100) == QuerySettleReply(1, 1)
+    assert settle(box, 100) == QuerySettleReply(1, 0)
 
     state = box.state()
     assert mine not in state["prepare"]
@@ -77,7 +77,7 @@ def test_what_somebody_has_taken_away_is_not_settled(box, others):
     deadline = box.clock.now_ms // 1000 + 60
     box.redis.zadd(box.keys.prepare, {member_of(taken): deadline * 1000 + 16})
 
-    assert settle(box, 3) == QuerySettleReply(1, 3)
+    assert settle(box, 3) == QuerySettleReply(1, 0)
 
     state = box.state()
     assert kept not in state["records"]
@@ -96,8 +96,11 @@ def test_another_owner_is_told_who_has_it_and_nothing_changes(box):
     assert settle(box, 2, holder=RIVAL) == QuerySettleReply(0, 0, 0, 10_000, "me:1")
 
     assert box.state() == before
-    box.clock.advance(10)
-    assert settle(box, 2, holder=RIVAL) == QuerySettleReply(2, 2)
+    box.clock.advance(11)
+    assert settle(box, 2, holder=RIVAL) == QuerySettleReply(0, 0, 0, -1000, "me:1")
+    assert box.state() == before
+    renew(box, RIVAL)
+    assert settle(box, 2, holder=RIVAL) == QuerySettleReply(2, 0)
 
 
 def test_what_has_lapsed_is_not_settled_but_its_number_is(box):
@@ -131,7 +134,7 @@ def test_what_has_lapsed_of_a_batch_and_waits_ever_since_is_settled(box, rolled_
         box.clock.advance(5)
     before = box.state()
 
-    assert settle(box, 2, since=0, holder=EXACT) == QuerySettleReply(2, 2)
+    assert settle(box, 2, since=0, holder=EXACT) == QuerySettleReply(2, 0)
 
     changed = box.changed(before)
     remembered = {key: changed.pop(key) for key in list(changed) if key[0].startswith("settled")}
@@ -170,7 +173,7 @@ def test_what_others_had_since_it_lapsed_is_counted_and_told_until_somebody_take
     box.redis.delete(box.keys.settled0, box.keys.settled1)  # the dedup window has passed
     box.run(box.send_command([sent_again]))
 
-    assert settle(box, 6, since=0, holder=EXACT) == QuerySettleReply(1, 6, missing=5)
+    assert settle(box, 6, since=0, holder=EXACT) == QuerySettleReply(1, 0, missing=5)
 
     state = box.state()
     assert waiting not in state["records"]
@@ -191,9 +194,9 @@ def test_what_is_missing_is_added_up_over_pages(box):
     box.rollback()
     box.ack(*box.take(3))
 
-    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(0, 2, missing=2)
-    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(1, 2, missing=3)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(0, 3, missing=2)
     assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(1, 1, missing=3)
+    assert settle(box, 5, 2, since=0, holder=EXACT) == QuerySettleReply(1, 0, missing=3)
 
 
 def test_what_lapsed_before_the_batch_began_is_left_to_the_queue(box):
@@ -205,7 +208,7 @@ def test_what_lapsed_before_the_batch_began_is_left_to_the_queue(box):
     take(box, after=1, limit=1, holder=EXACT)
     before = box.state()
 
-    assert settle(box, 2, since=1, holder=EXACT) == QuerySettleReply(1, 2)
+    assert settle(box, 2, since=1, holder=EXACT) == QuerySettleReply(1, 0)
 
     assert {id for id in (lapsed, waits) if id in box.state()["records"]} == set(before["store"])
 
@@ -234,8 +237,145 @@ def test_failures_go_with_their_messages(box):
     take(box)
     assert box.state()["prepare"] == {next(iter(log(box))): receipt(2, left=15)}
 
-    assert settle(box, 1) == QuerySettleReply(1, 1)
+    assert settle(box, 1) == QuerySettleReply(1, 0)
 
     state = box.state()
     assert "failures" not in state
     assert "records" not in state
+
+
+def named(box, call):
+    """How often a call sends these commands: by a range of scores, and by names."""
+    box.redis.config_resetstat()
+    call()
+    found = box.redis.info("commandstats")
+    return [
+        found.get(f"cmdstat_{name}", {"calls": 0})["calls"]
+        for name in ("zremrangebyscore", "zmscore")
+    ]
+
+
+def pages(box, *sizes, holder=ME):
+    """Take pages of so many messages; their ids."""
+    box.send(sum(sizes))
+    newest = 0
+    for size in sizes:
+        newest = take(box, newest, size, holder).newest
+    return list(log(box))
+
+
+def test_whole_pages_are_removed_as_one_range(box):
+    first, *rest = pages(box, 2, 3, 4)
+    box.one()
+    leased = box.take_one().id
+
+    assert named(box, lambda: settle(box, 5)) == [1, 0]
+
+    state = box.state()
+    assert first not in state["records"]
+    assert set(state["prepare"]) == {*rest[4:], leased}
+    assert set(state["records"]) == {*rest[4:], leased}
+    assert list(log(box)) == rest[4:]
+    assert state["slot"]["settled"] == "5"
+
+
+@pytest.mark.parametrize(("upto", "limit"), [(3, 10), (4, 10), (9, 3), (9, 8)])
+def test_an_end_inside_a_page_settles_the_pages_before_it_and_then_single_messages(
+    box, upto, limit
+):
+    ids = pages(box, 2, 3, 4)
+    end = min(upto, limit)
+    whole = 5 if end > 5 else 2
+
+    assert named(box, lambda: settle(box, upto, limit)) == [1, 0]
+    assert list(log(box)) == ids[whole:]
+    assert box.state()[f"query:{RUN}"][b"settled"] == b"%d" % whole
+
+    while settle(box, upto, limit).left:
+        pass
+    state = box.state()
+    assert list(state.get("prepare", {})) == ids[upto:] or set(state["prepare"]) == {*ids[upto:]}
+    assert list(log(box)) == ids[upto:]
+    assert state["slot"]["settled"] == str(upto)
+
+
+def test_the_end_of_a_first_page_in_part_is_settled_by_names(box):
+    ids = pages(box, 5)
+
+    assert named(box, lambda: settle(box, 3)) == [0, 1]
+
+    assert set(box.state()["prepare"]) == {*ids[3:]}
+    assert named(box, lambda: settle(box, 5)) == [1, 0]
+    assert "prepare" not in box.state()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2, 3, 4])
+def test_where_a_message_of_a_page_went_elsewhere_it_alone_is_not_settled(box, missing):
+    ids = pages(box, 2, 3)
+    box.redis.zrem(box.keys.prepare, member_of(ids[missing]))
+
+    replies = [settle(box, 4, since=0)]
+    while replies[-1].left:
+        replies.append(settle(box, 4, since=0))
+
+    assert sum(reply.settled for reply in replies) == 4 - (missing < 4)
+    assert replies[-1].missing == (missing < 4)
+    assert set(box.state()["records"]) == {ids[4], ids[missing]}
+
+
+def test_a_log_from_before_pages_is_settled(box):
+    """Each message had the number of its delivery, and all of them one deadline."""
+    ids = pages(box, 5)
+    scores = {member_of(id): receipt(n, page=0) for n, id in enumerate(ids, 1)}
+    box.redis.zadd(box.keys.prepare, scores)
+    box.redis.hdel(f"{box.keys.query_stem.decode()}{RUN}", "page")
+
+    assert settle(box, 3) == QuerySettleReply(3, 0)
+    assert set(box.state()["prepare"]) == {*ids[3:]}
+    box.send(2)
+    assert take(box, 5).newest == 7
+    assert set(box.state()["prepare"].values()) == {
+        receipt(4, page=0), receipt(5, page=0), receipt(6, page=1),
+    }  # fmt: skip
+    assert named(box, lambda: settle(box, 5)) == [1, 0]
+    assert settle(box, 7) == QuerySettleReply(2, 0)
+    assert "prepare" not in box.state()
+
+
+def test_with_two_queries_each_settles_its_own_although_their_pages_have_one_number(box):
+    mine = pages(box, 2, 2)
+    box.send(3)
+    take(box, holder=OTHER, limit=3)
+    theirs = list(log(box, OTHER.run))
+
+    assert named(box, lambda: settle(box, 4)) == [0, 1]
+
+    state = box.state()
+    assert set(state["prepare"]) == set(state["records"]) == {*theirs}
+    assert not {*mine} & {*theirs}
+    assert settle(box, 3, holder=OTHER) == QuerySettleReply(3, 0)
+
+
+def test_with_the_last_message_the_lease_ends(box):
+    pages(box, 2, 2)
+    assert box.redis.ttl(f"{box.keys.query_stem.decode()}{RUN}") == -1
+    settle(box, 2)
+    assert list(box.state()["queries"]) == [RUN.encode()]
+
+    settle(box, 4)
+
+    assert "queries" not in box.state()
+    assert 399 * 86_400 < box.redis.ttl(f"{box.keys.query_stem.decode()}{RUN}") <= 400 * 86_400
+    box.send(1)
+    take(box, 4)
+    assert box.redis.ttl(f"{box.keys.query_stem.decode()}{RUN}") == -1
+    assert box.state()["prepare"] == {next(iter(log(box))): receipt(5, page=1)}
+
+
+def test_in_an_audited_slot_the_numbers_of_a_page_are_accounted_for(box):
+    box.redis.hset(box.keys.slot, "audited", 1)
+    ids = pages(box, 3)
+
+    assert settle(box, 3) == QuerySettleReply(3, 0)
+
+    assert not {*ids} & {*box.state().get("records", {})}

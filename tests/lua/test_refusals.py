@@ -36,17 +36,19 @@ PLACES = {
     "purge": "slot store records failures merge audit bodies",
     "queries": "slot queries leases",
     "query_again": "slot query querylog",
-    "query_rollback": "slot prepare failures query querylog queries leases",
+    "query_fail": "slot store prepare records dead failures audit bodies query querylog querymarks",
+    "query_rollback": "slot prepare failures query querylog queries leases querymarks",
     "query_inspect": "slot query querylog",
-    "query_read": "slot prepare records failures query querylog",
-    "query_reject": "slot prepare records dead failures audit query querylog bodies",
+    "query_read": "slot prepare records failures query querylog querymarks",
+    "query_release": "slot store prepare failures records query querylog queries",
+    "query_reject": "slot prepare records dead failures audit query querylog bodies querymarks",
     "query_renew": "slot query querylog queries leases",
     "query_settle": (
-        "slot prepare records failures settled0 settled1 audit query querylog queries store bodies"
+        "slot prepare records failures settled0 settled1 audit query querylog queries store bodies "
+        "querymarks"
     ),
     "query_take": (
-        "slot store prepare records dead failures merge audit query querylog queries bodies leases "
-        "rates"
+        "slot store prepare records dead failures merge audit query querylog queries bodies rates"
     ),
     "redrive": "slot store records dead failures prepare",
     "redrive_hold": "slot dead records",

@@ -103,6 +103,7 @@ def test_time_that_has_passed_is_due_at_once(box, ago_ms):
     assert box.changed(before) == {
         ("slot", "accepted"): "3",
         ("slot", "order"): "1",
+        ("slot", "no_expiry"): None,
         ("store", later): timed(now + 5000, False),
         ("store", past): timed(now - ago_ms, False),
         ("store", plain): ordered(100, 1),

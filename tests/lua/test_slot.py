@@ -31,7 +31,7 @@ def test_slot_gets_the_stamp_and_the_settings_that_scripts_read(box):
     assert box.run(command(box, b"17")) == 1
 
     assert note(box) == b"hashtable"
-    assert box.state() == {"slot": {"created": "17"} | box.settings.for_slot()}
+    assert box.state() == {"slot": {"created": "17", "no_expiry": "1"} | box.settings.for_slot()}
 
 
 def test_run_again_it_leaves_settings_and_counters_alone(box):
@@ -147,7 +147,8 @@ def test_empty_slot_of_an_older_topic_is_begun_anew(box):
     assert box.run(command(box, newer)) == 1
 
     assert note(box) == b"hashtable"
-    assert box.state()["slot"] == {"created": newer.decode()} | box.settings.for_slot()
+    begun = {"created": newer.decode(), "no_expiry": "1"}
+    assert box.state()["slot"] == begun | box.settings.for_slot()
 
 
 def test_slot_of_an_older_topic_with_a_message_is_left_alone(box):

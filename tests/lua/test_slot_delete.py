@@ -6,7 +6,16 @@ from rmq.kernel.topic.scripts import SlotDeleteReply, slot_delete
 from tests.lua.furnished import furnish
 
 # Admin.topic_delete finds these. Schedules are among them: a deletion that is undone keeps them.
-BY_NAME = ("query:", "querylog:", "stage:", "replay:", "claim:", "schedules", "schedule_times")
+BY_NAME = (
+    "query:",
+    "querylog:",
+    "querymarks:",
+    "stage:",
+    "replay:",
+    "claim:",
+    "schedules",
+    "schedule_times",
+)
 
 
 def held(box):

@@ -164,17 +164,6 @@ class QueryLease(NamedTuple):
     exact: bool = False  # a batch ends only when all of it was handed out
 
 
-class QueryLog(NamedTuple):
-    """The reply to query_take, query_renew and query_again."""
-
-    held: int  # messages of the batch that was asked about
-    newest: int  # number in the log
-    left_ms: int = 0
-    owner: str = ""  # another owner, for left_ms more; then nothing was done
-    settled: int = 0  # the newest number that is settled; query_renew returns it
-    handed: int = 0  # the newest number that was handed out; query_renew returns it
-
-
 class QueryRollbackReply(NamedTuple):
     """The reply to query_rollback."""
 
@@ -200,15 +189,6 @@ def rollback_failure(run: str) -> bytes:
     return failure.encode(f"the lease of query {run} ran out")
 
 
-def _other_owner(rest: list[Any]) -> tuple[int, str]:
-    """Return the ms that another owner has left, and its name."""
-    return (rest[0], rest[1].decode()) if rest else (0, "")
-
-
-def _log(reply: list[Any]) -> QueryLog:
-    return QueryLog(reply[0], reply[1], *_other_owner(reply[2:]))
-
-
 def query_rollback(
     keys: SlotKeys, run: str, limit: int, force: bool = False
 ) -> Command[QueryRollbackReply]:
@@ -222,6 +202,7 @@ def query_rollback(
             *_query_keys(keys, run),
             keys.queries,
             keys.leases,
+            keys.querymarks_stem + run.encode(),
         ),
         [topic_context.now_us, run, limit, 1 if force else 0, rollback_failure(run)],
         lambda reply: QueryRollbackReply(reply[0], reply[1] == 1),

@@ -42,6 +42,7 @@ from rmq.kernel.core.validation import utf8
 
 SIZE = 16
 TEXT_SIZE = 26
+MEMBER_SIZE = 13  # of the name of a message in its slot: the id without slot and check
 DEDUP_KEY_BYTES = 200  # of UTF-8; as long as the key of a claim
 _DERIVED, _KEPT = 0x80, 0x40
 _STAMP = (_KEPT << 56) - 1  # the stamp without the marks

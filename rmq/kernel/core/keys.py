@@ -33,6 +33,7 @@ TYPES = {
     "claim": "string",
     "query": "hash",
     "querylog": "list",
+    "querymarks": "zset",
     "queries": "zset",
     "leases": "zset",
     "rates": "zset",
@@ -80,8 +81,8 @@ class SlotKeys:
     __slots__ = (
         "arrivals", "audit", "bodies", "claim_stem", "created", "dead", "deaths", "failures",
         "index", "leases", "merge", "middle",
-        "prepare", "queries", "query_stem", "querylog_stem", "rates", "records", "settled0",
-        "settled1", "slot", "stage_stem", "store", "topic", "trash",
+        "prepare", "queries", "query_stem", "querylog_stem", "querymarks_stem", "rates", "records",
+        "settled0", "settled1", "slot", "stage_stem", "store", "topic", "trash",
     )  # fmt: skip
 
     def __init__(self, prefix: str, topic: str, index: int, created: bytes = b"") -> None:
@@ -108,6 +109,7 @@ class SlotKeys:
         self.claim_stem = stem + b"claim:"
         self.query_stem = stem + b"query:"
         self.querylog_stem = stem + b"querylog:"
+        self.querymarks_stem = stem + b"querymarks:"
         self.queries = stem + b"queries"
         self.leases = stem + b"leases"
         self.rates = stem + b"rates"

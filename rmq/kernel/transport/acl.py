@@ -32,8 +32,8 @@ _SCHEDULES = ("schedules", "schedule_set")
 _CONSUMER = (
     *_OPEN, *_ROLLBACK, "prepare", "next_ready", "withdraw", "tidy", "ack", "nack", "reject",
     "release", "extend", "claim", "renew", "finish", "unclaim", "query_take", "query_read",
-    "query_renew", "query_settle", "query_reject", "query_again", "due_counts",
-    "lateness_report",
+    "query_renew", "query_settle", "query_reject", "query_fail", "query_again", "query_release",
+    "due_counts", "lateness_report",
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",

@@ -368,7 +368,7 @@ class ScriptCalls:
 
         def attempt() -> Operations[list[Any]]:
             # Loaded beforehand: a command repeated alone would come after its successors.
-            for script in {command.script for command in commands} - self.loaded:
+            for script in {c.script for c in commands if c.script.sha} - self.loaded:
                 yield from self._load(script)
             replies = yield from self._exchange(commands, durability)
             missing = [n for n in range(len(commands)) if _needs_loading(replies[n])]

@@ -50,7 +50,9 @@ class Task:
     @property
     def script(self) -> Script | None:
         """The script that it calls."""
-        return self.call.script if isinstance(self.call, Command) else None
+        if isinstance(self.call, Command) and self.call.script.sha:
+            return self.call.script
+        return None
 
     @property
     def fails_fast(self) -> bool:

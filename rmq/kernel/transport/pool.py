@@ -506,8 +506,10 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 def words_of(command: Command[Any]) -> tuple[Any, ...]:
-    """Return the words of a script call."""
+    """Return the words of a script call, or of a plain command."""
     keys = command.keys
+    if not command.script.sha:
+        return (command.script.name, *keys, *command.args)
     return ("EVALSHA", command.script.sha, len(keys), *keys, *command.args)
 
 

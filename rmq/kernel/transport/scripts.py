@@ -84,6 +84,17 @@ class Script:
 
 
 @functools.cache
+def plain(name: str) -> Script:
+    """Return a plain command of Redis that reads, to be sent among calls of scripts.
+
+    It has no SHA-1, since nothing is loaded.
+    """
+    command = Script(name, "")
+    command.sha = ""
+    return command
+
+
+@functools.cache
 def directory() -> Traversable:
     """Where the scripts are; not always a place in the file system.
 
