@@ -11,16 +11,20 @@ Beside the names of `rmq`: checks of the text that a user gives, the codecs, and
         values = [value_of(record) for record in block.records]
 """
 
-from rmq.features.queries.query import Block, Held, Settlement
+from rmq.features.queries.fail_flows import FailedMessage, Failures
+from rmq.features.queries.query import Block, Held, HeldPart, Settlement, open_parts
+from rmq.features.queries.stage import check_text as check_query
 from rmq.kernel.core.codec import Codec, by_name as codec_of
 from rmq.kernel.core.ids import SIZE as ID_BYTES, TEXT_SIZE as ID_CHARS, join_texts as id_texts
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.message import Merge, QueueName, parse_queue
-from rmq.kernel.core.record import BARE, Record, is_bare, read as envelope_of, value_of
+from rmq.kernel.core.record import BARE, Record, fields_of, is_bare, read as envelope_of, value_of
+from rmq.kernel.topic.paging import QueueBlock, QueuePart, open_queue
 from rmq.kernel.transport.url import Address, parse as parse_url, redact as redact_url
 
 __all__ = [
-    "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "Held", "Merge", "QueueName",
-    "Record", "Settlement", "check_name", "codec_of", "envelope_of", "id_texts", "is_bare",
-    "parse_queue", "parse_url", "redact_url", "value_of",
+    "BARE", "ID_BYTES", "ID_CHARS", "Address", "Block", "Codec", "FailedMessage", "Failures",
+    "Held", "HeldPart", "Merge", "QueueBlock", "QueueName", "QueuePart", "Record", "Settlement",
+    "check_name", "check_query", "codec_of", "envelope_of", "fields_of", "id_texts", "is_bare",
+    "open_parts", "open_queue", "parse_queue", "parse_url", "redact_url", "value_of",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ def values(query: Any, upto: dict[int, int]) -> Iterator[bytes]:
     for slot, last in upto.items():
         for block in query.read(slot, 0, last):
             assert block.slot == slot
-            assert block.attempts == [1] * len(block.ids)
+            assert block.attempts == [1] * (len(block.ids) // 16)
             yield from (value_of(record) for record in block.records)
 
 
@@ -99,6 +99,38 @@ def test_what_is_released_comes_to_consumers_as_a_retry(query: Any, topic: Any) 
         again = consumer.receive(10, wait=10)
         assert again
         assert {one.attempt for one in again} == {2}
+
+
+@both_clients
+def test_what_was_not_handed_out_is_given_back_as_if_it_had_not_been_taken(
+    query: Any, topic: Any
+) -> None:
+    first = query.take({}, 300)
+    read = bodies(query, first)
+    beyond = query.take(first)
+    assert sum(beyond.values()) == 1500
+
+    assert query.give_back(first) == 1200
+    assert query.give_back(first) == 0
+
+    assert sum(query.waiting()) == 1200
+    assert bodies(query, first) == read
+    again = query.take(first)
+    assert again == beyond
+    assert sorted(bodies(query, again)) == list(range(1500))
+    assert query.give_back(first) == 0, "all of it was handed out"
+    assert query.settle(again) == (1500, 0)
+
+
+@both_clients
+def test_only_the_owner_gives_back(query: Any, topic: Any) -> None:
+    end = query.take({}, 10)
+    other = topic.query(RUN, "elsewhere")
+
+    with pytest.raises(rmq.QueryOwned, match="is run by here"):
+        other.give_back({})
+
+    assert query.settle(end) == (10, 0)
 
 
 @both_clients

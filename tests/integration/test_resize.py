@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import rmq
 from rmq.features.schedules import dispatch
 from rmq.features.topic_admin import resize, scripts
 from rmq.kernel.consumer import claim
+from rmq.kernel.core.record import value_of
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import slot_of
 from tests.integration.driven import both_clients
@@ -193,9 +195,6 @@ def test_what_cannot_be_resized_is_refused_before_anything_changes(
     raw.hset(f"rmq:{{{name}_2}}:slot", "audited", 1)
     refuse(8, "audited")
     raw.hdel(f"rmq:{{{name}_2}}:slot", "audited")
-    raw.zadd(f"rmq:{{{name}_1}}:queries", {"0" * 32: time.time() * 1000 + 60_000})
-    refuse(8, "query")
-    raw.delete(f"rmq:{{{name}_1}}:queries")
     api.admin.topic_set(name, limit=rmq.Rate(100, per=1))
     refuse(8, "limit")
     api.admin.topic_set(name, limit=None)
@@ -204,6 +203,81 @@ def test_what_cannot_be_resized_is_refused_before_anything_changes(
     refuse(16, "is being resized from 4 to 8")
     with pytest.raises(rmq.TopicNotFound):
         api.admin.topic_resize(f"{name}-other", 8)
+
+
+@both_clients
+def test_a_query_follows_a_resize_and_settles_what_it_holds_of_former_slots(
+    api: Any, name: str
+) -> None:
+    """Batches of two slots are held while 4 slots become 16, and these 8."""
+    topic = api.topic(name, slots=4)
+    query = topic.query("a" * 32, "here", exact=True)
+    keys = [basis_of(slot, 16) for slot in range(16)]
+    seen: list[Any] = []
+
+    def send(stage: str) -> None:
+        topic.send_many([rmq.Outgoing([stage, key], slot_basis=key) for key in keys])
+
+    def values(after: dict[int, int], upto: dict[int, int]) -> list[Any]:
+        return [
+            json.loads(value_of(record))
+            for slot, last in upto.items()
+            for block in query.read(slot, after.get(slot, 0), last)
+            for record in block.records
+        ]
+
+    def sizes(before: dict[int, int], upto: dict[int, int]) -> dict[int, int]:
+        return {slot: last - before.get(slot, 0) for slot, last in upto.items()}
+
+    topic.send_many([rmq.Outgoing(["4", keys[slot]], slot_basis=keys[slot]) for slot in (1, 2)])
+    ends = [{}, query.take({})]
+    assert {slot for slot, last in ends[1].items() if last} == {1, 2}
+    for stage, slots, awaited in (("16", 16, 2), ("8", 8, 4)):
+        assert api.admin.topic_resize(name, slots, wait=False).pending == awaited
+        send(stage)
+        after, end = ends[-2:]
+        batch = values(after, end)
+        assert set(sizes(end, query.take(after)).values()) == {0}, "the same batch"
+        assert values(after, end) == batch
+        assert api.admin.topic_resize(name, slots, wait=False).pending == awaited, "it is held"
+        newer = query.take(end)
+        assert not query.settle(end, sizes(after, end)).missing
+        seen += batch + values(end, newer)
+        assert not query.settle(newer, sizes(end, newer)).missing
+        assert api.admin.topic_resize(name, slots).pending == 0
+        end = newer
+        while query.wait(0.3):  # slot by slot, as signals come
+            end = query.take(end)
+        ends += [newer, end]
+    seen += values(*ends[-2:])
+    last = query.settle(ends[-1], sizes(*ends[-2:]))
+
+    sent = [
+        ["4", keys[1]],
+        ["4", keys[2]],
+        *([stage, key] for stage in ("16", "8") for key in keys),
+    ]
+    assert sorted(seen) == sorted(sent)
+    assert last.missing == 0
+    counts = api.admin.stats(name)
+    assert (counts["records"], counts["in_flight"], counts["settled"]) == (0, 0, len(sent))
+    for key in keys:
+        assert [stage for stage, other in seen if other == key][-2:] == ["16", "8"]
+
+
+@both_clients
+def test_a_query_that_sleeps_hears_of_slots_that_a_resize_has_added(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=1)
+    topic.open()
+    query = topic.query("a" * 32, "here")
+    end = query.take({})
+    assert not query.wait(0.01)
+    api.admin.topic_resize(name, 4)
+
+    topic.send("x", slot_basis=basis_of(3, 4))
+
+    assert query.wait(5)
+    assert query.take(end) == {0: 0, 1: 0, 2: 0, 3: 1}
 
 
 def test_dry_run_counts_and_changes_nothing(api: Any, server: Server, name: str) -> None:

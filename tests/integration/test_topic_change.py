@@ -236,7 +236,7 @@ def test_topic_goes_with_every_key_and_neighbours_stay(api: Any, server: Server,
         before = {key for key in raw.scan_iter(f"rmq:{{{name}*")}
     topic = furnish(api, name)
     with server.raw() as raw:
-        for kind in ("claim:default:a b", "stage:s", "query:r", "querylog:r"):
+        for kind in ("claim:default:a b", "stage:s", "query:r", "querylog:r", "querymarks:r"):
             raw.set(f"rmq:{{{name}_2}}:{kind}", "x")
         raw.set(f"rmq:{{{name}}}:sink:q", "x")
     stats = api.admin.stats(name)

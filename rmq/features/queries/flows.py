@@ -2,39 +2,111 @@
 
 A query may be asked the same twice, and by two drivers: the answer is the same for as long as the
 query holds its messages. See `lua/query_take.lua`.
+
+Its owner knows which numbers it has taken, and which slots have nothing; so it asks Redis only for
+what it cannot know. `Known` is that knowledge; after an error of Redis it may be wrong, and is
+forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from rmq.errors import QueryOwned
+from rmq.errors import QueryOwned, TopicVanished
 from rmq.features.queries import scripts
-from rmq.features.queries.scripts import QueryPage, QuerySettleReply
+from rmq.features.queries.scripts import QueryLog, QuerySettleReply
 from rmq.kernel.consumer import receive, rollback, scripts as consumer_scripts
 from rmq.kernel.consumer.rollback import QUERY_MOST
-from rmq.kernel.consumer.scripts import QueryLease, QueryLog
+from rmq.kernel.consumer.scripts import LONG_EXPIRED, QueryLease
 from rmq.kernel.core import failure
-from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.settings import BATCH_MAX
-from rmq.kernel.topic import opening, reading, scripts as topic_scripts
+from rmq.kernel.topic import opening, scripts as topic_scripts
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import POLL_S, AwaitSignal, Flow, RawCommand, Subscription, pipeline
+from rmq.kernel.transport.steps import (
+    POLL_S,
+    ROUND_S,
+    AwaitSignal,
+    Flow,
+    RawCommand,
+    Subscription,
+    pipeline,
+)
 
-TAKE_MOST = 500  # messages of one call: a few ms of the server's time
+CALL_MOST = 4000  # messages of one call: a few ms of the server's time
+PIPELINE_MOST = 8000  # messages of the calls in one pipeline: Redis serves nobody else meanwhile
+ROUNDS_MAX = 10_000  # pipelines of one take
 
 Offsets = Mapping[int, int]  # slot -> number in its log; a slot that is not there: 0
 NEWEST = 9_000_000_000_000_000  # as far as scripts count
+NEVER = math.inf
 
 
 T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
+class Known:
+    """What the owner of a query knows.
+
+    Args:
+        subscription: to the signals of the topic.
+
+    Attributes:
+        newest: by slot, the number of the newest message it took; None: not known.
+        ready_at: by slot, when it has something to take, by the monotonic clock; NEVER: when a
+            signal says so; None: not known.
+        look_at: when the next slots are asked although no signal came: it can get lost.
+    """
+
+    __slots__ = ("_turn", "look_at", "newest", "ready_at", "subscription")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.newest: dict[int, int] | None = None
+        self.ready_at: list[float | None] = []
+        self.look_at = 0.0
+        self._turn = 0
+
+    def forget(self) -> None:
+        """Ask Redis again: for the numbers, and in each slot."""
+        self.newest = None
+        self.ready_at = [None] * len(self.ready_at)
+
+    def fit(self, slots: int) -> None:
+        """Know of so many slots: a resize may have added some. Without signals nothing lasts."""
+        if self.subscription.held is None:
+            self.ready_at = []
+        self.ready_at += [None] * (slots - len(self.ready_at))
+
+    def unknown(self) -> list[int]:
+        """Return the slots of which it is not known when they have something."""
+        return [index for index, at in enumerate(self.ready_at) if at is None]
+
+    def ready(self) -> list[int]:
+        """Return the slots that have something now."""
+        now = time.monotonic()
+        return [index for index, at in enumerate(self.ready_at) if at is not None and at <= now]
+
+    def note_signals(self, slots: Iterable[int]) -> None:
+        """Note that slots have something: wake-up signals named them."""
+        for index in slots:
+            if index < len(self.ready_at):
+                self.ready_at[index] = 0.0
+
+    def look(self) -> None:
+        """Take it that nothing is known of the next slots; of each once in ROUND_S."""
+        self.look_at = time.monotonic() + POLL_S
+        count = len(self.ready_at)
+        for _ in range(math.ceil(count * POLL_S / ROUND_S)):
+            self._turn = (self._turn + 1) % count
+            self.ready_at[self._turn] = None
+
+
 def _check_owner(context: TopicContext, lease: QueryLease, answers: Sequence[T]) -> Sequence[T]:
     for answer in answers:
         if answer.owner:
-            left_s = answer.left_ms / 1000
+            left_s = max(0.0, answer.left_ms / 1000)
             raise QueryOwned(
                 f"query {lease.run} of topic {context.name!r} is run by {answer.owner}, for "
                 f"{left_s:.1f} s more unless it renews; two drivers cannot share one checkpoint. "
@@ -44,29 +116,66 @@ def _check_owner(context: TopicContext, lease: QueryLease, answers: Sequence[T])
     return answers
 
 
+def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
+    """Divide calls, by slot with the number of their messages, so that no pipeline has too many."""
+    part: list[tuple[int, int]] = []
+    messages = 0
+    for index, count in counts.items():
+        if part and messages + count > PIPELINE_MOST:
+            yield part
+            part, messages = [], 0
+        part.append((index, count))
+        messages += count
+    if part:
+        yield part
+
+
 def renew(
-    context: TopicContext, lease: QueryLease, after: Offsets, upto: Offsets | None
+    context: TopicContext,
+    lease: QueryLease,
+    after: Offsets,
+    upto: Offsets | None,
+    slots: Iterable[int] | None = None,
 ) -> Flow[list[QueryLog]]:
     """Renew the lease of a query; return for each slot how much it holds of a batch.
+
+    The ownership is in the first slot; only who has it goes on to the others.
+
+    Args:
+        context: the topic.
+        lease: of the query.
+        after: by slot, the number after which the batch begins.
+        upto: by slot, the number with which it ends; None: with the newest.
+        slots: the others to renew; None: all.
 
     Raises:
         QueryOwned: another driver runs it.
     """
     yield from opening.ensure_open(context, create=False)
-    answers = yield from pipeline(
-        [
+    home, *others = context.slots
+    if slots is not None:
+        others = [context.slots[index] for index in slots if 0 < index < len(context.slots)]
+    answers: list[QueryLog] = []
+    for group in ([home], others):
+        calls = [
             scripts.query_renew(
                 keys, lease, after.get(keys.index, 0),
-                NEWEST if upto is None else upto.get(keys.index, 0),
+                NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
             )
-            for keys in context.slots
-        ]
-    )  # fmt: skip
-    return list(_check_owner(context, lease, answers))
+            for keys in group
+        ]  # fmt: skip
+        if calls:
+            answers += _check_owner(context, lease, (yield from pipeline(calls)))
+    return answers
 
 
 def take(
-    context: TopicContext, lease: QueryLease, after: Offsets, most: int | None
+    context: TopicContext,
+    lease: QueryLease,
+    known: Known,
+    after: Offsets,
+    most: int | None,
+    most_bytes: int = 0,
 ) -> Flow[dict[int, int]]:
     """Take messages beyond `after`; return the newest number of each slot.
 
@@ -78,51 +187,156 @@ def take(
     Args:
         context: the topic.
         lease: of the query.
+        known: what is known of it.
         after: the newest number of each slot that the caller has noted.
         most: over all slots; None: all that may be taken now.
+        most_bytes: of records and bodies over all slots, and a message of each more; 0: any number.
 
     Raises:
         QueryOwned: another driver runs it.
     """
-    logs = yield from renew(context, lease, after, None)
-    tails = {index: max(log.newest, after.get(index, 0)) for index, log in enumerate(logs)}
-    if any(tails[index] > after.get(index, 0) for index in tails):
-        return tails
-    ready = yield from receive.next_ready(context.slots, False)
-    # A slot that is ready has waiting messages, or expired leases of consumers or queries.
-    for keys in context.slots:
-        if ready[keys.index] == 0:
-            yield from rollback.rollback_long(keys)
-            yield from rollback.rollback(context, keys)
-    wanted = (yield from _shares(context, most)) if 0 in ready else {}
-    while wanted:
-        asked = {index: min(TAKE_MOST, share) for index, share in wanted.items()}
-        answers = yield from pipeline(
-            [
-                scripts.query_take(context.slots[index], lease, tails[index], limit)
-                for index, limit in asked.items()
-            ]
-        )
-        for (index, limit), answer in zip(
-            asked.items(), _check_owner(context, lease, answers), strict=True
-        ):
-            tails[index] = answer.newest
-            wanted[index] -= answer.held
-            if answer.held < limit or wanted[index] <= 0:
-                del wanted[index]
-    return tails
+    resizes = 0
+    while True:
+        try:
+            return (yield from _take(context, lease, known, after, most, most_bytes))
+        except TopicVanished as error:
+            resizes = yield from opening.follow_resize(context, error, resizes)
 
 
-def wait(context: TopicContext, subscription: Subscription, seconds: float) -> Flow[None]:
-    """Sleep until there may be messages to take, for so long at most."""
+def _take(
+    context: TopicContext,
+    lease: QueryLease,
+    known: Known,
+    after: Offsets,
+    most: int | None,
+    most_bytes: int,
+) -> Flow[dict[int, int]]:
     yield from opening.ensure_open(context, create=False)
-    if subscription.held is None:
-        yield AwaitSignal(subscription, 0)
-    # Ask after subscribing: later messages send a signal, which may still get lost.
-    ready = yield from receive.next_ready(context.slots, True)
-    pause = min([seconds, POLL_S, *(us / 1_000_000 for us in ready if us >= 0)])
-    if pause > 0:
-        yield AwaitSignal(subscription, pause)
+    # In slots that a resize has added it becomes the owner before it takes.
+    if known.newest is None or len(known.newest) < len(context.slots):
+        logs = yield from renew(context, lease, after, None)
+        known.newest = {index: log.newest for index, log in enumerate(logs)}
+    known.fit(len(context.slots))
+    try:
+        newest = {
+            index: max(known.newest.get(index, 0), after.get(index, 0))
+            for index in range(len(context.slots))
+        }
+        if any(newest[index] > after.get(index, 0) for index in newest):
+            return newest
+        yield from _ask(context, known)
+        yield from _take_ready(context, lease, known, newest, most, most_bytes)
+    except Exception:
+        known.forget()
+        raise
+    known.newest = newest
+    return dict(newest)
+
+
+def _take_ready(
+    context: TopicContext,
+    lease: QueryLease,
+    known: Known,
+    newest: dict[int, int],
+    most: int | None,
+    most_bytes: int,
+) -> Flow[None]:
+    """Take from the slots that are ready, the same number from each as far as they have it."""
+    wanted, rolled_back = known.ready(), set[int]()
+    left = NEVER if most is None else most
+    bytes_left = most_bytes
+    for _ in range(ROUNDS_MAX):
+        if not wanted or left <= 0 or (most_bytes and bytes_left <= 0):
+            return
+        limits = _limits(wanted, left)
+        room = max(1, bytes_left // len(limits)) if most_bytes else 0
+        for part in _in_pipelines(limits):
+            answers = yield from pipeline(
+                [
+                    scripts.query_take(context.slots[index], lease, newest[index], limit, room)
+                    for index, limit in part
+                ]
+            )
+            for (index, limit), answer in zip(
+                part, _check_owner(context, lease, answers), strict=True
+            ):
+                newest[index] = answer.newest
+                left -= answer.held
+                bytes_left -= answer.bytes
+                if answer.held == limit or answer.more:
+                    continue
+                if answer.expired and index not in rolled_back:
+                    rolled_back.add(index)
+                    keys = context.slots[index]
+                    if answer.expired & LONG_EXPIRED:
+                        yield from rollback.rollback_long(keys)
+                    yield from rollback.rollback(context, keys)
+                else:
+                    wanted.remove(index)
+                    known.ready_at[index] = None
+
+
+def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
+    """Share what is left among slots; where it is less than they are, some get nothing."""
+    limits = {}
+    for place, index in enumerate(wanted):
+        share = (
+            min(CALL_MOST, math.ceil(left / (len(wanted) - place))) if left < NEVER else CALL_MOST
+        )
+        if share > 0:
+            limits[index] = share
+            left -= share
+    return limits
+
+
+def _ask(context: TopicContext, known: Known) -> Flow[None]:
+    """Ask the slots of which nothing is known when they have something.
+
+    Where they have nothing, they note that somebody sleeps, and signal what comes.
+    """
+    asked = known.unknown()
+    if not asked:
+        return
+    waits = yield from receive.next_ready([context.slots[index] for index in asked], True)
+    now = time.monotonic()
+    for index, wait_us in zip(asked, waits, strict=True):
+        known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
+
+
+def wait(context: TopicContext, known: Known, seconds: float) -> Flow[bool]:
+    """Sleep until there may be messages to take, for so long at most; return whether so."""
+    until, resizes = time.monotonic() + seconds, 0
+    while True:
+        try:
+            return (yield from _wait(context, known, until))
+        except TopicVanished as error:
+            resizes = yield from opening.follow_resize(context, error, resizes)
+
+
+def _wait(context: TopicContext, known: Known, until: float) -> Flow[bool]:
+    yield from opening.ensure_open(context, create=False)
+    try:
+        while True:
+            if known.subscription.held is None:
+                yield AwaitSignal(known.subscription, 0)
+                known.ready_at = []  # what came before the subscription sent it no signal
+            known.fit(len(context.slots))
+            if known.ready():
+                return True
+            yield from _ask(context, known)
+            now = time.monotonic()
+            soonest = min(at for at in known.ready_at if at is not None)
+            pause = min(until, soonest, known.look_at or now + POLL_S) - now
+            if pause > 0:
+                known.note_signals((yield AwaitSignal(known.subscription, pause)))
+            now = time.monotonic()
+            if now >= until:
+                return bool(known.ready())
+            if now >= known.look_at:
+                known.look()
+    except Exception:
+        known.forget()
+        raise
 
 
 def open(context: TopicContext) -> Flow[None]:
@@ -134,24 +348,6 @@ def waiting(context: TopicContext) -> Flow[list[int]]:
     """Count the messages of each slot that may be taken now."""
     yield from opening.ensure_open(context, create=False)
     return (yield from pipeline([topic_scripts.ready_count(keys) for keys in context.slots]))
-
-
-def _shares(context: TopicContext, most: int | None) -> Flow[dict[int, int]]:
-    """Share `most` among the slots: an equal part each, and no more than waits there."""
-    ready = dict(enumerate((yield from waiting(context))))
-    left = sum(ready.values()) if most is None else most
-    shares = {}
-    for position, (index, count) in enumerate(sorted(ready.items(), key=lambda slot: slot[1])):
-        shares[index] = min(count, -(-left // (len(ready) - position)))
-        left -= shares[index]
-    return {index: share for index, share in shares.items() if share > 0}
-
-
-def read(keys: SlotKeys, run: str, after: int, upto: int) -> Flow[QueryPage]:
-    """Read a page of what a query holds of one slot; empty at its end."""
-    page: QueryPage = yield scripts.query_read(keys, run, after, upto, BATCH_MAX)
-    records = yield from reading.fetch(keys, page.ids, page.records)
-    return page._replace(records=records)
 
 
 def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]:
@@ -172,6 +368,15 @@ def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]
     return count
 
 
+def handed(context: TopicContext, run: str, slot: int) -> Flow[int]:
+    """Return the number of the newest message of a slot that was handed out."""
+    yield from opening.ensure_open(context, create=False)
+    number = yield RawCommand(
+        "query_handed", "HGET", context.slots[slot].query_stem + run.encode(), "read"
+    )
+    return int(number or 0)
+
+
 def settle(
     context: TopicContext, lease: QueryLease, upto: Offsets, batch: Offsets | None = None
 ) -> Flow[tuple[int, int]]:
@@ -189,19 +394,31 @@ def settle(
     """
     yield from opening.ensure_open(context, create=False)
     total, missing = 0, 0
-    since = {index: end - (batch or {}).get(index, 0) for index, end in upto.items()}
-    left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
+    sizes = batch or {}
+    since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
+    left = {
+        index: min(CALL_MOST, sizes.get(index, CALL_MOST) or 1)
+        for index, end in upto.items()
+        if end > 0 and index < len(context.slots)
+    }
     while left:
-        answers = yield from pipeline(
-            [
-                scripts.query_settle(context, keys, lease, since[index], upto[index], QUERY_MOST)
-                for index, keys in left.items()
-            ]
-        )
-        ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
-        total += sum(reply.settled for reply in ended.values())
-        missing += sum(reply.missing for reply in ended.values() if reply.gone < QUERY_MOST)
-        left = {index: left[index] for index, reply in ended.items() if reply.gone == QUERY_MOST}
+        again = {}
+        for part in _in_pipelines(left):
+            answers = yield from pipeline(
+                [
+                    scripts.query_settle(
+                        context, context.slots[index], lease, since[index], upto[index], CALL_MOST
+                    )
+                    for index, _ in part
+                ]
+            )
+            for (index, _), reply in zip(part, _check_owner(context, lease, answers), strict=True):
+                total += reply.settled
+                if reply.left > 0:
+                    again[index] = min(CALL_MOST, reply.left)
+                else:
+                    missing += reply.missing
+        left = again
     return total, missing
 
 
@@ -216,6 +433,26 @@ def again(context: TopicContext, lease: QueryLease, upto: Offsets) -> Flow[None]
         [scripts.query_again(keys, lease, upto.get(keys.index, 0)) for keys in context.slots]
     )
     _check_owner(context, lease, answers)
+
+
+def give_back(context: TopicContext, lease: QueryLease, after: Offsets) -> Flow[int]:
+    """Give back what was taken after these numbers and never handed out; return how many.
+
+    Raises:
+        QueryOwned: another driver runs it.
+    """
+    yield from opening.ensure_open(context, create=False)
+    total, left = 0, list(context.slots)
+    while left:
+        answers = yield from pipeline(
+            [
+                scripts.query_release(context, keys, lease, after.get(keys.index, 0), QUERY_MOST)
+                for keys in left
+            ]
+        )
+        total += sum(answer.held for answer in _check_owner(context, lease, answers))
+        left = [keys for keys, answer in zip(left, answers, strict=True) if answer.more]
+    return total
 
 
 def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str) -> Flow[int]:
@@ -236,7 +473,7 @@ def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str)
         )
         ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
         total += sum(reply.settled for reply in ended.values())
-        left = {index: left[index] for index, reply in ended.items() if reply.gone == QUERY_MOST}
+        left = {index: left[index] for index, reply in ended.items() if reply.left == QUERY_MOST}
     return total
 
 

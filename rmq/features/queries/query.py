@@ -8,17 +8,19 @@ the slot go back to the queue, which costs them a retry.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.features.queries import flows
-from rmq.features.queries.scripts import QueryPage as LogPage
+from rmq.features.queries import fail_flows, flows, read_flows
+from rmq.features.queries.fail_flows import FailedMessage, Failures
 from rmq.kernel.consumer.scripts import QueryLease, check_run
-from rmq.kernel.core.settings import LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
+from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Subscription
 
 __all__ = ["AsyncQuery", "Block", "Held", "Settlement"]
@@ -59,18 +61,66 @@ class Block(NamedTuple):
     """Messages of one slot, column by column, in the order of their numbers.
 
     Attributes:
+        topic: its name.
         slot: the index of the slot.
         numbers: in the query's log.
-        ids: 16 bytes each; `rmq.MessageId(one)` reads it.
+        ids: 16 bytes each, one after another; `rmq.MessageId(ids[:16])` reads the first.
         attempts: 1 for the first delivery.
         records: envelope and body as stored in Redis; `rmq.connectors` reads them.
     """
 
+    topic: str
     slot: int
-    numbers: list[int]
-    ids: list[bytes]
-    attempts: list[int]
-    records: list[bytes]
+    numbers: range
+    ids: bytes
+    attempts: Sequence[int]
+    records: Sequence[bytes]
+
+
+class HeldPart(NamedTuple):
+    """A part of a batch that a program reads which has not opened the topic: a task of an engine.
+
+    Attributes:
+        prefix: of all keys.
+        topic: its name.
+        slot: the index of the slot.
+        after: the number before the first message.
+        upto: the number of the last one.
+        max_retries: of the topic.
+    """
+
+    prefix: str
+    topic: str
+    slot: int
+    after: int
+    upto: int
+    max_retries: int
+
+
+def part_reader(run: str, parts: Iterable[HeldPart], rows: int, size: int) -> read_flows.PartReader:
+    """Return what reads parts of a batch in pages of so many rows and bytes."""
+    held = [
+        read_flows.KeyedPart(
+            SlotKeys(part.prefix, part.topic, part.slot, b""), part.after, part.upto,
+            part.max_retries,
+        )
+        for part in parts
+    ]  # fmt: skip
+    return read_flows.PartReader(run, held, rows, size)
+
+
+def block_of(page: read_flows.HeldPage) -> Block:
+    """Return a page of one slot as columns."""
+    keys, max_retries, count = page.part.keys, page.part.max_retries, len(page.members)
+    attempts: Sequence[int] = [1] * count
+    if page.receipts:
+        attempts = [
+            max_retries - int(receipt % 1000) + 1 if receipt >= 0 else 0
+            for receipt in page.receipts
+        ]
+    ids = b"".join(keys.ids_of(page.members))
+    numbers = range(page.after + 1, page.after + 1 + count)
+    return Block(keys.topic, keys.index, numbers, ids, attempts, page.records)
 
 
 def wait_s(seconds: Duration) -> float:
@@ -94,8 +144,8 @@ class QueryBase:
             raise InvalidType(f"owner: {type(owner).__name__}; give a str")
         if not 1 <= len(owner.encode()) <= 200:
             raise InvalidValue("owner: give 1 to 200 bytes")
-        self._subscription = Subscription(context.channel)
         self._context = context
+        self._known = flows.Known(Subscription(context.channel))
         self._holder = QueryLease(
             run,
             owner,
@@ -109,13 +159,28 @@ class QueryBase:
         """The query's name: 32 hex digits, the same for the life of its checkpoint."""
         return self._holder.run
 
-    def _block(self, slot: int, page: LogPage) -> Block:
-        max_retries = self._context.settings.max_retries
-        attempts = [
-            max_retries - int(receipt % 1000) + 1 if receipt >= 0 else 0
-            for receipt in page.receipts
-        ]
-        return Block(slot, page.numbers, page.ids, attempts or [1] * len(page.ids), page.records)
+    @property
+    def max_retries(self) -> int:
+        """The retries of a message of the topic, which must be open."""
+        return self._context.settings.max_retries
+
+
+def open_parts(
+    transport: Transport, run: str, parts: Iterable[HeldPart], rows: int, size: int
+) -> Callable[[], list[Block]]:
+    """Return a function that reads the next page of parts of a batch, and nothing at their end.
+
+    It reads several slots at a time. After an error it goes on where the last page ended.
+
+    Args:
+        transport: of a client; the topics need not be open.
+        run: the query.
+        parts: to be read, in this order.
+        rows: most messages of a page.
+        size: about how many bytes of records and bodies a page may have.
+    """
+    reader = part_reader(run, parts, rows, size)
+    return lambda: [block_of(page) for page in transport.run(reader.read())]
 
 
 class AsyncQuery(QueryBase):
@@ -144,7 +209,9 @@ class AsyncQuery(QueryBase):
         """Return how many messages of each slot may be taken now."""
         return await self._run(flows.waiting(self._context))
 
-    async def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
+    async def take(
+        self, after: Offsets, most: int | None = None, most_bytes: int | None = None
+    ) -> dict[int, int]:
         """Take up to `most` messages beyond `after`; return the newest number of each slot.
 
         If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
@@ -154,19 +221,23 @@ class AsyncQuery(QueryBase):
         Args:
             after: by slot, the number up to which the caller knows its messages; absent: 0.
             most: over all slots; None: all that may be taken now.
+            most_bytes: of records and bodies over all slots, and a message of each more; None: any
+                number. It costs reading the records.
 
         Raises:
             QueryOwned: another owner runs it.
         """
-        return await self._run(flows.take(self._context, self._holder, after, most))
+        return await self._run(
+            flows.take(self._context, self._holder, self._known, after, most, most_bytes or 0)
+        )
 
-    async def wait(self, seconds: Duration) -> None:
-        """Sleep until there may be something to take, at most for this long."""
-        await self._run(flows.wait(self._context, self._subscription, wait_s(seconds)))
+    async def wait(self, seconds: Duration) -> bool:
+        """Sleep until there may be something to take, at most for this long; return whether so."""
+        return await self._run(flows.wait(self._context, self._known, wait_s(seconds)))
 
     async def close(self) -> None:
         """Close the connection of its subscription. The messages it holds stay held."""
-        await self._transport.unsubscribe(self._subscription)
+        await self._transport.unsubscribe(self._known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Hold everything for another lease; return how much of a batch is held, by slot.
@@ -177,18 +248,31 @@ class AsyncQuery(QueryBase):
         logs = await self._run(flows.renew(self._context, self._holder, after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
+    async def keep(self, slots: Iterable[int]) -> None:
+        """Stay the owner, and hold what it has of these slots for another lease.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        await self._run(flows.renew(self._context, self._holder, {}, {}, slots))
+
+    async def handed(self, slot: int) -> int:
+        """Return the number of the newest message of a slot that was handed out."""
+        return await self._run(flows.handed(self._context, self.run, slot))
+
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
         Reading changes nothing: the query keeps holding them.
         """
         await self._run(flows.open(self._context))
-        while after < upto:
-            page = await self._run(flows.read(self._context.slots[slot], self.run, after, upto))
-            if not page.ids:
-                return
-            after = page.numbers[-1]
-            yield self._block(slot, page)
+        part = HeldPart(
+            self._context.prefix, self._context.name, slot, after, upto, self.max_retries
+        )
+        reader = part_reader(self.run, [part], BATCH_MAX, read_flows.PAGE_BYTES)
+        while pages := await self._run(reader.read()):
+            for page in pages:
+                yield block_of(page)
 
     async def begun(self, batch: str, by: str) -> int:
         """Note that a run has begun a batch; return how many runs have begun it, this one too.
@@ -223,7 +307,24 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
+        self._known.forget()
         await self._run(flows.again(self._context, self._holder, upto))
+
+    async def give_back(self, after: Offsets) -> int:
+        """Give back what it took after these numbers, as if it had not; return how many messages.
+
+        They go to the front of the queue, and it costs no retry. The next messages get their
+        numbers, so nobody may have noted these. Where a message of a slot after its number was
+        handed out, nothing of that slot is given back.
+
+        Args:
+            after: by slot; absent: 0.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        self._known.forget()
+        return await self._run(flows.give_back(self._context, self._holder, after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
         """Make everything up to these numbers dead letters; return how many messages.
@@ -233,6 +334,23 @@ class AsyncQuery(QueryBase):
         """
         return await self._run(flows.reject(self._context, self._holder, upto, reason))
 
+    async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
+        """Fail single messages of a batch, each once, however often and by whom this is called.
+
+        They stay in the batch: `read` returns them as before, as long as they have a record, and
+        `settle` passes over them. A task may call this, whoever is the owner.
+
+        Args:
+            messages: that `read` returned.
+            retry: give them back, at the cost of a retry, as `Consumer.nack` does; a message with
+                none remaining becomes a dead letter. False: all become dead letters.
+
+        Raises:
+            InvalidValue: an id is of another slot or topic, or a delay is no such time.
+        """
+        return await self._run(fail_flows.fail(self._context, self.run, messages, retry))
+
     async def release(self) -> int:
         """Give back all that it holds, now; return how many messages. It costs each a retry."""
+        self._known.forget()
         return await self._run(flows.release(self._context, self.run))

@@ -3,10 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from rmq.features.queries import flows
-from rmq.features.queries.query import Block, Held, Offsets, QueryBase, Settlement, wait_s
+from rmq.features.queries import fail_flows, flows, read_flows
+from rmq.features.queries.fail_flows import FailedMessage, Failures
+from rmq.features.queries.query import (
+    Block,
+    Held,
+    HeldPart,
+    Offsets,
+    QueryBase,
+    Settlement,
+    block_of,
+    part_reader,
+    wait_s,
+)
+from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.blocking import Transport
@@ -38,7 +50,9 @@ class Query(QueryBase):
         """Return how many messages of each slot may be taken now."""
         return self._run(flows.waiting(self._context))
 
-    def take(self, after: Offsets, most: int | None = None) -> dict[int, int]:
+    def take(
+        self, after: Offsets, most: int | None = None, most_bytes: int | None = None
+    ) -> dict[int, int]:
         """Take up to `most` messages beyond `after`; return the newest number of each slot.
 
         If messages beyond `after` were taken before, they are the answer, and nothing is taken: the
@@ -48,19 +62,23 @@ class Query(QueryBase):
         Args:
             after: by slot, the number up to which the caller knows its messages; absent: 0.
             most: over all slots; None: all that may be taken now.
+            most_bytes: of records and bodies over all slots, and a message of each more; None: any
+                number. It costs reading the records.
 
         Raises:
             QueryOwned: another owner runs it.
         """
-        return self._run(flows.take(self._context, self._holder, after, most))
+        return self._run(
+            flows.take(self._context, self._holder, self._known, after, most, most_bytes or 0)
+        )
 
-    def wait(self, seconds: Duration) -> None:
-        """Sleep until there may be something to take, at most for this long."""
-        self._run(flows.wait(self._context, self._subscription, wait_s(seconds)))
+    def wait(self, seconds: Duration) -> bool:
+        """Sleep until there may be something to take, at most for this long; return whether so."""
+        return self._run(flows.wait(self._context, self._known, wait_s(seconds)))
 
     def close(self) -> None:
         """Close the connection of its subscription. The messages it holds stay held."""
-        self._transport.unsubscribe(self._subscription)
+        self._transport.unsubscribe(self._known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Hold everything for another lease; return how much of a batch is held, by slot.
@@ -71,18 +89,31 @@ class Query(QueryBase):
         logs = self._run(flows.renew(self._context, self._holder, after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
+    def keep(self, slots: Iterable[int]) -> None:
+        """Stay the owner, and hold what it has of these slots for another lease.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        self._run(flows.renew(self._context, self._holder, {}, {}, slots))
+
+    def handed(self, slot: int) -> int:
+        """Return the number of the newest message of a slot that was handed out."""
+        return self._run(flows.handed(self._context, self.run, slot))
+
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
         Reading changes nothing: the query keeps holding them.
         """
         self._run(flows.open(self._context))
-        while after < upto:
-            page = self._run(flows.read(self._context.slots[slot], self.run, after, upto))
-            if not page.ids:
-                return
-            after = page.numbers[-1]
-            yield self._block(slot, page)
+        part = HeldPart(
+            self._context.prefix, self._context.name, slot, after, upto, self.max_retries
+        )
+        reader = part_reader(self.run, [part], BATCH_MAX, read_flows.PAGE_BYTES)
+        while pages := self._run(reader.read()):
+            for page in pages:
+                yield block_of(page)
 
     def begun(self, batch: str, by: str) -> int:
         """Note that a run has begun a batch; return how many runs have begun it, this one too.
@@ -117,7 +148,24 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
+        self._known.forget()
         self._run(flows.again(self._context, self._holder, upto))
+
+    def give_back(self, after: Offsets) -> int:
+        """Give back what it took after these numbers, as if it had not; return how many messages.
+
+        They go to the front of the queue, and it costs no retry. The next messages get their
+        numbers, so nobody may have noted these. Where a message of a slot after its number was
+        handed out, nothing of that slot is given back.
+
+        Args:
+            after: by slot; absent: 0.
+
+        Raises:
+            QueryOwned: another owner runs it.
+        """
+        self._known.forget()
+        return self._run(flows.give_back(self._context, self._holder, after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
         """Make everything up to these numbers dead letters; return how many messages.
@@ -127,6 +175,23 @@ class Query(QueryBase):
         """
         return self._run(flows.reject(self._context, self._holder, upto, reason))
 
+    def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
+        """Fail single messages of a batch, each once, however often and by whom this is called.
+
+        They stay in the batch: `read` returns them as before, as long as they have a record, and
+        `settle` passes over them. A thread may call this, whoever is the owner.
+
+        Args:
+            messages: that `read` returned.
+            retry: give them back, at the cost of a retry, as `Consumer.nack` does; a message with
+                none remaining becomes a dead letter. False: all become dead letters.
+
+        Raises:
+            InvalidValue: an id is of another slot or topic, or a delay is no such time.
+        """
+        return self._run(fail_flows.fail(self._context, self.run, messages, retry))
+
     def release(self) -> int:
         """Give back all that it holds, now; return how many messages. It costs each a retry."""
+        self._known.forget()
         return self._run(flows.release(self._context, self.run))

@@ -17,10 +17,7 @@ import msgpack
 
 from rmq.kernel.consumer.scripts import (
     QueryLease,
-    QueryLog,
     QueryState,
-    _log,
-    _other_owner,
     _query_keys,
     rollback_failure,
 )
@@ -34,11 +31,28 @@ from rmq.kernel.transport.steps import Command
 QUERY_DEADLINE_S = HELD_MIN // 1000  # of what a query holds; twin of FAR in lua/lib/query.lua
 
 
+class QueryLog(NamedTuple):
+    """The reply to query_take, query_renew, query_again and query_release."""
+
+    held: int  # messages of the batch that was asked about; query_release: how many it gave back
+    newest: int  # number in the log
+    left_ms: int = 0
+    owner: str = ""  # another owner, for left_ms more; then nothing was done
+    # Of query_renew:
+    settled: int = 0  # the newest number that is settled
+    handed: int = 0  # the newest number that was handed out
+    # Of query_take and query_release:
+    more: bool = False  # there may be more to take just now, or there are more to give back
+    # Of query_take:
+    expired: int = 0  # leases that want a rollback: EXPIRED, LONG_EXPIRED, or both
+    bytes: int = 0  # of the records that were taken, where that was asked
+
+
 class QueryPage(NamedTuple):
     """The reply to query_read, column by column."""
 
-    numbers: list[int]
-    ids: list[bytes]
+    after: int  # the number before the first member
+    members: bytes  # MEMBER_BYTES each
     receipts: list[float]  # -1 where it left the PrepareQueue; empty: nothing has failed yet
     records: list[bytes]
 
@@ -47,65 +61,100 @@ class QuerySettleReply(NamedTuple):
     """The reply to query_settle and query_reject."""
 
     settled: int  # or rejected
-    gone: int  # left the log, settled now or before
+    left: int  # ids of the batch in the log; query_reject: how many have left it
     missing: int = 0  # of the batch; so far, over all calls
     left_ms: int = 0
     owner: str = ""  # another owner, for left_ms more; then nothing was done
+
+
+def _marks_key(keys: SlotKeys, run: str) -> bytes:
+    return keys.querymarks_stem + run.encode()
+
+
+def _other_owner(rest: list[Any]) -> tuple[int, str]:
+    """Return the ms that another owner has left, and its name."""
+    return (rest[0], rest[1].decode()) if rest else (0, "")
+
+
+def _log(reply: list[Any]) -> QueryLog:
+    return QueryLog(reply[0], reply[1], *_other_owner(reply[2:]))
 
 
 def _renewed_log(reply: list[Any]) -> QueryLog:
     return QueryLog(reply[0], reply[1], *_other_owner(reply[4:]), settled=reply[2], handed=reply[3])
 
 
+def _taken_log(reply: list[Any]) -> QueryLog:
+    return QueryLog(
+        reply[0], reply[1], *_other_owner(reply[5:]),
+        more=reply[2] == 1, expired=reply[3], bytes=reply[4],
+    )  # fmt: skip
+
+
 def _settle_reply(reply: list[Any]) -> QuerySettleReply:
     return QuerySettleReply(reply[0], reply[1], reply[2], *_other_owner(reply[3:]))
 
 
-def query_take(keys: SlotKeys, lease: QueryLease, after: int, limit: int) -> Command[QueryLog]:
-    """Take messages of one slot into the log."""
+def query_take(
+    keys: SlotKeys, lease: QueryLease, after: int, limit: int, most_bytes: int = 0
+) -> Command[QueryLog]:
+    """Take messages of one slot into the log. `most_bytes`: of their records; 0: any number."""
     return Command(
         scripts.load("query_take"),
         (
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
-            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.leases,
-            keys.rates,
+            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.rates,
         ),
         [
-            topic_context.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms, after,
-            limit,
-            int(lease.exact), keys.created,
+            topic_context.now_us, lease.run, lease.owner, lease.lease_ms, after, limit, most_bytes,
+            keys.created,
         ],
-        _log,
+        _taken_log,
     )  # fmt: skip
 
 
-def query_renew(keys: SlotKeys, lease: QueryLease, after: int, upto: int) -> Command[QueryLog]:
-    """Renew the lease of a query, and count what it holds of a batch."""
+def query_renew(
+    keys: SlotKeys, lease: QueryLease, after: int, upto: int, owns: bool = True
+) -> Command[QueryLog]:
+    """Renew the lease of a query, and count what it holds of a batch.
+
+    `owns`: renew the ownership here. It is renewed in the first slot of a topic; in the others the
+    query takes over.
+    """
     return Command(
         scripts.load("query_renew"),
         (keys.slot, *_query_keys(keys, lease.run), keys.queries, keys.leases),
         [
-            topic_context.now_us, lease.run, lease.owner, lease.lease_ms, lease.owner_ms,
-            int(lease.exact),
-            after, upto,
+            topic_context.now_us, lease.run, lease.owner, lease.lease_ms,
+            lease.owner_ms if owns else 0, int(lease.exact), after, upto,
         ],
         _renewed_log,
     )  # fmt: skip
 
 
-def query_read(keys: SlotKeys, run: str, after: int, upto: int, limit: int) -> Command[QueryPage]:
-    """Hand out a page of what a query holds."""
+def query_read(
+    keys: SlotKeys, run: str, after: int, upto: int, limit: int, records: bool = True
+) -> Command[QueryPage]:
+    """Hand out a page of what a query holds. `records`: return these, too."""
 
     def parse(reply: list[Any]) -> QueryPage:
         receipts = [float(receipt) if receipt else -1.0 for receipt in reply[2]]
-        return QueryPage(reply[0], keys.ids_of(reply[1]), receipts, reply[3])
+        return QueryPage(reply[0], reply[1], receipts, reply[3])
 
     return Command(
         scripts.load("query_read"),
-        (keys.slot, keys.prepare, keys.records, keys.failures, *_query_keys(keys, run)),
-        [after, upto, limit],
+        (
+            keys.slot, keys.prepare, keys.records, keys.failures, *_query_keys(keys, run),
+            _marks_key(keys, run),
+        ),
+        [after, upto, limit, int(records)],
         parse,
-    )
+    )  # fmt: skip
+
+
+def read_records(keys: SlotKeys, members: Sequence[bytes]) -> Command[list[bytes | None]]:
+    """Read the records of members by a plain command: a script would cost twice as much."""
+    return Command(scripts.plain("HMGET"), (keys.records,), members, list)
 
 
 def query_settle(
@@ -125,8 +174,8 @@ def query_settle(
         scripts.load("query_settle"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store,
-            keys.bodies,
+            keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.store, keys.bodies,
+            _marks_key(keys, lease.run),
         ),
         [
             topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, since, upto,
@@ -147,6 +196,25 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
     )
 
 
+def query_release(
+    context: TopicContext, keys: SlotKeys, lease: QueryLease, after: int, limit: int
+) -> Command[QueryLog]:
+    """Give back what was taken of one slot after a number, and never handed out."""
+    return Command(
+        scripts.load("query_release"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.failures, keys.records,
+            *_query_keys(keys, lease.run), keys.queries,
+        ),
+        [
+            topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, after, limit,
+        ],
+        lambda reply: QueryLog(
+            reply[0], reply[1], *_other_owner(reply[3:]), more=reply[2] == 1
+        ),
+    )  # fmt: skip
+
+
 def query_reject(
     context: TopicContext, keys: SlotKeys, lease: QueryLease, upto: int, reason: bytes, limit: int
 ) -> Command[QuerySettleReply]:
@@ -155,13 +223,54 @@ def query_reject(
         scripts.load("query_reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
-            *_query_keys(keys, lease.run), keys.bodies,
+            *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run),
         ),
         [
             topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, upto, limit,
             reason,
         ],
         lambda reply: QuerySettleReply(reply[0], reply[1], 0, *_other_owner(reply[2:])),
+    )  # fmt: skip
+
+
+class Failing(NamedTuple):
+    """A message of a batch that is to be failed by itself.
+
+    Attributes:
+        number: in the query's log.
+        member: of the message.
+        error: for its failure entry.
+        wait_ms: until its retry; None: as the topic's policy says.
+    """
+
+    number: int
+    member: bytes
+    error: bytes
+    wait_ms: int | None = None
+
+
+def query_fail(
+    context: TopicContext, keys: SlotKeys, run: str, failing: Sequence[Failing], retry: bool
+) -> Command[str]:
+    """Fail messages that a query holds of one slot, in the order of their numbers.
+
+    A letter for each: r retry, d dead; R, D: it was before; 0 not held. `retry`: give them back;
+    else they are dead letters.
+    """
+    return Command(
+        scripts.load("query_fail"),
+        (
+            keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures,
+            keys.audit, keys.bodies, *_query_keys(keys, run), _marks_key(keys, run),
+        ),
+        [
+            topic_context.now_us, context.channel, keys.index, "f" if retry else "r",
+            *(message.number for message in failing),
+            *(message.member for message in failing),
+            *(b"" if message.wait_ms is None else message.wait_ms for message in failing),
+            *(message.error for message in failing),
+        ],
+        bytes.decode,
     )  # fmt: skip
 
 

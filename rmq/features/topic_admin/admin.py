@@ -138,8 +138,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
             which the topic was created. Messages that are due later are not waited for.
 
         Raises:
-            InvalidValue: it cannot be resized so: the number does not fit, the topic has a limit,
-                is audited, or has a query that holds messages. Nothing was changed.
+            InvalidValue: it cannot be resized so: the number does not fit, or the topic has a limit
+                or is audited. Nothing was changed.
             TopicNotFound: there is no such topic.
         """
         context = self._context(topic)

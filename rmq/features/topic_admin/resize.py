@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from rmq.errors import InvalidValue, RMQError, TopicVanished
 from rmq.features.topic_admin import scripts as topic_admin_scripts
-from rmq.kernel.consumer import scripts
 from rmq.kernel.core.layout import RESIZES_MAX, Layout, Resizing
 from rmq.kernel.core.limits import Limits
 from rmq.kernel.core.validation import check_int
@@ -145,13 +144,6 @@ def _check(context: TopicContext, slots: int) -> Flow[None]:
         )
     if settings.layout and settings.layout.resizes >= RESIZES_MAX:
         raise InvalidValue(f"slots: topic {name!r} was resized {RESIZES_MAX} times; that is all")
-    for page in _pages(range(len(context.slots))):
-        held = yield from pipeline([scripts.queries(context.slots[i], 1) for i in page])
-        if any(held):
-            raise InvalidValue(
-                f"slots: topic {name!r} has a query that holds messages (rmq query ls {name}); "
-                "stop it and release what it holds first"
-            )
     for keys in context.slots:
         audited = yield RawCommand("topic_resize", "HMGET", keys.slot, "audited")
         if audited[0]:

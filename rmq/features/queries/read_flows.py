@@ -1,0 +1,168 @@
+"""Flows that read what a query holds.
+
+Members come first, by a script, several slots in one pipeline; then their records, by plain
+commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rmq.features.queries import scripts
+from rmq.features.queries.flows import CALL_MOST, PIPELINE_MOST
+from rmq.features.queries.scripts import QueryPage
+from rmq.kernel.core import record
+from rmq.kernel.core.ids import MEMBER_SIZE
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.topic import reading
+from rmq.kernel.transport.steps import Flow, pipeline
+
+PAGE_BYTES = 16 * 1024 * 1024  # of a page that is read, for a program that does not say
+FIRST_ROWS = 500  # of the first page of a part, when the size of its messages is not known
+
+
+class KeyedPart(NamedTuple):
+    """A part of a batch to be read, with all that it takes to read it.
+
+    Attributes:
+        keys: of the slot.
+        after: the number before the first message.
+        upto: the number of the last one.
+        max_retries: of the topic.
+    """
+
+    keys: SlotKeys
+    after: int
+    upto: int
+    max_retries: int
+
+
+class HeldPage(NamedTuple):
+    """Held messages of one slot, column by column: their members and records, one for each number.
+
+    `receipts` is empty where nothing in the slot has failed.
+    """
+
+    part: KeyedPart
+    after: int
+    members: list[bytes]
+    receipts: list[float]
+    records: list[bytes]
+
+
+class PartReader:
+    """Reads parts of a batch, several slots in one pipeline: first members, then their records.
+
+    After an error the next call goes on where the last page ended.
+
+    Args:
+        run: the query.
+        parts: to be read, in this order.
+        rows: most messages of a page.
+        size: bytes of records and bodies of a page, and a message more; they are known only when
+            they have been read, so a page after smaller ones may have more.
+    """
+
+    def __init__(self, run: str, parts: Sequence[KeyedPart], rows: int, size: int) -> None:
+        self._run, self._rows, self._size = run, rows, size
+        self._parts = [part for part in parts if part.after < part.upto][::-1]
+        self._found: list[tuple[KeyedPart, int, list[bytes], list[float]]] = []
+        self._count = min(rows, FIRST_ROWS)  # of the next page
+
+    def read(self) -> Flow[list[HeldPage]]:
+        """Return the next page; nothing at the end."""
+        while not self._found:
+            if not self._parts:
+                return []
+            yield from self._find()
+        chosen, room = [], self._count
+        for part, after, members, receipts in self._found:
+            if room <= 0:
+                break
+            chosen.append((part, after, members[:room], receipts[:room]))
+            room -= len(chosen[-1][2])
+        replies = yield from pipeline(
+            [scripts.read_records(part.keys, members) for part, _, members, _ in chosen]
+        )
+        page, size = [], 0
+        for (part, after, members, receipts), reply in zip(chosen, replies, strict=True):
+            gap, wanted = 0, len(members)
+            if None in reply:
+                whole = yield from self._read_at_once(part, after, wanted)
+                if whole is None:  # no longer held
+                    self._skip(wanted)
+                    continue
+                gap = whole[0] - after
+                after, members, receipts, reply = whole
+            records, cut = self._within(reply, size)
+            ids = part.keys.ids_of(members[:cut]) if record.positions(records) else []
+            records = yield from reading.fetch(part.keys, ids, records)
+            size += sum(map(len, records))
+            page.append(HeldPage(part, after, members[:cut], receipts[:cut], records))
+            self._skip(gap + cut)
+            if gap + cut < wanted:
+                break
+        rows = sum(len(held.members) for held in page)
+        if rows:
+            self._count = max(1, min(self._rows, 4 * rows, self._size * rows // (size + 1)))
+        return page if page else (yield from self.read())
+
+    def _find(self) -> Flow[None]:
+        """Read the members of the next parts."""
+        wanted, room = [], PIPELINE_MOST
+        for part in reversed(self._parts):
+            if room <= 0:
+                break
+            wanted.append(part)
+            room -= min(CALL_MOST, part.upto - part.after)
+        pages: list[QueryPage] = yield from pipeline(
+            [
+                scripts.query_read(part.keys, self._run, part.after, part.upto, CALL_MOST, False)
+                for part in wanted
+            ]
+        )
+        for part, page in zip(wanted, pages, strict=True):
+            self._parts.pop()
+            members = [
+                page.members[at : at + MEMBER_SIZE]
+                for at in range(0, len(page.members), MEMBER_SIZE)
+            ]
+            if members:
+                self._found.append((part, page.after, members, page.receipts))
+        # What is left of them comes next, the first part before the others.
+        for part, page in list(zip(wanted, pages, strict=True))[::-1]:
+            after = page.after + len(page.members) // MEMBER_SIZE
+            if page.members and after < part.upto:
+                self._parts.append(part._replace(after=after))
+
+    def _read_at_once(
+        self, part: KeyedPart, after: int, count: int
+    ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
+        """Read members and records in one step, where records were missing between two.
+
+        The messages are no longer held, or their records are lost.
+        """
+        limit = min(count, BATCH_MAX)
+        page = yield scripts.query_read(part.keys, self._run, after, after + count, limit)
+        members = [
+            page.members[at : at + MEMBER_SIZE] for at in range(0, len(page.members), MEMBER_SIZE)
+        ]
+        return (page.after, members, page.receipts, page.records) if members else None
+
+    def _within(self, records: Sequence[bytes], size: int) -> tuple[list[bytes], int]:
+        """Return the first records that fit into the page by their size, and how many they are."""
+        for at, entry in enumerate(records):
+            size += len(entry)
+            if entry and entry[0] & record.KIND == record.LARGE:
+                size += record.size_of(entry)
+            if size > self._size:
+                return list(records[: at + 1]), at + 1
+        return list(records), len(records)
+
+    def _skip(self, count: int) -> None:
+        """Note that the first members have been read."""
+        part, after, members, receipts = self._found.pop(0)
+        if count < len(members):
+            self._found.insert(0, (part, after + count, members[count:], receipts[count:]))
