@@ -223,8 +223,10 @@ class Topic(TopicBase, Schedules):
         """Send staged messages, and drop their stages.
 
         Args:
-            staged: of each stage, `Stage.staged`.
-            query: the query that publishes its batches in turn; give `batch` too.
+            staged: of each stage, `Stage.staged`; also of stages of other topics of this
+                Redis, which must exist.
+            query: the query that publishes its batches in turn; give `batch` too. Publish its
+                batches by one topic, where it is noted which stages of all topics are of a batch.
             batch: its number. A batch is published once: when a call was interrupted, the next one
                 ends it with the stages of the first and drops its own; when it is published, or one
                 after it, the stages given are dropped.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 import time
@@ -104,6 +105,99 @@ def test_bodies_alone_are_the_messages_that_a_push_would_make_of_them(
     assert Counter(one.slot for one in found).most_common()[-1][1] == 625
     assert bodies(topic) == list(range(2501))
     assert left(raw, topic) == []
+
+
+def as_kept(api: Any, topic: Any) -> list[tuple[Any, ...]]:
+    """What waits, by slots: all but ids and acceptance numbers, in the order of a receive."""
+    return [
+        (slot, one.priority, one.body, one.type, dict(one.headers), one.expires is None)
+        for slot in range(topic.settings.slots)
+        for one in api.admin.peek(topic.name, 1000, slot=slot)
+    ]
+
+
+@pytest.mark.parametrize("slots", [4, 300])
+@pytest.mark.parametrize("expires", [0, 60])
+@pytest.mark.parametrize("kinds", [1, 3, 400])
+def test_columns_are_the_messages_that_a_push_would_make_of_them(
+    api: Any, name: str, slots: int, expires: int, kinds: int
+) -> None:
+    """Few priorities: an entry for each, and each slot. Many: entries of whatever there is."""
+    given = range(1000)
+    columns = {
+        "priorities": [None if n % 7 == 0 else 900 + n % kinds for n in given],
+        "slot_bases": [str(n % 40) if n % 2 else str(n % 40).encode() for n in given],
+        "headers": [None if n % 3 == 0 else {} if n % 3 == 1 else {"a": str(n % 5)} for n in given],
+        "types": [None if n % 5 else "order.made" for n in given],
+    }
+    fields = {"priorities": "priority", "slot_bases": "slot_basis", "types": "type"}
+    for names in (["priorities", "slot_bases"], ["slot_bases", "headers", "types"], [*columns]):
+        kept = []
+        for way in ("rows", "columns"):
+            topic = api.topic(f"{name}-{len(names)}-{names[0]}-{way}", slots=slots, expires=expires)
+            stage = topic.stage()
+            if way == "rows":
+                stage.push(
+                    [
+                        rmq.Outgoing(n, **{fields.get(f, f): columns[f][n] for f in names})
+                        for n in given
+                    ]
+                )
+            else:
+                assert stage.push_bodies(iter(given), **{f: columns[f] for f in names}) == 1000
+            assert topic.publish([stage.staged]) == rmq.PublishResult(1000)
+            kept.append(as_kept(api, topic))
+        assert len(kept[0]) == 1000
+        assert kept[0] == kept[1]
+
+
+def test_columns_without_a_basis_share_the_slots(api: Any, topic: Any) -> None:
+    stage = topic.stage()
+    stage.push_bodies([*range(4000)], priorities=[900 + n % 2 for n in range(4000)])
+    stage.push_bodies([*range(4000)], slot_bases=[None] * 4000)
+
+    assert topic.publish([stage.staged]).stored == 8000
+    found = Counter(one.slot for one in api.admin.peek(topic.name, 10_000))
+    assert found == dict.fromkeys(range(4), 2000)
+
+
+@pytest.mark.parametrize(
+    ("column", "bad", "error"),
+    [
+        ("priorities", 16, "priority: 16; give 17"),
+        ("priorities", True, "priority: True is not a whole number"),
+        ("priorities", 900.0, "priority: 900.0 is not"),
+        ("slot_bases", 5, "slot_basis: int; give str or bytes"),
+        ("slot_bases", "\ud800", "slot_basis: "),
+        ("headers", {"a": 1}, "headers: 'a': 1; names"),
+        ("headers", {"rmq-a": "1"}, "headers: 'rmq-a'; names"),
+        ("headers", [1], "headers: list; give a mapping"),
+        ("types", "a b", "type: 'a b'; give"),
+        ("types", 5, "type: 5; give a str"),
+    ],
+)
+def test_value_of_a_column_that_cannot_be_sent_is_refused_by_its_row(
+    topic: Any, raw: redis.Redis, column: str, bad: Any, error: str
+) -> None:
+    class Counted(list[Any]):
+        def __iter__(self) -> Any:
+            self.left = super().__iter__()
+            return self.left
+
+    stage, bodies = topic.stage(), Counted(range(100))
+    values = [*[None] * 60, bad, bad, *[None] * 38]
+    if column == "priorities" and bad is True:
+        values = [None, *values[1:59], 1000, *values[60:]]
+    with pytest.raises(rmq.RMQError, match=error):
+        stage.push_bodies(bodies, **{column: values})
+
+    assert next(bodies.left) == 61
+    assert left(raw, topic) == []
+
+
+def test_column_has_a_value_for_each_body(topic: Any) -> None:
+    with pytest.raises(rmq.InvalidValue, match="priority: 2 values; give one for each body"):
+        topic.stage().push_bodies([1, 2, 3], priorities=[900, 900])
 
 
 def test_bodies_of_a_topic_whose_messages_expire_expire(api: Any, name: str) -> None:
@@ -247,6 +341,148 @@ def test_batch_left_open_is_ended_before_the_next_one(
     topic.publish([stage(topic, range(40, 80))], query="q", batch=1)
 
     assert bodies(topic) == list(range(80))
+
+
+# --- several topics ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def topics(api: Any, name: str) -> list[Any]:
+    made = [api.topic(f"{name}-{n}", slots=2, dedup_window=0) for n in range(3)]
+    for topic in made:
+        topic.open()
+    return made
+
+
+def stages(topics: list[Any], name: str, numbers: range) -> list[rmq.StageContent]:
+    """One stage in each topic: of the numbers that leave its place by the number of topics."""
+    made = []
+    for place, topic in enumerate(topics):
+        stage = topic.stage(name)
+        stage.push(rmq.Outgoing(n, slot_basis=str(n)) for n in numbers if n % len(topics) == place)
+        made.append(stage.staged)
+    return made
+
+
+@both_clients
+@pytest.mark.parametrize("named", [{}, {"query": "q", "batch": 0}])
+def test_stages_of_several_topics_are_published_by_one_of_them(
+    topics: list[Any], raw: redis.Redis, named: dict[str, Any]
+) -> None:
+    staged = stages(topics, "s", range(90))
+
+    assert topics[1].publish(pickle.loads(pickle.dumps(staged)), **named) == rmq.PublishResult(90)
+
+    for place, topic in enumerate(topics):
+        assert bodies(topic) == [*range(place, 90, 3)]
+        assert left(raw, topic) == []
+
+
+def test_each_topic_notes_its_part_of_a_batch(api: Any, topics: list[Any]) -> None:
+    topics[0].publish(stages(topics[:2], "s", range(4)), query="q", batch=7)
+
+    noted = [api.admin.sinks(topic.name, "q") for topic in topics]
+    assert [[sink.published for sink in each] for each in noted] == [[7], [7], []]
+
+
+@pytest.mark.parametrize("nth", range(7))
+@pytest.mark.parametrize("builder", ["sink_begin", "sink_end", "publish", "stage_keep"])
+def test_batch_of_several_topics_cut_anywhere_is_ended_with_what_it_began_with(
+    topics: list[Any], raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch,
+    builder: str, nth: int,
+) -> None:  # fmt: skip
+    """The repeated batch has other rows in each topic: only those of one attempt arrive."""
+    seen = []
+    first = stages(topics, "first", range(30))
+    again = stages([topics[1], topics[2], topics[0]], "again", range(30))
+    cut(builder, nth)
+    with contextlib.suppress(Cut):
+        topics[0].publish(first, query="q", batch=3)
+    monkeypatch.undo()
+    seen += [n for topic in topics for n in bodies(topic)]
+
+    for _ in range(2):
+        topics[0].publish(again, query="q", batch=3)
+        seen += [n for topic in topics for n in bodies(topic)]
+
+    assert sorted(seen) == [*range(30)]
+    topics[0].discard([*first, *again], query="q")
+    assert [left(raw, topic) for topic in topics] == [[], [], []]
+
+
+def test_batch_of_several_topics_is_ended_before_the_next_one(
+    topics: list[Any], cut: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut("publish", 1)
+    with pytest.raises(Cut):
+        topics[0].publish(stages(topics, "a", range(30)), query="q", batch=0)
+    monkeypatch.undo()
+
+    topics[0].publish(stages(topics[:1], "b", range(30, 40)), query="q", batch=1)
+
+    assert sorted(n for topic in topics for n in bodies(topic)) == [*range(40)]
+
+
+@both_clients
+def test_discard_keeps_the_stages_of_all_topics_of_a_batch_that_has_begun(
+    topics: list[Any], raw: redis.Redis, cut: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = stages(topics, "first", range(30)), stages(topics, "other", range(30))
+    cut("publish", 1)
+    with pytest.raises(Cut):
+        topics[0].publish(first, query="q", batch=0)
+    monkeypatch.undo()
+
+    topics[0].discard([*first, *other], query="q")
+
+    kept = {key.rsplit(b":", 1)[1] for topic in topics for key in left(raw, topic)}
+    assert kept == {b"first"}
+    topics[0].publish([], query="q", batch=0)
+    assert sorted(n for topic in topics for n in bodies(topic)) == [*range(30)]
+
+
+@pytest.mark.parametrize("named", [{}, {"query": "q", "batch": 0}])
+def test_missing_topic_of_a_stage_is_told_before_anything_is_published(
+    api: Any, topics: list[Any], named: dict[str, Any]
+) -> None:
+    staged = stages(topics, "s", range(30))
+    missing = staged[2]._replace(topic="zzz-none")
+
+    with pytest.raises(rmq.TopicNotFound, match="topic 'zzz-none' is not in this Redis"):
+        topics[0].publish([*staged, missing], **named)
+
+    assert [api.admin.stats(topic.name)["accepted"] for topic in topics] == [0, 0, 0]
+    assert topics[0].publish(staged, **named).stored == 30
+
+
+def test_full_topic_of_several_goes_on_when_it_has_room(api: Any, name: str) -> None:
+    small = api.topic(f"{name}-a", slots=2, max_length=10)
+    topics = [api.topic(f"{name}-b", slots=2), small]
+    staged = stages(topics, "s", range(60))
+    with pytest.raises(rmq.QueueFull, match="is at its max_length of 10"):
+        topics[0].publish(staged, query="q", batch=0)
+
+    seen = [n for topic in topics for n in bodies(topic)]
+    while api.admin.sinks(topics[0].name, "q")[0].published is None:
+        with contextlib.suppress(rmq.QueueFull):
+            topics[0].publish([], query="q", batch=0)
+        seen += [n for topic in topics for n in bodies(topic)]
+
+    assert sorted(seen) == [*range(60)]
+
+
+def test_batches_that_began_in_two_topics_and_wait_for_each_other_are_told(
+    topics: list[Any], cut: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (0, 1):
+        cut("sink_begin", 2)  # it has begun in the first topic alone
+        given = stages(topics[:2], f"s{place}", range(place * 10, place * 10 + 10))
+        with pytest.raises(Cut):
+            topics[place].publish(given, query="q", batch=place)
+        monkeypatch.undo()
+
+    with pytest.raises(rmq.InvalidValue, match="query q: batches of it have begun in topics"):
+        topics[1].publish([], query="q", batch=1)
 
 
 def test_two_queries_and_two_topics_do_not_meet(api: Any, topic: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rmq.errors import InvalidType, InvalidValue, StageLost
@@ -27,6 +27,7 @@ __all__ = [
     "PublishResult",
     "StageContent",
     "check_text",
+    "columns_of",
     "discard_flow",
     "publish_flow",
 ]
@@ -71,6 +72,17 @@ def discard_flow(
     return stage_flows.drop(context, list(staged), name)
 
 
+def columns_of(
+    priorities: Sequence[Any] | None,
+    slot_bases: Sequence[Any] | None,
+    headers: Sequence[Any] | None,
+    types: Sequence[Any] | None,
+) -> stage_flows.Columns:
+    """The columns of `push_bodies` that were given, by field of a message."""
+    columns = {"priority": priorities, "slot_basis": slot_bases, "headers": headers, "type": types}
+    return {field: column for field, column in columns.items() if column is not None}
+
+
 class StageBase:
     """The name of a stage, and the record of its entries."""
 
@@ -79,7 +91,7 @@ class StageBase:
         self._keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
         self._late = late
         chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
-        self._staged = StageContent(chosen, {}, 0)
+        self._staged = StageContent(chosen, {}, 0, context.name)
         self._failed = False
 
     @property
@@ -134,12 +146,24 @@ class AsyncStage(StageBase):
         push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
         return await self._run(self._noting(push))
 
-    async def push_bodies(self, bodies: Iterable[Any]) -> int:
-        """As `push` of messages that have a body and nothing else, in a fraction of the time.
+    async def push_bodies(
+        self,
+        bodies: Iterable[Any],
+        *,
+        priorities: Sequence[int | None] | None = None,
+        slot_bases: Sequence[str | bytes | None] | None = None,
+        headers: Sequence[Mapping[str, str] | None] | None = None,
+        types: Sequence[str | None] | None = None,
+    ) -> int:
+        """As `push` of messages with these columns and no others, in a fraction of the time.
 
-        Give some thousands at a time: they go to the slots in turn, an equal share to each.
+        Give some thousands at a time: those without a basis go to the slots in turn, an equal share
+        to each. A column has a value for each body; None is a field that is not given.
         """
-        push = stage_flows.push_bodies(self._context, self.staged, bodies, self._keep_ms)
+        columns = columns_of(priorities, slot_bases, headers, types)
+        push = stage_flows.push_bodies(
+            self._context, self.staged, bodies, columns, self._keep_ms, self._late
+        )
         return await self._run(self._noting(push))
 
     async def discard(self) -> None:

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rmq.features.queries import stage_flows
-from rmq.features.queries.stage import StageBase
+from rmq.features.queries.stage import StageBase, columns_of
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
@@ -44,12 +44,24 @@ class Stage(StageBase):
         push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
         return self._run(self._noting(push))
 
-    def push_bodies(self, bodies: Iterable[Any]) -> int:
-        """As `push` of messages that have a body and nothing else, in a fraction of the time.
+    def push_bodies(
+        self,
+        bodies: Iterable[Any],
+        *,
+        priorities: Sequence[int | None] | None = None,
+        slot_bases: Sequence[str | bytes | None] | None = None,
+        headers: Sequence[Mapping[str, str] | None] | None = None,
+        types: Sequence[str | None] | None = None,
+    ) -> int:
+        """As `push` of messages with these columns and no others, in a fraction of the time.
 
-        Give some thousands at a time: they go to the slots in turn, an equal share to each.
+        Give some thousands at a time: those without a basis go to the slots in turn, an equal share
+        to each. A column has a value for each body; None is a field that is not given.
         """
-        push = stage_flows.push_bodies(self._context, self.staged, bodies, self._keep_ms)
+        columns = columns_of(priorities, slot_bases, headers, types)
+        push = stage_flows.push_bodies(
+            self._context, self.staged, bodies, columns, self._keep_ms, self._late
+        )
         return self._run(self._noting(push))
 
     def discard(self) -> None:

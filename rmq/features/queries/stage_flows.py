@@ -11,26 +11,33 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
+from types import NoneType
 from typing import Any, NamedTuple
 
-from rmq.errors import InvalidValue, NotDurable, QueueFull, RMQError
+from rmq.errors import InvalidType, InvalidValue, NotDurable, QueueFull, RMQError
 from rmq.features.queries import scripts
 from rmq.features.queries.scripts import PUBLISH_PAUSED, PublishReply
 from rmq.kernel.core import ids, record
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
+from rmq.kernel.core.validation import check_message_type, check_priority
 from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.encode import body_too_large
+from rmq.kernel.producer.encode import RECORD_BYTES, body_too_large, encode_headers
 from rmq.kernel.topic import opening
-from rmq.kernel.topic.context import RUN_LENGTH, TopicContext
+from rmq.kernel.topic.context import RUN_LENGTH, TopicContext, slot_of
 from rmq.kernel.transport.steps import Command, Flow, Sleep, durable_pipeline, pipeline
 
 PUSHES = 16  # calls of one round trip
 PUBLISHES = 8  # 1000 messages each: about 20 ms of the server's time, in turn with other clients
+ALIKE_MIN = 50  # messages that pay for a call of their own: what all have in common is done once
 BEGUN_KEEP_MS = 30 * 86_400_000  # a batch that has begun waits so long for a writer that ends it
+
+# By field of `Outgoing`: priority, slot_basis, headers, type. A None is a field that is not given.
+Columns = Mapping[str, Sequence[Any]]
 
 
 class StageContent(NamedTuple):
@@ -40,11 +47,13 @@ class StageContent(NamedTuple):
         name: of the stage.
         lengths: by slot, how many elements there are.
         messages: how many messages they are.
+        topic: whose messages they are; empty: of the topic that publishes them.
     """
 
     name: str
     lengths: dict[int, int]
     messages: int
+    topic: str = ""
 
 
 class PublishResult(NamedTuple):
@@ -99,36 +108,135 @@ def push(
 
 
 def push_bodies(
-    context: TopicContext, stage: StageContent, bodies: Iterable[Any], keep_ms: int
+    context: TopicContext,
+    stage: StageContent,
+    bodies: Iterable[Any],
+    columns: Columns,
+    keep_ms: int,
+    late: bool,
 ) -> Flow[StageContent]:
-    """Put messages into a stage that are bodies alone; return its content then.
+    """Put messages into a stage, given as columns; return its content then.
 
-    The same as `push` of `Outgoing(body)`, in a fraction of the time: no message is made, only
+    The same as `push` of `Outgoing`, in a fraction of the time: no message is made, only
     the first of each run is named, and the others take the stamps that follow.
     """
-    settings, codec = (yield from _ready(context)), context.codec
+    settings = yield from _ready(context)
+    if columns and not isinstance(bodies, list):
+        bodies = list(bodies)
+    for field, column in columns.items():
+        if len(column) != len(bodies):  # type: ignore[arg-type]  # a list by now
+            raise InvalidValue(f"{field}: {len(column)} values; give one for each body, or None")
     if settings.expires_ms:
-        return (yield from push(context, stage, map(Outgoing, bodies), keep_ms, True))
+        return (yield from push(context, stage, _rows(bodies, columns), keep_ms, late))
+    calls = _StageCalls(context, stage, keep_ms)
+    try:
+        _add_columns(context, calls, bodies, columns)
+    except (RMQError, TypeError):
+        if not columns:
+            raise
+        # Row by row, so that a caller sees where the faulty one is.
+        return (yield from push(context, stage, _rows(bodies, columns), keep_ms, late))
+    return (yield from calls.run())
+
+
+def _rows(bodies: Iterable[Any], columns: Columns) -> Iterator[Outgoing]:
+    names = ("body", *columns)
+    for values in zip(bodies, *columns.values(), strict=True):
+        yield Outgoing(**dict(zip(names, values, strict=True)))
+
+
+def _add_columns(
+    context: TopicContext, calls: _StageCalls, bodies: Iterable[Any], columns: Columns
+) -> None:
+    settings, codec = context.settings, context.codec
     is_raw, most, data = codec.number == 0, settings.max_body, list[bytes]()
     for body in bodies:
         encoded = body if is_raw and type(body) is bytes else codec.encode(body)
         if len(encoded) > most:
             raise body_too_large(codec, len(encoded), most)
         data.append(encoded)
-    longest = max(map(len, data), default=0)
-    run = max(RUN_LENGTH, -(-len(data) // settings.slots))
-    run = min(run, _entry_max(settings), max(1, CALL_BYTES // (longest + 64)))
-    head = record.head(codec.number, 0, settings.default_priority)
-    calls = _StageCalls(context, stage, keep_ms)
-    # Five random bytes keep the ids apart from all others that this process makes.
-    stamp, random = 0, os.urandom(5)
-    for at in range(0, len(data), run):
-        slot, rests = context.spread.next(), data[at : at + run]
-        made = ids.make(slot, context.check)[0]
-        stamp = max(stamp, int.from_bytes(made[:8], "big"))
-        calls.add_alike(slot, head, stamp.to_bytes(8, "big") + random, rests)
-        stamp += len(rests)
-    return (yield from calls.run())
+    turn = max(RUN_LENGTH, -(-len(data) // settings.slots))
+    if not columns:
+        longest = max(map(len, data), default=0)
+        run = min(turn, _entry_max(settings), max(1, CALL_BYTES // (longest + RECORD_BYTES)))
+        head = record.head(codec.number, 0, settings.default_priority)
+        for at in range(0, len(data), run):
+            calls.add_run(context.spread.next(), head, data[at : at + run])
+        return
+    heads = _heads(context, columns.get("priority"), len(data))
+    if "headers" in columns or "type" in columns:
+        heads, data = _with_headers(heads, data, columns)
+    slots = _slots(context, columns.get("slot_basis"), len(data), turn)
+    run = max(1, CALL_BYTES // (max(map(len, data), default=0) + RECORD_BYTES))
+    run = min(run, _entry_max(settings))
+    alike = defaultdict[tuple[int, bytes], list[bytes]](list)
+    for slot, head, rest in zip(slots, heads, data, strict=True):
+        alike[slot, head].append(rest)
+    # Messages that differ in more than their priority stay in order: they may not go apart.
+    is_ordered = len({(slot, head[1:]) for slot, head in alike}) == len(alike)
+    if is_ordered and (len(alike) - len(set(slots))) * ALIKE_MIN <= len(data):
+        for (slot, head), rests in alike.items():
+            for at in range(0, len(rests), run):
+                calls.add_run(slot, head, rests[at : at + run])
+        return
+    mixed = defaultdict[int, list[bytes]](list)
+    for slot, head, rest in zip(slots, heads, data, strict=True):
+        mixed[slot] += (head, rest)
+    for slot, parts in mixed.items():
+        for at in range(0, len(parts), 2 * run):
+            entry = parts[at : at + 2 * run]
+            made = ids.make_run(slot, context.check, len(entry) // 2)
+            calls.add(slot, [*made.members(), *entry], len(made))
+
+
+def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) -> list[bytes]:
+    number, default = context.codec.number, context.settings.default_priority
+    if priorities is None:
+        return [record.head(number, 0, default)] * count
+    if not set(map(type, priorities)) <= {int, NoneType}:
+        raise InvalidType("priority: give whole numbers")  # told again of its row
+    heads = {
+        priority: record.head(number, 0, default if priority is None else check_priority(priority))
+        for priority in set(priorities)
+    }
+    return [heads[priority] for priority in priorities]
+
+
+def _with_headers(
+    heads: list[bytes], data: list[bytes], columns: Columns
+) -> tuple[list[bytes], list[bytes]]:
+    """Put headers and types into records; what many messages have in common is encoded once."""
+    nothing = [None] * len(data)
+    pairs = zip(columns.get("headers", nothing), columns.get("type", nothing), strict=True)
+    packed, made = dict[Any, bytes](), dict[tuple[bytes, bytes], tuple[bytes, bytes]]()
+    new_heads, rests = list[bytes](), list[bytes]()
+    for head, body, (headers, message_type) in zip(heads, data, pairs, strict=True):
+        if not headers and message_type is None:
+            new_heads.append(head)
+            rests.append(body)
+            continue
+        key = (tuple(headers.items()) if type(headers) is dict else headers, message_type)
+        text = packed.get(key)
+        if text is None:
+            if message_type is not None:
+                check_message_type(message_type)
+            text = encode_headers(Outgoing(None, headers=headers, type=message_type))
+            packed[key] = text
+        pair = made.get((head, text))
+        if pair is None:
+            pair = made[head, text] = record.with_headers(head, b"", text)
+        new_heads.append(pair[0])
+        rests.append(pair[1] + body)
+    return new_heads, rests
+
+
+def _slots(context: TopicContext, bases: Sequence[Any] | None, count: int, turn: int) -> list[int]:
+    """Return the slots of messages; those without a basis go to the slots in turn, in runs."""
+    turns = chain.from_iterable(repeat(context.spread.next(), turn) for _ in repeat(None))
+    if bases is None:
+        return list(islice(turns, count))
+    slots = context.settings.slots
+    return [next(turns) if basis is None else slot_of(basis, slots) for basis in bases]
 
 
 class _StageCalls:
@@ -138,6 +246,8 @@ class _StageCalls:
         self._slots, self._stage, self._keep_ms = context.slots, stage, keep_ms
         self._lengths, self._count = dict(stage.lengths), stage.messages
         self._calls: list[Command[Any]] = []
+        # Five random bytes keep the ids of runs apart from all others that this process makes.
+        self._check, self._stamp, self._random = context.check, 0, os.urandom(5)
 
     def add(
         self, slot: int, entry: Sequence[bytes | int], count: int, rests: Sequence[bytes] = ()
@@ -155,11 +265,18 @@ class _StageCalls:
         """Add messages of one head; `first` is the first member, whose stamp the others follow."""
         self.add(slot, [b"p", head, first, len(rests)], len(rests), rests)
 
+    def add_run(self, slot: int, head: bytes, rests: Sequence[bytes]) -> None:
+        """Add messages of one head, and name them."""
+        made = ids.make(slot, self._check)[0]
+        self._stamp = max(self._stamp, int.from_bytes(made[:8], "big"))
+        self.add_alike(slot, head, self._stamp.to_bytes(8, "big") + self._random, rests)
+        self._stamp += len(rests)
+
     def run(self) -> Flow[StageContent]:
         """Make the calls; return the content of the stage."""
         for at in range(0, len(self._calls), PUSHES):
             yield from pipeline(self._calls[at : at + PUSHES])
-        return StageContent(self._stage.name, self._lengths, self._count)
+        return self._stage._replace(lengths=self._lengths, messages=self._count)
 
 
 def _entry(context: TopicContext, group: Group) -> list[bytes]:
@@ -183,7 +300,12 @@ def drop(
         begun = yield scripts.sink_begin(context, query, 0)
         kept = {stage.name for stage in _decode(begun.stages)}
         staged = [stage for stage in staged if stage.name not in kept]
-    yield from _keep(context, staged, 0)
+    yield from _drop(context, staged)
+
+
+def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
+    for topic, part in (yield from _by_topic(context, staged)):
+        yield from _keep(topic, part, 0)
 
 
 def drop_everywhere(context: TopicContext, name: str) -> Flow[None]:
@@ -209,50 +331,87 @@ def _keep(
 # --- publishing --------------------------------------------------------------------------------
 
 
+def _by_topic(
+    context: TopicContext, staged: Sequence[StageContent]
+) -> Flow[list[tuple[TopicContext, list[StageContent]]]]:
+    """Open the topics of stages; return each with its stages, the topic of the caller last."""
+    of = defaultdict[str, list[StageContent]](list)
+    for stage in staged:
+        of[stage.topic or context.name].append(stage)
+    own, parts = of.pop(context.name, []), []
+    for name in sorted(of):
+        topic = TopicContext(context.prefix, name, context.codec, context.sessions, {})
+        yield from opening.ensure_open(topic, create=False)
+        parts.append((topic, of[name]))
+    return [*parts, (context, own)]
+
+
 def publish(
     context: TopicContext, staged: Sequence[StageContent], timeout: float
 ) -> Flow[PublishResult]:
     """Publish stages."""
     yield from opening.ensure_open(context)
-    yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
-    done = yield from _move(context, staged, timeout)
-    yield from _keep(context, staged, 0)
-    return done
+    parts = yield from _by_topic(context, staged)
+    for topic, part in parts:
+        yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
+    total = PublishResult()
+    for topic, part in parts:
+        total = _sum(total, (yield from _move(topic, part, timeout)))
+        yield from _keep(topic, part, 0)
+    return total
 
 
 def publish_once(
-    context: TopicContext, staged: Sequence[StageContent], query: str, batch: int, timeout: float
+    context: TopicContext,
+    staged: Sequence[StageContent],
+    query: str,
+    batch: int,
+    timeout: float,
+    callers: tuple[str, ...] = (),
 ) -> Flow[PublishResult]:
     """Publish a batch of a query, unless it is published already.
 
     A batch that has begun is ended with the stages that it began with; those given are dropped.
+    The topic of the context knows the stages of all topics. Each other topic notes its own part of
+    the batch in the same way, so a part that is published is not published again when the rest is.
     """
+    if context.name in callers:
+        raise InvalidValue(
+            f"query {query}: batches of it have begun in topics {', '.join(callers)}, and each "
+            "waits for the other; publish one of them by the topic in which it began"
+        )
     yield from opening.ensure_open(context)
     total = PublishResult()
     while True:
         begun = yield scripts.sink_begin(context, query, batch)
         if begun.state == "new":
             # Before the batch begins: it could never end with a stage that has expired.
-            yield from _keep(context, staged, BEGUN_KEEP_MS, whole=True)
-            begun = yield scripts.sink_begin(context, query, batch, _encode(staged))
+            for topic, part in (yield from _by_topic(context, staged)):
+                yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
+            begun = yield scripts.sink_begin(context, query, batch, _encode(context, staged))
         if begun.state == "done":
-            yield from _keep(context, staged, 0)
+            yield from _drop(context, staged)
             return total
-        begun_stages = _decode(begun.stages)
-        done = yield from _move(context, begun_stages, timeout)
+        *others, (_, own) = yield from _by_topic(context, _decode(begun.stages))
+        for topic, part in others:
+            done = yield from publish_once(
+                topic, part, query, begun.batch, timeout, (*callers, context.name)
+            )
+            total = _sum(total, done)
+        total = _sum(total, (yield from _move(context, own, timeout)))
         yield scripts.sink_end(context, query, begun.batch)
-        yield from _keep(context, begun_stages, 0)
-        total = _sum(total, done)
+        yield from _keep(context, own, 0)
 
 
-def _encode(staged: Sequence[StageContent]) -> bytes:
-    return json.dumps(staged, separators=(",", ":")).encode()
+def _encode(context: TopicContext, staged: Sequence[StageContent]) -> bytes:
+    stages = [stage[: 3 if stage.topic in ("", context.name) else 4] for stage in staged]
+    return json.dumps(stages, separators=(",", ":")).encode()
 
 
 def _decode(text: bytes) -> list[StageContent]:
     return [
-        StageContent(name, {int(index): length for index, length in lengths.items()}, messages)
-        for name, lengths, messages in json.loads(text or b"[]")
+        StageContent(name, {int(index): length for index, length in lengths.items()}, *rest)
+        for name, lengths, *rest in json.loads(text or b"[]")
     ]
 
 

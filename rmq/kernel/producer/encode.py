@@ -84,7 +84,7 @@ def encode(
     if out.expires is not None:
         expires = duration_ms(out.expires, "expires")
     if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
-        message.headers = _encode_headers(out)
+        message.headers = encode_headers(out)
     elif out.type is not None:
         message.headers = _encode_type(out.type)
     message.body = context.codec.encode(out.body)
@@ -147,7 +147,7 @@ def _encode_type(message_type: str) -> bytes:
     return packed
 
 
-def _encode_headers(out: Outgoing) -> bytes:
+def encode_headers(out: Outgoing) -> bytes:
     """Encode the sender's headers, and RMQ's own marks."""
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
