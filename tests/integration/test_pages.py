@@ -8,11 +8,11 @@ import pytest
 
 import rmq
 from rmq import Page, Span
-from rmq.connectors import value_of
-from rmq.errors import InvalidValue
+from rmq.connectors import QueueBlock, QueuePart, open_queue, value_of
+from rmq.errors import InvalidValue, Unavailable
 from rmq.features.queries.scripts import QUERY_DEADLINE_S
 from rmq.kernel.core.score import HELD_MIN
-from rmq.kernel.topic import scripts
+from rmq.kernel.topic import paging, scripts
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 
@@ -133,6 +133,84 @@ def test_pages_of_dead_letters_begin_at_a_score_and_walk_over_no_earlier_page(
     assert redriven == rmq.RedriveResult(1500, 1500, 0)
     assert len(offsets) > 15
     assert max(offsets) <= 200  # those of one ms, and not of all pages before
+
+
+def columns(
+    client: rmq.Client, topic: str, place: Any, rows: int, bodies: bool = True
+) -> list[QueueBlock]:
+    """All blocks of a queue of slot 0."""
+    retries = client.admin.settings(topic).max_retries
+    part = QueuePart("rmq", topic, place, Span(0), retries)
+    return list(iter(open_queue(client._transport, part, rows, bodies), None))
+
+
+def test_columns_of_a_queue_are_those_of_its_messages(client: rmq.Client, name: str) -> None:
+    topic = fill(client, name, 25)
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(5), "no")
+        held = consumer.receive(6)
+
+        for place in ("store", "prepare", "dead"):
+            blocks = columns(client, name, place, 4)
+            messages = read(client, name, place, Span(0), raw=True)
+
+            assert {len(block.records) for block in blocks[:-1]} == {4}
+            assert b"".join(block.ids for block in blocks) == b"".join(m.id for m in messages)
+            assert [s for block in blocks for s in block.scores] == [m.score for m in messages]
+            assert [value_of(r) for block in blocks for r in block.records] == [
+                value_of(m.body) for m in messages
+            ]
+            assert [n for block in blocks for n in block.deliveries()] == [
+                m.deliveries for m in messages
+            ]
+            assert [f for block in blocks for f in block.last_failures()] == [
+                m.failure for m in messages
+            ]
+    assert len(held) == 6
+
+
+def test_columns_go_on_after_an_error_where_the_last_page_ended(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, name, 25)
+    transport, calls = client._transport, iter(range(100))
+    run = transport.run
+
+    def sometimes(flow: Any) -> Any:
+        if next(calls) % 2:
+            flow.send(None)  # the command has gone out
+            raise Unavailable("away")
+        return run(flow)
+
+    monkeypatch.setattr(transport, "run", sometimes)
+    ask = open_queue(transport, QueuePart("rmq", name, "store", Span(0), 3), 4)
+    found: list[bytes] = []
+    while True:
+        try:
+            block = ask()
+        except Unavailable:
+            continue
+        if block is None:
+            break
+        found += block.records
+
+    assert sorted(json.loads(value_of(r))["n"] for r in found) == list(range(25))
+
+
+def test_a_block_ends_where_its_large_bodies_are_many_bytes(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic(name, codec="bytes")
+    topic.send_many([rmq.Outgoing(b"%04d" % n + bytes(50_000)) for n in range(9)])
+    monkeypatch.setattr(paging, "LARGE_BYTES", 160_000)
+
+    blocks = columns(client, name, "store", 1000)
+    apart = columns(client, name, "store", 1000, bodies=False)
+
+    assert [len(block.records) for block in blocks] == [3, 3, 3]
+    assert sorted(int(value_of(r)[:4]) for b in blocks for r in b.records) == list(range(9))
+    assert [len(block.records) for block in apart] == [9]
+    assert max(map(len, apart[0].records)) < 100
 
 
 def test_waiting_messages_are_looked_at_in_order_over_many_pages(

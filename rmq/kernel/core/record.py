@@ -155,8 +155,8 @@ class Record(NamedTuple):
     body: bytes
 
 
-def read(data: bytes) -> Record:
-    """Read a record.
+def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
+    """Read what stands before a body: due ms, expiry ms, merge key, headers; and where it begins.
 
     Raises:
         DecodeError: the bytes are cut short or their headers cannot be read.
@@ -182,9 +182,15 @@ def read(data: bytes) -> Record:
             raise ValueError("cut short")
     except (ValueError, IndexError, struct.error, msgpack.UnpackException) as error:
         raise DecodeError(f"record of {len(data)} bytes cannot be read: {error}") from error
+    return due, expires, key, headers, at
+
+
+def read(data: bytes) -> Record:
+    """Read a record. Raises DecodeError as `fields_of`."""
+    due, expires, key, headers, at = fields_of(data)
     return Record(
         data[0] >> 5,
-        flags,
+        data[0] & 31,
         int.from_bytes(data[1:4], "big"),
         int.from_bytes(data[4:8], "big"),
         due,

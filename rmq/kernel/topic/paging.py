@@ -1,20 +1,30 @@
-"""Read a queue of a slot, in parts that several readers may share. Changes nothing."""
+"""Read a queue of a slot, in parts that several readers may share. Changes nothing.
+
+`page` gives messages; a `SpanReader` gives columns, for programs that make columns of them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rmq.kernel.core import failure, record
+from rmq.kernel.core.failure import Failure
+from rmq.kernel.core.ids import SIZE as ID_BYTES
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.message import Message, parse_queue
+from rmq.kernel.core.message import Message, QueueName, parse_queue
+from rmq.kernel.core.score import HELD_MIN, SHARED_MIN, TIMED_MIN, receipt_deadline_ms
 from rmq.kernel.core.validation import check_int
 from rmq.kernel.topic import opening, reading, scripts
 from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
 
 PAGE = 1000
 PIECES_MAX = 10_000
+LARGE_BYTES = 16 * 1024 * 1024  # of the large bodies of one block
 _COUNTS = {
     "store": ("retries", "priority", "due", "later"),
     "prepare": ("in_flight",),
@@ -112,3 +122,168 @@ def page(
     retries = context.settings.max_retries
     members = yield from reading.with_bodies(context, members)
     return Page(reading.messages_of(members, retries, raw), Cursor(last, seen))
+
+
+class QueueBlock(NamedTuple):
+    """Messages of one queue of a slot, column by column, in the order of their scores.
+
+    Attributes:
+        topic: its name.
+        queue: store, prepare, dead or trash.
+        slot: the index of the slot.
+        newest: the acceptance number of the slot's newest message.
+        max_retries: of the topic.
+        ids: 16 bytes each, one after another.
+        scores: their places in the queue.
+        records: envelope and body as stored in Redis; empty where the record is missing.
+        failures: failure entries; empty for a message that never failed.
+        lease_ends: of deliveries of a shared lease, its end in epoch ms; else None.
+    """
+
+    topic: str
+    queue: QueueName
+    slot: int
+    newest: int
+    max_retries: int
+    ids: bytes
+    scores: Sequence[float]
+    records: Sequence[bytes]
+    failures: Sequence[bytes]
+    lease_ends: Sequence[int | None]
+
+    def part(self, start: int, stop: int) -> QueueBlock:
+        """Return the messages of some rows."""
+        return self._replace(
+            ids=self.ids[start * ID_BYTES : stop * ID_BYTES],
+            scores=self.scores[start:stop],
+            records=self.records[start:stop],
+            failures=self.failures[start:stop],
+            lease_ends=self.lease_ends[start:stop],
+        )
+
+    def last_failures(self) -> list[Failure | None]:
+        """Return the last failure of each message."""
+        return [failure.decode(entry) if entry else None for entry in self.failures]
+
+    def deliveries(self) -> list[int]:
+        """Return how often each message was delivered."""
+        if self.queue == "prepare":
+            return [self.max_retries - int(score % 1000) + 1 for score in self.scores]
+        return [last.deliveries if last else 0 for last in self.last_failures()]
+
+    def due_ms(self) -> list[int]:
+        """Return when a waiting message with a time is due; 0: not by its place in the queue."""
+        if self.queue != "store":
+            return [0] * len(self.scores)
+        return [int(score) if score >= TIMED_MIN else 0 for score in self.scores]
+
+    def leases_until_ms(self) -> list[int | None]:
+        """Return when the leases of messages in flight end; None: not known.
+
+        Of messages in the trash: when they are dropped.
+        """
+        if self.queue == "prepare":
+            return [
+                receipt_deadline_ms(score) if score < SHARED_MIN else end
+                for score, end in zip(self.scores, self.lease_ends, strict=True)
+            ]
+        if self.queue == "trash":
+            return [int(score) for score in self.scores]
+        return [None] * len(self.scores)
+
+    def held_by_query(self) -> list[bool]:
+        """Return which messages in flight a query holds."""
+        return [score >= HELD_MIN for score in self.scores]
+
+
+class SpanReader:
+    """Reads a span page by page. After an error the next call goes on where the last page ended.
+
+    Args:
+        keys: of the slot.
+        queue: store, prepare, dead or trash.
+        span: of that slot.
+        max_retries: of the topic.
+        rows: most messages of a page, 1 to 1000.
+        bodies: whether to fetch large bodies; a page ends where they come to LARGE_BYTES.
+    """
+
+    def __init__(
+        self,
+        keys: SlotKeys,
+        queue: QueueName,
+        span: Span,
+        max_retries: int,
+        rows: int = PAGE,
+        bodies: bool = True,
+    ) -> None:
+        self._keys, self._queue, self._max_retries = keys, queue, max_retries
+        self._rows, self._bodies, self._high = rows, bodies, f"({span.high!r}"
+        self._next: Cursor | None = Cursor(span.low, 0)
+
+    def read(self) -> Flow[QueueBlock | None]:
+        """Return the next page; None at the end."""
+        start = self._next
+        if start is None:
+            return None
+        newest, members, scores, records, failures, ends = yield scripts.peek_columns(
+            self._keys, self._queue, repr(start.score), self._high, start.seen, self._rows
+        )
+        if not members:
+            self._next = None
+            return None
+        ids = self._keys.ids_of(members)
+        if self._bodies and (large := record.positions(records)):
+            end, size = len(records), 0
+            for at in large:
+                size += record.size_of(records[at])
+                if size > LARGE_BYTES and at:
+                    end = at
+                    break
+            ids, scores, records, failures, ends = (
+                column[:end] for column in (ids, scores, records, failures, ends)
+            )
+            records = yield from reading.fetch(self._keys, ids, records)
+        last = scores[-1]
+        self._next = Cursor(last, scores.count(last) + (start.seen if last == start.score else 0))
+        return QueueBlock(
+            self._keys.topic, self._queue, self._keys.index, newest, self._max_retries,
+            b"".join(ids), scores, records, failures, ends,
+        )  # fmt: skip
+
+
+class QueuePart(NamedTuple):
+    """A part of a queue that a program reads which has not opened the topic: a task of an engine.
+
+    Attributes:
+        prefix: of all keys.
+        topic: its name.
+        queue: store, prepare, dead or trash.
+        span: one of those that `Admin.spans` gave.
+        max_retries: of the topic.
+    """
+
+    prefix: str
+    topic: str
+    queue: QueueName
+    span: Span
+    max_retries: int
+
+
+def open_queue(
+    transport: Transport, part: QueuePart, rows: int, bodies: bool = True
+) -> Callable[[], QueueBlock | None]:
+    """Return a function that reads the next page of a part of a queue, and None at its end.
+
+    After an error it goes on where the last page ended.
+
+    Args:
+        transport: of a client; the topic need not be open.
+        part: to be read.
+        rows: most messages of a page, 1 to 1000. A page has 4 MiB of records, and 16 MiB of large
+            bodies, or a message more.
+        bodies: False: large bodies stay in Redis.
+    """
+    keys = SlotKeys(part.prefix, part.topic, part.span.slot)
+    reader = SpanReader(keys, part.queue, part.span, part.max_retries, rows, bodies)
+    return lambda: transport.run(reader.read())

@@ -140,20 +140,10 @@ def peek(
     """Read a page of one queue of a slot."""
 
     def parse(reply: list[Any]) -> list[QueueMember]:
-        newest, flat = reply[0], reply[1:]
-        if len(flat) % 5:
-            raise DecodeError(f"peek answered {len(flat)} fields, which is not whole messages")
+        newest, *columns = _columns_of(reply)
         return [
-            QueueMember(
-                queue,
-                keys.id_of(flat[i]),
-                float(flat[i + 1]),
-                flat[i + 2],
-                flat[i + 3],
-                newest,
-                flat[i + 4] or None,
-            )
-            for i in range(0, len(flat), 5)
+            QueueMember(queue, keys.id_of(member), score, record, told, newest, end)
+            for member, score, record, told, end in zip(*columns, strict=True)
         ]
 
     return Command(
@@ -162,6 +152,30 @@ def peek(
         [low, high, "down" if down else "up", offset, limit],
         parse,
     )
+
+
+# The newest acceptance number; members, scores, records, failure entries, ends of shared leases.
+PeekColumns = tuple[
+    int, list[bytes], list[float], list[bytes], list[bytes], list[int | None]
+]  # fmt: skip
+
+
+def _columns_of(reply: list[Any]) -> PeekColumns:
+    if len(reply) % 5 != 1:
+        raise DecodeError(f"peek answered {len(reply) - 1} fields, which is not whole messages")
+    ends = reply[5::5]
+    return (
+        reply[0], reply[1::5], list(map(float, reply[2::5])), reply[3::5], reply[4::5],
+        [end or None for end in ends] if any(ends) else [None] * len(ends),
+    )  # fmt: skip
+
+
+def peek_columns(
+    keys: SlotKeys, queue: str, low: str, high: str, offset: int, limit: int
+) -> Command[PeekColumns]:
+    """As `peek`, by columns."""
+    command = peek(keys, queue, low=low, high=high, offset=offset, limit=limit)
+    return Command(command.script, command.keys, command.args, _columns_of)
 
 
 def stats(keys: SlotKeys) -> Command[dict[str, int]]:

@@ -1,0 +1,319 @@
+"""Columns from stored messages: by column, without an object for each message.
+
+A record without fields before its body, as most are, is read by Arrow alone. For the others a loop
+reads the fields of all records at once. Columns are made as they are asked for: one that a schema
+lacks costs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq.connectors import (
+    BARE,
+    ID_BYTES,
+    ID_CHARS,
+    QueueBlock,
+    fields_of,
+    id_texts,
+    is_bare,
+    value_of,
+)
+from rmq.errors import DecodeError
+
+_NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
+_RESERVED = "rmq-"  # names of headers that RMQ adds begin so
+_DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
+# The first octet of an id without the mark of ids that are kept to be sent again.
+_NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
+_BIGINT_MAX = (1 << 63) - 1
+_LOW = (1 << 32) - 1  # the bits of an acceptance number that a record has
+_EMPTY: list[Any] = []  # the headers of messages that have none
+_VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
+
+
+@lru_cache(256)
+def fingerprint(error: str) -> str | None:
+    """Return a hash that ignores numbers, ids and quoted text in an error."""
+    if not error:
+        return None
+    return blake2b(_VARIES.sub("#", error).encode(), digest_size=8).hexdigest()
+
+
+class _Fields(NamedTuple):
+    """What stands before the bodies, by column; None where a record lacks it."""
+
+    due_ms: list[int | None]
+    expires_ms: list[int | None]
+    merge_keys: list[str | None]
+    headers: list[dict[str, str] | None]
+    starts: list[int]  # of the bodies
+    errors: dict[int, str]  # row -> why its record cannot be read
+
+
+class Stored:
+    """Messages as they are stored.
+
+    Args:
+        ids: 16 bytes each, one after another.
+        records: envelopes and bodies.
+    """
+
+    def __init__(self, ids: bytes, records: Sequence[bytes]) -> None:
+        self._ids, self._records, self._count = ids, records, len(records)
+
+    def columns(self) -> dict[str, Callable[[], Any]]:
+        """Return what makes each column that every read has."""
+        return {
+            "message_id": self._message_ids,
+            "timestamp": self._made_at,
+            "value": lambda: self._bodies[0],
+            "deliver_at": lambda: times(self.due_ms()),
+            "expires_at": lambda: times(self._fields.expires_ms) if self._enveloped else None,
+            "priority": self._priorities,
+            "merge_key": lambda: self._fields.merge_keys if self._enveloped else None,
+            "producer": lambda: self._numbers[0],
+            "producer_seq": lambda: self._numbers[1],
+            "headers": self._headers,
+            "unreadable": self._unreadable,
+        }
+
+    def pieces(self, most: int) -> Iterator[tuple[int, int, Stored]]:
+        """Yield ranges of rows, and what is stored there, each with about so many bytes of bodies.
+
+        Stored bodies are taken to be small; those that are decompressed or put together count.
+        """
+        if not any(map(self._is_packed, self._enveloped)):
+            yield 0, self._count, self
+            return
+        start = size = 0
+        values: list[bytes] = []
+        errors: dict[int, str] = {}
+        for row in range(self._count):
+            values.append(self._body(row, row - start, errors))
+            size += len(values[-1])
+            if size >= most or row + 1 == self._count:
+                ids = self._ids[start * ID_BYTES : (row + 1) * ID_BYTES]
+                piece = Stored(ids, self._records[start : row + 1])
+                piece._bodies = values, errors
+                yield start, row + 1, piece
+                start, size, values, errors = row + 1, 0, [], {}
+
+    # --- ids ---------------------------------------------------------------------------------
+
+    def _message_ids(self) -> pa.Array:
+        text = pa.py_buffer(id_texts(self._ids))
+        fixed = pa.Array.from_buffers(pa.binary(ID_CHARS), self._count, [None, text])
+        return fixed.cast(pa.binary()).cast(pa.string())
+
+    def _made_at(self) -> pa.Array:
+        """Return the times at which ids were made; null for an id derived from a dedup key."""
+        ids = self._ids
+        stamps = bytearray(8 * self._count)
+        for index in range(6):  # big-endian ms in the id, little-endian here
+            stamps[index::8] = ids[5 - index :: ID_BYTES]
+        stamps[5::8] = stamps[5::8].translate(_NOT_KEPT)
+        ms = _int64(stamps)
+        if max(ids[::ID_BYTES], default=0) & _DERIVED:
+            ms = pc.if_else(pc.less(ms, _DERIVED << 40), ms, pa.scalar(None, pa.int64()))
+        return ms.cast(pa.timestamp("ms", "UTC"))
+
+    # --- heads -------------------------------------------------------------------------------
+
+    @cached_property
+    def _heads(self) -> bytes:
+        """The first BARE bytes of each record; zeros for one that cannot be read."""
+        heads = [record[:BARE] for record in self._records]
+        if self._enveloped:
+            for row in self._fields.errors:
+                heads[row] = bytes(BARE)
+        return b"".join(heads)
+
+    def _head_numbers(self, start: int, stop: int) -> pa.Array:
+        numbers = bytearray(8 * self._count)
+        for index in range(stop - start):
+            numbers[index::8] = self._heads[stop - 1 - index :: BARE]
+        return _int64(numbers)
+
+    def _priorities(self) -> pa.Array:
+        numbers = self._head_numbers(1, 4)
+        return pc.if_else(pc.equal(numbers, 0), pa.scalar(None, pa.int64()), numbers)
+
+    def offsets(self, newest: int) -> pa.Array:
+        """Return acceptance numbers, where `newest` is that of the slot's newest message."""
+        behind = pc.bit_wise_and(pc.subtract(newest, self._head_numbers(4, 8)), _LOW)
+        offsets = pc.subtract(newest, behind)
+        if self._enveloped and self._fields.errors:
+            is_read = [row not in self._fields.errors for row in range(self._count)]
+            offsets = pc.if_else(pa.array(is_read), offsets, 0)
+        return offsets
+
+    # --- what stands before a body -------------------------------------------------------------
+
+    @cached_property
+    def _enveloped(self) -> list[int]:
+        """The rows whose records Arrow alone cannot read."""
+        firsts = {record[:1] for record in self._records}
+        bare = {first for first in firsts if first and is_bare(first[0])}
+        if bare == firsts and min(map(len, self._records), default=BARE) >= BARE:
+            return []
+        return [
+            row
+            for row, record in enumerate(self._records)
+            if record[:1] not in bare or len(record) < BARE
+        ]
+
+    @cached_property
+    def _fields(self) -> _Fields:
+        count = self._count
+        due, expires, keys, headers, starts, errors = fields = _Fields(
+            [None] * count, [None] * count, [None] * count, [None] * count, [BARE] * count, {}
+        )
+        for row in self._enveloped:
+            record = self._records[row]
+            try:
+                if not record:
+                    raise DecodeError("its record is missing")
+                due_ms, expires_ms, key, found, start = fields_of(record)
+                if found and set(map(type, found.values())) != {str}:  # of another client
+                    raise DecodeError("its headers are not text")
+            except DecodeError as error:
+                errors[row] = str(error)
+                continue
+            due[row], expires[row], keys[row] = due_ms or None, expires_ms or None, key or None
+            starts[row] = start
+            if found:
+                headers[row] = found
+        return fields
+
+    def due_ms(self) -> list[int | None] | None:
+        """Return the times that records have; None where none has one."""
+        return self._fields.due_ms if self._enveloped else None
+
+    @cached_property
+    def _numbers(self) -> tuple[list[str | None] | None, list[int | None] | None]:
+        """The producers and the numbers that rmq.Audit gave messages."""
+        if not self._enveloped:
+            return None, None
+        producers: list[str | None] = [None] * self._count
+        numbers: list[int | None] = [None] * self._count
+        for row in self._enveloped:
+            headers = self._fields.headers[row]
+            if headers and _NUMBER in headers:
+                producer, _, number = headers[_NUMBER].rpartition(".")
+                is_number = number.isdecimal() and len(number) <= len(str(_BIGINT_MAX))
+                if producer and is_number and int(number) <= _BIGINT_MAX:
+                    producers[row], numbers[row] = producer, int(number)
+        return producers, numbers
+
+    def _headers(self) -> list[list[tuple[str, str]]]:
+        if not self._enveloped:
+            return _EMPTY
+        return [
+            [(name, text) for name, text in headers.items() if not name.startswith(_RESERVED)]
+            if headers
+            else _EMPTY
+            for headers in self._fields.headers
+        ]
+
+    # --- bodies --------------------------------------------------------------------------------
+
+    @cached_property
+    def _bodies(self) -> tuple[list[bytes], dict[int, str]]:
+        """The bodies, and by row why the whole record is there instead."""
+        errors: dict[int, str] = {}
+        values = [record[BARE:] for record in self._records]
+        for row in self._enveloped:
+            values[row] = self._body(row, row, errors)
+        return values, errors
+
+    def _is_packed(self, row: int) -> bool:
+        """Whether a body is compressed, a list of bodies, or missing."""
+        first = self._records[row][:1]
+        return bool(first) and (first[0] & 8 != 0 or not is_bare(first[0] & 0xE0))
+
+    def _body(self, row: int, place: int, errors: dict[int, str]) -> bytes:
+        """Return the body of a row, or the whole record and why, at its place in `errors`."""
+        record, error = self._records[row], self._fields.errors.get(row)
+        if error is None:
+            if not self._is_packed(row):
+                return record[self._fields.starts[row] :]
+            try:
+                return value_of(record)
+            except DecodeError as problem:
+                error = str(problem)
+        errors[place] = error
+        return record
+
+    def _unreadable(self) -> list[str | None] | None:
+        errors = self._bodies[1]
+        return [errors.get(row) for row in range(self._count)] if errors else None
+
+
+def _int64(octets: bytearray) -> pa.Array:
+    """Return little-endian numbers of 8 octets as an array."""
+    return pa.Array.from_buffers(pa.int64(), len(octets) // 8, [None, pa.py_buffer(bytes(octets))])
+
+
+def times(values: Sequence[int | None] | None) -> pa.Array | None:
+    """Return epoch ms as timestamps."""
+    return None if values is None else pa.array(values, pa.timestamp("ms", "UTC"))
+
+
+def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
+    """Return what makes each column of a page of a queue."""
+    queue, failures = block.queue, _Failures(block)
+
+    def deliver_at() -> pa.Array | None:
+        due = stored.due_ms()
+        if queue == "store":
+            by_place = block.due_ms()
+            if due is None:
+                due = [ms or None for ms in by_place]
+            else:
+                due = [ms or own for ms, own in zip(by_place, due, strict=True)]
+        return times(due)
+
+    return {
+        **stored.columns(),
+        "topic": block.topic,
+        "queue": queue,
+        "slot": block.slot,
+        "offset": lambda: stored.offsets(block.newest),
+        "score": lambda: list(block.scores),
+        "deliver_at": deliver_at,
+        "attempt": block.deliveries,
+        "lease_until": lambda: times(block.leases_until_ms()),
+        "held_by_query": lambda: block.held_by_query() if queue == "prepare" else None,
+        "died": lambda: times([int(score) for score in block.scores]) if queue == "dead" else None,
+        "reason": failures.reasons,
+        "error": failures.errors,
+        "error_fingerprint": failures.fingerprints,
+    }
+
+
+class _Failures:
+    """The last failures of the messages of a page; nothing where none has failed."""
+
+    def __init__(self, block: QueueBlock) -> None:
+        self._block = block
+
+    @cached_property
+    def _last(self) -> list[Any] | None:
+        return self._block.last_failures() if any(self._block.failures) else None
+
+    def reasons(self) -> list[str | None] | None:
+        return self._last and [last.reason if last else None for last in self._last]
+
+    def errors(self) -> list[str | None] | None:
+        return self._last and [(last.error or None) if last else None for last in self._last]
+
+    def fingerprints(self) -> list[str | None] | None:
+        return self._last and [fingerprint(last.error) if last else None for last in self._last]
