@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -38,3 +39,15 @@ def retry_while_away(call: Callable[[], T], for_s: float) -> T:
                 raise
         time.sleep(pause)
         pause = min(PAUSE_MAX_S, pause * 2)
+
+
+_clients: dict[tuple[int, Connection], rmq.Client] = {}
+
+
+def client_of_task(at: Connection) -> rmq.Client:
+    """Return the client of this process, which Spark uses for one task after another."""
+    key = os.getpid(), at
+    client = _clients.get(key)
+    if client is None:
+        client = _clients[key] = connect(at)
+    return client

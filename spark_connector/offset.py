@@ -1,4 +1,4 @@
-"""The offsets that Spark writes into its checkpoint: the query's run, and a number for each slot.
+"""The offsets that Spark writes into its checkpoint: the run of the query, and numbers by topic.
 
 Spark compares offsets as JSON text, so the keys have a fixed order, and an unchanged offset is
 returned as it came. `held` is the number of messages of the batch that ends here. It cannot be
@@ -7,76 +7,106 @@ computed from the numbers, which have gaps where a lease has expired.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rmq.errors import ConfigurationError
 
-VERSION = 1
+VERSION = 2  # 1 was of one topic
 # A file sink knows batches by number only: it drops batches of a new query whose numbers it knows.
 ANEW = "a new checkpoint together with a new output path"
+
+Numbers = dict[int, int]  # by slot
+
+
+class Position(NamedTuple):
+    """The end of a batch in one topic: by slot its last number, and how many messages it has."""
+
+    slots: Numbers
+    held: Numbers
+
+    @property
+    def messages(self) -> int:
+        """How many messages of the topic the batch has."""
+        return sum(self.held.values())
 
 
 class Offset(NamedTuple):
     """An offset, parsed."""
 
     run: str
-    slots: dict[int, int]
-    held: dict[int, int]
+    topics: dict[str, Position]
 
-    def spell(self, topic: str) -> dict[str, Any]:
+    @property
+    def messages(self) -> int:
+        """How many messages the batch has that ends here."""
+        return sum(at.messages for at in self.topics.values())
+
+    def slots(self, topic: str) -> Numbers:
+        """Return the numbers of a topic; none where it was not read yet."""
+        return self.topics[topic].slots if topic in self.topics else {}
+
+    def spell(self) -> dict[str, Any]:
         """Return the offset for the checkpoint."""
         return {
             "v": VERSION,
             "run": self.run,
-            "topic": topic,
-            "slots": {str(slot): self.slots[slot] for slot in sorted(self.slots)},
-            "held": {str(slot): n for slot, n in sorted(self.held.items()) if n},
+            "topics": {
+                name: {
+                    "slots": {str(slot): at.slots[slot] for slot in sorted(at.slots)},
+                    "held": {str(slot): n for slot, n in sorted(at.held.items()) if n},
+                }
+                for name, at in sorted(self.topics.items())
+            },
         }
 
 
-def read(given: Any, topic: str) -> Offset:
+def _numbers(given: Any) -> Numbers:
+    return {int(slot): int(number) for slot, number in given.items()}
+
+
+def read(given: Any) -> Offset:
     """Parse an offset from the checkpoint.
 
     Raises:
-        ConfigurationError: it is no offset of this source, or of another topic.
+        ConfigurationError: it is no offset of this source, or a later RMQ wrote it.
     """
     try:
-        version, run, named = given["v"], given["run"], given["topic"]
-        slots = {int(slot): int(number) for slot, number in given["slots"].items()}
-        held = {int(slot): int(number) for slot, number in given["held"].items()}
+        version, run = given["v"], given["run"]
+        topics = {given["topic"]: given} if version == 1 else given.get("topics", {})
+        offset = Offset(
+            run,
+            {
+                name: Position(_numbers(at["slots"]), _numbers(at["held"]))
+                for name, at in topics.items()
+            },
+        )
     except (TypeError, KeyError, ValueError, AttributeError):
         raise ConfigurationError(
             f"checkpoint: {str(given)[:100]!r} is no offset of RMQ; give the query {ANEW}"
         ) from None
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise ConfigurationError(
             f"checkpoint: it was written in format {version!r} and this RMQ reads {VERSION}; use "
             "the RMQ that wrote it"
         )
-    if named != topic:
-        raise ConfigurationError(
-            f"checkpoint: it is of topic {named!r} and subscribe names {topic!r}; give the query "
-            f"{ANEW}"
-        )
-    return Offset(run, slots, held)
+    return offset
 
 
-def check_slots(offset: Offset, slots: int, topic: str) -> None:
-    """Refuse a topic that was created again with other slots.
+def check_slots(slots: Mapping[int, int], count: int, topic: str) -> None:
+    """Refuse a topic that was created again with fewer slots; a resize never takes slots away.
 
     Raises:
-        ConfigurationError: it has another number of slots than the checkpoint.
+        ConfigurationError: it has fewer slots than the checkpoint.
     """
-    if len(offset.slots) != slots:
+    if len(slots) > count:
         raise ConfigurationError(
-            f"checkpoint: topic {topic!r} has {slots} slots in Redis and {len(offset.slots)} in "
+            f"checkpoint: topic {topic!r} has {count} slots in Redis and {len(slots)} in "
             f"the checkpoint, so it was made anew; give the query {ANEW}"
         )
 
 
-def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
+def check_age(slots: Mapping[int, int], settled: Sequence[int], topic: str) -> None:
     """Refuse a checkpoint that is older than a settled batch.
 
     A sink that knows batches by number would take the next ones for replays and drop them, and
@@ -85,7 +115,7 @@ def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
     Raises:
         ConfigurationError: the query has settled more than ends with this offset.
     """
-    ahead = sum(max(0, number - offset.slots[slot]) for slot, number in enumerate(settled))
+    ahead = sum(max(0, number - slots.get(slot, 0)) for slot, number in enumerate(settled))
     if ahead:
         raise ConfigurationError(
             f"checkpoint: it is an older copy; {ahead} messages of topic {topic!r} that came after "
@@ -94,36 +124,3 @@ def check_age(offset: Offset, settled: Sequence[int], topic: str) -> None:
             f"{ANEW}. With asyncProgressTrackingEnabled Spark itself leaves such a checkpoint "
             "behind: switch it off"
         )
-
-
-class Share(NamedTuple):
-    """A part of one slot's part of a batch.
-
-    Attributes:
-        slot: its index.
-        after: the number before its first message.
-        upto: the number of its last message.
-        held: the number of its messages.
-    """
-
-    slot: int
-    after: int
-    upto: int
-    held: int
-
-
-def shares(after: dict[int, int], end: Offset, held: dict[int, int], pieces: int) -> list[Share]:
-    """Divide a batch into at least so many parts, if it has as many messages.
-
-    A slot whose numbers have gaps stays in one part, because it is unknown where its messages are.
-    """
-    total = sum(held.values())
-    parts = []
-    for slot, count in sorted(held.items()):
-        if not count:
-            continue
-        first, last = after.get(slot, 0), end.slots[slot]
-        cuts = min(count, -(-pieces * count // total)) if last - first == count else 1
-        marks = [first + count * i // cuts for i in range(cuts)] + [last]
-        parts += [Share(slot, a, b, count if cuts == 1 else b - a) for a, b in pairwise(marks)]
-    return parts

@@ -9,11 +9,20 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from rmq.connectors import Merge, QueueName, check_name, parse_queue, parse_url, redact_url
+from rmq.connectors import (
+    Merge,
+    QueueName,
+    check_name,
+    check_query,
+    parse_queue,
+    parse_url,
+    redact_url,
+)
 from rmq.errors import ConfigurationError, InvalidValue
 
 QUEUES: tuple[QueueName, ...] = ("store", "prepare", "dead")
@@ -101,6 +110,39 @@ def _topic(name: str, given: str) -> str:
     return check_name(given, name)
 
 
+def _topics(name: str, given: str) -> tuple[str, ...]:
+    topics = tuple(check_name(topic.strip(), name) for topic in given.split(","))
+    twice = sorted({topic for topic in topics if topics.count(topic) > 1})
+    if twice:
+        raise InvalidValue(f"{name}: it names {twice[0]!r} twice; name each topic once")
+    return topics
+
+
+def _pattern(name: str, given: str) -> re.Pattern[str]:
+    try:
+        return re.compile(given)
+    except re.error as error:
+        raise InvalidValue(f"{name}: {given!r} is no regular expression: {error}") from None
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+DELAY_MAX_S = 86_400.0
+
+
+def _duration(name: str, given: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", given.lower().replace(" ", ""))
+    value = float(found[1]) * _UNITS[found[2]] if found else math.nan
+    if not 0 < value <= DELAY_MAX_S:
+        raise InvalidValue(
+            f"{name}: {given!r}; give a time up to 24h with its unit, as 500ms, 30s, 15m"
+        )
+    return value
+
+
+def _query(name: str, given: str) -> str:
+    return check_query(given, name)
+
+
 def _prefix(name: str, given: str) -> str:
     return check_name(given, name)
 
@@ -147,15 +189,29 @@ _READS = (
     Option("minPartitions", count(1, 10_000), 1),
 )
 STREAM = (
-    *CONNECTION,
-    *_READS,
+    Option("url", _url),
+    Option("subscribe", _topics, alias="topic"),
+    Option("subscribePattern", _pattern),
+    Option("prefix", _prefix, "rmq"),
+    Option("includeHeaders", flag, False),
+    Option("fetchSize", count(1, 10_000), 4_000),
+    Option("minPartitions", count(1, 10_000)),
+    Option("rowsPerTask", count(1, 10_000_000)),
+    Option("memoryPerTask", count(1, 4096), 64),
     Option("maxMessagesPerTrigger", count(1, 10_000_000), 100_000, alias="maxOffsetsPerTrigger"),
+    Option("maxBytesPerTrigger", count(1, 1_000_000_000_000)),
+    Option("minMessagesPerTrigger", count(1, 10_000_000), alias="minOffsetsPerTrigger"),
+    Option("maxTriggerDelay", _duration, 900.0),
     Option("leaseSeconds", seconds, 600.0),
     Option("ownerLeaseSeconds", seconds, 15.0),
     Option("onClaimLoss", _loss, "fail", alias="failOnDataLoss"),
+    Option("onTopicLoss", choice("fail", "continue"), "fail"),
     Option("maxReplays", count(0, 1_000_000)),
     Option("pollWaitMs", count(0, 60_000), 200),
+    Option("includeQuery", flag, False),
 )
+# Of a call that names its topics by rows.
+ADDRESS = (Option("url", _url), Option("prefix", _prefix, "rmq"))
 SNAPSHOT = (
     *CONNECTION,
     *_READS,
@@ -171,6 +227,8 @@ SINK = (
     Option("codec", choice("bytes", "json", "msgpack"), "bytes"),
     Option("merge", choice("first", "last", "collect"), "first"),
     Option("pastTimes", choice("fail", "now"), "fail"),
+    Option("queryId", _query),
+    Option("batchId", count(0, 2**53)),
 )
 
 _POSITION = (
@@ -187,8 +245,7 @@ _FOREIGN = {
     "startingtimestamp": _POSITION,
     "startingoffsetsbytimestamp": _POSITION,
     "endingoffsetsbytimestamp": _POSITION,
-    "subscribepattern": "a query reads one topic; name it with subscribe",
-    "assign": "a query reads one topic, all its slots; name it with subscribe",
+    "assign": "a query reads all slots of its topics; name these with subscribe",
     "groupidprefix": "a query is known by its checkpoint; leave it out",
     "kafka.group.id": "a query is known by its checkpoint; leave it out",
     "kafka.bootstrap.servers": "this is RMQ; say where Redis is with url",
@@ -254,7 +311,10 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
 
 @dataclass(frozen=True)
 class Connection:
-    """The address of a topic. No repr shows the URL, which may have a password."""
+    """The address of a topic. No repr shows the URL, which may have a password.
+
+    The topic is empty for a write whose rows name theirs.
+    """
 
     url: str = field(repr=False)
     topic: str
@@ -275,24 +335,34 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
             )
         url = _url("RMQ_URL", os.environ["RMQ_URL"])
     if values[topic] is None:
-        raise ConfigurationError(f"{topic}: it is missing; name the topic")
+        other = ", or each row's in a column topic" if topic == "topic" else ""
+        raise ConfigurationError(f"{topic}: it is missing; name the topic{other}")
     return Connection(url, values[topic], values["prefix"])
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The options of a streaming read."""
+    """The options of a streaming read; `at` names its topics for people."""
 
     at: Connection
+    topics: tuple[str, ...]
+    pattern: re.Pattern[str] | None
     most: int
-    min_partitions: int
+    most_bytes: int | None
+    least: int
+    delay_s: float
+    tasks: int | None
+    rows: int | None
     lease_s: float
     owner_s: float
     on_loss: str
+    on_topic_loss: str
     max_replays: int | None
     poll_s: float
     headers: bool
     fetch: int
+    memory: int
+    query: bool
 
 
 def stream(given: Mapping[str, str]) -> StreamOptions:
@@ -303,10 +373,24 @@ def stream(given: Mapping[str, str]) -> StreamOptions:
         raise InvalidValue(
             f"ownerLeaseSeconds: {owner_s:g}; give at most leaseSeconds, which is {lease_s:g}"
         )
+    topics, pattern = values["subscribe"] or (), values["subscribePattern"]
+    if topics and pattern:
+        raise InvalidValue("subscribe, subscribePattern: give one of them")
+    if pattern:
+        values["subscribe"] = pattern.pattern
+    elif topics:
+        values["subscribe"] = ",".join(topics)
+    most, least = values["maxMessagesPerTrigger"], values["minMessagesPerTrigger"] or 1
+    if least > most:
+        raise InvalidValue(
+            f"minMessagesPerTrigger: {least}; give at most maxMessagesPerTrigger, which is {most}"
+        )
     return StreamOptions(
-        connection(values), values["maxMessagesPerTrigger"], values["minPartitions"], lease_s,
-        owner_s, values["onClaimLoss"], values["maxReplays"], values["pollWaitMs"] / 1000,
-        values["includeHeaders"], values["fetchSize"],
+        connection(values), topics, pattern, most, values["maxBytesPerTrigger"], least,
+        values["maxTriggerDelay"], values["minPartitions"], values["rowsPerTask"], lease_s, owner_s,
+        values["onClaimLoss"], values["onTopicLoss"], values["maxReplays"],
+        values["pollWaitMs"] / 1000, values["includeHeaders"], values["fetchSize"],
+        values["memoryPerTask"] * 1024 * 1024, values["includeQuery"],
     )  # fmt: skip
 
 
@@ -353,11 +437,25 @@ class SinkOptions:
     codec: str
     merge: Merge
     late: bool
+    query: str | None = None
+    batch: int | None = None  # of the query: with it, a write that is repeated adds nothing
 
 
-def sink(given: Mapping[str, str]) -> SinkOptions:
-    """Parse the options of `write` and `writeStream`. Raises ConfigurationError."""
+def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions:
+    """Parse the options of `write` and `writeStream`. Raises ConfigurationError.
+
+    Args:
+        given: texts by name, in any case.
+        columns: the columns of the rows; with one named `topic`, the option may be missing.
+    """
     values = checked(given, SINK, "a write", ("queryname", "checkpointlocation"))
+    if values["topic"] is None and "topic" in map(str.lower, columns):
+        values["topic"] = ""
+    query, batch = values["queryId"], values["batchId"]
+    if (query is None) is not (batch is None):
+        there, missing = ("queryId", "batchId") if batch is None else ("batchId", "queryId")
+        raise ConfigurationError(f"{there}: given without {missing}; give both, or neither")
     return SinkOptions(
-        connection(values, "topic"), values["codec"], values["merge"], values["pastTimes"] == "now"
-    )
+        connection(values, "topic"), values["codec"], values["merge"],
+        values["pastTimes"] == "now", query, batch,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The lease of a streaming query on its messages, renewed while the query runs.
+"""The lease of a streaming query on its messages of one or several topics, renewed while it runs.
 
 Used in Spark's source runner, the only process that lasts as long as the query. A thread renews the
 lease, however long Spark's tasks take. It ends with the JVM: otherwise a runner whose JVM was
@@ -8,25 +8,29 @@ killed would keep the query from the next driver.
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 import rmq
 from rmq.connectors import Held
-from rmq.errors import QueryOwned, StorageError
+from rmq.errors import QueryOwned, StorageError, TopicNotFound, TopicVanished
 from spark_connector.connection import connect, retry_while_away
-from spark_connector.offset import Offset
+from spark_connector.offset import Numbers, Offset
 from spark_connector.options import StreamOptions
 
-Numbers = dict[int, int]  # slot -> number of a message in the query's log
 RETRY_S = 300.0  # Redis may be away for so long without ending the query
 _MIN_OWNER_S = 1.0  # the shortest owner lease
 _JVM_CHECK_S = 1.0  # between two checks whether the JVM is alive
+_log = logging.getLogger("spark_connector")
+_TURN_S = 0.01  # of waiting for the signals of one of several topics
 
 
 def owner() -> str:
@@ -47,7 +51,10 @@ def owner() -> str:
 
 
 class QueryLease:
-    """The lease of one run of a query."""
+    """The lease of one run of a query.
+
+    One thread takes at a time; another one may settle, and a third one renews.
+    """
 
     def __init__(
         self, options: StreamOptions, run: str, orphaned: Callable[[], None] | None = None
@@ -59,102 +66,254 @@ class QueryLease:
         self._orphaned = orphaned
         self.run = run
         self._client = connect(options.at)
-        self._topic = self._client.topic(options.at.topic)
-        self._query = self._query_as(self._topic, options.owner_s)
+        self._queries: dict[str, rmq.Query] = {}
         self._retry_s = min(RETRY_S, options.lease_s)
-        self._ours = False
-        self._settled: Offset | None = None
+        self.lost: set[str] = set()  # topics that are gone, and onTopicLoss is `continue`
+        self._ours: set[str] = set()  # topics whose query this process owns
+        self._holding: dict[str, Numbers] = {}  # by topic and slot, the newest number that it has
+        self._settled: dict[str, Numbers] = {}  # and that was settled
+        self._ended: dict[str, Numbers] = {}  # of batches that were settled whole by this process
+        self._renewed_at = time.monotonic()
+        self._lapses = 0
         self._renewer: threading.Thread | None = None
         self._stopped = threading.Event()
 
-    def _query_as(self, topic: rmq.Topic, owner_s: float) -> rmq.Query:
+    def query(self, topic: str) -> rmq.Query:
+        """Return the query in one topic."""
+        if topic not in self._queries:
+            self._queries[topic] = self._query_as(self._client, topic, self._options.owner_s)
+        return self._queries[topic]
+
+    def _query_as(self, client: rmq.Client, topic: str, owner_s: float) -> rmq.Query:
         exact = self._options.on_loss == "fail"  # a task fails if it cannot hand out its whole part
-        return topic.query(
+        return client.topic(topic).query(
             self.run, self._owner, lease=self._options.lease_s, owner_lease=owner_s, exact=exact
         )
 
-    def slots(self) -> int:
-        """Return the number of slots of the topic. Raises TopicNotFound."""
-        return retry_while_away(self._query.slots, self._retry_s)
+    def topics(self) -> list[str]:
+        """Return the topics of the query, as they are now."""
+        pattern = self._options.pattern
+        if pattern is None:
+            return list(self._options.topics)
+        known = retry_while_away(self._client.admin.topics, self._retry_s)
+        return [name for name in known if pattern.fullmatch(name)]
 
-    def waiting(self) -> list[int]:
-        """Return how many messages of each slot may be taken now."""
-        return retry_while_away(self._query.waiting, self._retry_s)
+    def slots(self, topic: str) -> int:
+        """Return the number of slots of a topic. Raises TopicNotFound."""
+        return retry_while_away(self.query(topic).slots, self._retry_s)
 
-    def hold(self, after: Numbers, upto: Numbers | None = None) -> list[Held]:
-        """Renew the lease; return, by slot, how much of a batch is held.
+    def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
+        """Return by topic how many messages of each slot may be taken now."""
+        return {
+            topic: retry_while_away(self.query(topic).waiting, self._retry_s) for topic in topics
+        }
+
+    def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
+        """Renew the lease in all slots of a topic; return, by slot, how much of a batch is held.
 
         The first call waits until the owner lease of a former driver has expired.
 
         Raises:
             QueryOwned: another driver is running this query.
         """
+        query = self.query(topic)
         until = time.monotonic() + self._options.owner_s + _MIN_OWNER_S
         while True:
             try:
-                held = retry_while_away(lambda: self._query.renew(after, upto), self._retry_s)
+                held = retry_while_away(lambda: query.renew(after, upto), self._retry_s)
                 break
             except QueryOwned as error:
                 left_s = until - time.monotonic()
-                if self._ours or left_s <= 0:
+                if topic in self._ours or left_s <= 0:
                     raise
-                time.sleep(min(left_s, error.left_s + 0.05, 0.5))
-        if not self._ours:
-            self._ours = True
+                time.sleep(min(left_s, max(0.0, error.left_s) + 0.05, 0.5))
+        self._holding.setdefault(topic, {}).update(
+            (slot, state.newest) for slot, state in enumerate(held)
+        )
+        self._settled.setdefault(topic, {}).update(
+            (slot, state.settled) for slot, state in enumerate(held)
+        )
+        self._ours.add(topic)
+        if self._renewer is None:
             self._renewer = threading.Thread(target=self._renew, name="rmq-lease", daemon=True)
             self._renewer.start()
         return held
 
     def _renew(self) -> None:
-        """Renew until the end. A driver that was replaced gets the error at its next call."""
-        pause_s = min(self._options.lease_s, self._options.owner_s) / 3
-        due = time.monotonic() + pause_s
+        """Renew until the end. A driver that was replaced gets the error at its next call.
+
+        The ownership in one slot of each topic, and less often the lease of what is held.
+        """
+        owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
+        lease_pause_s = self._options.lease_s / 3
+        due = time.monotonic() + owner_pause_s
+        lease_due = time.monotonic() + min(lease_pause_s, owner_pause_s)
         while not self._stopped.wait(min(_JVM_CHECK_S, max(0.0, due - time.monotonic()))):
             if os.getppid() != self._jvm:
                 if self._orphaned is not None:
                     self._orphaned()
                 return
-            if time.monotonic() < due:
+            now = time.monotonic()
+            if now < due:
                 continue
-            due = time.monotonic() + pause_s
+            due = now + owner_pause_s
+            renews_lease = now >= lease_due
             try:
-                self._query.renew({}, {})
+                for topic in list(self._ours):
+                    self.query(topic).keep(self._held_slots(topic) if renews_lease else ())
             except StorageError:
                 continue  # Redis is away: the lease lasts until the next attempt
             except rmq.RMQError:
                 return
+            if renews_lease:
+                self._note_renewal()
+                lease_due = now + lease_pause_s
 
-    def take(self, after: Numbers, most: int | None) -> Numbers:
-        """Take messages unless some beyond `after` are held; return the newest numbers."""
-        return retry_while_away(lambda: self._query.take(after, most), self._retry_s)
+    def lapses(self) -> int:
+        """Return how often the lease may have expired: this process stood still, or Redis did."""
+        return self._lapses + (time.monotonic() - self._renewed_at > self._options.lease_s)
 
-    def wait(self, seconds: float) -> None:
+    def _note_renewal(self) -> None:
+        now = time.monotonic()
+        self._lapses += now - self._renewed_at > self._options.lease_s
+        self._renewed_at = now
+
+    def _held_slots(self, topic: str) -> list[int]:
+        settled = self._settled.get(topic, {})
+        newest = dict(self._holding.get(topic, {}))
+        return [slot for slot, number in newest.items() if number > settled.get(slot, 0)]
+
+    def held(self) -> int:
+        """Return how many messages it holds, as far as this process knows."""
+        return sum(
+            max(0, number - self._settled.get(topic, {}).get(slot, 0))
+            for topic, numbers in list(self._holding.items())
+            for slot, number in list(numbers.items())
+        )
+
+    def take(
+        self, after: Mapping[str, Numbers], most: int | None, most_bytes: int | None = None
+    ) -> dict[str, Numbers]:
+        """Take messages beyond these numbers, of each topic the same number as far as it has them.
+
+        Returns:
+            The newest numbers, by topic.
+        """
+        newest = {topic: dict(numbers) for topic, numbers in after.items()}
+        left = math.inf if most is None else most
+        hungry = [topic for topic in newest if topic not in self.lost]
+        while hungry and left > 0:
+            still_hungry = []
+            for place, topic in enumerate(hungry):
+                share = math.inf if left == math.inf else math.ceil(left / (len(hungry) - place))
+                if not share:
+                    continue
+                found = self._take(topic, newest[topic], share, most_bytes, len(hungry))
+                count = sum(found.values()) - sum(newest[topic].values())
+                newest[topic] = found
+                left -= count
+                if count >= share:
+                    still_hungry.append(topic)
+            hungry = [] if left == math.inf or most_bytes else still_hungry
+        return newest
+
+    def _take(
+        self, topic: str, after: Numbers, share: float, most_bytes: int | None, topics: int
+    ) -> Numbers:
+        query = self.query(topic)
+        most = None if share == math.inf else int(share)
+        room = None if most_bytes is None else max(1, most_bytes // topics)
+        try:
+            found = retry_while_away(lambda: query.take(after, most, room), self._retry_s)
+        except (TopicNotFound, TopicVanished) as error:
+            if self._options.on_topic_loss == "fail":
+                raise
+            self._lose(topic, error)
+            return after
+        self._holding.setdefault(topic, {}).update(found)
+        return found
+
+    def wait(self, topics: Iterable[str], seconds: float) -> None:
         """Sleep until there may be messages to take, at most for so many seconds."""
-        retry_while_away(lambda: self._query.wait(seconds), self._retry_s)
+        queries = [self.query(topic) for topic in topics if topic not in self.lost]
+        if len(queries) == 1:
+            retry_while_away(lambda: queries[0].wait(seconds), self._retry_s)
+            return
+        until = time.monotonic() + seconds
+        while queries and (left_s := until - time.monotonic()) > 0:
+            for query in queries:
+                turn_s = min(_TURN_S, left_s)
+                if retry_while_away(partial(query.wait, turn_s), self._retry_s):
+                    return
+
+    def was_read(self, topic: str, slot: int, since: int) -> bool:
+        """Whether a task has read messages of a slot beyond a number."""
+        query = self.query(topic)
+        return retry_while_away(lambda: query.handed(slot), self._retry_s) > since
 
     def settle(self, end: Offset) -> int:
         """Settle the batch that ends here; return how many of its messages cannot be settled."""
-        if end == self._settled:
-            return 0
-        done = retry_while_away(lambda: self._query.settle(end.slots, end.held), self._retry_s)
-        if not done.missing:
-            self._settled = end
-        return done.missing
+        missing = 0
+        for topic, at in end.topics.items():
+            if topic in self.lost:
+                continue
+            done = self._ended.setdefault(topic, {})
+            ends = {slot: number for slot, number in at.slots.items() if number > done.get(slot, 0)}
+            if ends:
+                settle = partial(self.query(topic).settle, ends, at.held)
+                try:
+                    result = retry_while_away(settle, self._retry_s)
+                except (TopicNotFound, TopicVanished) as error:
+                    if self._options.on_topic_loss == "fail":
+                        raise
+                    self._lose(topic, error)
+                    continue
+                missing += result.missing
+                self._settled.setdefault(topic, {}).update(ends)
+                if not result.missing:
+                    done.update(ends)
+        return missing
 
-    def again(self, upto: Numbers) -> None:
+    def again(self, end: Offset) -> None:
         """Hand out a batch once more, as the next one."""
-        retry_while_away(lambda: self._query.again(upto), self._retry_s)
+        for topic, at in end.topics.items():
+            retry_while_away(partial(self.query(topic).again, at.slots), self._retry_s)
 
-    def begun(self, batch: str, by: str) -> int:
+    def begun(self, topic: str, batch: str, by: str) -> int:
         """Return how many runs of the query have begun a batch, including this one."""
-        return retry_while_away(lambda: self._query.begun(batch, by), self._retry_s)
+        query = self.query(topic)
+        return retry_while_away(lambda: query.begun(batch, by), self._retry_s)
 
-    def reject(self, upto: Numbers, reason: str) -> int:
+    def reject(self, end: Offset, reason: str) -> int:
         """Dead-letter all messages up to these numbers; return how many."""
-        return retry_while_away(lambda: self._query.reject(upto, reason), self._retry_s)
+        return sum(
+            retry_while_away(partial(self.query(topic).reject, at.slots, reason), self._retry_s)
+            for topic, at in end.topics.items()
+        )
 
-    def release_ownership(self) -> None:
-        """Stop renewing, so that another driver can continue at once; messages stay held."""
+    def max_retries(self, topic: str) -> int:
+        """Return the retries of the messages of a topic."""
+        query = self.query(topic)
+        self.slots(topic)
+        return query.max_retries
+
+    def _lose(self, topic: str, error: Exception) -> None:
+        _log.warning("the query goes on without a topic that is gone: %s", error)
+        self.leave(topic)
+
+    def leave(self, topic: str) -> None:
+        """Have no more to do with a topic that is gone."""
+        self._ours.discard(topic)
+        self.lost.add(topic)
+        query = self._queries.pop(topic, None)
+        if query is not None:
+            query.close()
+
+    def release_ownership(self, beyond: Mapping[str, Numbers] | None = None) -> None:
+        """Stop renewing, so that another driver can continue at once; messages stay held.
+
+        `beyond`: what was taken beyond these numbers is given back: Spark does not know of it.
+        """
         self._stopped.set()
         if self._ours and self._renewer is not None:
             self._renewer.join(1.0)
@@ -163,6 +322,11 @@ class QueryLease:
                 contextlib.suppress(rmq.RMQError),
                 rmq.Client(at.url, prefix=at.prefix, retry_for=0, timeout=1.0) as client,
             ):
-                self._query_as(client.topic(at.topic), _MIN_OWNER_S).renew({}, {})
-        self._query.close()
+                for topic in self._ours:
+                    query = self._query_as(client, topic, _MIN_OWNER_S)
+                    if beyond is not None and topic in beyond:
+                        query.give_back(beyond[topic])
+                    query.keep(())
+        for query in self._queries.values():
+            query.close()
         self._client.close()

@@ -1,4 +1,4 @@
-"""The columns of a read, and the conversion of messages to Arrow record batches.
+"""The columns of a read, and the record batches that have them.
 
 Spark compares the first batch with the schema, including time zones and nulls. So arrays are made
 for the fields of the schema, and no type is guessed from the messages.
@@ -6,14 +6,11 @@ for the fields of the schema, and no type is guessed from the messages.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -28,18 +25,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmq.connectors import (
-    BARE,
-    ID_BYTES,
-    ID_CHARS,
-    Block,
-    Record,
-    envelope_of,
-    id_texts,
-    is_bare,
-    value_of,
-)
-from rmq.errors import DecodeError, InvalidValue
+from rmq.connectors import Block, QueueBlock
+from rmq.errors import InvalidValue
+from spark_connector.decode import Stored, queue_columns
+from spark_connector.versions import arrow_schema
 
 # name, type, whether it may be null
 Field = tuple[str, DataType, bool]
@@ -74,21 +63,17 @@ _LOOKED_AT: tuple[Field, ...] = (
 _HEADERS: tuple[Field, ...] = (
     ("headers", MapType(StringType(), StringType(), valueContainsNull=False), True),
 )
-_NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
-_DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
-# The first octet of an id without the mark of ids that are kept to be sent again.
-_NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
-_EMPTY: list[Any] = []  # the headers of messages that have none
-_VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
+_QUERY: tuple[Field, ...] = (("query", StringType(), False),)
+VALUES_BYTES = 16 * 1024 * 1024  # of the bodies of one batch of a queue
 
 
 def _schema(fields: Iterable[Field]) -> StructType:
     return StructType([StructField(*field) for field in fields])
 
 
-def stream_schema(headers: bool) -> StructType:
-    """Return the columns of a streaming read."""
-    return _schema(_MESSAGE + _TAKEN + (_HEADERS if headers else ()))
+def stream_schema(headers: bool, query: bool = False) -> StructType:
+    """Return the columns of a streaming read. `query`: name the query, for `reject` and `nack`."""
+    return _schema(_MESSAGE + _TAKEN + (_HEADERS if headers else ()) + (_QUERY if query else ()))
 
 
 def snapshot_schema(headers: bool) -> StructType:
@@ -109,95 +94,26 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
         )
 
 
-def fingerprint(error: str) -> str | None:
-    """Return a hash that ignores numbers, ids and quoted text in an error."""
-    if not error:
-        return None
-    return blake2b(_VARIES.sub("#", error).encode(), digest_size=8).hexdigest()
-
-
-def _texts(ids: bytes) -> pa.Array:
-    text = pa.py_buffer(id_texts(ids))
-    fixed = pa.Array.from_buffers(pa.binary(ID_CHARS), len(ids) // ID_BYTES, [None, text])
-    return fixed.cast(pa.binary()).cast(pa.string())
-
-
-def _made_at(ids: bytes) -> pa.Array:
-    """Return the times at which ids were made; null for an id derived from a dedup key."""
-    stamps = bytearray(len(ids) // 2)
-    for index in range(6):  # big-endian ms in the id, little-endian here
-        stamps[index::8] = ids[5 - index :: ID_BYTES]
-    stamps[5::8] = stamps[5::8].translate(_NOT_KEPT)
-    ms = pa.Array.from_buffers(
-        pa.int64(), len(ids) // ID_BYTES, [None, pa.py_buffer(bytes(stamps))]
-    )
-    if max(ids[::ID_BYTES], default=0) & _DERIVED:
-        ms = pc.if_else(pc.less(ms, _DERIVED << 40), ms, pa.scalar(None, pa.int64()))
-    return ms.cast(pa.timestamp("ms", "UTC"))
-
-
-def _read_envelope(record: Record, row: int, columns: dict[str, list[Any]]) -> None:
-    if record.due_ms:
-        columns["deliver_at"][row] = record.due_ms * 1000
-    if record.expires_ms:
-        columns["expires_at"][row] = record.expires_ms * 1000
-    columns["merge_key"][row] = record.merge_key or None
-    producer, _, number = record.headers.get(_NUMBER, "").rpartition(".")
-    if producer and number.isdecimal():
-        columns["producer"][row], columns["producer_seq"][row] = producer, int(number)
-    columns["headers"][row] = [
-        (name, text) for name, text in record.headers.items() if not name.startswith("rmq-")
-    ]
-
-
-def columns_of(ids: Sequence[bytes], records: Sequence[bytes]) -> dict[str, Any]:
-    """Return the columns of every read, and `unreadable`: why a record could not be read."""
-    joined = b"".join(ids)
-    columns: dict[str, Any] = {"message_id": _texts(joined), "timestamp": _made_at(joined)}
-    heads = {record[:4] for record in records}
-    if all(head and is_bare(head[0]) for head in heads):
-        columns["value"] = [record[BARE:] for record in records]
-        columns["headers"] = _EMPTY
-    else:
-        columns |= _read_each(records)
-    if len(heads) == 1:
-        columns["priority"] = int.from_bytes(heads.pop()[1:], "big") or None
-    else:
-        columns["priority"] = [int.from_bytes(record[1:4], "big") or None for record in records]
-    return columns
-
-
-def _read_each(records: Sequence[bytes]) -> dict[str, list[Any]]:
-    """Return the columns that are read record by record."""
-    names = ("value", "deliver_at", "expires_at", "merge_key", "producer", "producer_seq")
-    empty: list[Any] = [None] * len(records)
-    columns = {name: empty.copy() for name in (*names, "unreadable")}
-    columns["headers"] = [[] for _ in records]
-    for row, entry in enumerate(records):
-        try:
-            if not entry:
-                raise DecodeError("its record is missing")
-            if entry[0] & 31:  # there are fields before the body
-                _read_envelope(envelope_of(entry), row, columns)
-            columns["value"][row] = value_of(entry)
-        except DecodeError as error:
-            columns["value"][row], columns["unreadable"][row] = entry, str(error)
-    return columns
-
-
 class Batches:
-    """Make record batches of one schema for one topic; created in the task that uses it."""
+    """Make record batches of one schema; created in the task that uses it.
 
-    def __init__(self, schema: StructType, topic: str) -> None:
-        self.schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        self._topic = topic
+    `query`: the run of the query that reads them, if it is one.
+    """
 
-    def batch(self, rows: int, columns: dict[str, Any]) -> pa.RecordBatch:
-        """Return a record batch. A single value fills every row; a missing column is null."""
-        columns["topic"] = self._topic
+    def __init__(self, schema: StructType, query: str = "") -> None:
+        self._query = query
+        self.schema: pa.Schema = arrow_schema(schema)
+
+    def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
+        """Return a record batch. A single value fills every row; a missing column is null.
+
+        A column may be a function that makes it; it is called if the schema has the column.
+        """
         arrays = []
         for field in self.schema:
             values = columns.get(field.name)
+            if callable(values):
+                values = values()
             if isinstance(values, pa.Array):
                 arrays.append(values.cast(field.type))
             elif values is None:
@@ -208,8 +124,35 @@ class Batches:
                 arrays.append(pa.repeat(pa.scalar(values, field.type), rows))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def of_block(self, block: Block) -> pa.RecordBatch:
-        """Return a block as a batch. An unreadable record is a row, so that it blocks no others."""
-        columns = columns_of(block.ids, block.records)
-        columns.update(attempt=block.attempts, seq=block.numbers)
-        return self.batch(len(block.ids), {"slot": block.slot, **columns})
+    def of_blocks(self, blocks: Sequence[Block]) -> pa.RecordBatch:
+        """Return blocks, of any slots and topics, as one batch: small batches cost the most.
+
+        An unreadable record is a row, so that it blocks no others.
+        """
+        records = list(chain.from_iterable(block.records for block in blocks))
+        counts = [len(block.records) for block in blocks]
+        columns: dict[str, Any] = Stored(b"".join(block.ids for block in blocks), records).columns()
+        columns.update(
+            topic=_each([block.topic for block in blocks], counts),
+            slot=_each([block.slot for block in blocks], counts),
+            attempt=list(chain.from_iterable(block.attempts for block in blocks)),
+            seq=list(chain.from_iterable(block.numbers for block in blocks)),
+            query=self._query,
+        )
+        return self.batch(len(records), columns)
+
+    def of_queue(self, block: QueueBlock) -> Iterator[pa.RecordBatch]:
+        """Yield a page of a queue as batches.
+
+        A batch ends where its bodies come to VALUES_BYTES: few stored bytes may decompress to many.
+        """
+        for start, stop, stored in Stored(block.ids, block.records).pieces(VALUES_BYTES):
+            part = block if stop - start == len(block.records) else block.part(start, stop)
+            yield self.batch(stop - start, queue_columns(part, stored))
+
+
+def _each(values: list[Any], counts: list[int]) -> Any:
+    """Return a value for each row, of which a block has so many; one value where all are equal."""
+    if values.count(values[0]) == len(values):
+        return values[0]
+    return list(chain.from_iterable(map(repeat, values, counts)))

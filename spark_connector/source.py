@@ -59,7 +59,8 @@ class RmqDataSource(DataSource):
 
         if options.of_batch(self.options):
             return schema.snapshot_schema(options.snapshot(self.options).headers)
-        return schema.stream_schema(options.stream(self.options).headers)
+        parsed = options.stream(self.options)
+        return schema.stream_schema(parsed.headers, parsed.query)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the streaming read, whose messages are leased until Spark commits."""
@@ -68,7 +69,7 @@ class RmqDataSource(DataSource):
         from spark_connector.stream import RmqStreamReader
 
         parsed = options.stream(self.options)
-        refuse_other_schema(schema, stream_schema(parsed.headers))
+        refuse_other_schema(schema, stream_schema(parsed.headers, parsed.query))
         return RmqStreamReader(parsed, schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:

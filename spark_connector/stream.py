@@ -2,9 +2,14 @@
 
 Spark calls latestOffset, writes the offset to its log, calls partitions, runs the tasks, and writes
 the batch to its commit log. After a crash it starts again at partitions, with the same offsets. So
-messages are taken only in latestOffset. Tasks read held messages and change nothing. Messages up to
-`start` are settled in latestOffset, because Spark calls it only when the batch that ends there is
-in the commit log; it does not call `commit` for the last batch of a run.
+messages are taken only before latestOffset returns. Tasks read held messages and change nothing.
+Messages up to `start` are settled after latestOffset was called with it, because Spark calls it
+only when the batch that ends there is in the commit log; it does not call `commit` for the last
+batch of a run.
+
+While the tasks of a batch run, the one before is settled, and the next one is taken if more waits.
+What is taken so far and not yet returned is `ahead`. After a crash it is the next batch; tasks tell
+it from a batch that Spark may know of, since they have read nothing of it.
 """
 
 from __future__ import annotations
@@ -16,34 +21,36 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
+from pyspark.sql.types import StructType
+
+from rmq.connectors import Held, HeldPart, open_parts
+from rmq.errors import ConfigurationError, LeaseLost, TopicNotFound, TopicVanished
+from spark_connector import offset as offsets, planning
+from spark_connector.connection import client_of_task, retry_while_away
+from spark_connector.offset import Numbers, Offset, Position
+from spark_connector.options import StreamOptions
+from spark_connector.query_lease import RETRY_S, QueryLease
+from spark_connector.schema import Batches
+from spark_connector.versions import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
-
-import rmq
-from rmq.connectors import Block, Held
-from rmq.errors import ConfigurationError, LeaseLost
-from spark_connector import offset as offsets
-from spark_connector.connection import connect, retry_while_away
-from spark_connector.offset import Offset, Share
-from spark_connector.options import StreamOptions
-from spark_connector.query_lease import RETRY_S, QueryLease
-from spark_connector.schema import Batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BACKLOG_S = 1.0  # between two counts of the backlog for Spark's progress
+BACKLOG_S = 5.0  # between two counts of the backlog for Spark's progress
+TOPICS_S = 5.0  # between two looks at which topics match subscribePattern
+T = TypeVar("T")
+STOP_S = 2.0  # for what runs in the background when the query ends
 
 _log = logging.getLogger("spark_connector")
 
@@ -53,11 +60,12 @@ class Part(InputPartition):
     """The part of a batch that a task reads; pickled to the executor."""
 
     run: str
-    share: Share
+    held: int
+    parts: tuple[HeldPart, ...]
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Read a topic for one run of a query.
+    """Read topics for one run of a query.
 
     Spark creates an object in the source runner, where it lives as long as the query, and pickles
     another one to the tasks; so it connects only at the first call.
@@ -68,10 +76,28 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._new_run = uuid.uuid4().hex  # the run, if the checkpoint has none
         self._query_lease: QueryLease | None = None
+        self._settling: Future[None] | None = None
+        self._settling_end: Offset | None = None
+        self._taking: Future[dict[str, Numbers]] | None = None
+        self._begun = False  # the state of the query in Redis is known
         self._announced = False
         self._left: int | None = None  # for Trigger.AvailableNow: how many may still be taken
-        self._backlog: tuple[float, dict[str, Any]] | None = None
+        self._start: Offset | None = None  # that latestOffset was called with last
+        self._returned: tuple[Offset, Offset, dict[str, Any]] | None = (
+            None  # start, end; as spelled
+        )
+        self._ahead: dict[str, Numbers] | None = None  # the newest numbers taken, by topic
+        self._first_ahead = 0.0  # when the first message was taken that is ahead
+        self._topics: tuple[float, list[str]] | None = None  # since when; subscribed to
+        self._report: tuple[float, dict[str, Any]] | None = None
+        self._found: dict[str, Numbers] | None = None  # the batch that a former run left, once
+        self._inherited: dict[str, Numbers] = {}  # up to there a former run has taken
+        self._lapses = 0  # of the lease, that a batch has been counted after
+        self._checked: Offset | None = None  # the last batch that was found to be read
+        self._rows = self._batches = self._replays = 0
+        self._reported_rows = -1
         self._planned: Offset | None = None  # the end of the last batch with messages of this run
+        self._last: Offset | None = None  # the end of the last batch, for a Spark that does not say
         self._committed: Offset | None = None  # the last commit of Spark
 
     # --- on the driver -------------------------------------------------------------------------
@@ -82,14 +108,27 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._query_lease.release_ownership()
             orphaned = _terminate if _stop_on_sigterm() else None
             self._query_lease = QueryLease(self._options, run, orphaned)
+            self._begun, self._ahead, self._taking, self._settling = False, None, None, None
         return self._query_lease
+
+    def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        """Call in a thread that keeps no process alive, unlike those of an executor."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args))
+            except BaseException as error:  # it is raised where the result is asked for
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="rmq-background", daemon=True).start()
+        return future
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset before any message; after a crash, Spark may call it again."""
-        slots = self._open(self._new_run).slots()
-        return Offset(self._new_run, dict.fromkeys(range(slots), 0), {}).spell(
-            self._options.at.topic
-        )
+        lease = self._open(self._new_run)
+        start = {topic: _zeros(lease.slots(topic)) for topic in self._subscribed(lease, None)}
+        return Offset(self._new_run, start).spell()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return a number, so that `ReadAllAvailable` can only mean Trigger.Once."""
@@ -97,40 +136,219 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take no more messages than wait now."""
-        self._left = sum(self._open(self._new_run).waiting())
+        lease = self._open(self._new_run)
+        waiting = lease.waiting(self._subscribed(lease, None))
+        self._left = sum(sum(counts) for counts in waiting.values())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Settle the batch that ends at `start`, and take the next one."""
-        topic = self._options.at.topic
-        known = offsets.read(start, topic)
+    def _subscribed(self, lease: QueryLease, known: Offset | None) -> list[str]:
+        """Return the topics to read: those of the options that are there, and those of `known`.
+
+        Raises:
+            TopicNotFound: a topic of the checkpoint is gone, and onTopicLoss is `fail`.
+            ConfigurationError: no topic matches the pattern, or the checkpoint has other topics.
+        """
+        now = time.monotonic()
+        if self._topics is None or (self._options.pattern and now - self._topics[0] > TOPICS_S):
+            self._topics = now, lease.topics()
+        topics = list(self._topics[1])
+        if known is None:
+            if not topics:
+                raise ConfigurationError(
+                    f"subscribePattern: no topic matches {self._options.at.topic!r}; create one "
+                    "before the query starts: rmq topic create NAME"
+                )
+            return topics
+        for topic in known.topics:
+            if topic not in topics:
+                if self._options.pattern is None:
+                    raise ConfigurationError(
+                        f"checkpoint: it has topic {topic!r}, and subscribe names "
+                        f"{self._options.at.topic!r}; name it, too, or give the query "
+                        f"{offsets.ANEW}"
+                    )
+                self._lose(lease, topic)
+        return topics
+
+    def _lose(self, lease: QueryLease, topic: str) -> None:
+        text = (
+            f"topic {topic!r} is gone, or its name matches subscribePattern no more; restart with "
+            "onTopicLoss=continue to go on without it"
+        )
+        if self._options.on_topic_loss == "fail":
+            raise TopicNotFound(text)
+        _log.warning("%s", text)
+        lease.leave(topic)
+        if self._ahead is not None:
+            self._ahead.pop(topic, None)
+
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Settle the batch that ends at `start`, and return the next one.
+
+        Spark 4.0 and 4.1 give neither: there the last batch that was planned is the start.
+        """
+        limit = limit or self.getDefaultReadLimit()
+        if start is None:
+            start = self._last.spell() if self._last is not None else self.initialOffset()
+        known = offsets.read(start)
+        if self._returned is not None and self._returned[0] == known:
+            return self._returned[2]
         lease = self._open(known.run)
-        holding = lease.hold(known.slots)
-        offsets.check_slots(known, len(holding), topic)
-        offsets.check_age(known, [slot.settled for slot in holding], topic)
-        if self._unread(lease, known, holding):
-            lease.again(known.slots)
-            holding = lease.hold(known.slots)
-        else:
+        self._finish_settling()
+        topics, first = self._subscribed(lease, known), not self._begun
+        self._start = known
+        self._begin(lease, known, topics)
+        if self._unread(lease, known):
+            lease.again(known)
+            self._begun, self._ahead = False, None
+            self._begin(lease, known, topics)
+        elif first:
             self._settle(lease, known)
+        else:
+            self._settling_end = known
+            self._settling = self._in_background(self._settle, lease, known)
         if self._announces(known, limit):
+            self._finish_settling()
             return start
-        held = sum(slot.messages for slot in holding)
-        until = time.monotonic() + self._options.poll_s
-        while True:
-            end = lease.take(known.slots, self._most(limit, held))
-            if end != known.slots:
-                counts = [slot.messages for slot in lease.hold(known.slots, end)]
-                break
-            left_s = until - time.monotonic()
-            if left_s <= 0 or self._left is not None:
-                return start
-            lease.wait(left_s)
-        if self._left is not None and not held:
-            self._left = max(0, self._left - sum(counts))
-        self._log_gaps(sum(end.values()) - sum(known.slots.values()) - sum(counts))
-        return Offset(known.run, end, dict(enumerate(counts))).spell(topic)
+        end = self._next(lease, known, topics, limit)
+        if end is None:
+            self._finish_settling()
+            return start
+        spelled = end.spell()
+        self._returned = known, end, spelled
+        self._rows += end.messages
+        self._batches += 1
+        return spelled
 
-    def _unread(self, lease: QueryLease, end: Offset, holding: list[Held]) -> bool:
+    def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
+        """Learn once what the query holds beyond `known`; later, of topics that are new."""
+        ahead = self._ahead = {} if self._ahead is None else self._ahead
+        first = not self._begun
+        handed: dict[str, Numbers] = {}
+        for topic in topics:
+            if topic in ahead:
+                continue
+            slots = known.slots(topic)
+            holding = self._hold(lease, topic, slots)
+            if holding is None:
+                continue
+            offsets.check_slots(slots, len(holding), topic)
+            offsets.check_age(slots, [slot.settled for slot in holding], topic)
+            ahead[topic] = {
+                slot: max(state.newest, slots.get(slot, 0)) for slot, state in enumerate(holding)
+            }
+            handed[topic] = {
+                slot: max(state.handed, slots.get(slot, 0)) for slot, state in enumerate(holding)
+            }
+        if first:
+            self._begun = True
+            self._inherited = {topic: dict(numbers) for topic, numbers in ahead.items()}
+            held = any(
+                number > known.slots(topic).get(slot, 0)
+                for topic, numbers in ahead.items()
+                for slot, number in numbers.items()
+            )
+            # What tasks have read was in a batch, of which Spark may have lost the offset.
+            was_read = any(
+                number > known.slots(topic).get(slot, 0)
+                for topic, numbers in handed.items()
+                for slot, number in numbers.items()
+            )
+            self._found = (handed if was_read else ahead) if held else None
+
+    def _hold(self, lease: QueryLease, topic: str, slots: Numbers) -> list[Held] | None:
+        try:
+            return lease.hold(topic, slots)
+        except (TopicNotFound, TopicVanished):
+            if slots and self._options.on_topic_loss == "fail":
+                raise
+            self._topics = None
+            return None
+
+    def _next(
+        self, lease: QueryLease, known: Offset, topics: list[str], limit: ReadLimit
+    ) -> Offset | None:
+        """Return the end of the next batch; None: there is none yet."""
+        if self._found is not None:
+            found, self._found = self._found, None
+            return self._batch(lease, known, found)
+        newest = self._finish_taking()
+        most = self._most(limit)
+        until = time.monotonic() + self._options.poll_s
+        is_last = self._left is not None or isinstance(limit, ReadAllAvailable)
+        while True:
+            count = _beyond(known, newest)
+            if most is None or count < most:
+                if not count or not self._options.most_bytes:
+                    left = None if most is None else most - count
+                    newest = self._ahead = lease.take(newest, left, self._options.most_bytes)
+                count = _beyond(known, newest)
+            now = time.monotonic()
+            self._first_ahead = self._first_ahead if count and self._first_ahead else now
+            late = now >= self._first_ahead + self._options.delay_s
+            if count and (count >= self._options.least or late or is_last):
+                break
+            if now >= until or is_last:
+                return None
+            lease.wait(topics, until - now)
+        self._first_ahead = 0.0
+        if self._left is not None:
+            self._left = max(0, self._left - count)
+        if most is not None and count >= most and self._left != 0:
+            more = self._most(limit)
+            self._taking = self._in_background(lease.take, newest, more, self._options.most_bytes)
+        return self._batch(lease, known, newest)
+
+    def _batch(
+        self, lease: QueryLease, known: Offset, newest: Mapping[str, Numbers]
+    ) -> Offset | None:
+        """Return the offset of a batch, with the number of its messages.
+
+        Between two numbers there are as many messages, unless the lease may have expired since they
+        were taken.
+        """
+        end = dict(known.topics)
+        exact = lease.lapses() != self._lapses or _beyond(known, self._inherited) > 0
+        self._lapses = lease.lapses()
+        for topic, numbers in newest.items():
+            slots = known.slots(topic)
+            held = {slot: number - slots.get(slot, 0) for slot, number in numbers.items()}
+            if exact:
+                states = lease.hold(topic, slots, numbers)
+                counts = {slot: state.messages for slot, state in enumerate(states)}
+                self._log_gaps(topic, sum(held.values()) - sum(counts.values()))
+                held = counts
+            end[topic] = Position(dict(numbers), held)
+        for topic in set(end) - set(newest):
+            if topic in known.topics and topic in self._known_topics():
+                end[topic] = Position(known.topics[topic].slots, {})
+            else:
+                del end[topic]
+        offset = Offset(known.run, end)
+        same = all(offset.slots(topic) == known.slots(topic) for topic in {*end, *known.topics})
+        return None if same else offset
+
+    def _known_topics(self) -> list[str]:
+        return self._topics[1] if self._topics else []
+
+    def _finish_taking(self) -> dict[str, Numbers]:
+        """Return the newest numbers taken, when a take in the background has ended."""
+        if self._taking is not None:
+            taking, self._taking = self._taking, None
+            found = taking.result()
+            assert self._ahead is not None
+            self._ahead = {topic: found.get(topic, at) for topic, at in self._ahead.items()}
+        assert self._ahead is not None
+        return self._ahead
+
+    def _finish_settling(self) -> None:
+        """Wait for what is settled in the background; raise its error."""
+        if self._settling is not None:
+            settling, self._settling = self._settling, None
+            settling.result()
+
+    def _unread(self, lease: QueryLease, end: Offset) -> bool:
         """Whether no task has read any message of a batch that has ended; then it is not settled.
 
         A file sink drops a batch whose number it knows, and Spark runs no task for it: a new query
@@ -139,14 +357,27 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ConfigurationError: no task has, and onClaimLoss is `fail`.
         """
-        batch = {slot: count for slot, count in end.held.items() if count}
-        left = [holding[slot] for slot in batch if holding[slot].settled < end.slots[slot]]
-        since = {slot: end.slots[slot] - count for slot, count in end.held.items()}
-        if not left or any(holding[slot].handed > since[slot] for slot in batch):
+        batch = [
+            (topic, slot, at.slots[slot] - count)
+            for topic, at in end.topics.items()
+            for slot, count in at.held.items()
+            if count
+        ]
+        if not batch or end == self._checked:
             return False
-        if not any(slot.messages for slot in lease.hold(end.slots | since, end.slots)):
+        # Most batches were read in the first of their slots, and one question tells.
+        if any(lease.was_read(*where) for where in batch):
+            self._checked = end
             return False
-        text = unread(self._options, sum(batch.values()))
+        for topic, at in end.topics.items():
+            since = {slot: at.slots[slot] - count for slot, count in at.held.items()}
+            states = lease.hold(topic, at.slots | since, at.slots)
+            if any(state.messages for state in states):
+                break
+        else:
+            self._checked = end
+            return False
+        text = unread(self._options, end.messages)
         if self._options.on_loss == "fail":
             raise ConfigurationError(text)
         _log.warning("%s", text)
@@ -161,12 +392,12 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         missing = lease.settle(end)
         if not missing:
             return
-        text = missed(self._options, sum(end.held.values()), missing)
+        text = missed(self._options, end.messages, missing)
         if self._options.on_loss == "fail":
             raise LeaseLost(text)
         _log.warning("%s", text)
 
-    def _log_gaps(self, gone: int) -> None:
+    def _log_gaps(self, topic: str, gone: int) -> None:
         """Log that messages with numbers of this batch are gone from it.
 
         Such gaps come from a driver that died before Spark wrote their offset, or from a checkpoint
@@ -179,7 +410,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "back since then, when its lease ran out; this batch has nothing in their place. "
                 "If the checkpoint was rolled back, sinks may have them already, and whoever got "
                 "them meanwhile has them twice",
-                self._options.at.topic, gone,
+                topic, gone,
             )  # fmt: skip
 
     def _announces(self, known: Offset, limit: ReadLimit) -> bool:
@@ -194,23 +425,47 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._announced = True
         return True
 
-    def _most(self, limit: ReadLimit, held: int) -> int | None:
-        """Return how many messages may be taken; held messages are handed out in any case."""
+    def _most(self, limit: ReadLimit) -> int | None:
+        """Return how many messages may be taken."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        if self._left is None or held:
+        if self._left is None:
             return most
         return self._left if most is None else min(most, self._left)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the backlog, which Spark shows in the progress of the query."""
-        if self._query_lease is None:
+        """Return what Spark shows in the progress of the query as the latest offset.
+
+        How many messages wait, by topic and slot, and what this run of the query has done so far.
+        """
+        if self._query_lease is None or not self._begun:
             return None
         now = time.monotonic()
-        if self._backlog is None or now - self._backlog[0] > BACKLOG_S:
-            waiting = self._query_lease.waiting()
-            by_slot = {str(slot): count for slot, count in enumerate(waiting)}
-            self._backlog = now, {"waiting": sum(waiting), "slots": by_slot}
-        return self._backlog[1]
+        if self._report is None or now - self._report[0] > BACKLOG_S:
+            topics = [
+                topic for topic in self._known_topics() if topic not in self._query_lease.lost
+            ]
+            waiting = self._query_lease.waiting(topics) if self._is_busy() else {}
+            by_topic = {
+                topic: {str(slot): n for slot, n in enumerate(counts) if n}
+                for topic, counts in waiting.items()
+            }
+            self._report = (
+                now,
+                {
+                    "waiting": sum(map(sum, waiting.values())),
+                    "topics": by_topic,
+                    "rows": self._rows,
+                    "batches": self._batches,
+                    "replays": self._replays,
+                    "held": self._query_lease.held(),
+                },
+            )
+            self._reported_rows = self._rows
+        return self._report[1]
+
+    def _is_busy(self) -> bool:
+        """Whether there was a batch since the last count; an idle query has nothing to count."""
+        return self._rows != self._reported_rows
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Plan a batch, which an earlier run may have begun.
@@ -218,25 +473,51 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         The run is that of `end`: when Spark replays the first batch it calls initialOffset again,
         so that `start` has a run which was never used.
         """
-        topic = self._options.at.topic
-        known, since = offsets.read(end, topic), offsets.read(start, topic)
+        known, since = offsets.read(end), offsets.read(start)
+        self._last = known
         if since.run != known.run:
-            since = Offset(known.run, dict.fromkeys(known.slots, 0), {})
-        if known.slots == since.slots:
+            since = Offset(known.run, {})
+        if all(known.slots(topic) == since.slots(topic) for topic in known.topics):
             return []
         self._check_progress(since)
         self._planned = known
         lease = self._open(known.run)
-        held = lease.hold(since.slots, known.slots)
-        offsets.check_slots(known, len(held), topic)
-        self._settle(lease, since)
+        ours = self._returned is not None and self._returned[1] == known
+        if not ours:
+            self._subscribed(lease, known)
+        shares, counts = [], 0
+        for topic, at in known.topics.items():
+            after, held = since.slots(topic), at.held
+            if not ours:
+                self._replays += 1
+                states = lease.hold(topic, after, at.slots)
+                offsets.check_slots(at.slots, len(states), topic)
+                held = {slot: state.messages for slot, state in enumerate(states)}
+            counts += sum(held.values())
+            shares += planning.shares(topic, after, at.slots, held)
+        if not ours:
+            self._settle(lease, since)
         if self._gives_up(lease, known):
             return []
-        counts = {slot: state.messages for slot, state in enumerate(held)}
-        if counts != {slot: known.held.get(slot, 0) for slot in counts}:
+        if counts != known.messages:
             self._lost(counts, known)
-        shares = offsets.shares(since.slots, known, counts, self._options.min_partitions)
-        return [Part(known.run, share) for share in shares]
+        tasks = planning.wanted(
+            counts, self._options.tasks, self._options.rows, planning.cores_of_cluster()
+        )
+        retries = {topic: lease.max_retries(topic) for topic in known.topics}
+        return [
+            Part(known.run, sum(share.held for share in task), self._parts(task, retries))
+            for task in planning.tasks(shares, tasks)
+        ]
+
+    def _parts(self, task: list[planning.Share], retries: dict[str, int]) -> tuple[HeldPart, ...]:
+        return tuple(
+            HeldPart(
+                self._options.at.prefix, share.topic, share.slot, share.after, share.upto,
+                retries[share.topic],
+            )
+            for share in task
+        )  # fmt: skip
 
     def _check_progress(self, since: Offset) -> None:
         """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
@@ -258,54 +539,105 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.max_replays
         if most is None:
             return False
-        batch = ",".join(str(number) for number in end.slots.values())
-        runs = lease.begun(batch, self._new_run)
+        home = min(end.topics)
+        batch = ",".join(
+            str(number) for topic in sorted(end.topics) for number in end.slots(topic).values()
+        )
+        runs = lease.begun(home, batch, self._new_run)
         if runs <= most + 1:
             return False
         why = f"Spark began its batch {runs - 1} times and never ended it"
-        rejected = lease.reject(end.slots, why)
+        rejected = lease.reject(end, why)
         _log.warning(
-            "topic %r: %d messages are dead letters, their batch was replayed %d times",
-            self._options.at.topic, rejected, most,
+            "%s: %d messages are dead letters, their batch was replayed %d times",
+            _named(self._options), rejected, most,
         )  # fmt: skip
         return True
 
-    def _lost(self, counts: dict[int, int], end: Offset) -> None:
-        text = lost(self._options, sum(end.held.values()), sum(counts.values()))
+    def _lost(self, count: int, end: Offset) -> None:
+        text = lost(self._options, end.messages, count)
         if self._options.on_loss == "fail":
             raise LeaseLost(text)
         _log.warning("%s", text)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle a batch, unless `latestOffset` has done so."""
-        known = self._committed = offsets.read(end, self._options.at.topic)
-        self._settle(self._open(known.run), known)
+        """Settle a batch, unless `latestOffset` has done so or is about to.
+
+        Spark waits for this call before it runs the next tasks, so it does not wait for more.
+        """
+        known = self._committed = offsets.read(end)
+        if self._settling is None or self._settling_end != known:
+            self._finish_settling()
+            self._settle(self._open(known.run), known)
 
     def stop(self) -> None:
         """Let another driver continue at once. Messages stay held, because a restart replays them.
 
-        Spark calls this when the driver has crashed or a call has raised. At a clean stop it sends
-        SIGTERM, see `_stop_on_sigterm`.
+        What was taken ahead is given back: Spark does not know of it. Spark calls this when the
+        driver has crashed or a call has raised. At a clean stop it sends SIGTERM, see
+        `_stop_on_sigterm`.
         """
-        if self._query_lease is not None:
-            self._query_lease.release_ownership()
-            self._query_lease = None
+        if self._query_lease is None:
+            return
+        for future in (self._taking, self._settling):
+            if future is not None:
+                _wait(future)
+        end = self._returned[1] if self._returned is not None else self._start
+        beyond = None if end is None else {topic: at.slots for topic, at in end.topics.items()}
+        self._query_lease.release_ownership(beyond)
+        self._query_lease = None
 
     # --- in a task -----------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of a batch; Spark may repeat it, because nothing changes."""
         assert isinstance(partition, Part)
-        share, at = partition.share, self._options.at
-        batches = Batches(self._schema, at.topic)
+        options = self._options
+        batches = Batches(self._schema, partition.run)
         count = 0
-        with connect(at) as client:
-            query = client.topic(at.topic).query(partition.run, "task")
-            for block in _blocks(query, share, self._options.fetch):
-                count += len(block.ids)
-                yield batches.of_block(block)
-        if count != share.held and self._options.on_loss == "fail":
-            raise LeaseLost(lost(self._options, share.held, count))
+        client = client_of_task(options.at)
+        read = open_parts(
+            client._transport,
+            partition.run,
+            partition.parts,
+            options.fetch,
+            options.memory // SHARE_OF_PAGE,
+        )
+        while blocks := retry_while_away(read, RETRY_S):
+            count += sum(len(block.records) for block in blocks)
+            yield batches.of_blocks(blocks)
+        if count != partition.held and options.on_loss == "fail":
+            raise LeaseLost(lost(options, partition.held, count))
+
+
+SHARE_OF_PAGE = 4  # a page is there as replies, as records, as columns, and as what Spark reads
+
+
+def _zeros(slots: int) -> Position:
+    return Position(dict.fromkeys(range(slots), 0), {})
+
+
+def _beyond(known: Offset, newest: Mapping[str, Numbers]) -> int:
+    """Return how many numbers are beyond an offset."""
+    return sum(
+        max(0, number - known.slots(topic).get(slot, 0))
+        for topic, numbers in newest.items()
+        for slot, number in numbers.items()
+    )
+
+
+def _wait(future: Future[Any]) -> None:
+    """Wait a moment for a call in the background, whatever becomes of it."""
+    try:
+        future.result(STOP_S)
+    except BaseException as error:
+        _log.debug("at the end of the query: %s", error)
+
+
+def _named(options: StreamOptions) -> str:
+    if options.pattern is not None:
+        return f"topics {options.at.topic!r}"
+    return f"topic{'s' if len(options.topics) > 1 else ''} {', '.join(map(repr, options.topics))}"
 
 
 def _stop_on_sigterm() -> bool:
@@ -332,25 +664,10 @@ def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _page(query: rmq.Query, slot: int, after: int, upto: int) -> Block | None:
-    return next(query.read(slot, after, upto), None)
-
-
-def _blocks(query: rmq.Query, share: Share, most: int) -> Iterator[Block]:
-    """Yield the held messages of a share; resume after an outage of Redis."""
-    after = share.after
-    while after < share.upto:
-        upto = min(share.upto, after + most)
-        block = retry_while_away(partial(_page, query, share.slot, after, upto), RETRY_S)
-        if block is not None:
-            yield block
-        after = upto if block is None else block.numbers[-1]
-
-
 def unread(options: StreamOptions, batch: int) -> str:
     """Return the text for a batch that Spark ended and no task has read."""
     return (
-        f"topic {options.at.topic!r}: Spark ended a batch of {batch} messages of which no task has "
+        f"{_named(options)}: Spark ended a batch of {batch} messages of which no task has "
         "read any: a sink that knows its number dropped it, as file sinks do where a new "
         "checkpoint meets the output path of another one, or foreachBatch did not read it. None "
         f"of them is settled or lost. Give the query {offsets.ANEW}; or restart with "
@@ -361,7 +678,7 @@ def unread(options: StreamOptions, batch: int) -> str:
 def missed(options: StreamOptions, batch: int, missing: int) -> str:
     """Return the text for an ended batch with messages that others have received."""
     return (
-        f"topic {options.at.topic!r}: {missing} of {batch} messages of the last batch, which has "
+        f"{_named(options)}: {missing} of {batch} messages of the last batch, which has "
         f"ended, could not be settled: its lease of {options.lease_s:g} s ran out before, or the "
         "query was released, and others have had them since, or get them now. So they may be twice "
         "where both write to; none is lost. Restart with onClaimLoss=continue to go on with the "
@@ -372,7 +689,7 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
 def lost(options: StreamOptions, batch: int, held: int) -> str:
     """Return the text for a batch with messages that are no longer held."""
     return (
-        f"topic {options.at.topic!r}: {batch - held} of {batch} messages of this batch are no "
+        f"{_named(options)}: {batch - held} of {batch} messages of this batch are no "
         f"longer held, because its lease of {options.lease_s:g} s ran out or they were settled "
         "before; none is lost, they were given back and come again: restart with "
         "onClaimLoss=continue to go on without them in this batch"

@@ -44,7 +44,7 @@ class Reader(RmqStreamReader):
         return end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
-        if end["slots"] != start["slots"]:
+        if end["topics"] != start["topics"]:
             die_at("logged")
         return super().partitions(start, end)
 

@@ -7,7 +7,7 @@ for takes its file, and waits until the test says that it is over.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,17 @@ def wait_for(file: Path) -> None:
 
 def outage(server: Server, where: Path, moment: str, away_s: float = AWAY_S) -> None:
     """Kill Redis when a query is in this moment, which then goes on; start it again later."""
-    (where / moment).touch()
-    wait_for(where / f"{moment}-met")
-    server.kill()
-    (where / f"{moment}-over").touch()
+    in_moment(where, moment, server.kill)
     time.sleep(away_s)  # Redis is away for so long
     server.start()
+
+
+def in_moment(where: Path, moment: str, strike: Callable[[], object]) -> None:
+    """Do something when a query is in this moment, which then goes on."""
+    (where / moment).touch()
+    wait_for(where / f"{moment}-met")
+    strike()
+    (where / f"{moment}-over").touch()
 
 
 def source(where: str) -> type[RmqDataSource]:

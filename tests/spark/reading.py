@@ -35,6 +35,7 @@ def make(server: Server, topic: rmq.Topic) -> Iterator[Make]:
     def reader(**given: object) -> RmqStreamReader:
         asked = {"url": server.url, "subscribe": topic.name, "pollWaitMs": "0"}
         asked |= {key: str(value) for key, value in given.items()}
+        asked = {key: value for key, value in asked.items() if given.get(key, "") is not None}
         found = options.stream(asked)
         made.append(RmqStreamReader(found, stream_schema(found.headers)))
         return made[-1]
@@ -49,9 +50,23 @@ def fill(topic: rmq.Topic, count: int, first: int = 0) -> None:
 
 
 def latest(reader: RmqStreamReader, start: Offset, limit: ReadLimit | None = None) -> Offset:
-    """Through JSON, as all that Spark hands over."""
+    """Through JSON, as all that Spark hands over; what it began in the background has ended."""
     found = reader.latestOffset(start, limit or reader.getDefaultReadLimit())
+    reader._finish_settling()
+    if reader._taking is not None:
+        reader._taking.result(30)
     return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def numbers(offset: Offset, topic: rmq.Topic) -> dict[str, int]:
+    """By slot, the number of the newest message that an offset has."""
+    found: dict[str, int] = offset["topics"][topic.name]["slots"]
+    return found
+
+
+def held(offset: Offset, topic: rmq.Topic) -> int:
+    """How many messages the batch has that ends there."""
+    return sum(offset["topics"][topic.name]["held"].values())
 
 
 def begun(reader: RmqStreamReader) -> Offset:

@@ -14,23 +14,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 import rmq
 from tests.conftest import any_binary
 from tests.servers import Server
-from tests.spark.halting import AWAY_S, PATIENCE_S, outage, source
+from tests.spark.halting import AWAY_S, PATIENCE_S, outage
 from tests.spark.long import long
 from tests.spark.target import taken
 
 pytestmark = pytest.mark.timeout(600)  # a cold Spark on a busy machine
 
 ROWS = 60  # sent before each outage
-
-
-@pytest.fixture
-def halting(spark: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
-    """Spark with a data source that waits in the middle of its work."""
-    from spark_connector import RmqDataSource
-
-    spark.dataSource.register(source(str(tmp_path)))
-    yield spark
-    spark.dataSource.register(RmqDataSource)
 
 
 @pytest.fixture

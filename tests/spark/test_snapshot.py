@@ -11,9 +11,10 @@ from pyspark.sql import SparkSession
 
 import rmq
 from rmq.errors import InvalidValue
-from spark_connector import options, reader
+from spark_connector import options, reader, schema
+from spark_connector.decode import fingerprint
 from spark_connector.reader import RmqReader, SnapshotPart
-from spark_connector.schema import fingerprint, snapshot_schema
+from spark_connector.schema import snapshot_schema
 from tests.servers import Server
 
 
@@ -57,7 +58,7 @@ def test_a_batch_ends_where_its_bodies_are_large_once_decompressed(
 ) -> None:
     packed = client.topic(topic.name, codec=rmq.Compressed("bytes"))
     packed.send_many([rmq.Outgoing(bytes(40_000), slot_basis="one") for _ in range(5)])
-    monkeypatch.setattr(reader, "VALUES_BYTES", 70_000)
+    monkeypatch.setattr(schema, "VALUES_BYTES", 70_000)
     found = make(server, topic, queue="store")
 
     batches = [batch for look in found.partitions() for batch in found.read(look)]

@@ -95,7 +95,12 @@ def test_available_now_brings_each_message_once_and_settles_it_after_its_batch(
     queries.run(sink, maxMessagesPerTrigger=10)
 
     assert queries.sizes() == [0, 10, 10, 5, 5]
-    assert seen == [(0, 0), (10, 0), (10, 10), (5, 20), (5, 25)]
+    # Never settled before its batch has ended; what is in flight may be of the next batch, too.
+    for (in_flight, settled), ended, rows in zip(
+        seen, [0, 0, 10, 20, 25], queries.sizes(), strict=True
+    ):
+        assert settled <= ended
+        assert in_flight + settled >= ended + rows
     assert queries.values() == list(range(30))
     assert held(client, topic.name) == (0, 30)
 
@@ -148,26 +153,25 @@ def test_two_queries_and_a_consumer_share_a_topic(
     running = [one.start(trigger="default", maxMessagesPerTrigger=7) for one in (queries, other)]
     taken: list[int] = []
     with topic.consumer() as consumer:
-        for first in range(0, 60, 6):
-            fill(topic, 6, first)
+        sent = 0
+        while sent < 60 or not (queries.values() and other.values()):
+            assert sent < 6000, "one of the queries gets nothing"
+            fill(topic, 6, sent)
+            sent += 6
             for delivery in consumer.receive(2):
                 taken.append(delivery.body)
                 delivery.ack()
+            time.sleep(0.05)
 
     for _ in range(600):
-        if (
-            len(queries.values() + other.values() + taken) >= 60
-            and held(client, topic.name)[1] == 60
-        ):
+        if held(client, topic.name)[1] == sent:
             break
         time.sleep(0.1)
     for query in running:
         query.stop()
 
-    assert sorted(queries.values() + other.values() + taken) == list(range(60))
-    assert queries.values()
-    assert other.values()
-    assert held(client, topic.name) == (0, 60)
+    assert sorted(queries.values() + other.values() + taken) == list(range(sent))
+    assert held(client, topic.name) == (0, sent)
 
 
 def test_a_task_that_failed_reads_the_same_rows_again(

@@ -98,11 +98,12 @@ def test_a_checkpoint_of_another_topic_or_of_other_slots_is_refused(
             reader.partitions(start, end)
 
     other = make(subscribe="two-" + topic.name)
-    everywhere(other, f"it is of topic '{topic.name}' and subscribe names 'two-", start, end)
-    renamed = {"topic": "two-" + topic.name}
-    everywhere(
-        other, "has 2 slots in Redis and 3 in the checkpoint", start | renamed, end | renamed
-    )
+    everywhere(other, f"it has topic '{topic.name}', and subscribe names 'two-", start, end)
+
+    def renamed(offset: Offset) -> Offset:
+        return offset | {"topics": {"two-" + topic.name: offset["topics"][topic.name]}}
+
+    everywhere(other, "has 2 slots in Redis and 3 in the checkpoint", renamed(start), renamed(end))
     assert state(client, topic) == (0, 4, 0)
 
 
