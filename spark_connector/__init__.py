@@ -13,15 +13,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_connector.rejecting import nack, reject
     from spark_connector.source import RmqDataSource
 
-__all__ = ["RmqDataSource"]
+__all__ = ["RmqDataSource", "nack", "reject"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load PySpark when the data source is asked for, and not before."""
+    """Load PySpark when a name is asked for, and not before."""
     if name == "RmqDataSource":
         from spark_connector.source import RmqDataSource
 
         return RmqDataSource
+    if name in ("nack", "reject"):
+        from spark_connector import rejecting
+
+        return getattr(rejecting, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,232 @@
+"""Rows that fail: `reject` and `nack` take single messages out of a batch, from `foreachBatch`.
+
+Tasks do it, each once: RMQ marks the message in the query's log, so a replay of the batch, a task
+that Spark repeats, and two drivers do nothing twice. The rest of the batch is settled as always.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+import rmq
+from rmq.connectors import FailedMessage, Failures
+from rmq.errors import InvalidValue
+from spark_connector import options
+from spark_connector.connection import client_of_task, retry_while_away
+from spark_connector.options import Connection
+
+RETRY_S = 300.0  # Redis may be away for so long without failing the batch
+_TEXT = (StringType,)
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+
+_log = logging.getLogger("spark_connector")
+
+
+class Needed(NamedTuple):
+    """A column of the rows: the types it may have, and where it comes from."""
+
+    types: tuple[type[DataType], ...]
+    hint: str
+    required: bool = True
+
+
+_OF_STREAM = "select it from the batch"
+COLUMNS = {
+    "message_id": Needed(_TEXT, _OF_STREAM),
+    "topic": Needed(_TEXT, _OF_STREAM),
+    "slot": Needed(_WHOLE, _OF_STREAM),
+    "seq": Needed(_WHOLE, _OF_STREAM),
+    "query": Needed(_TEXT, "give readStream the option includeQuery=true"),
+}
+REJECT = COLUMNS | {"reason": Needed(_TEXT, 'withColumn("reason", lit("..."))')}
+NACK = COLUMNS | {"delay_ms": Needed(_WHOLE, "", False), "error": Needed(_TEXT, "", False)}
+
+
+def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
+    """Make messages of a batch dead letters; call it in `foreachBatch`, with some of its rows.
+
+        def handle(df, batch):
+            bad = df.where("unreadable is not null").withColumn("reason", df.unreadable)
+            spark_connector.reject(bad)
+            ...
+
+    Args:
+        df: rows of the batch, with the columns `message_id`, `topic`, `slot`, `seq` and `query` as
+            they came, and `reason` (string). Other columns are ignored. `query` comes with the
+            option `includeQuery`.
+        url: where Redis is, for the tasks. None: `RMQ_URL` of the driver.
+        prefix: of the topics. None: `rmq`.
+
+    Returns:
+        How many are dead letters now (`dead`), were taken out of the batch by an earlier call, an
+        earlier run of the batch or another row (`before`), or are no longer held, because the lease
+        ran out (`lost`; others may have them, and nothing was done).
+
+    Guarantee:
+        Each message is rejected once, however often the batch is replayed, and is not settled with
+        the rest. A call that fails may have done a part; it is safe to repeat.
+
+    Raises:
+        InvalidValue: a column is missing or of another type; raised by Spark for a value that is
+            null, or not as it came.
+    """
+    return _fail(df, "reject", REJECT, url, prefix)
+
+
+def nack(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
+    """Give messages of a batch back for a retry; call it in `foreachBatch`, as `reject`.
+
+    It costs each a retry, as `Consumer.nack` does; one with none remaining becomes a dead letter.
+
+    Args:
+        df: as for `reject`, without `reason`. It may have `delay_ms` (whole number), after which
+            the message is delivered again, to whoever reads the topic; null or no column: as the
+            topic's retry policy says. And `error` (string), for its failure entry.
+        url: as for `reject`.
+        prefix: as for `reject`.
+
+    Returns:
+        How many are given back now (`retried`), are dead letters now (`dead`), `before` and `lost`.
+
+    Guarantee:
+        As of `reject`. A replay of the batch has the row again; if the message was settled in the
+        meantime by another reader, its `value` is empty, and `unreadable` says why.
+    """
+    return _fail(df, "nack", NACK, url, prefix)
+
+
+def _fail(
+    df: DataFrame, verb: str, table: dict[str, Needed], url: str | None, prefix: str | None
+) -> Failures:
+    if df.isStreaming:
+        raise InvalidValue(f"{verb}: a streaming DataFrame; call it in foreachBatch with its rows")
+    names = checked(df.schema, verb, table)
+    fail = _task(connection(url, prefix), verb == "nack")
+    rows = functions.struct(*(df[given].alias(name) for name, given in names.items()))
+    counted = df.select(fail(rows).alias("outcome")).groupBy("outcome").count().collect()
+    total = Failures(**{row["outcome"]: row["count"] for row in counted})
+    if total.lost:
+        _log.warning(
+            "%s: %d messages are no longer held by their query: its lease ran out, or they were "
+            "settled before; nothing was done to them",
+            verb, total.lost,
+        )  # fmt: skip
+    return total
+
+
+def connection(url: str | None, prefix: str | None) -> Connection:
+    """Return the address of Redis, checked as options are; it names no topic.
+
+    Raises:
+        InvalidValue: it cannot work.
+        ConfigurationError: there is none.
+    """
+    given = {"url": url, "prefix": prefix}
+    values = options.checked(
+        {name: value for name, value in given.items() if value is not None},
+        options.ADDRESS, "this call",
+    )  # fmt: skip
+    return options.connection(values | {"subscribe": ""})
+
+
+def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str, str]:
+    """Check the columns; return by name how they are spelled in the schema.
+
+    Raises:
+        InvalidValue: a column is missing, of another type, or given twice.
+    """
+    found: dict[str, str] = {}
+    for field in schema:
+        name = field.name.lower()
+        if name not in table:
+            continue
+        if name in found:
+            raise InvalidValue(f"{found[name]}, {field.name}: two columns for one thing; drop one")
+        if not isinstance(field.dataType, table[name].types):
+            wanted = "bigint" if table[name].types is _WHOLE else "string"
+            raise InvalidValue(
+                f"{field.name}: {field.dataType.simpleString()}; cast it to {wanted}"
+            )
+        found[name] = field.name
+    for name, column in table.items():
+        if name in found:
+            continue
+        if column.required:
+            raise InvalidValue(f"{name}: {verb} needs this column; {column.hint}")
+        near = difflib.get_close_matches(name, [each.lower() for each in schema.names], 1, 0.75)
+        if near and near[0] not in found:
+            raise InvalidValue(f"{near[0]}: did you mean {name}? Rename it, or drop it")
+    return {name: found[name] for name in table if name in found}
+
+
+def _task(at: Connection, retry: bool) -> Callable[[Column], Column]:
+    """Return what a task does with its rows, as a function of a column.
+
+    It returns an outcome for each row; only how many there are of each is right. Not by
+    `mapInArrow`, which needs pandas.
+    """
+
+    def fail(rows: pa.Array) -> pa.Array:
+        outcomes: list[str] = []
+        for (topic, run), messages in _messages(rows).items():
+            for outcome, count in _fail_of_query(at, topic, run, messages, retry).items():
+                outcomes += [outcome] * count
+        return pa.array(outcomes, pa.string())
+
+    return functions.arrow_udf(fail, "string").asNondeterministic()  # type: ignore
+
+
+def _fail_of_query(
+    at: Connection, topic: str, run: str, messages: list[FailedMessage], retry: bool
+) -> dict[str, int]:
+    try:
+        query = client_of_task(at).topic(topic).query(run, f"task {os.getpid()}")
+        return retry_while_away(partial(query.fail, messages, retry=retry), RETRY_S)._asdict()
+    except InvalidValue as error:
+        head, colon, rest = str(error).partition(":")
+        error.args = (_COLUMN_OF.get(head, head) + colon + rest,)
+        raise
+
+
+_COLUMN_OF = {"id": "message_id", "number": "seq", "run": "query", "name": "topic"}
+
+
+def _messages(rows: pa.Array) -> dict[tuple[str, str], list[FailedMessage]]:
+    """Return the messages of rows, by topic and query.
+
+    Raises:
+        InvalidValue: a value is null, or is no id.
+    """
+    names = [field.name for field in rows.type]
+    columns = dict(zip(names, (array.to_pylist() for array in rows.flatten()), strict=True))
+    for name, values in columns.items():
+        if name not in ("delay_ms", "error") and None in values:
+            raise InvalidValue(f"{name}: null; give it as it came, and a reason to each row")
+    nothing = [None] * len(rows)
+    errors = columns.get("reason") or columns.get("error") or nothing
+    delays = columns.get("delay_ms") or nothing
+    found: dict[tuple[str, str], list[FailedMessage]] = {}
+    for topic, run, slot, seq, text, error, delay in zip(
+        columns["topic"], columns["query"], columns["slot"], columns["seq"], columns["message_id"],
+        errors, delays, strict=True,
+    ):  # fmt: skip
+        id = rmq.MessageId.parse(text, "message_id")
+        found.setdefault((topic, run), []).append(FailedMessage(slot, seq, id, error or "", delay))
+    return found
