@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from itertools import islice, repeat
@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmq import Outgoing
+from rmq import Outgoing, Stage
 from rmq.connectors import Merge, codec_of
 from rmq.errors import EncodeError, InvalidValue, RMQError
 
@@ -56,9 +56,10 @@ COLUMNS = {
     "dedup_key": Column("dedup_key", _TEXT, "string or binary"),
     "headers": Column("headers", (MapType,), "map<string,string>"),
     "type": Column("type", (StringType,), "string"),
+    "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
-SLICE_ROWS, SLICE_BYTES = 8_000, 16 * 1024 * 1024  # encoded at a time
+SLICE_ROWS, SLICE_BYTES = 20_000, 16 * 1024 * 1024  # encoded at a time; more make longer entries
 
 
 _FIELDS = tuple(field.name for field in fields(Outgoing))
@@ -151,52 +152,118 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 }  # fmt: skip
 
 
+# The columns that `Stage.push_bodies` takes as they are, and its names for them.
+_WHOLE_COLUMNS = {
+    "priority": "priorities", "slot_basis": "slot_bases", "headers": "headers", "type": "types",
+}  # fmt: skip
+
+
+class _Bodies(list[Any]):
+    """The bodies of a slice; it knows how many the last reader of it has read."""
+
+    left: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        self.left = super().__iter__()
+        return self.left
+
+    @property
+    def read(self) -> int:
+        return len(self) - length_hint(self.left)
+
+
+def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches in as many as are encoded at a time, where the batches are small.
+
+    Spark makes batches of 10 000 rows at most.
+    """
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        rows = sum(each.num_rows for each in waiting) + batch.num_rows
+        if waiting and (rows > SLICE_ROWS or sum(each.nbytes for each in waiting) > SLICE_BYTES):
+            yield _joined(waiting)
+            waiting = []
+        waiting.append(batch)
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    joined = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined[0] if joined else batches[0]
+
+
 class Rows:
     """Convert record batches to messages; keep the current row, for errors."""
 
     def __init__(self, columns: dict[str, str], merge: Merge) -> None:
         self._columns = columns
+        self._topic = columns.get("topic")
+        columns = {field: name for field, name in columns.items() if field != "topic"}
+        self._fields_of = columns
         self._merge = merge
-        self._before = 0  # rows of the partition before the current slice
-        self._bodies: list[Any] = []
-        self._left: Iterator[Any] = iter(self._bodies)
+        self._before = 0  # rows of the partition before the current batch
+        self._rows: Sequence[int] = range(1)  # of the batch: those of the current slice
+        self._bodies = _Bodies()
         merges = ("merge",) if "merge_key" in columns else ()
         last = max(_FIELDS.index(field) for field in (*columns, *merges))
         self._fields = _FIELDS[: last + 1]
-        self.is_plain = list(columns) == ["body"]  # no column but the body
+        self._is_simple = columns.keys() <= {"body", *_WHOLE_COLUMNS}
 
     @property
     def row(self) -> int:
         """The last row that was read, counted from 1 in its partition."""
-        return self._before + len(self._bodies) - length_hint(self._left)
+        return self._before + self._rows[max(0, self._bodies.read - 1)] + 1
 
-    def slices(self, batch: pa.RecordBatch) -> Iterator[Iterator[Any]]:
-        """Yield the messages of a batch (only bodies if `is_plain`), some thousands at a time."""
+    def push(self, batch: pa.RecordBatch, stage_of: Callable[[str | None], Stage]) -> None:
+        """Put the messages of a batch into the stages of their topics, some thousands at a time."""
         each = max(1, batch.nbytes // max(1, batch.num_rows))
         step = max(1, min(SLICE_ROWS, SLICE_BYTES // each))
-        for at in range(0, batch.num_rows, step):
-            yield self._messages(batch.slice(at, step))
+        for topic, rows in self._by_topic(batch).items():
+            of_topic = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+            for at in range(0, len(rows), step):
+                self._rows, self._bodies = rows[at : at + step], _Bodies()
+                self._push(of_topic.slice(at, step), stage_of(topic))
+        self._before += batch.num_rows
+        self._rows, self._bodies = range(1), _Bodies()
 
-    def _messages(self, batch: pa.RecordBatch) -> Iterator[Any]:
-        self._before = self.row
+    def _by_topic(self, batch: pa.RecordBatch) -> dict[str | None, Sequence[int]]:
+        """Return the rows of each topic."""
+        if self._topic is None:
+            return {None: range(batch.num_rows)}
+        rows: dict[str | None, list[int]] = defaultdict(list)
+        for row, topic in enumerate(batch.column(self._topic).to_pylist()):
+            rows[topic].append(row)
+        return {**rows}
+
+    def _push(self, rows: pa.RecordBatch, stage: Stage) -> None:
+        values = self._values(rows)
+        if self._is_simple:
+            columns = {_WHOLE_COLUMNS[field]: values[field] for field in values}
+            stage.push_bodies(self._bodies, **columns)
+        else:
+            # Column by column, with `repeat` for constants: no row object is ever made.
+            outs = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
+            stage.push(map(Outgoing, self._bodies, *outs))
+
+    def _values(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
+        """Read the rows of a slice; return their fields but the bodies."""
+        read = _READ | ({"slot_basis": _binary} if self._is_simple else {})
         values = {
-            field: _READ.get(field, _plain)(batch.column(name))
-            for field, name in self._columns.items()
+            field: read.get(field, _plain)(batch.column(name))
+            for field, name in self._fields_of.items()
         }
-        self._bodies = values["body"]
-        self._left = iter(self._bodies)
+        self._bodies = _Bodies(values.pop("body"))
         if batch.column(self._columns["body"]).null_count:
-            deque(islice(self._left, self._bodies.index(None) + 1), 0)
+            deque(islice(self._bodies, self._bodies.index(None) + 1), 0)
             raise InvalidValue(f"{self._columns['body']}: null; a message has a body")
-        if self.is_plain:
-            return self._left
         if "merge_key" in values:
             values["merge"] = [
                 "first" if key is None else self._merge for key in values["merge_key"]
             ]
-        # Column by column, with `repeat` for constants: no row object is ever made.
-        columns = [values.get(field, repeat(_DEFAULTS[field])) for field in self._fields[1:]]
-        return map(Outgoing, self._left, *columns)
+        return values
 
     def explain(self, error: RMQError, partition: int) -> None:
         """Name the columns in an error of a message, instead of its fields."""

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import rmq
 from rmq.errors import ConfigurationError, InvalidValue, QueueFull, RMQError, SendError
 from spark_connector import columns, options
 from spark_connector.connection import connect, retry_while_away
 from spark_connector.options import SinkOptions
+from spark_connector.versions import DataSourceStreamArrowWriter
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -38,7 +35,7 @@ STAGE_TTL_S = 86_400.0  # of a stage that is never committed
 class Written(WriterCommitMessage):
     """The rows that a task has staged."""
 
-    staged: rmq.StageContent
+    staged: list[rmq.StageContent]
     query: str | None = None
 
 
@@ -50,7 +47,7 @@ def _sink(
             f'{setting}: {word}; a queue is not overwritten: use {setting}("append"), and rmq '
             "purge to delete what waits"
         )
-    return _Sink(options.sink(given), columns.checked(schema))
+    return _Sink(options.sink(given, schema.names), columns.checked(schema))
 
 
 class _Sink:
@@ -60,45 +57,66 @@ class _Sink:
         self.options = options
         self.fields = fields
 
-    def topic(self, client: rmq.Client) -> rmq.Topic:
-        """Return the topic to write to."""
-        return client.topic(self.options.at.topic, codec=columns.Encoded(self.options.codec))
+    def topic(self, client: rmq.Client, name: str) -> rmq.Topic:
+        """Return a topic to write to."""
+        return client.topic(name, codec=columns.Encoded(self.options.codec))
 
-    def stage(self, batches: Iterator[RecordBatch], name: str) -> rmq.StageContent:
-        """Stage the rows of a task; if it fails, drop them."""
+    def home(self, client: rmq.Client, staged: Sequence[rmq.StageContent]) -> rmq.Topic | None:
+        """Return the topic that knows which stages are of a batch; None: there are none at all.
+
+        The same at each repetition of the batch: the topic of the option, or the first by name.
+        """
+        name = self.options.at.topic or min((stage.topic for stage in staged), default="")
+        return self.topic(client, name) if name else None
+
+    def stage(self, batches: Iterator[RecordBatch], name: str) -> list[rmq.StageContent]:
+        """Stage the rows of a task, by topics; if it fails, drop them."""
         rows = columns.Rows(self.fields, self.options.merge)
+        default, stages = self.options.at.topic, dict[str, rmq.Stage]()
+
+        def stage_of(topic: str | None) -> rmq.Stage:
+            chosen = default if topic is None else topic
+            if chosen not in stages:
+                if topic is None and not default:
+                    raise InvalidValue("topic: null; name it, or give the option topic")
+                to = self.topic(client, chosen)
+                if chosen != default:  # only the option creates a topic
+                    to.open(create=False)
+                stages[chosen] = to.stage(name, keep=STAGE_TTL_S, late=self.options.late)
+            return stages[chosen]
+
         with connect(self.options.at) as client:
-            stage = self.topic(client).stage(name, keep=STAGE_TTL_S, late=self.options.late)
-            push = stage.push_bodies if rows.is_plain else stage.push
             try:
-                for batch in batches:
-                    for messages in rows.slices(batch):
-                        push(messages)
+                for batch in columns.gathered(batches):
+                    rows.push(batch, stage_of)
             except BaseException as error:
-                with contextlib.suppress(RMQError):
-                    stage.discard()
+                for stage in stages.values():
+                    with contextlib.suppress(RMQError):
+                        stage.discard()
                 if isinstance(error, ConfigurationError | SendError) and not isinstance(
                     error, QueueFull
                 ):
                     rows.explain(error, _partition())
                 raise
-            return stage.staged
+            return [stage.staged for stage in stages.values()]
 
-    def publish(self, written: Sequence[Written], batch: int | None = None) -> None:
-        """Publish the stages of tasks."""
-        staged = [each.staged for each in written]
-        query = written[0].query if written else None
+    def publish(
+        self, written: Sequence[Written], query: str | None = None, batch: int | None = None
+    ) -> None:
+        """Publish the stages of tasks; of a batch of a query only once."""
+        staged = [content for each in written for content in each.staged]
         with connect(self.options.at) as client:
-            topic = self.topic(client)
-            retry_while_away(
-                lambda: topic.publish(staged, query=query, batch=batch), COMMIT_RETRY_S
-            )
+            if topic := self.home(client, staged):
+                retry_while_away(
+                    lambda: topic.publish(staged, query=query, batch=batch), COMMIT_RETRY_S
+                )
 
-    def discard(self, written: Sequence[Written]) -> None:
+    def discard(self, written: Sequence[Written], query: str | None) -> None:
         """Drop the stages of tasks, unless they have begun to be published."""
-        query = written[0].query if written else None
+        staged = [content for each in written for content in each.staged]
         with contextlib.suppress(RMQError), connect(self.options.at) as client:
-            self.topic(client).discard([each.staged for each in written], query=query)
+            if topic := self.home(client, staged):
+                topic.discard(staged, query=query)
 
 
 def _partition() -> int:
@@ -121,12 +139,16 @@ class RmqWriter(DataSourceArrowWriter):
         return Written(self._sink.stage(iterator, uuid.uuid4().hex))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the staged rows; a crash half-way leaves a part published."""
-        self._sink.publish(_written(messages))
+        """Publish the staged rows.
+
+        A crash half-way leaves a part published; the batch of a query is ended when it is repeated.
+        """
+        options = self._sink.options
+        self._sink.publish(_written(messages), options.query, options.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop the staged rows of a job that failed: nothing was published."""
-        self._sink.discard(_written(messages))
+        """Drop the staged rows of a job that failed, unless they have begun to be published."""
+        self._sink.discard(_written(messages), self._sink.options.query)
 
 
 class RmqStreamWriter(DataSourceStreamArrowWriter):
@@ -156,11 +178,12 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         """Publish the rows of a batch; a repeated commit of the batch adds nothing."""
         written = _written(messages)
         if written:  # Spark runs a task even for a batch without rows
-            self._sink.publish(written, batchId)
+            self._sink.publish(written, written[0].query, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop the rows, unless they have begun to be published."""
-        self._sink.discard(_written(messages))
+        written = _written(messages)
+        self._sink.discard(written, written[0].query if written else None)
 
 
 def batch_writer(given: dict[str, str], schema: StructType, overwrite: bool) -> RmqWriter:
@@ -178,4 +201,7 @@ def stream_writer(given: dict[str, str], schema: StructType, overwrite: bool) ->
     Raises:
         ConfigurationError: an option or a column cannot work.
     """
-    return RmqStreamWriter(_sink(given, schema, overwrite, "outputMode", "complete"))
+    sink = _sink(given, schema, overwrite, "outputMode", "complete")
+    if sink.options.query is not None:
+        raise InvalidValue("queryId, batchId: a streaming write has those of its checkpoint")
+    return RmqStreamWriter(sink)

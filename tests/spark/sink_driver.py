@@ -2,9 +2,10 @@
 
     python -m tests.spark.sink_driver URL TOPIC DIRECTORY POINT
 
-It copies DIRECTORY/in into the topic. POINT is where everything is killed, or `end`: `staged`
-before the commit, `half` when some slots are published, `published` after the commit, before Spark
-notes it.
+It copies DIRECTORY/in into the topic, or into those that the rows name if TOPIC is empty. POINT is
+where everything is killed, or `end`: `staged` before the commit, `half` when some slots are
+published, `between` when the first topic is published and the second is not noted as such,
+`published` after the commit, before Spark notes it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ class Writer(RmqStreamWriter):
 
             stage_flows.PUBLISHES = 1
             scripts.publish = counted
+        if os.environ.get(POINT) == "between":
+            noted, ends = scripts.sink_end, iter(range(1))
+
+            def end(*given: Any) -> Any:
+                if next(ends, None) is None:
+                    die_at("between")
+                return noted(*given)
+
+            scripts.sink_end = end
         super().commit(messages, batchId)
         die_at("published")
 
@@ -47,7 +57,8 @@ class Source(RmqDataSource):
     """The data source, with such a writer."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Writer:
-        return Writer(_Sink(options.sink(self.options), columns.checked(schema)))
+        fields = columns.checked(schema)
+        return Writer(_Sink(options.sink(self.options, fields), fields))
 
 
 def main(url: str, topic: str, directory: str, point: str) -> None:
@@ -60,11 +71,12 @@ def main(url: str, topic: str, directory: str, point: str) -> None:
     spark.dataSource.register(Source)
     here = Path(directory)
     (
-        spark.readStream.schema("value string")
+        spark.readStream.schema("value string" if topic else "value string, topic string")
         .option("maxFilesPerTrigger", "2")
         .json(str(here / "in"))
         .writeStream.format("rmq")
-        .options(url=url, topic=topic, checkpointLocation=str(here / "checkpoint"))
+        .options(url=url, checkpointLocation=str(here / "checkpoint"))
+        .options(**{"topic": topic} if topic else {})
         .trigger(availableNow=True)
         .start()
         .awaitTermination()

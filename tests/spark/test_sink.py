@@ -27,8 +27,9 @@ Save = Callable[..., None]
 def save(server: Server, name: str) -> Save:
     """Writes a frame to this test's topic."""
 
-    def write(df: DataFrame, mode: str = "append", **asked: str) -> None:
+    def write(df: DataFrame, mode: str = "append", **asked: str | None) -> None:
         given = {"url": server.url, "topic": name} | asked
+        given = {option: text for option, text in given.items() if text is not None}
         df.write.format("rmq").mode(mode).options(**given).save()
 
     return write
@@ -181,6 +182,100 @@ def test_full_topic_fails_the_job_with_one_clear_error(
     assert stages(raw, topic) == []
 
 
+@pytest.mark.parametrize("default", [True, False])
+def test_rows_name_their_topics(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, name: str, default: bool
+) -> None:
+    others = [client.topic(f"{name}-{n}", slots=n + 2) for n in range(2)]
+    for other in others:
+        other.open()
+    own = None if default else topic.name
+    df = spark.range(0, 3000, 1, 2).selectExpr(
+        "string(id) value", "string(id % 7) key", "900 + id % 2 priority",
+        f"element_at(array({', '.join(repr(t.name) for t in others)}, "
+        f"{'null' if own is None else repr(own)}), int(id % 3) + 1) topic",
+    )  # fmt: skip
+
+    save(df, **({} if default else {"topic": None}))
+
+    for place, each in enumerate([*others, topic]):
+        assert sorted(int(one.body) for one in taken(each)) == [*range(place, 3000, 3)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ((b"x", 900, "zz-none"), "topic 'zz-none' is not in this Redis"),
+        ((b"x", 16, "TOPIC"), "priority: 16; give"),
+        ((None, 900, "TOPIC"), "value: null"),
+        ((b"x", 900, None), "topic: null; name it, or give the option topic"),
+    ],
+)
+def test_bad_row_among_rows_of_several_topics_is_named_and_nothing_is_left(
+    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis,
+    bad: Any, told: str,
+) -> None:  # fmt: skip
+    other = client.topic(f"{topic.name}-2", slots=2)
+    other.open()
+    rows: list[Any] = [(b"x", 900, (topic, other)[n % 2].name) for n in range(9)]
+    rows[5] = (*bad[:2], topic.name if bad[2] == "TOPIC" else bad[2])
+    df = spark.createDataFrame(rows, "value binary, priority int, topic string")
+
+    with pytest.raises(RMQError) as caught:
+        batch_writer({"url": server.url}, df.schema, False).write(iter(df.toArrow().to_batches()))
+
+    assert told in str(caught.value)
+    assert caught.value.__notes__ == ["Row 6 of partition 0. Nothing of it is published."]
+    assert stages(raw, topic) + stages(raw, other) == []
+    assert raw.keys("*zz-none*") == []
+
+
+def test_batch_of_a_query_is_published_once_however_often_it_is_written(
+    spark: SparkSession, save: Save, client: rmq.Client, name: str, raw: redis.Redis
+) -> None:
+    topic = client.topic(name, slots=2, dedup_window=0)  # so that no id is remembered
+    topic.open()
+    for batch in (3, 4):
+        for query in ("q", "r"):
+            save(numbers(spark, 100), queryId=query, batchId=str(batch))
+    assert Counter(int(one.body) for one in taken(topic)) == Counter(4 * [*range(100)])
+
+    for batch in (4, 3, 4):
+        save(numbers(spark, 200), queryId="q", batchId=str(batch))
+    save(numbers(spark, 0), queryId="q", batchId="5")
+    save(spark.createDataFrame([], "value string"), queryId="q", batchId="6")
+
+    assert taken(topic) == []
+    assert stages(raw, topic) == []
+    assert client.admin.sinks(name) == [rmq.Sink("q", 6, None), rmq.Sink("r", 4, None)]
+    assert client.admin.forget_sink(name, "q")
+    save(numbers(spark, 10), queryId="q", batchId="4")
+    assert len(taken(topic)) == 10
+
+
+def test_batch_of_a_query_that_found_no_room_goes_on_when_it_is_written_again(
+    spark: SparkSession, save: Save, client: rmq.Client, name: str, raw: redis.Redis
+) -> None:
+    topic = client.topic(name, slots=2, max_length=60, dedup_window=0)
+    topic.open()
+    given = {"queryId": "q", "batchId": "1"}
+    with pytest.raises(Exception, match="is at its max_length of 60"):
+        save(numbers(spark, 100), **given)
+    seen = taken(topic)
+    assert 0 < len(seen) < 100
+
+    save(numbers(spark, 5), **given)  # the batch is ended with the rows that it began with
+
+    seen += taken(topic)
+    assert Counter(int(one.body) for one in seen) == Counter(range(100))
+    assert stages(raw, topic) == []
+
+
+def test_write_without_any_topic_is_refused(spark: SparkSession, save: Save) -> None:
+    with pytest.raises(Exception, match=r"topic: it is missing; .* or each row's in a column"):
+        save(numbers(spark, 1), topic=None)
+
+
 # --- what is refused ---------------------------------------------------------------------------
 
 FRAMES = [
@@ -204,6 +299,9 @@ FRAMES = [
     ("'a' AS value, 'x' AS message_id", "message_id: 'x'"),
     ("'a' AS value, '' AS dedup_key", "dedup_key: 0 bytes"),
     ("'a' AS value, map('rmq-x', 'y') AS headers", "headers: 'rmq-x'"),
+    ("'a' AS value, 1 AS topic", "topic: int; cast it to string"),
+    ("'a' AS value, 'a b' AS topic", "topic: "),
+    ("'a' AS value, 'zz-none' AS topic", "topic 'zz-none' is not in this Redis"),
     ("repeat('a', 300000) AS value", "value: 300000 bytes as bytes; the topic's max_body"),
 ]  # fmt: skip
 
@@ -246,6 +344,10 @@ def test_what_is_wrong_with_a_frame_is_in_the_error_of_spark(
         ({"leaseSeconds": "5"}, "leaseSeconds: it is no option of a write"),
         ({"codec": "xml"}, "codec: 'xml'; give bytes, json or msgpack"),
         ({"pastTimes": "drop"}, "pastTimes: 'drop'; give fail or now"),
+        ({"queryId": "q"}, "queryId: given without batchId; give both, or neither"),
+        ({"batchId": "1"}, "batchId: given without queryId; give both, or neither"),
+        ({"queryId": "a b", "batchId": "1"}, "queryId: 'a b'; use 1 to 200 of"),
+        ({"queryId": "q", "batchId": "-1"}, "batchId: -1; give 0 to"),
         ({"topic": "a b"}, "topic: "),
         ({"mode": "overwrite"}, 'use mode("append")'),
     ],

@@ -32,12 +32,13 @@ def topic(client: rmq.Client, name: str) -> rmq.Topic:
     return made
 
 
-def add(here: Path, first: int, files: int = 2) -> None:
-    """Files of rows, from number `first` on."""
+def add(here: Path, first: int, files: int = 2, topics: tuple[str, ...] = ("",)) -> None:
+    """Files of rows, from number `first` on; they name these topics in turn."""
     (here / "in").mkdir(exist_ok=True)
     for file in range(files):
         at = first + file * ROWS
-        text = "".join(json.dumps({"value": str(n)}) + "\n" for n in range(at, at + ROWS))
+        rows = [{"value": str(n), "topic": topics[n % len(topics)]} for n in range(at, at + ROWS)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         (here / "in" / f"{at:06d}.json").write_text(text)
 
 
@@ -127,6 +128,44 @@ def test_bad_row_fails_the_query_with_nothing_of_its_batch_published(
     assert client.admin.stats(topic.name)["accepted"] == 0
 
 
+def test_batch_function_that_names_query_and_batch_publishes_each_batch_once(
+    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic, tmp_path: Path
+) -> None:
+    add(tmp_path, 0)
+
+    def write(df: Any, batch: int) -> None:
+        for _ in range(2):
+            given = {"url": server.url, "topic": topic.name, "queryId": "copy"}
+            df.write.format("rmq").mode("append").options(**given, batchId=batch).save()
+        if len(seen) == 1:
+            seen.append(batch)
+            raise RuntimeError("the batch ends here")
+        seen.append(batch)
+
+    seen = [-1]
+    rows = spark.readStream.schema("value string").json(str(tmp_path / "in"))
+    writer = (
+        rows.writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    with pytest.raises(Exception, match="the batch ends here"):
+        writer.start().awaitTermination()
+    writer.start().awaitTermination()
+
+    assert seen == [-1, 0, 0]
+    assert taken(topic) == Counter(range(2 * ROWS))
+    assert client.admin.sinks(topic.name, "copy") == [rmq.Sink("copy", 0, None)]
+
+
+def test_streaming_write_with_a_query_of_its_own_is_refused(
+    spark: SparkSession, server: Server, topic: rmq.Topic, tmp_path: Path
+) -> None:
+    add(tmp_path, 0)
+    with pytest.raises(Exception, match=r"queryId, batchId: a streaming write has those of its"):
+        run(spark, server.url, topic, tmp_path, queryId="q", batchId="1")
+
+
 def test_complete_mode_is_refused_in_one_sentence(
     spark: SparkSession, server: Server, topic: rmq.Topic, tmp_path: Path
 ) -> None:
@@ -143,26 +182,28 @@ def test_complete_mode_is_refused_in_one_sentence(
         )  # fmt: skip
 
 
+def died(server: Server, topic: str, here: Path, point: str) -> None:
+    """Run a driver until it is killed where it was told to, or to its end."""
+    if MISSING:
+        pytest.fail(MISSING)
+    with (here / f"log-{point}").open("wb") as log:
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.sink_driver", server.url, topic, str(here), point],
+            cwd=ROOT, env=os.environ | environment(), stdout=log, stderr=log,
+        )  # fmt: skip
+        code = driver.wait(240)
+    text = (here / f"log-{point}").read_text()
+    assert code == (0 if point == "end" else -signal.SIGKILL), text[-3000:]
+
+
 def test_driver_killed_before_in_or_after_its_commit_publishes_each_row_once(
     server: Server, topic: rmq.Topic, raw: redis.Redis, tmp_path: Path
 ) -> None:
-    if MISSING:
-        pytest.fail(MISSING)
     add(tmp_path, 0, files=4)  # two batches
     seen: Counter[int] = Counter()
     counts = []
     for point in ("staged", "half", "published", "end"):
-        with (tmp_path / f"log-{point}").open("wb") as log:
-            driver = subprocess.Popen(
-                [
-                    sys.executable, "-m", "tests.spark.sink_driver", server.url, topic.name,
-                    str(tmp_path), point,
-                ],
-                cwd=ROOT, env=os.environ | environment(), stdout=log, stderr=log,
-            )  # fmt: skip
-            code = driver.wait(240)
-        text = (tmp_path / f"log-{point}").read_text()
-        assert code == (0 if point == "end" else -signal.SIGKILL), text[-3000:]
+        died(server, topic.name, tmp_path, point)
         got = taken(topic)  # settled, and with a window of 0 no longer known
         counts.append(got.total())
         seen += got
@@ -173,3 +214,31 @@ def test_driver_killed_before_in_or_after_its_commit_publishes_each_row_once(
     assert counts[1] + counts[2] == 2 * ROWS
     assert counts[3] == 2 * ROWS
     assert all(0 < raw.ttl(key) <= 86_400 for key in stages(raw, topic))
+
+
+def test_driver_killed_between_the_topics_of_a_batch_publishes_each_row_once(
+    server: Server, client: rmq.Client, topic: rmq.Topic, raw: redis.Redis, tmp_path: Path
+) -> None:
+    """The topic that is first by name knows the batch, and is the last to be published."""
+    other = client.topic(f"{topic.name}-2", slots=4, dedup_window=0)
+    other.open()
+    add(tmp_path, 0, topics=(topic.name, other.name))
+    seen: Counter[int] = Counter()
+    counts = []
+    for point in ("half", "between", "end"):
+        died(server, "", tmp_path, point)
+        got = [taken(each) for each in (other, topic)]
+        counts.append([each.total() for each in got])
+        seen += got[0] + got[1]
+        noted = client.admin.sinks(topic.name)
+        assert [(sink.published, sink.begun) for sink in noted] == [
+            (0, None) if point == "end" else (None, 0)
+        ]
+
+    assert seen == Counter(range(2 * ROWS))
+    assert 0 < counts[0][0] < ROWS
+    assert counts[0][1] == 0
+    assert counts[0][0] + counts[1][0] == ROWS
+    assert counts[1][1] == ROWS
+    assert counts[2] == [0, 0]
+    assert all(0 < raw.ttl(key) <= 86_400 for each in (topic, other) for key in stages(raw, each))
