@@ -109,6 +109,23 @@ spark: $(VENV)/spark.stamp ## the Spark connector: types, and tests on a real Sp
 spark-types: $(VENV)/spark.stamp
 	@$(BIN)/mypy spark_connector pyspark_rmq bench/spark_*.py examples/spark_*.py
 
+# The other minor versions of Spark, beside the packages of the lock, and what pyspark[connect] needs.
+SPARKS := 4.2.1
+BESIDE := PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target
+$(VENV)/spark-connect: $(VENV)/spark.stamp
+	@$(BESIDE) $@ "grpcio>=1.76" "grpcio-status>=1.76" googleapis-common-protos "pandas>=2.2,<3"
+	@touch $@
+
+$(VENV)/spark-%: $(VENV)/spark.stamp
+	@$(BESIDE) $@ --no-deps pyspark==$*
+	@touch $@
+
+.PHONY: spark-versions
+spark-versions: $(VENV)/spark-connect $(SPARKS:%=$(VENV)/spark-%)
+	@for spark in $(SPARKS:%=spark-%) spark-connect; do \
+	  echo "on $$spark"; file=$$([ $$spark = spark-connect ] && echo connect || echo versions); \
+	  CI=true PYTHONPATH=$(CURDIR)/$(VENV)/$$spark $(BIN)/python -m pytest -p no:cacheprovider -q tests/spark/test_$$file.py || exit 1; done
+
 $(VENV)/spark.jsa: $(VENV)/spark.stamp tests/spark/archive.py
 	@$(BIN)/python -m tests.spark.archive $@ >$@.log 2>&1 || { cat $@.log; exit 1; }
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.servers import die_with_parent
-from tests.spark.conftest import QUICK, ROOT, environment
+from tests.spark.conftest import QUICK, ROOT, environment, jvm
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 START_S = 60.0
@@ -28,6 +28,38 @@ def spark_home() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
+
+
+def submission(
+    python: Path, master: str, archive: Path | None = None, path: str = ""
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of spark-submit up to its job, and its environment.
+
+    Args:
+        python: the interpreter of driver and executors.
+        master: where the job runs.
+        archive: RMQ for --py-files.
+        path: PYTHONPATH of the driver.
+    """
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": jvm(),
+        "spark.driver.memory": "768m",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": jvm(),
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # all executors before the first task
+        "spark.sql.shuffle.partitions": "1",
+    }
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    command += ["--py-files", str(archive)] if archive else []
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK", "RMQ"))}
+    return command, clean | {
+        "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": HOSTS[0], "PYTHONPATH": path,
+        "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python),
+    }  # fmt: skip
 
 
 class Cluster:
@@ -56,6 +88,7 @@ class Cluster:
             "SPARK_HOME": str(spark_home()), "SPARK_DAEMON_JAVA_OPTS": QUICK,
             "SPARK_DAEMON_MEMORY": "160m", "SPARK_LOCAL_IP": host,
             "SPARK_LOCAL_DIRS": str(self.home / "local"),
+            "PYTHONPATH": "",  # of executors: a job brings its own RMQ
         }  # fmt: skip
         with log.open("wb") as out:
             self.started.append(
@@ -83,16 +116,21 @@ class Cluster:
     def run(self, module: str, *words: str, for_s: float = 400) -> str:
         """Run a driver to its end; what it said, where it failed."""
         log = self.home / f"{module}.log"
+        command = [sys.executable, "-m", module, self.url, *words]
+        driver = self.start(command, log, os.environ | environment())
+        code = driver.wait(for_s)
+        return "" if code == 0 else f"exit code {code}: {log.read_text()[-4000:]}"
+
+    def start(self, command: list[str], log: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a driver."""
         with log.open("wb") as out:
             self.started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", module, self.url, *words],
-                    cwd=ROOT, env=os.environ | environment(), stdin=subprocess.DEVNULL,
+                    command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
                     stdout=out, stderr=out, start_new_session=True, preexec_fn=die_with_parent,
                 )
             )  # fmt: skip
-        code = self.started[-1].wait(for_s)
-        return "" if code == 0 else f"exit code {code}: {log.read_text()[-4000:]}"
+        return self.started[-1]
 
     def stop(self) -> None:
         """kill -9 of everything; executors belong to the groups of their workers."""

@@ -1,20 +1,20 @@
-"""spark-submit --py-files: RMQ in one zip, on an interpreter that has no RMQ of its own."""
+"""spark-submit with RMQ in one zip, on an interpreter that has none; spark-sql and spark-shell."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
-import venv
-from importlib.util import find_spec
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import rmq
 from tests.servers import Server
-from tests.spark.conftest import MISSING, ROOT, jvm
+from tests.spark.cluster import submission
+from tests.spark.conftest import ROOT
+from tests.spark.long import long
+from tests.spark.target import taken
 
 pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
 
@@ -47,58 +47,14 @@ print("FROM", spark_connector.__file__)
 """
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Path:
-    """An interpreter with what RMQ needs on every machine, and without RMQ."""
-    home = tmp_path / "bare"
-    venv.create(home, with_pip=False)
-    (site,) = home.glob("lib/python*/site-packages")
-    names = ["redis", "hiredis", "msgpack", "pyarrow"]
-    if sys.version_info < (3, 11, 3):  # Debian 12 has 3.11.2
-        names.append("async_timeout")  # redis needs it there
-    for name in names:
-        spec = find_spec(name)
-        assert spec is not None, name
-        assert spec.submodule_search_locations
-        (site / name).symlink_to(spec.submodule_search_locations[0])
-    return home / "bin" / "python"
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    """The zip, made as docs/spark.md says."""
-    words = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    words += ["--no-build-isolation", "-w", str(tmp_path), str(ROOT)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
-    return Path(shutil.copy(wheel, tmp_path / "rmq.zip"))
-
-
 def submit(bare: Path, archive: Path, path: str, *words: str) -> str:
     """Return the output of a job that gets the zip by --py-files."""
-    if MISSING:
-        pytest.fail(MISSING)
-    pyspark = find_spec("pyspark")
-    assert pyspark is not None
-    assert pyspark.submodule_search_locations
-    home = Path(pyspark.submodule_search_locations[0])
     job = archive.with_name("job.py")
     job.write_text(JOB)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK", "RMQ"))}
-    env = clean | {
-        "SPARK_HOME": str(home), "PYSPARK_PYTHON": str(bare), "PYSPARK_DRIVER_PYTHON": str(bare),
-        "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": path,
-    }  # fmt: skip
+    command, env = submission(bare, "local[2]", archive, path)
     done = subprocess.run(
-        [
-            home / "bin" / "spark-submit", "--master", "local[2]",
-            "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false",
-            "--conf", f"spark.driver.extraJavaOptions={jvm()}", "--driver-memory", "768m",
-            "--py-files", archive, job, *words,
-        ],
-        cwd=archive.parent, env=env, capture_output=True, text=True,
-    )  # fmt: skip
+        [*command, str(job), *words], cwd=archive.parent, env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -128,3 +84,58 @@ def test_a_streaming_read_finds_the_zip_by_the_drivers_pythonpath(
 
     assert "ROWS 10" in told
     assert client.admin.stats(name)["settled"] == 10
+
+
+SCALA = """
+def options(topic: String) = Map("url" -> "URL", "subscribe" -> topic)
+val waiting = spark.read.format("rmq").options(options("TOPIC") + ("queue" -> "store")).load()
+println("ROWS " + waiting.count())
+val copy = (spark.readStream.format("rmq").options(options("TOPIC")).load().select("value")
+  .writeStream.format("rmq").option("url", "URL").option("topic", "TOPIC-copy")
+  .option("checkpointLocation", "HOME/checkpoint")
+  .trigger(org.apache.spark.sql.streaming.Trigger.AvailableNow()).start())
+copy.awaitTermination()
+System.exit(0)
+"""
+
+
+def start_shell(program: str, home: Path, *words: str) -> str:
+    """Return the output of a program without a driver in Python, which ends by itself."""
+    command, env = submission(Path(sys.executable), "local[2]", None, str(ROOT))
+    command[0] = str(Path(command[0]).with_name(program))
+    done = subprocess.run(
+        [*command, *words], cwd=home, env=env, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_spark_sql_finds_rmq_in_the_interpreter_of_pyspark_python(
+    client: rmq.Client, server: Server, name: str, tmp_path: Path
+) -> None:
+    client.topic(name).send_many([rmq.Outgoing(n) for n in range(7)])
+    view = f"OPTIONS (url '{server.url}', subscribe '{name}', queue 'store')"
+
+    told = start_shell(
+        "spark-sql", tmp_path, "-e",
+        f"CREATE TEMPORARY VIEW waiting USING rmq {view}; SELECT count(*) FROM waiting",
+    )  # fmt: skip
+
+    assert told.split()[-1] == "7"
+
+
+@long("test_submit.py")
+def test_scala_reads_and_copies_a_topic(
+    client: rmq.Client, server: Server, name: str, tmp_path: Path
+) -> None:
+    client.topic(name).send_many([rmq.Outgoing(n) for n in range(7)])
+    target = client.topic(f"{name}-copy")
+    program = SCALA.replace("URL", server.url).replace("TOPIC", name)
+    (tmp_path / "copy.scala").write_text(program.replace("HOME", str(tmp_path)))
+
+    told = start_shell("spark-shell", tmp_path, "-i", str(tmp_path / "copy.scala"))
+
+    assert "ROWS 7" in told
+    assert taken(target) == Counter(range(7))
+    assert client.admin.stats(name)["settled"] == 7

@@ -1,0 +1,244 @@
+"""Queries of several topics, what bounds their batches, and what an idle one asks of Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import redis
+
+import rmq
+from rmq.errors import ConfigurationError, TopicNotFound
+from rmq.features.queries import flows
+from spark_connector.stream import RmqStreamReader
+from tests.servers import Server
+from tests.spark.reading import (
+    Make,
+    begun,
+    ended,
+    fill,
+    held,
+    latest,
+    make,
+    numbers,
+    planned,
+    state,
+    topic,
+)
+
+__all__ = ["make", "topic"]  # fixtures
+
+
+@pytest.fixture
+def second(client: rmq.Client, topic: rmq.Topic) -> rmq.Topic:
+    made = client.topic("more-" + topic.name, slots=2, retry="immediate")
+    made.open()
+    return made
+
+
+def rows(reader: RmqStreamReader, parts: list[Any]) -> list[tuple[str, int]]:
+    """Topic and body of each row."""
+    return sorted(
+        (row["topic"], int(row["value"]))
+        for part in parts
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    )
+
+
+def test_each_topic_has_its_share_of_a_batch_and_one_that_has_less_leaves_it_to_the_others(
+    client: rmq.Client, topic: rmq.Topic, second: rmq.Topic, make: Make
+) -> None:
+    fill(topic, 30)
+    fill(second, 4)
+    reader = make(subscribe=f"{topic.name},{second.name}", maxMessagesPerTrigger=20)
+    start = begun(reader)
+
+    end = latest(reader, start)
+    parts = planned(reader, start, end)
+
+    assert (held(end, topic), held(end, second)) == (16, 4)
+    found = rows(reader, parts)
+    assert len(found) == 20
+    assert [body for name, body in found if name == second.name] == [0, 1, 2, 3]
+    after = latest(reader, end)
+    assert (held(after, topic), held(after, second)) == (14, 0)
+    assert sorted(found + rows(reader, planned(reader, end, after))) == sorted(
+        [(topic.name, n) for n in range(30)] + [(second.name, n) for n in range(4)]
+    )
+    assert latest(reader, after) == after
+    assert state(client, topic) == (0, 0, 30)
+    assert state(client, second) == (0, 0, 4)
+
+
+def test_a_new_topic_that_matches_joins_at_the_next_batch(
+    client: rmq.Client, topic: rmq.Topic, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_connector.stream.TOPICS_S", 0.0)
+    fill(topic, 3)
+    reader = make(subscribe=None, subscribePattern=f"(late-)?{topic.name}")
+    at, _ = ended(reader, begun(reader))
+    late = client.topic("late-" + topic.name, retry="immediate")
+    fill(late, 2)
+
+    after = latest(reader, at)
+
+    assert rows(reader, planned(reader, at, after)) == [(late.name, 0), (late.name, 1)]
+    assert latest(reader, after) == after
+    assert state(client, late) == (0, 0, 2)
+
+
+def test_a_pattern_that_matches_nothing_and_one_that_is_none_are_refused(make: Make) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"subscribePattern: no topic matches 'nothing\.\*'"
+    ):
+        make(subscribe=None, subscribePattern="nothing.*").initialOffset()
+    with pytest.raises(
+        ConfigurationError, match="subscribePattern: '\\(' is no regular expression"
+    ):
+        make(subscribe=None, subscribePattern="(")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_that_was_deleted_ends_the_query_or_is_left_out(
+    client: rmq.Client,
+    topic: rmq.Topic,
+    second: rmq.Topic,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    restarted: bool,
+) -> None:
+    monkeypatch.setattr("spark_connector.stream.TOPICS_S", 0.0)
+    asked = {"subscribe": None, "subscribePattern": f"(more-)?{topic.name}"}
+    fill(topic, 3)
+    reader = make(**asked)
+    at, _ = ended(reader, begun(reader))
+    at = latest(reader, at)
+    client.admin.topic_delete(second.name, force=True)
+    fill(topic, 2, 3)
+
+    if restarted:
+        reader.stop()
+        reader = make(**asked)
+    with pytest.raises(TopicNotFound, match="onTopicLoss=continue"):
+        latest(reader, at)
+    reader.stop()
+
+    going_on = make(**asked, onTopicLoss="continue")
+    after = latest(going_on, at)
+    assert second.name not in after["topics"]
+    assert rows(going_on, planned(going_on, at, after)) == [(topic.name, 3), (topic.name, 4)]
+    assert latest(going_on, after) == after
+
+
+def test_a_checkpoint_of_the_version_before_goes_on(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    fill(topic, 6)
+    first = make(maxMessagesPerTrigger=3)
+    start = begun(first)
+    end = latest(first, start)
+    read = rows(first, planned(first, start, end))
+    first.stop()
+    at = end["topics"][topic.name]
+    old = {"v": 1, "run": end["run"], "topic": topic.name, **at}
+    old_start = old | {"slots": dict.fromkeys(at["slots"], 0), "held": {}}
+
+    later = make(maxMessagesPerTrigger=3)
+    assert rows(later, later.partitions(old_start, old)) == read
+    after = latest(later, old)
+
+    assert after["v"] == 2
+    assert len(rows(later, planned(later, old, after))) == 3
+    assert latest(later, after) == after
+    assert state(client, topic) == (0, 0, 6)
+
+
+def test_a_batch_has_no_more_bytes_than_it_may(topic: rmq.Topic, make: Make) -> None:
+    topic.send_many([rmq.Outgoing("x" * 1000, slot_basis=str(n)) for n in range(60)])
+    reader = make(maxBytesPerTrigger=10_000, maxMessagesPerTrigger=50)
+    at, sizes = begun(reader), []
+
+    while (end := latest(reader, at)) != at:
+        parts = planned(reader, at, end)
+        sizes.append(sum(batch.num_rows for part in parts for batch in reader.read(part)))
+        at = end
+
+    assert sum(sizes) == 60
+    assert max(sizes) <= 9 + 3  # a message of each slot may be beyond
+    assert len(sizes) >= 6
+
+
+def test_few_messages_wait_for_others_until_the_delay_is_over(topic: rmq.Topic, make: Make) -> None:
+    reader = make(minMessagesPerTrigger=10, maxTriggerDelay="700ms")
+    at = begun(reader)
+    fill(topic, 4)
+
+    assert latest(reader, at) == at
+    fill(topic, 8, 4)
+    end = latest(reader, at)
+    assert held(end, topic) == 12
+    planned(reader, at, end)
+    fill(topic, 1, 12)
+    rows(reader, reader.partitions(at, end))
+    began = time.monotonic()
+    while (after := latest(reader, end)) == end:
+        time.sleep(0.02)
+    assert time.monotonic() - began >= 0.5
+    assert held(after, topic) == 1
+
+
+def test_messages_that_wait_for_others_are_given_back_when_the_query_ends(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    reader = make(minMessagesPerTrigger=10)
+    at = begun(reader)
+    fill(topic, 4)
+    assert latest(reader, at) == at
+    assert state(client, topic) == (0, 4, 0)
+
+    reader.stop()
+
+    assert state(client, topic) == (4, 0, 0)
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_an_idle_query_of_many_slots_asks_little_and_is_woken(
+    server: Server,
+    client: rmq.Client,
+    name: str,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    signalled: bool,
+) -> None:
+    """Without its signals it asks every slot at each trigger, as it must."""
+    many = client.topic(name + "-many", slots=64)
+    many.open()
+    reader = make(subscribe=many.name, pollWaitMs=200, ownerLeaseSeconds=15)
+    at = begun(reader)
+    if not signalled:
+        monkeypatch.setattr(flows.Known, "fit", _forgets)
+    for _ in range(3):
+        assert reader.latestOffset(at, reader.getDefaultReadLimit()) == at
+
+    with redis.Redis.from_url(server.url) as there:
+        before, since = there.info("stats")["total_commands_processed"], time.monotonic()
+        while time.monotonic() < since + 4:
+            assert reader.latestOffset(at, reader.getDefaultReadLimit()) == at
+        commands = there.info("stats")["total_commands_processed"] - before
+        a_second = commands / (time.monotonic() - since)
+
+    assert (a_second <= 10) is signalled, a_second
+    sender = threading.Timer(0.1, many.send, ("x",))
+    began = time.monotonic()
+    sender.start()
+    while (end := latest(reader, at)) == at:
+        assert time.monotonic() < began + 30
+    assert numbers(end, many) != numbers(at, many)
+    sender.join()
+
+
+def _forgets(known: flows.Known, slots: int) -> None:
+    known.ready_at = [None] * slots

@@ -1,0 +1,147 @@
+"""What holds on every version of Spark that RMQ runs on; `make spark-versions` plays it on each."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import rmq
+from tests.servers import Server
+from tests.spark.target import taken
+from tests.spark.test_stream import Queries, fill, held
+
+pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
+
+OLD = pyspark.__version__.startswith(("4.0.", "4.1."))  # no limit, and no start of a batch
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def topic(client: rmq.Client, name: str) -> rmq.Topic:
+    made = client.topic(name, slots=3, retry="immediate")
+    made.open()
+    return made
+
+
+@pytest.fixture
+def queries(spark: SparkSession, server: Server, topic: rmq.Topic, tmp_path: Path) -> Queries:
+    return Queries(spark, server.url, topic.name, tmp_path / "checkpoint")
+
+
+def run_until(queries: Queries, done: Callable[[], bool], **given: object) -> None:
+    """Run a query that does not end by itself."""
+    query = queries.start(trigger="default", **given)
+    until = time.monotonic() + PATIENCE_S
+    while not done():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < until, (queries.sizes(), query.lastProgress)
+        time.sleep(0.05)
+    query.stop()
+
+
+def test_messages_come_once_are_settled_and_a_restart_continues(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries
+) -> None:
+    fill(topic, 25)
+    run_until(queries, lambda: held(client, topic.name) == (0, 25), maxMessagesPerTrigger=10)
+    fill(topic, 15, 25)
+    run_until(queries, lambda: held(client, topic.name) == (0, 40), maxMessagesPerTrigger=10)
+
+    assert queries.values() == list(range(40))
+    assert max(queries.sizes()) == 10
+    assert {row.attempt for _, rows in queries.batches for row in rows} == {1}
+
+
+@pytest.mark.parametrize("trigger", ["default", "availableNow"])
+def test_a_batch_that_failed_is_replayed_with_the_same_rows(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries, trigger: str
+) -> None:
+    fill(topic, 20)
+
+    def fails(df: DataFrame, batch: int) -> None:
+        queries.keep(df, batch)
+        if queries.sizes()[-1]:
+            raise RuntimeError("the sink is full")
+
+    with pytest.raises(Exception, match="the sink is full"):
+        queries.start(fails, trigger, maxMessagesPerTrigger=10).awaitTermination()
+    assert held(client, topic.name) == (10, 0)
+    (number, failed) = queries.batches.pop()
+    queries.batches.clear()
+    if trigger == "default":
+        run_until(queries, lambda: held(client, topic.name) == (0, 20), maxMessagesPerTrigger=10)
+    else:
+        queries.run(maxMessagesPerTrigger=10)
+
+    assert (queries.batches[0][0], sorted(queries.batches[0][1])) == (number, sorted(failed))
+    assert queries.values() == list(range(20))
+    open_left = 10 if OLD and trigger == "availableNow" else 0  # which the next batch settles
+    assert held(client, topic.name) == (open_left, 20 - open_left)
+
+
+def test_available_now_reads_all_or_one_batch_that_the_next_start_settles(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries
+) -> None:
+    fill(topic, 25)
+
+    queries.run(maxMessagesPerTrigger=10)
+
+    if not OLD:
+        assert queries.sizes() == [0, 10, 10, 5]
+        assert held(client, topic.name) == (0, 25)
+        return
+    assert held(client, topic.name) == (10, 0)
+    queries.run(maxMessagesPerTrigger=10)
+    assert held(client, topic.name) == (10, 10)
+    queries.run(maxMessagesPerTrigger=10)
+    assert [size for size in queries.sizes() if size] == [10, 10, 5]
+    assert queries.values() == list(range(25))
+    assert held(client, topic.name) == (5, 20)
+
+
+def test_a_copy_publishes_each_row_once(
+    client: rmq.Client, topic: rmq.Topic, queries: Queries
+) -> None:
+    fill(topic, 50)
+    target = client.topic(f"{topic.name}-copy", slots=2, dedup_window=0)
+    target.open()
+    query = (
+        queries.frame(maxMessagesPerTrigger=20)
+        .select("value")
+        .writeStream.format("rmq")
+        .options(url=queries.url, topic=target.name)
+        .option("checkpointLocation", str(queries.checkpoint))
+        .start()
+    )
+    until = time.monotonic() + PATIENCE_S
+    while held(client, topic.name) != (0, 50):
+        assert query.isActive, query.exception()
+        assert time.monotonic() < until, query.lastProgress
+        time.sleep(0.05)
+    query.stop()
+
+    assert taken(target) == Counter(range(50))
+
+
+def test_a_batch_is_written_and_the_queue_is_read(
+    spark: SparkSession, server: Server, client: rmq.Client, topic: rmq.Topic
+) -> None:
+    noon = f"{date.today() + timedelta(days=3)} 12:00:00"  # in the time zone of the session
+    rows = spark.range(0, 100, 1, 3).selectExpr(
+        "cast(id as string) value", f"timestamp '{noon}' deliver_at"
+    )
+
+    rows.write.format("rmq").mode("append").options(url=server.url, topic=topic.name).save()
+
+    frame = spark.read.format("rmq").options(url=server.url, subscribe=topic.name, queue="store")
+    found = frame.load().selectExpr("value", "cast(deliver_at as string) at").collect()
+    assert sorted(int(bytes(row.value)) for row in found) == list(range(100))
+    assert {row["at"] for row in found} == {noon}
+    assert client.admin.stats(topic.name)["delivered"] == 0
