@@ -1,89 +1,372 @@
-"""How many rows a second a streaming query of Spark takes from a topic.
+"""What Spark reads from topics, beside raw streams: `python -m bench.spark_source [--only PART]`.
 
-    python -m bench.spark_source [--messages N] [--batch N]
+Not a part of `python -m bench`: it needs PySpark and Java. Spark runs in a child, with two tasks at
+a time; another checkout (`--against DIR`) has a child of its own. Sides take turns in each round,
+and the one that goes first changes. The peers are in `spark_peers`: rows from nowhere, and streams
+that are read by XRANGE, without taking and settling anything.
 
-Not a part of `python -m bench`: it needs PySpark and Java, and measures two programs at once. All
-messages wait in the topic before the query starts. A batch counts from the end of the one before,
-so claiming, settling and Spark's own logs are in it; the first ones warm Spark up and do not count.
+    rows      whole batches and tasks, rows a second; processors and commands of a batch
+    slots     the same of 256 slots, to 4
+    idle      commands a second of a query that has nothing to read
+    latency   from a send to its sink
+    snapshot  a batch read of what waits
+    memory    of a task's process, with few, many and large messages in one batch
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import sys
-import tempfile
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import rmq
-from bench.machine import server
+from bench import report
+from bench.child import ROOT, Child
+from bench.machine import OthersLoad, adopt_orphans, commit, description, server, settle
+from bench.measurement import Measurement, percentile, ratios_of
+from tests.servers import Server
 
-TARGET = 150_000.0  # rows a second in tasks, warm, two of them, 200-byte bodies
-SLOTS, BODY = 4, b"x" * 200
-WARM = 3  # batches: the empty one, and two that are slow since workers start
+CHILD = str(Path(__file__).with_name("spark_child.py"))
+ROUNDS = 3
+SLOTS = 4
+MADE, STREAMS, RMQ = "made in Python", "raw streams", "rmq"  # sides
+TRIGGER_MS = 100
+Answers = list[dict[str, Any]]
 
 
-def measure(url: str, messages: int, batch: int, checkpoint: str) -> list[dict[str, float]]:
-    """Rows a second of each batch, and the ms of its steps."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-    from pyspark.sql import SparkSession
+class Size(NamedTuple):
+    """How much a run measures.
 
-    from spark_connector import RmqDataSource
+    Attributes:
+        rows: of the part rows, in batches of a fifth.
+        slot_rows: of the part slots, in one batch.
+        many: slots of the part slots.
+        idle: slots of the part idle.
+        idle_s: how long.
+        sent: messages of the part latency.
+        snapshot: rows.
+        memory: rows and bytes of a body of each batch of the part memory.
+    """
 
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(RmqDataSource)
-    with rmq.Client(url) as client:
-        topic = client.topic("bench", slots=SLOTS, codec="bytes", dedup_window=0)
-        for _ in range(0, messages, 10_000):
-            topic.send_many([rmq.Outgoing(BODY) for _ in range(10_000)])
-    query = (
-        spark.readStream.format("rmq")
-        .options(url=url, subscribe="bench", maxMessagesPerTrigger=str(batch))
-        .load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    found = [
-        {"rows": float(one.numInputRows), **{k: float(v) for k, v in one.durationMs.items()}}
-        for one in query.recentProgress
-        if one.numInputRows
-    ]
-    spark.stop()
+    rows: int = 500_000
+    slot_rows: int = 50_000
+    many: int = 256
+    idle: tuple[int, ...] = (4, 64, 256)
+    idle_s: float = 8.0
+    sent: int = 80
+    snapshot: int = 400_000
+    memory: tuple[tuple[int, int], ...] = ((10_000, 200), (1_000_000, 200), (4_000, 100_000))
+
+
+QUICK = Size(
+    10_000, 2_000, 16, (4,), 1.0, 10, 10_000, ((1_000, 200), (10_000, 200), (100, 100_000))
+)
+
+
+class Sides(NamedTuple):
+    """The children: this checkout's, and another one's.
+
+    Attributes:
+        own: of this checkout; it measures the peers too.
+        other: of the other checkout, or None.
+        name: of the other one, for titles.
+    """
+
+    own: Child
+    other: Child | None
+    name: str
+
+
+def _turns(
+    asked: Mapping[str, tuple[Child, dict[str, Any]]], rounds: int, warm: bool = True
+) -> dict[str, Answers]:
+    """Ask each side in each round, in another order each time; return the answers by side.
+
+    Args:
+        asked: of each side, its child and the question.
+        rounds: of turns.
+        warm: whether a first round is left out.
+    """
+    found: dict[str, Answers] = {name: [] for name in asked}
+    names = list(asked)
+    for number in range(rounds + warm):
+        for turn in range(len(names)):
+            name = names[(turn + number) % len(names)]
+            child, question = asked[name]
+            answer = child.ask(question)
+            if number >= warm:
+                found[name].append(answer)
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.spark_source")
-    parser.add_argument("--messages", type=int, default=800_000)
-    parser.add_argument("--batch", type=int, default=100_000)
-    asked = parser.parse_args()
-    with server() as own, tempfile.TemporaryDirectory(prefix="rmq-source-") as checkpoint:
-        batches = measure(own.url, asked.messages, asked.batch, checkpoint)
-    for one in batches:
-        steps = " ".join(f"{name} {ms:.0f}" for name, ms in one.items() if name != "rows")
-        print(
-            f"{one['rows']:.0f} rows, {1000 * one['rows'] / one['triggerExecution']:.0f}/s: {steps}"
+def _with_other(sides: Sides, question: dict[str, Any], title: str = RMQ) -> dict[str, Any]:
+    asked = {title: (sides.own, question)}
+    if sides.other:
+        asked[f"{title}, {sides.name}"] = (sides.other, question)
+    return asked
+
+
+def _values(answers: Answers, *path: str) -> list[float]:
+    """Return a value of each answer."""
+    found = []
+    for answer in answers:
+        value: Any = answer
+        for word in path:
+            value = value[word]
+        found.append(float(value))
+    return found
+
+
+def _beside(
+    part: str,
+    title: str,
+    unit: str,
+    found: Mapping[str, Sequence[float]],
+    target: float | None,
+    at_most: bool = False,
+) -> list[Measurement]:
+    """Return the values of each side, and RMQ's to each other one's but those made in Python.
+
+    Args:
+        part: of the bench.
+        title: what is measured.
+        unit: of it.
+        found: by side, the value of each round.
+        target: of RMQ's to the raw streams'.
+        at_most: whether it is an upper bound.
+    """
+    measured = [
+        Measurement(part, f"{title}, {name}", values, unit) for name, values in found.items()
+    ]
+    for name, values in found.items():
+        if name not in (MADE, RMQ):
+            ratios = ratios_of(found[RMQ], values)
+            bound = target if name == STREAMS else None
+            measured.append(
+                Measurement(part, f"{title}, {RMQ} / {name}", ratios, "x", bound, at_most)
+            )
+    return measured
+
+
+def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """Whole batches and tasks, beside raw streams and rows from nowhere."""
+    shape = {"rows": size.rows, "batch": size.rows // 5, "slots": SLOTS}
+    ask: dict[str, Any] = {"measure": "batches", **shape}
+    asked = {
+        MADE: (sides.own, {**ask, "side": "made"}),
+        STREAMS: (sides.own, {**ask, "side": "streams"}),
+        **_with_other(sides, {**ask, "side": "rmq"}),
+    }
+    found = _turns(asked, rounds)
+
+    def of(*path: str) -> dict[str, list[float]]:
+        return {name: _values(answers, *path) for name, answers in found.items()}
+
+    measured = _beside("rows", "whole batches", "rows/s", of("rows/s"), 0.85)
+    for row in measured[: len(found)]:
+        last = found[row.name.removeprefix("whole batches, ")][-1]
+        row.notes.update({"ms of a batch": last["ms"], "us of processors": last["us"]})
+    measured += _beside("rows", "in tasks", "rows/s", of("rows/s in tasks"), 0.9)
+    for processor in ("Redis", "JVM", "Python", "all"):
+        measured += _beside(
+            "rows", f"CPU of {processor} for a row", "us", of("us", processor), None
         )
-    warm = [1000 * one["rows"] / one["triggerExecution"] for one in batches[WARM - 1 :]]
-    reads = [1000 * one["rows"] / one["addBatch"] for one in batches[WARM - 1 :]]
-    verdict = "ok" if statistics.median(reads) >= TARGET else "short"
-    print(
-        f"in tasks (addBatch) {statistics.median(reads):.0f} rows/s, {TARGET:.0f} wanted: {verdict}"
-    )
-    print(f"whole batches {statistics.median(warm):.0f} rows/s")
+    for kind, title, most in (
+        ("sent", "commands of a batch", 5.0),
+        ("all", "the same with those inside scripts", None),
+    ):
+        counts = {name: values for name, values in of("commands", kind).items() if name != MADE}
+        measured += _beside("rows", title, "commands", counts, most, at_most=True)
+    return measured
+
+
+def slots(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """One batch of a topic with many slots, to one of a topic with few."""
+    asked: dict[str, Any] = {}
+    for count in (SLOTS, size.many):
+        question = {
+            "measure": "batches", "side": "rmq", "rows": size.slot_rows,
+            "batch": size.slot_rows, "slots": count, "skip": 0,
+        }  # fmt: skip
+        asked |= _with_other(sides, question, f"{count} slots")
+    found = _turns(asked, rounds)
+    measured = []
+    for name, answers in found.items():
+        notes = {"ms of a batch": answers[-1]["ms"], "us of processors": answers[-1]["us"],
+                 "commands": answers[-1]["commands"]}  # fmt: skip
+        measured.append(
+            Measurement("slots", f"one batch, {name}", _values(answers, "rows/s"), "rows/s",
+                        notes=notes)
+        )  # fmt: skip
+    for ending in ("", f", {sides.name}") if sides.other else ("",):
+        few, many = (f"{count} slots{ending}" for count in (SLOTS, size.many))
+        ratios = ratios_of(_values(found[many], "rows/s"), _values(found[few], "rows/s"))
+        target = None if ending else 0.7
+        measured.append(
+            Measurement("slots", f"one batch, {many} / {SLOTS} slots", ratios, "x", target)
+        )
+    for name, answers in found.items():
+        counts = _values(answers, "commands", "sent")
+        measured.append(Measurement("slots", f"commands of a batch, {name}", counts, "commands"))
+    return measured
+
+
+def idle(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """Commands a second of a query that has nothing to read."""
+    asked: dict[str, Any] = {}
+    for count in size.idle:
+        for trigger_ms, title in ((0, "default trigger"), (TRIGGER_MS, f"every {TRIGGER_MS} ms")):
+            question = {"measure": "idle", "slots": count, "trigger_ms": trigger_ms,
+                        "seconds": size.idle_s}  # fmt: skip
+            asked |= _with_other(sides, question, f"idle, {count} slots, {title}")
+    measured = []
+    for name, answers in _turns(asked, 1, warm=False).items():
+        target = None if sides.other and name.endswith(sides.name) else 10.0
+        notes = {"% of a core": answers[-1]["% of a core"]}
+        for kind, title in (("sent", "sent"), ("scripts", "scripts"), ("all", "with inner ones")):
+            measured.append(
+                Measurement("idle", f"{name}: {title}", _values(answers, "commands/s", kind),
+                            "commands/s", target if kind == "sent" else None, True, notes)
+            )  # fmt: skip
+    return measured
+
+
+def latency(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """From before a send to after its row came to a sink in the driver."""
+    ask = {"measure": "latency", "count": size.sent, "slots": SLOTS, "trigger_ms": TRIGGER_MS}
+    asked = {
+        STREAMS: (sides.own, {**ask, "side": "streams"}),
+        **_with_other(sides, {**ask, "side": "rmq"}),
+    }
+    found = _turns(asked, rounds, warm=False)
+    measured = []
+    for percent, most in ((50, 1.2), (99, None)):
+        late = {name: [percentile(one["ms"], percent) for one in of] for name, of in found.items()}
+        title = f"to its sink, every {TRIGGER_MS} ms, p{percent}"
+        measured += _beside("latency", title, "ms", late, most, at_most=True)
+    return measured
+
+
+def snapshot(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """A batch read of what waits in a topic."""
+    asked: dict[str, Any] = {}
+    for name, (child, _) in _with_other(sides, {}).items():
+        topic = child.ask({"measure": "fill", "rows": size.snapshot, "slots": SLOTS})["topic"]
+        asked[name] = (child, {"measure": "snapshot", "topic": topic})
+    return [
+        Measurement("snapshot", f"snapshot, {name}", _values(answers, "rows/s"), "rows/s",
+                    250_000.0 if name == RMQ else None,
+                    notes={"us of processors": answers[-1]["us"]})
+        for name, answers in _turns(asked, rounds).items()
+    ]  # fmt: skip
+
+
+def memory(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
+    """The most memory of a task's process, each of which is a new one here."""
+    asked: dict[str, Any] = {}
+    titles = [f"one batch of {count:,} x {body:,} B" for count, body in size.memory]
+    for title, (count, body) in zip(titles, size.memory, strict=True):
+        question = {"measure": "memory", "rows": count, "slots": SLOTS, "body": body}
+        asked |= _with_other(sides, question, title)
+    found = _turns(asked, 1, warm=False)
+    measured = []
+    for kind, what in (("task", "a task"), ("runner", "the source runner")):
+        for name, answers in found.items():
+            values = _values(answers, "MiB", kind)
+            measured.append(Measurement("memory", f"most of {what}, {name}", values, "MiB"))
+        few, *more = titles
+        for title in more:
+            ratios = ratios_of(*(_values(found[one], "MiB", kind) for one in (title, few)))
+            target = 1.2 if kind == "task" and title == titles[1] else None
+            measured.append(
+                Measurement("memory", f"most of {what}, {title} / {few}", ratios, "x", target, True)
+            )
+    return measured
+
+
+Part = Callable[[Sides, int, Size], list[Measurement]]
+PARTS: dict[str, Part] = {
+    "rows": rows,
+    "slots": slots,
+    "idle": idle,
+    "latency": latency,
+    "snapshot": snapshot,
+    "memory": memory,
+}
+
+
+@contextlib.contextmanager
+def children(url: str, against: Path | None, reuse: bool) -> Iterator[Sides]:
+    """Start a child for each checkout, which has a Spark of its own."""
+    with contextlib.ExitStack() as stack:
+
+        def started(checkout: Path, prefix: str) -> Child:
+            asked = {"url": url, "prefix": prefix, "peers": checkout == ROOT, "reuse": reuse}
+            child = Child(checkout, ["-P", CHILD], asked)
+            stack.callback(child.close)
+            return child
+
+        own = started(ROOT, "own")
+        if against is None:
+            yield Sides(own, None, "")
+        else:
+            yield Sides(own, started(against.resolve(), "other"), f"commit {commit(against)}")
+
+
+def measure(
+    own: Server, names: Sequence[str], rounds: int, size: Size, against: Path | None
+) -> Iterator[tuple[str, list[Measurement], float]]:
+    """Yield each part, what it measured, and the load of others meanwhile."""
+    for reuse in (True, False):  # the part memory has a Spark whose tasks share no process
+        left = [name for name in names if (name != "memory") == reuse]
+        if not left:
+            continue
+        with children(own.url, against, reuse) as sides:
+            for name in left:
+                load, began = OthersLoad(), time.monotonic()
+                measured = PARTS[name](sides, rounds, size)
+                cores = round(load.cores(), 2)
+                report.took(name, time.monotonic() - began, cores)
+                yield name, measured, cores
+                with own.raw() as raw:
+                    settle(raw)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark_source", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="see that it runs; no targets")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="measure another checkout too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round to a file")
+    asked = parser.parse_args()
+    names = list(asked.only or PARTS)
+    measurements: list[Measurement] = []
+    loads: dict[str, float] = {}
+    with server() as own:
+        with own.raw() as raw:
+            machine = description(raw)
+        if asked.quick:
+            machine["rounds"] = "quick"
+        report.begin(machine)
+        rounds, size = (1, QUICK) if asked.quick else (asked.rounds, Size())
+        for name, measured, load in measure(own, names, rounds, size, asked.against):
+            if asked.quick:
+                for one in measured:
+                    one.target = None
+            report.show(measured)
+            loads[name] = load
+            measurements += measured
+            if asked.json:
+                report.write(asked.json, machine, loads, measurements)
+    report.sum_up(measurements)
 
 
 if __name__ == "__main__":
+    adopt_orphans()
     main()
