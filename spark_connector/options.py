@@ -231,6 +231,15 @@ SINK = (
     Option("batchId", count(0, 2**53)),
 )
 
+# Of a write with `action`.
+DEAD_LETTERS = (
+    Option("url", _url),
+    Option("topic", _topic, alias="subscribe"),
+    Option("prefix", _prefix, "rmq"),
+    Option("action", choice("redrive", "purge")),
+    Option("rate", count(1, 1_000_000)),
+)
+
 _POSITION = (
     "a queue has one position, and what is settled is gone: a query goes on with what waits; "
     "leave it out, or look at a queue with spark.read and `queue`"
@@ -297,7 +306,9 @@ def _unknown(key: str, known: Mapping[str, str], where: str, table: tuple[Option
         return f"{shown}: {_NO_SINK[key.lower()]}"
     if key.lower() in _FOREIGN:
         return f"{shown}: {_FOREIGN[key.lower()]}"
-    elsewhere = {option.name.lower(): option.name for option in (*STREAM, *SNAPSHOT, *SINK)}
+    elsewhere = {
+        option.name.lower(): option.name for option in (*STREAM, *SNAPSHOT, *SINK, *DEAD_LETTERS)
+    }
     if key.lower() in elsewhere:
         return f"{elsewhere[key.lower()]}: it is no option of {where}; leave it out"
     near = difflib.get_close_matches(key.lower(), known, 1, 0.6)
@@ -459,3 +470,25 @@ def sink(given: Mapping[str, str], columns: Collection[str] = ()) -> SinkOptions
         connection(values, "topic"), values["codec"], values["merge"],
         values["pastTimes"] == "now", query, batch,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DeadLetterOptions:
+    """The options of a write with `action`."""
+
+    at: Connection
+    action: str
+    rate: int | None
+
+
+def of_dead_letters(given: Mapping[str, str]) -> bool:
+    """Whether a write is of dead letters that are there, instead of new messages."""
+    return any(key.lower() == "action" for key in given)
+
+
+def dead_letters(given: Mapping[str, str], columns: Collection[str] = ()) -> DeadLetterOptions:
+    """Parse the options of a write with `action`, as `sink`. Raises ConfigurationError."""
+    values = checked(given, DEAD_LETTERS, "a write with action")
+    if values["topic"] is None and "topic" in map(str.lower, columns):
+        values["topic"] = ""
+    return DeadLetterOptions(connection(values, "topic"), values["action"], values["rate"])

@@ -20,6 +20,7 @@ import rmq
 from rmq.errors import ConfigurationError, InvalidValue, QueueFull, RMQError, SendError
 from spark_connector import columns, options
 from spark_connector.connection import connect, retry_while_away
+from spark_connector.dead_letters import DeadLetterWriter
 from spark_connector.options import SinkOptions
 from spark_connector.versions import DataSourceStreamArrowWriter
 
@@ -39,14 +40,18 @@ class Written(WriterCommitMessage):
     query: str | None = None
 
 
-def _sink(
-    given: dict[str, str], schema: StructType, overwrite: bool, setting: str, word: str
-) -> _Sink:
+def _refuse_overwrite(overwrite: bool, setting: str, word: str) -> None:
     if overwrite:
         raise InvalidValue(
             f'{setting}: {word}; a queue is not overwritten: use {setting}("append"), and rmq '
             "purge to delete what waits"
         )
+
+
+def _sink(
+    given: dict[str, str], schema: StructType, overwrite: bool, setting: str, word: str
+) -> _Sink:
+    _refuse_overwrite(overwrite, setting, word)
     return _Sink(options.sink(given, schema.names), columns.checked(schema))
 
 
@@ -186,12 +191,17 @@ class RmqStreamWriter(DataSourceStreamArrowWriter):
         self._sink.discard(written, written[0].query if written else None)
 
 
-def batch_writer(given: dict[str, str], schema: StructType, overwrite: bool) -> RmqWriter:
+def batch_writer(
+    given: dict[str, str], schema: StructType, overwrite: bool
+) -> RmqWriter | DeadLetterWriter:
     """Return the writer of `df.write`.
 
     Raises:
         ConfigurationError: an option or a column cannot work.
     """
+    if options.of_dead_letters(given):
+        _refuse_overwrite(overwrite, "mode", "overwrite")
+        return DeadLetterWriter(options.dead_letters(given, schema.names), schema)
     return RmqWriter(_sink(given, schema, overwrite, "mode", "overwrite"))
 
 
@@ -201,6 +211,8 @@ def stream_writer(given: dict[str, str], schema: StructType, overwrite: bool) ->
     Raises:
         ConfigurationError: an option or a column cannot work.
     """
+    if options.of_dead_letters(given):
+        raise InvalidValue("action: it is for df.write; in foreachBatch, write each batch so")
     sink = _sink(given, schema, overwrite, "outputMode", "complete")
     if sink.options.query is not None:
         raise InvalidValue("queryId, batchId: a streaming write has those of its checkpoint")

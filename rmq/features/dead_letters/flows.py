@@ -22,7 +22,7 @@ from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
 from rmq.kernel.core.score import moment
-from rmq.kernel.core.validation import check_message_type, check_rate, duration_ms
+from rmq.kernel.core.validation import check_int, check_message_type, check_rate, duration_ms
 from rmq.kernel.topic import opening, reading, scripts as topic_scripts, stats
 from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.topic.reading import ScoreRange, SlotReader
@@ -62,6 +62,8 @@ class Filter:
         type: messages that were sent with this type.
         filter: a filter, or its text, as error~"timeout" and body.order>100.
         trashed_by: of the trash, those that this job put there.
+        died: of a job with ids: when each of them died, epoch ms, or None for any time. A letter
+            that was sent back since, and died again, does not fit.
     """
 
     def __init__(
@@ -73,9 +75,18 @@ class Filter:
         type: str | None = None,
         filter: DeadLetterFilter | str | None = None,
         trashed_by: Job | None = None,
+        died: Sequence[int | None] | None = None,
     ) -> None:
         self.trashed_by = trashed_by
         self.ids = None if ids is None else [MessageId.parse(id) for id in ids]
+        self.died_ms: dict[MessageId, int | None] = {}
+        if died is not None:
+            if self.ids is None or len(died) != len(self.ids):
+                raise InvalidValue(f"died: {len(died)} times; give one for each of ids")
+            for time in died:
+                if time is not None:
+                    check_int(time, "died", 0, 2**53)
+            self.died_ms = dict(zip(self.ids, died, strict=True))
         self.reason = reason
         self.type = None if type is None else check_message_type(type)
         self.filter = dead_letters_filter.given(filter)

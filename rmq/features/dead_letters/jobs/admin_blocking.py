@@ -41,7 +41,8 @@ class JobAdmin(AdminPart):
             topic: its name.
             verb: "redrive": send them back, as `redrive` does; "purge": put them into the trash.
             conditions: that they must fit, by the names that `redrive` has: ids, reason, error,
-                older_than, type; None: all.
+                older_than, type; None: all. And `died`: epoch ms at which each of the ids died;
+                one that was sent back since, and died again, is left.
             rate: at most so many a second; None: as fast as it goes.
             keep: of a purge: how long they can be restored, seconds or timedelta; 0: not at all.
             by: who starts it, for people to read; the default is user@host.

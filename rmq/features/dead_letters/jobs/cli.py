@@ -103,6 +103,7 @@ def show(id: str, outcomes: int) -> None:
     conditions = ", ".join(
         f"{len(value)} ids" if name == "ids" else f"{name} {value}"
         for name, value in found.conditions.items()
+        if name != "died"  # of the ids
     )
     output.details([
         ("job", found.id),

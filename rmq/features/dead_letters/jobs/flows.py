@@ -124,7 +124,9 @@ def _text_of(verb: str, given: Mapping[str, Any], to: str | None) -> str:
 
 def _conditions_text(given: Mapping[str, Any]) -> str:
     parts = [
-        f"{len(value)} ids" if name == "ids" else f"{name}={value}" for name, value in given.items()
+        f"{len(value)} ids" if name == "ids" else f"{name}={value}"
+        for name, value in given.items()
+        if name != "died"  # says more of the ids
     ]
     return ", ".join(parts) or "all"
 

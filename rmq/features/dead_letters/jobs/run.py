@@ -143,11 +143,18 @@ class _Search:
             dead = [
                 each._replace(score=0.0)
                 for each in found
-                if each is not None and each.queue == "dead" and each.score <= self._began_ms
+                if each is not None and self._is_meant(each)
             ]
             if dead:
                 return dead
         return []
+
+    def _is_meant(self, member: QueueMember) -> bool:
+        """Whether a message of the ids is dead, and by the death that is meant."""
+        if member.queue != "dead" or member.score > self._began_ms:
+            return False
+        died_ms = self._wanted.died_ms.get(MessageId(member.id))
+        return died_ms is None or member.score == died_ms
 
 
 class _Lost(Exception):

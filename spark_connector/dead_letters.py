@@ -1,0 +1,169 @@
+"""A write with `action`: dead letters that Spark has chosen are redriven or purged, as jobs.
+
+Tasks check their rows and change nothing. The commit gets the ids, starts jobs and runs them, each
+under a key of this write: a commit that is repeated finds the same jobs, and those that a driver
+left half-way go on in any runner of jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
+
+import rmq
+from rmq.errors import InvalidValue
+from spark_connector.connection import connect, retry_while_away
+from spark_connector.options import DeadLetterOptions
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+COMMIT_RETRY_S = 60.0  # as of a sink; a job that runs waits for Redis itself
+JOB_IDS = 10_000  # of one job, which has them in its conditions
+SHOWN = 10  # jobs in the driver's log
+_ROW = struct.Struct("<16sq")  # an id, and when it died in epoch ms
+_ANY_TIME = -1
+
+_TYPES = {
+    "message_id": (StringType, BinaryType),
+    "topic": (StringType,),
+    "died": (TimestampType,),
+}
+_log = logging.getLogger("spark_connector")
+
+
+@dataclass
+class Chosen(WriterCommitMessage):
+    """The dead letters that a task was given, by topic: 24 bytes each."""
+
+    letters: dict[str, bytes]
+
+
+def checked(schema: StructType) -> dict[str, str]:
+    """Check the columns; return by name how they are spelled in the schema. Others are ignored.
+
+    Raises:
+        InvalidValue: `message_id` is missing, or a column is of another type.
+    """
+    found: dict[str, str] = {}
+    for field in schema:
+        name = field.name.lower()
+        if name not in _TYPES:
+            continue
+        if name in found:
+            raise InvalidValue(f"{found[name]}, {field.name}: two columns for one thing; drop one")
+        if not isinstance(field.dataType, _TYPES[name]):
+            wanted = "timestamp" if name == "died" else "string"
+            raise InvalidValue(
+                f"{field.name}: {field.dataType.simpleString()}; cast it to {wanted}"
+            )
+        found[name] = field.name
+    if "message_id" not in found:
+        raise InvalidValue("message_id: an action needs this column; select it from the read")
+    return found
+
+
+class DeadLetterWriter(DataSourceArrowWriter):
+    """`df.write` with `action`. Pickled to the tasks, so it has no connection."""
+
+    def __init__(self, options: DeadLetterOptions, schema: StructType) -> None:
+        self._options = options
+        self._fields = checked(schema)
+        self._write = uuid.uuid4().hex  # the name of this write, in the keys of its jobs
+
+    def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
+        """Check the rows of a task."""
+        letters: dict[str, bytearray] = {}
+        topics: dict[str, tuple[int, int]] = {}
+        numbered = enumerate(chain.from_iterable(map(self._rows, iterator)), 1)
+        with connect(self._options.at) as client:
+            for row, (text, name, died) in numbered:
+                topic = name or self._options.at.topic
+                if not topic:
+                    raise InvalidValue(f"row {row}: topic: null; name it, or give the option topic")
+                try:
+                    id = rmq.MessageId.parse(text, "message_id")
+                except InvalidValue as error:
+                    raise InvalidValue(f"row {row}: {error}") from None
+                if topic not in topics:
+                    topics[topic] = _of_topic(client.topic(topic))
+                if id.check != topics[topic][0] or id.slot >= topics[topic][1]:
+                    raise InvalidValue(f"row {row}: message_id: {id} is not of topic {topic!r}")
+                letters.setdefault(topic, bytearray()).extend(_ROW.pack(id, died))
+        return Chosen({topic: bytes(packed) for topic, packed in letters.items()})
+
+    def _rows(self, batch: RecordBatch) -> Iterator[tuple[str | bytes, str | None, int]]:
+        """Return id, topic and time of death of each row."""
+        rows = batch.num_rows
+        ids = batch.column(self._fields["message_id"])
+        if ids.null_count:
+            raise InvalidValue("message_id: null; give it as it was read")
+        topics, times = [None] * rows, [_ANY_TIME] * rows
+        if "topic" in self._fields:
+            topics = batch.column(self._fields["topic"]).to_pylist()
+        if "died" in self._fields:
+            died = batch.column(self._fields["died"]).cast(pa.timestamp("us", "UTC"))
+            ms = pc.divide(pc.cast(died, pa.int64()), 1000)
+            times = pc.fill_null(ms, _ANY_TIME).to_pylist()
+        return zip(ids.to_pylist(), topics, times, strict=True)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Start the jobs and run them, one after another: so the rate is that of all.
+
+        A crash half-way leaves letters that no job has dead; write the rows again.
+        """
+        chosen = [each.letters for each in messages if isinstance(each, Chosen)]
+        with connect(self._options.at) as client:
+            for topic in sorted({topic for letters in chosen for topic in letters}):
+                packed = b"".join(letters.get(topic, b"") for letters in chosen)
+                step = JOB_IDS * _ROW.size
+                jobs = [
+                    self._run(client, topic, f"{self._write}-{at // step}", packed[at : at + step])
+                    for at in range(0, len(packed), step)
+                ]
+                self._report(topic, len(packed) // _ROW.size, jobs)
+
+    def _run(self, client: rmq.Client, topic: str, key: str, packed: bytes) -> rmq.Job:
+        died = {id: None if ms == _ANY_TIME else ms for id, ms in _ROW.iter_unpack(packed)}
+        conditions = {"ids": list(died), "died": list(died.values())}
+        options = self._options
+        job = retry_while_away(
+            lambda: client.admin.job_start(
+                topic, options.action, conditions=conditions, rate=options.rate,
+                expected=len(died), dedup_key=key,
+            ),
+            COMMIT_RETRY_S,
+        )  # fmt: skip
+        return client.admin.job_run(job.id)
+
+    def _report(self, topic: str, rows: int, jobs: Sequence[rmq.Job]) -> None:
+        done, unreadable = sum(job.done for job in jobs), sum(job.unreadable for job in jobs)
+        _log.warning(
+            "%s of topic %s: %d rows, %d done, %d unreadable, %d not dead letters any more, or dead"
+            " again; jobs: %s",
+            self._options.action, topic, rows, done, unreadable, rows - done - unreadable,
+            " ".join([*(job.id for job in jobs[:SHOWN]), *["..."][: len(jobs[SHOWN:])]]),
+        )  # fmt: skip
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: tasks have changed nothing, and jobs go on."""
+
+
+def _of_topic(topic: rmq.Topic) -> tuple[int, int]:
+    """Return what ids of a topic have in common, and the number of its slots.
+
+    Raises:
+        TopicNotFound: there is no such topic.
+    """
+    topic.open(create=False)
+    return topic.new_id().check, topic.settings.slots
