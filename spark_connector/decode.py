@@ -29,6 +29,7 @@ from rmq.connectors import (
 from rmq.errors import DecodeError
 
 _NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
+_TYPE = "rmq-type"  # the header with the type
 _RESERVED = "rmq-"  # names of headers that RMQ adds begin so
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
 # The first octet of an id without the mark of ids that are kept to be sent again.
@@ -79,6 +80,7 @@ class Stored:
             "expires_at": lambda: times(self._fields.expires_ms) if self._enveloped else None,
             "priority": self._priorities,
             "merge_key": lambda: self._fields.merge_keys if self._enveloped else None,
+            "type": self._types,
             "producer": lambda: self._numbers[0],
             "producer_seq": lambda: self._numbers[1],
             "headers": self._headers,
@@ -192,6 +194,12 @@ class Stored:
             if found:
                 headers[row] = found
         return fields
+
+    def _types(self) -> list[str | None] | None:
+        """Return the types that messages were sent with; None where none has one."""
+        if not self._enveloped:
+            return None
+        return [each.get(_TYPE) if each else None for each in self._fields.headers]
 
     def due_ms(self) -> list[int | None] | None:
         """Return the times that records have; None where none has one."""

@@ -170,6 +170,14 @@ def _slots(name: str, given: str) -> tuple[int, ...]:
     return tuple(slots)
 
 
+def _columns(name: str, given: str) -> tuple[str, ...]:
+    columns = tuple(column.strip().lower() for column in given.split(","))
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        raise InvalidValue(f"{name}: it names {twice[0]!r} twice; name each column once")
+    return columns
+
+
 def _loss(name: str, given: str) -> str:
     if name == "failOnDataLoss":
         return "fail" if flag(name, given) else "continue"
@@ -218,6 +226,7 @@ SNAPSHOT = (
     Option("queue", _queue),
     Option("slots", _slots),
     Option("limit", count(1, 1_000_000_000_000)),
+    Option("columns", _columns),
 )
 
 SINK = (
@@ -423,6 +432,7 @@ class SnapshotOptions:
     min_partitions: int
     headers: bool
     fetch: int
+    columns: tuple[str, ...] | None = None
 
 
 def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
@@ -436,7 +446,7 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
     queues = QUEUES if values["queue"] == "all" else (values["queue"],)
     return SnapshotOptions(
         connection(values), queues, values["slots"], values["limit"], values["minPartitions"],
-        values["includeHeaders"], values["fetchSize"],
+        values["includeHeaders"], values["fetchSize"], values["columns"],
     )  # fmt: skip
 
 

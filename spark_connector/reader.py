@@ -17,6 +17,7 @@ from rmq.connectors import QueuePart, open_queue
 from rmq.errors import InvalidValue
 from spark_connector.connection import client_of_task, connect, retry_while_away
 from spark_connector.options import SnapshotOptions
+from spark_connector.pushdown import Condition, Pushdown, died_within, may_fit
 from spark_connector.query_lease import RETRY_S
 from spark_connector.schema import Batches
 
@@ -45,6 +46,12 @@ class RmqReader(DataSourceReader):
     def __init__(self, options: SnapshotOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._conditions: list[Condition] = []
+
+    @property
+    def pushFilters(self) -> Pushdown:
+        """Take what Spark will filter by; called if spark.sql.python.filterPushdown.enabled."""
+        return Pushdown(self._conditions, [] if self._options.limit else self._schema.names)
 
     def partitions(self) -> list[SnapshotPart]:
         """Cut the queues into parts: by slot, and by score where a slot has many messages."""
@@ -53,13 +60,22 @@ class RmqReader(DataSourceReader):
             stats = client.admin.stats_by_slot(at.topic)
             slots = self._slots(len(stats))
             retries = client.admin.settings(at.topic).max_retries
-            counts = {(q, s): _messages(stats[s], q) for q in self._options.queues for s in slots}
+            slots = tuple(slot for slot in slots if may_fit(self._conditions, "slot", slot))
+            queues = [q for q in self._options.queues if may_fit(self._conditions, "queue", q)]
+            counts = {(q, s): _messages(stats[s], q) for q in queues for s in slots}
             total = sum(counts.values())
             parts = []
             for (queue, slot), count in counts.items():
                 wanted = -(-self._options.min_partitions * count // total) if count else 1
                 pieces = min(10_000, max(wanted, -(-count // PART_MESSAGES), 1))
                 spans = client.admin.spans(at.topic, queue, slot, pieces)
+                if queue == "dead":  # their scores are the times
+                    low, high = died_within(self._conditions)
+                    spans = [
+                        span._replace(low=max(low, span.low), high=min(high, span.high))
+                        for span in spans
+                        if low < span.high and span.low < high
+                    ]
                 parts += [
                     SnapshotPart(QueuePart(at.prefix, at.topic, queue, span, retries), None)
                     for span in spans
@@ -92,9 +108,10 @@ class RmqReader(DataSourceReader):
         """Read one part."""
         if not isinstance(partition, SnapshotPart):
             return  # Spark reads one part even if there are none
-        options, batches, left = self._options, Batches(self._schema), partition.most
+        options, left = self._options, partition.most
+        batches = Batches(self._schema, conditions=self._conditions)
         client = client_of_task(options.at)
-        read = open_queue(client._transport, partition.part, options.fetch)
+        read = open_queue(client._transport, partition.part, options.fetch, batches.has_bodies)
         while block := retry_while_away(read, RETRY_S):
             if left is not None and left < len(block.records):
                 block = block.part(0, left)

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 from rmq.connectors import Block, QueueBlock
 from rmq.errors import InvalidValue
 from spark_connector.decode import Stored, queue_columns
+from spark_connector.pushdown import Condition, rows_that_fit
 from spark_connector.versions import arrow_schema
 
 # name, type, whether it may be null
@@ -42,6 +43,7 @@ _MESSAGE: tuple[Field, ...] = (
     ("expires_at", TimestampType(), True),
     ("priority", IntegerType(), True),
     ("merge_key", StringType(), True),
+    ("type", StringType(), True),
     ("producer", StringType(), True),
     ("producer_seq", LongType(), True),
     ("attempt", IntegerType(), False),
@@ -76,9 +78,26 @@ def stream_schema(headers: bool, query: bool = False) -> StructType:
     return _schema(_MESSAGE + _TAKEN + (_HEADERS if headers else ()) + (_QUERY if query else ()))
 
 
-def snapshot_schema(headers: bool) -> StructType:
-    """Return the columns of a batch read."""
-    return _schema(_MESSAGE + _LOOKED_AT + (_HEADERS if headers else ()))
+def snapshot_schema(headers: bool, columns: Sequence[str] | None = None) -> StructType:
+    """Return the columns of a batch read.
+
+    Args:
+        headers: whether they include `headers`.
+        columns: only these, in this order; None: all.
+
+    Raises:
+        InvalidValue: there is no such column.
+    """
+    fields = _MESSAGE + _LOOKED_AT + (_HEADERS if headers else ())
+    if columns is None:
+        return _schema(fields)
+    by_name = {field[0]: field for field in (*fields, *_HEADERS)}
+    for name in columns:
+        if name not in by_name:
+            raise InvalidValue(
+                f"columns: a batch read has no {name!r}; known are {', '.join(by_name)}"
+            )
+    return _schema(by_name[name] for name in columns)
 
 
 def refuse_other_schema(given: StructType, ours: StructType) -> None:
@@ -97,12 +116,17 @@ def refuse_other_schema(given: StructType, ours: StructType) -> None:
 class Batches:
     """Make record batches of one schema; created in the task that uses it.
 
-    `query`: the run of the query that reads them, if it is one.
+    `query`: the run of the query that reads them, if it is one. `conditions`: of a queue, which
+    rows to make.
     """
 
-    def __init__(self, schema: StructType, query: str = "") -> None:
+    def __init__(
+        self, schema: StructType, query: str = "", conditions: Sequence[Condition] = ()
+    ) -> None:
         self._query = query
+        self._conditions = conditions
         self.schema: pa.Schema = arrow_schema(schema)
+        self.has_bodies = not {"value", "unreadable"}.isdisjoint(self.schema.names)
 
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Return a record batch. A single value fills every row; a missing column is null.
@@ -146,6 +170,15 @@ class Batches:
 
         A batch ends where its bodies come to VALUES_BYTES: few stored bytes may decompress to many.
         """
+        if self._conditions:
+            columns = queue_columns(block, Stored(block.ids, block.records))
+            rows = rows_that_fit(self._conditions, columns, len(block.records))
+            if len(rows) < len(block.records):
+                block = block.only(rows)
+        if not self.has_bodies:
+            stored = Stored(block.ids, block.records)
+            yield self.batch(len(block.records), queue_columns(block, stored))
+            return
         for start, stop, stored in Stored(block.ids, block.records).pieces(VALUES_BYTES):
             part = block if stop - start == len(block.records) else block.part(start, stop)
             yield self.batch(stop - start, queue_columns(part, stored))

@@ -58,7 +58,8 @@ class RmqDataSource(DataSource):
         from spark_connector import options, schema
 
         if options.of_batch(self.options):
-            return schema.snapshot_schema(options.snapshot(self.options).headers)
+            looked = options.snapshot(self.options)
+            return schema.snapshot_schema(looked.headers, looked.columns)
         parsed = options.stream(self.options)
         return schema.stream_schema(parsed.headers, parsed.query)
 
@@ -82,7 +83,7 @@ class RmqDataSource(DataSource):
         if not self.options:  # spark.read without options fails before
             raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
         parsed = options.snapshot(self.options)
-        refuse_other_schema(schema, snapshot_schema(parsed.headers))
+        refuse_other_schema(schema, snapshot_schema(parsed.headers, parsed.columns))
         return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pickle
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import redis
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import EqualTo, IsNotNull
 
 import rmq
 from rmq.errors import InvalidValue
-from spark_connector import options, reader, schema
+from spark_connector import decode, options, reader, schema
 from spark_connector.decode import fingerprint
 from spark_connector.reader import RmqReader, SnapshotPart
 from spark_connector.schema import snapshot_schema
@@ -29,7 +31,7 @@ def make(server: Server, topic: rmq.Topic, **given: object) -> RmqReader:
     asked = {"url": server.url, "subscribe": topic.name, "queue": "all"}
     asked |= {key: str(value) for key, value in given.items()}
     found = options.snapshot(asked)
-    return RmqReader(found, snapshot_schema(found.headers))
+    return RmqReader(found, snapshot_schema(found.headers, found.columns))
 
 
 def rows(of: RmqReader, looks: list[SnapshotPart] | None = None) -> list[dict[str, Any]]:
@@ -51,6 +53,57 @@ def bury(topic: rmq.Topic, *errors: str) -> None:
     with topic.consumer() as consumer:
         for delivery in consumer.receive(100):
             delivery.reject(str(delivery.body))
+
+
+PLANNING = 30  # fields that a read of three slots reads before its tasks, at most
+
+
+class Sixty(NamedTuple):
+    """A topic of three slots, of each 10 waiting messages and 10 dead letters."""
+
+    topic: str
+    values: dict[str, str]
+    raw: redis.Redis
+
+    def fields_read(self) -> int:
+        """Fields of hashes that have been read: two of each message, its record and its failure."""
+        calls: dict[str, Any] = self.raw.info("commandstats")
+        return int(calls.get("cmdstat_hget", {"calls": 0})["calls"])
+
+
+@pytest.fixture
+def sixty(client: rmq.Client, topic: rmq.Topic, raw: redis.Redis) -> Sixty:
+    def send(count: int) -> None:
+        sent = dict.fromkeys(range(3), 0)
+        number = 0
+        while min(sent.values()) < count:
+            number += 1
+            basis = str(number)
+            slot = topic.new_id(basis).slot
+            if sent[slot] < count:
+                sent[slot] += 1
+                kind = "new" if sent[slot] % 2 else None
+                topic.send(f"order {number}", slot_basis=basis, type=kind)
+
+    for half in (5, 5):
+        send(half)
+        with topic.consumer() as consumer:
+            for delivery in consumer.receive(100):
+                delivery.reject("no route" if delivery.type else "too old")
+        time.sleep(0.01)
+        half_died = client.admin.peek(topic.name, 1, queue="dead")
+    send(10)
+    page = client.admin.dead_letters(topic.name, limit=100).messages
+    died = sorted(message.died for message in page if message.died)[15]
+    assert half_died
+    (first,) = client.admin.peek(topic.name, 1)
+    ids = {
+        "id": str(first.id),
+        "died": died.isoformat(sep=" "),
+        "sent": first.id.made_at.isoformat(sep=" ") if first.id.made_at else "",
+        "fingerprint": str(fingerprint("no route")),
+    }
+    return Sixty(topic.name, ids, raw)
 
 
 def test_a_batch_ends_where_its_bodies_are_large_once_decompressed(
@@ -192,3 +245,108 @@ def test_a_session_that_registered_nothing_finds_the_source_by_its_package(
     frame = reader.options(url="redis://localhost", topic="orders", queue="dead").load()
 
     assert "error_fingerprint" in frame.columns
+
+
+def test_only_the_columns_that_are_named_are_made(
+    server: Server, topic: rmq.Topic, client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = client.topic(topic.name, codec=rmq.Compressed("bytes"))
+    packed.send(bytes(40_000), headers={"a": "b"}, type="order.new")
+    unpacked: list[bytes] = []
+    value_of = decode.value_of
+    monkeypatch.setattr(decode, "value_of", lambda record: unpacked.append(b"") or value_of(record))
+
+    few = make(server, topic, columns="type, slot,headers")
+
+    assert [list(row) for row in rows(few)] == [["type", "slot", "headers"]]
+    assert [(row["type"], row["headers"]) for row in rows(few)] == [("order.new", [("a", "b")])]
+    assert not unpacked
+    assert len(rows(make(server, topic, columns="value"))[0]["value"]) == 40_000
+    assert unpacked
+
+
+def test_a_large_body_stays_in_redis_if_no_column_needs_it(
+    server: Server, client: rmq.Client, raw: redis.Redis, name: str
+) -> None:
+    client.topic(name, slots=1).send("x" * 40_000)
+    few, all_of_it = (make(server, client.topic(name), **c) for c in ({"columns": "slot"}, {}))
+    parts = few.partitions()
+
+    before = raw.info("stats")["total_net_output_bytes"]
+    assert rows(few, parts) == [{"slot": 0}]
+    between = raw.info("stats")["total_net_output_bytes"]
+    assert len(rows(all_of_it, parts)[0]["value"]) == 40_002
+    after = raw.info("stats")["total_net_output_bytes"]
+
+    assert between - before + 40_000 < after - between
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("slot,slots", "columns: a batch read has no 'slots'; known are"),
+        ("slot,slot", "'slot' twi"),
+    ],
+)
+def test_a_wrong_column_is_refused(server: Server, topic: rmq.Topic, given: str, said: str) -> None:
+    with pytest.raises(InvalidValue, match=said):
+        make(server, topic, columns=given)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("where", "most"),
+    [
+        ("slot = 1", 20),
+        ("slot in (0, 2) and queue = 'dead'", 20),
+        ("slot < 1", 20),
+        ("queue = 'dead'", 30),
+        ("message_id = '{id}'", 20),
+        ("message_id in ('{id}', 'none')", 20),
+        ("died >= timestamp '{died}'", 25),
+        ("died < timestamp '{died}'", 25),
+        ("died = timestamp '{died}'", 15),
+        ("timestamp >= timestamp '{sent}'", 60),
+        ("type = 'new'", 60),
+        ("error_fingerprint = '{fingerprint}'", 60),
+        ("slot = 1 or queue = 'dead'", 60),
+        ("slot = 7", 0),
+        ("queue = 'dead' and type is null", 30),
+    ],
+)
+def test_a_filter_that_is_pushed_down_reads_less_and_finds_the_same(
+    spark: SparkSession, server: Server, sixty: Sixty, where: str, most: int
+) -> None:
+    where = where.format(**sixty.values)
+    conf = "spark.sql.python.filterPushdown.enabled"
+    found, read = [], []
+    frame = spark.read.format("rmq").options(url=server.url, topic=sixty.topic, queue="all").load()
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    for enabled in ("false", "true"):
+        spark.conf.set(conf, enabled)
+        before = sixty.fields_read()
+        found.append(sorted(row["message_id"] for row in frame.where(where).collect()))
+        read.append(sixty.fields_read() - before)
+    spark.conf.set(conf, "false")
+
+    assert found[0] == found[1]
+    assert bool(found[0]) == (where != "slot = 7")
+    assert read[0] >= 2 * 60
+    assert read[1] <= 2 * most + PLANNING
+
+
+def test_a_condition_leaves_rows_out_before_their_bodies_are_made(
+    server: Server, sixty: Sixty
+) -> None:
+    whole = make(server, rmq.Client(server.url).topic(sixty.topic))
+    some = make(server, rmq.Client(server.url).topic(sixty.topic))
+    limited = make(server, rmq.Client(server.url).topic(sixty.topic), limit=5)
+    filters = [EqualTo(("type",), "new"), IsNotNull(("type",)), EqualTo(("error",), "x")]
+
+    assert list(some.pushFilters(filters)) == filters
+    limited.pushFilters(filters)
+
+    wanted = [row for row in rows(whole) if row["type"] == "new"]
+    assert rows(some) == wanted
+    assert 0 < len(wanted) < 60
+    assert len(rows(limited)) == 5

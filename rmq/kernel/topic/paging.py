@@ -161,6 +161,16 @@ class QueueBlock(NamedTuple):
             lease_ends=self.lease_ends[start:stop],
         )
 
+    def only(self, rows: Sequence[int]) -> QueueBlock:
+        """Return the messages of these rows."""
+        return self._replace(
+            ids=b"".join(self.ids[row * ID_BYTES : (row + 1) * ID_BYTES] for row in rows),
+            scores=[self.scores[row] for row in rows],
+            records=[self.records[row] for row in rows],
+            failures=[self.failures[row] for row in rows],
+            lease_ends=[self.lease_ends[row] for row in rows],
+        )
+
     def last_failures(self) -> list[Failure | None]:
         """Return the last failure of each message."""
         return [failure.decode(entry) if entry else None for entry in self.failures]

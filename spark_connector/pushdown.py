@@ -1,0 +1,167 @@
+"""Filters that Spark passes to a batch read: which slots, queues and rows it leaves out.
+
+Spark evaluates all of them again, so a read may leave out less than it could, and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+
+import rmq
+from rmq.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_TIME = pa.timestamp("us", "UTC")
+# The columns that are filtered by, and their types here.
+_TYPES = {
+    "slot": pa.int64(),
+    "queue": pa.string(),
+    "message_id": pa.string(),
+    "timestamp": _TIME,
+    "died": _TIME,
+    "type": pa.string(),
+    "error_fingerprint": pa.string(),
+}
+_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
+    EqualTo: pc.equal,
+    GreaterThan: pc.greater,
+    GreaterThanOrEqual: pc.greater_equal,
+    LessThan: pc.less,
+    LessThanOrEqual: pc.less_equal,
+}
+
+
+class Condition(NamedTuple):
+    """A condition on a column, which Spark joins with others by AND.
+
+    Attributes:
+        column: its name.
+        kind: the class of Spark's filter.
+        values: those that it compares with; one, unless it is In.
+    """
+
+    column: str
+    kind: type
+    values: pa.Array
+
+    def fits(self, values: pa.Array) -> pa.Array:
+        """Return for each value whether it fits; a null does not."""
+        if self.kind is In:
+            fits = pc.is_in(values, value_set=self.values)
+        else:
+            fits = _COMPARED[self.kind](values, self.values[0])
+        return pc.fill_null(fits, False)
+
+
+class Pushdown:
+    """Takes the filters of a read.
+
+    Spark fails every read whose class has a `pushFilters` of its own while
+    spark.sql.python.filterPushdown.enabled is false, which is its default: it compares `__func__`.
+    Here a read without the filters is only slower, so this has that of the base class.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, conditions: list[Condition], columns: Iterable[str]) -> None:
+        self._conditions = conditions
+        self._columns = frozenset(columns)
+
+    def __call__(self, filters: Sequence[Filter]) -> Sequence[Filter]:
+        """Keep the conditions that can be used, and return all: Spark evaluates them again."""
+        for each in filters:
+            condition = self._condition(each)
+            if condition is not None:
+                self._conditions.append(condition)
+        return filters
+
+    def _condition(self, given: Any) -> Condition | None:
+        if type(given) is not In and type(given) not in _COMPARED:
+            return None
+        name = given.attribute[0].lower() if len(given.attribute) == 1 else ""
+        if name not in _TYPES or name not in self._columns:
+            return None
+        values = list(given.value) if type(given) is In else [given.value]
+        try:
+            array = pa.array([value for value in values if value is not None], _TYPES[name])
+        except (pa.ArrowException, TypeError, ValueError):
+            return None
+        if type(given) is not In and not len(array):
+            return None
+        return Condition(name, type(given), array)
+
+
+def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
+    """Whether messages with that value of a column, `slot` or `queue`, may fit."""
+    given = pa.array([value], _TYPES[column])
+    if not all(each.fits(given)[0].as_py() for each in conditions if each.column == column):
+        return False
+    if column == "queue" and value != "dead":  # only dead letters have died
+        return not any(each.column == "died" for each in conditions)
+    if column == "slot":
+        return all(
+            any(_slot_of(text) == value for text in each.values.to_pylist())
+            for each in conditions
+            if each.column == "message_id" and each.kind in (In, EqualTo)
+        )
+    return True
+
+
+def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
+    """Return from when, and before when, letters that fit have died: epoch ms, by whole ones."""
+    low, high = -math.inf, math.inf
+    for each in conditions:
+        if each.column == "died" and len(each.values):
+            ms = [us // 1000 for us in each.values.cast(pa.int64()).to_pylist()]
+            if each.kind not in (LessThan, LessThanOrEqual):
+                low = max(low, min(ms))
+            if each.kind not in (GreaterThan, GreaterThanOrEqual):
+                high = min(high, max(ms) + 1)
+    return low, high
+
+
+def _slot_of(text: str) -> int | None:
+    """Return the slot that an id names; None: it is no id, so no row has it."""
+    try:
+        return rmq.MessageId.parse(text).slot
+    except InvalidValue:
+        return None
+
+
+def rows_that_fit(
+    conditions: Sequence[Condition], columns: Mapping[str, Any], count: int
+) -> list[int]:
+    """Return the rows of a page of a queue that fit; only columns with conditions are made."""
+    masks = []
+    for each in conditions:
+        if each.column in ("slot", "queue"):
+            continue  # all of a page fit
+        values = columns[each.column]()
+        if values is None:
+            return []
+        if isinstance(values, pa.Array):
+            values = values.cast(_TYPES[each.column])
+        else:
+            values = pa.array(values, _TYPES[each.column])
+        masks.append(each.fits(values))
+    if not masks:
+        return list(range(count))
+    rows: list[int] = pc.indices_nonzero(reduce(pc.and_, masks)).to_pylist()
+    return rows
