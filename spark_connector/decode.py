@@ -80,7 +80,7 @@ class Stored:
             "expires_at": lambda: times(self._fields.expires_ms) if self._enveloped else None,
             "priority": self._priorities,
             "merge_key": lambda: self._fields.merge_keys if self._enveloped else None,
-            "type": self._types,
+            "type": lambda: self.header(_TYPE),
             "producer": lambda: self._numbers[0],
             "producer_seq": lambda: self._numbers[1],
             "headers": self._headers,
@@ -195,11 +195,11 @@ class Stored:
                 headers[row] = found
         return fields
 
-    def _types(self) -> list[str | None] | None:
-        """Return the types that messages were sent with; None where none has one."""
+    def header(self, name: str) -> list[str | None] | None:
+        """Return a header of each message; None where none has any."""
         if not self._enveloped:
             return None
-        return [each.get(_TYPE) if each else None for each in self._fields.headers]
+        return [each.get(name) if each else None for each in self._fields.headers]
 
     def due_ms(self) -> list[int | None] | None:
         """Return the times that records have; None where none has one."""
@@ -304,6 +304,7 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
         "reason": failures.reasons,
         "error": failures.errors,
         "error_fingerprint": failures.fingerprints,
+        "attempts": failures.attempts,
     }
 
 
@@ -325,3 +326,18 @@ class _Failures:
 
     def fingerprints(self) -> list[str | None] | None:
         return self._last and [fingerprint(last.error) if last else None for last in self._last]
+
+    def attempts(self) -> list[list[dict[str, Any]]] | None:
+        if not any(self._block.failures):
+            return None
+        return [
+            [
+                {
+                    "attempt": attempt.number, "time": attempt.at, "reason": attempt.reason,
+                    "worker": attempt.worker or None, "error": attempt.error or None,
+                    "traceback": attempt.traceback or None,
+                }
+                for attempt in attempts
+            ]
+            for attempts in self._block.attempts()
+        ]  # fmt: skip

@@ -156,7 +156,7 @@ def _queue(name: str, given: str) -> QueueName | Literal["all"]:
     except InvalidValue:
         raise InvalidValue(
             f"{name}: {given!r} names no queue; "
-            "give store (or waiting), prepare (or in-flight), dead, or all"
+            "give store (or waiting), prepare (or in-flight), dead, trash, or all"
         ) from None
 
 
@@ -168,6 +168,19 @@ def _slots(name: str, given: str) -> tuple[int, ...]:
     if slots[0] < 0 or slots[-1] > 1023:
         raise InvalidValue(f"{name}: {given!r}; slots have the numbers 0 to 1023")
     return tuple(slots)
+
+
+def _headers(name: str, given: str) -> bool | tuple[str, ...]:
+    """Parse true or false, or names of headers that become columns."""
+    if given.lower() in ("true", "false"):
+        return flag(name, given)
+    headers = tuple(header.strip() for header in given.split(","))
+    for header in headers:
+        if not header or header.startswith("rmq-"):
+            raise InvalidValue(f"{name}: {header!r} names no header; give true, or names as a,b")
+    if len({header.lower() for header in headers}) < len(headers):
+        raise InvalidValue(f"{name}: {given!r} names a header twice; Spark ignores case")
+    return headers
 
 
 def _columns(name: str, given: str) -> tuple[str, ...]:
@@ -192,7 +205,7 @@ CONNECTION = (
     Option("prefix", _prefix, "rmq"),
 )
 _READS = (
-    Option("includeHeaders", flag, False),
+    Option("includeHeaders", _headers, False),
     Option("fetchSize", count(1, 1_000), 1_000),
     Option("minPartitions", count(1, 10_000), 1),
 )
@@ -201,7 +214,7 @@ STREAM = (
     Option("subscribe", _topics, alias="topic"),
     Option("subscribePattern", _pattern),
     Option("prefix", _prefix, "rmq"),
-    Option("includeHeaders", flag, False),
+    Option("includeHeaders", _headers, False),
     Option("fetchSize", count(1, 10_000), 4_000),
     Option("minPartitions", count(1, 10_000)),
     Option("rowsPerTask", count(1, 10_000_000)),
@@ -227,6 +240,7 @@ SNAPSHOT = (
     Option("slots", _slots),
     Option("limit", count(1, 1_000_000_000_000)),
     Option("columns", _columns),
+    Option("includeAttempts", flag, False),
 )
 
 SINK = (
@@ -379,7 +393,7 @@ class StreamOptions:
     on_topic_loss: str
     max_replays: int | None
     poll_s: float
-    headers: bool
+    headers: bool | tuple[str, ...]
     fetch: int
     memory: int
     query: bool
@@ -430,9 +444,10 @@ class SnapshotOptions:
     slots: tuple[int, ...] | None
     limit: int | None
     min_partitions: int
-    headers: bool
+    headers: bool | tuple[str, ...]
     fetch: int
     columns: tuple[str, ...] | None = None
+    attempts: bool = False
 
 
 def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
@@ -447,6 +462,7 @@ def snapshot(given: Mapping[str, str]) -> SnapshotOptions:
     return SnapshotOptions(
         connection(values), queues, values["slots"], values["limit"], values["minPartitions"],
         values["includeHeaders"], values["fetchSize"], values["columns"],
+        values["includeAttempts"],
     )  # fmt: skip
 
 

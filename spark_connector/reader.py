@@ -126,4 +126,4 @@ def _messages(stats: dict[str, int], queue: str) -> int:
     """Return the number of messages in a queue of a slot."""
     if queue == "store":
         return stats["retries"] + stats["priority"] + stats["due"] + stats["later"]
-    return stats["in_flight" if queue == "prepare" else "dead"]
+    return stats["in_flight" if queue == "prepare" else queue]

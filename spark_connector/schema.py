@@ -7,11 +7,13 @@ for the fields of the schema, and no type is guessed from the messages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -65,6 +67,14 @@ _LOOKED_AT: tuple[Field, ...] = (
 _HEADERS: tuple[Field, ...] = (
     ("headers", MapType(StringType(), StringType(), valueContainsNull=False), True),
 )
+_ATTEMPT: tuple[Field, ...] = (
+    ("attempt", IntegerType(), True),
+    ("time", TimestampType(), False),
+    ("reason", StringType(), False),
+    ("worker", StringType(), True),
+    ("error", StringType(), True),
+    ("traceback", StringType(), True),
+)
 _QUERY: tuple[Field, ...] = (("query", StringType(), False),)
 VALUES_BYTES = 16 * 1024 * 1024  # of the bodies of one batch of a queue
 
@@ -73,25 +83,57 @@ def _schema(fields: Iterable[Field]) -> StructType:
     return StructType([StructField(*field) for field in fields])
 
 
-def stream_schema(headers: bool, query: bool = False) -> StructType:
-    """Return the columns of a streaming read. `query`: name the query, for `reject` and `nack`."""
-    return _schema(_MESSAGE + _TAKEN + (_HEADERS if headers else ()) + (_QUERY if query else ()))
+_ATTEMPTS: tuple[Field, ...] = (
+    ("attempts", ArrayType(_schema(_ATTEMPT), containsNull=False), True),
+)
+_KNOWN = frozenset(
+    name for name, *_ in _MESSAGE + _TAKEN + _LOOKED_AT + _HEADERS + _QUERY + _ATTEMPTS
+)
 
 
-def snapshot_schema(headers: bool, columns: Sequence[str] | None = None) -> StructType:
+def _headers(headers: bool | tuple[str, ...]) -> tuple[Field, ...]:
+    if not isinstance(headers, tuple):
+        return _HEADERS if headers else ()
+    for name in headers:
+        if name.lower() in _KNOWN:
+            raise InvalidValue(
+                f"includeHeaders: {name!r} is a column already; give true, and take it from headers"
+            )
+    return tuple((name, StringType(), True) for name in headers)
+
+
+def stream_schema(headers: bool | tuple[str, ...], query: bool = False) -> StructType:
+    """Return the columns of a streaming read.
+
+    Args:
+        headers: whether they include `headers`; or names of headers, each a column.
+        query: whether they name the query, for `reject` and `nack`.
+
+    Raises:
+        InvalidValue: a header has the name of a column.
+    """
+    return _schema(_MESSAGE + _TAKEN + _headers(headers) + (_QUERY if query else ()))
+
+
+def snapshot_schema(
+    headers: bool | tuple[str, ...],
+    columns: Sequence[str] | None = None,
+    attempts: bool = False,
+) -> StructType:
     """Return the columns of a batch read.
 
     Args:
-        headers: whether they include `headers`.
-        columns: only these, in this order; None: all.
+        headers: as of `stream_schema`.
+        columns: only these, in this order, in lower case; None: all.
+        attempts: whether they include `attempts`.
 
     Raises:
-        InvalidValue: there is no such column.
+        InvalidValue: there is no such column, or a header has the name of one.
     """
-    fields = _MESSAGE + _LOOKED_AT + (_HEADERS if headers else ())
+    fields = _MESSAGE + _LOOKED_AT + _headers(headers) + (_ATTEMPTS if attempts else ())
     if columns is None:
         return _schema(fields)
-    by_name = {field[0]: field for field in (*fields, *_HEADERS)}
+    by_name = {field[0].lower(): field for field in (*fields, *_HEADERS, *_ATTEMPTS)}
     for name in columns:
         if name not in by_name:
             raise InvalidValue(
@@ -126,6 +168,7 @@ class Batches:
         self._query = query
         self._conditions = conditions
         self.schema: pa.Schema = arrow_schema(schema)
+        self._headers = [name for name in self.schema.names if name not in _KNOWN]
         self.has_bodies = not {"value", "unreadable"}.isdisjoint(self.schema.names)
 
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
@@ -155,8 +198,10 @@ class Batches:
         """
         records = list(chain.from_iterable(block.records for block in blocks))
         counts = [len(block.records) for block in blocks]
-        columns: dict[str, Any] = Stored(b"".join(block.ids for block in blocks), records).columns()
+        stored = Stored(b"".join(block.ids for block in blocks), records)
+        columns: dict[str, Any] = stored.columns()
         columns.update(
+            self._headers_of(stored),
             topic=_each([block.topic for block in blocks], counts),
             slot=_each([block.slot for block in blocks], counts),
             attempt=list(chain.from_iterable(block.attempts for block in blocks)),
@@ -177,11 +222,18 @@ class Batches:
                 block = block.only(rows)
         if not self.has_bodies:
             stored = Stored(block.ids, block.records)
-            yield self.batch(len(block.records), queue_columns(block, stored))
+            yield self._of_queue(block, stored)
             return
         for start, stop, stored in Stored(block.ids, block.records).pieces(VALUES_BYTES):
             part = block if stop - start == len(block.records) else block.part(start, stop)
-            yield self.batch(stop - start, queue_columns(part, stored))
+            yield self._of_queue(part, stored)
+
+    def _of_queue(self, block: QueueBlock, stored: Stored) -> pa.RecordBatch:
+        columns = queue_columns(block, stored) | self._headers_of(stored)
+        return self.batch(len(block.records), columns)
+
+    def _headers_of(self, stored: Stored) -> dict[str, Any]:
+        return {name: partial(stored.header, name) for name in self._headers}
 
 
 def _each(values: list[Any], counts: list[int]) -> Any:

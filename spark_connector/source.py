@@ -59,7 +59,7 @@ class RmqDataSource(DataSource):
 
         if options.of_batch(self.options):
             looked = options.snapshot(self.options)
-            return schema.snapshot_schema(looked.headers, looked.columns)
+            return schema.snapshot_schema(looked.headers, looked.columns, looked.attempts)
         parsed = options.stream(self.options)
         return schema.stream_schema(parsed.headers, parsed.query)
 
@@ -83,7 +83,9 @@ class RmqDataSource(DataSource):
         if not self.options:  # spark.read without options fails before
             raise ConfigurationError(f"this is a table that was made USING rmq; {options.TABLE}")
         parsed = options.snapshot(self.options)
-        refuse_other_schema(schema, snapshot_schema(parsed.headers, parsed.columns))
+        refuse_other_schema(
+            schema, snapshot_schema(parsed.headers, parsed.columns, parsed.attempts)
+        )
         return RmqReader(parsed, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

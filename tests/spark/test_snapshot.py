@@ -31,7 +31,7 @@ def make(server: Server, topic: rmq.Topic, **given: object) -> RmqReader:
     asked = {"url": server.url, "subscribe": topic.name, "queue": "all"}
     asked |= {key: str(value) for key, value in given.items()}
     found = options.snapshot(asked)
-    return RmqReader(found, snapshot_schema(found.headers, found.columns))
+    return RmqReader(found, snapshot_schema(found.headers, found.columns, found.attempts))
 
 
 def rows(of: RmqReader, looks: list[SnapshotPart] | None = None) -> list[dict[str, Any]]:
@@ -220,6 +220,12 @@ def test_dead_letters_are_counted_by_what_they_died_of(
     counted = frame.groupBy("error_fingerprint").count().collect()
 
     assert sorted(row["count"] for row in counted) == [1, 2]
+    told = frame.sparkSession.read.format("rmq").options(url=server.url, topic=topic.name)
+    told = told.options(queue="dead", includeAttempts="true", includeHeaders="tenant")
+    history = told.load().selectExpr("tenant", "explode(attempts) as a").select("tenant", "a.*")
+    assert {(row.tenant, row.reason, row.error) for row in history.collect()} == {
+        (None, "rejected", error) for error in ("order 1 failed", "order 2 failed", "no route")
+    }
     assert frame.select("topic", "reason").distinct().collect() == [(topic.name, "rejected")]
     with pytest.raises(Exception, match="queue: it is missing; a batch read looks at store"):
         spark.read.format("rmq").options(url=server.url, topic=topic.name).load().count()
@@ -291,6 +297,67 @@ def test_a_large_body_stays_in_redis_if_no_column_needs_it(
 def test_a_wrong_column_is_refused(server: Server, topic: rmq.Topic, given: str, said: str) -> None:
     with pytest.raises(InvalidValue, match=said):
         make(server, topic, columns=given)
+
+
+def test_attempts_are_the_history_of_a_dead_letter(
+    server: Server, client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name, slots=1, max_retries=1, retry="immediate")
+    topic.send("one")
+    with topic.consumer() as consumer:
+        for text in ("first", "second"):
+            (delivery,) = consumer.receive(1)
+            try:
+                raise ValueError(text)
+            except ValueError as error:
+                consumer.nack([delivery], error=error)
+
+    (row,) = rows(make(server, topic, queue="dead", includeAttempts="true"))
+    assert "attempts" not in rows(make(server, topic, queue="dead"))[0]
+    assert rows(make(server, topic, queue="dead", columns="attempts")) == [
+        {"attempts": row["attempts"]}
+    ]
+
+    second, first = row["attempts"]
+    assert (second["attempt"], second["error"]) == (2, "ValueError: second")
+    assert (first["attempt"], first["error"], first["reason"]) == (1, "ValueError: first", "failed")
+    assert first["worker"]
+    assert "test_snapshot.py" in second["traceback"]
+    assert first["time"] <= second["time"]
+
+
+def test_the_trash_is_read_by_its_name_and_is_not_in_all(
+    server: Server, client: rmq.Client, topic: rmq.Topic
+) -> None:
+    bury(topic, "one", "two")
+    (id, _) = [row["message_id"] for row in rows(make(server, topic))]
+
+    client.admin.purge(topic.name, "dead", ids=[id])
+
+    (row,) = rows(make(server, topic, queue="trash"))
+    assert (row["message_id"], row["queue"], row["died"]) == (id, "trash", None)
+    assert row["reason"] == "rejected"
+    assert row["lease_until"].timestamp() > time.time() + 80_000
+    assert [each["queue"] for each in rows(make(server, topic))] == ["dead"]
+
+
+def test_headers_that_are_named_are_columns(server: Server, topic: rmq.Topic) -> None:
+    topic.send("one", headers={"tenant": "a", "X-Id": "7"})
+    topic.send("two")
+
+    found = rows(make(server, topic, includeHeaders="tenant,X-Id"))
+
+    by_value = {row["value"]: (row["tenant"], row["X-Id"]) for row in found}
+    assert by_value == {b'"one"': ("a", "7"), b'"two"': (None, None)}
+    assert "headers" not in found[0]
+    few = rows(make(server, topic, includeHeaders="X-Id", columns="x-id,slot"))
+    assert {tuple(row) for row in few} == {("X-Id", "slot")}
+    for given, said in {
+        "slot": "'slot' is a column already", "a,A": "twice", "a,,b": "names no header",
+        "rmq-type": "names no header",
+    }.items():  # fmt: skip
+        with pytest.raises(InvalidValue, match=said):
+            make(server, topic, includeHeaders=given)
 
 
 @pytest.mark.timeout(300)

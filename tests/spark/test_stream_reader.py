@@ -207,6 +207,25 @@ def test_the_backlog_is_reported(topic: rmq.Topic, make: Make) -> None:
     assert told["waiting"] == sum(told["topics"][topic.name].values()) == 7
 
 
+def test_a_type_and_a_named_header_are_columns_of_a_stream(topic: rmq.Topic, make: Make) -> None:
+    topic.send("one", type="order.new", headers={"tenant": "a", "other": "b"})
+    topic.send("two")
+    reader = make(includeHeaders="tenant")
+    start = begun(reader)
+
+    found = [
+        row
+        for part in reader.partitions(start, latest(reader, start))
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]
+
+    assert {row["value"]: (row["type"], row["tenant"]) for row in found} == {
+        b'"one"': ("order.new", "a"), b'"two"': (None, None),
+    }  # fmt: skip
+    assert "headers" not in found[0]
+
+
 def test_every_column_says_what_was_sent(client: rmq.Client, topic: rmq.Topic, make: Make) -> None:
     sent = topic.send({"n": 1}, priority=900, headers={"a": "b"}, expires=60)
     timed = topic.send("later", delay=0.01)

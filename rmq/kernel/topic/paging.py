@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rmq.kernel.core import failure, record
-from rmq.kernel.core.failure import Failure
+from rmq.kernel.core.failure import Attempt, Failure
 from rmq.kernel.core.ids import SIZE as ID_BYTES
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
@@ -174,6 +174,10 @@ class QueueBlock(NamedTuple):
     def last_failures(self) -> list[Failure | None]:
         """Return the last failure of each message."""
         return [failure.decode(entry) if entry else None for entry in self.failures]
+
+    def attempts(self) -> list[tuple[Attempt, ...]]:
+        """Return the attempts of each message that are kept, the newest first."""
+        return [failure.attempts(entry) for entry in self.failures]
 
     def deliveries(self) -> list[int]:
         """Return how often each message was delivered."""
