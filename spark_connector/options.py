@@ -172,8 +172,8 @@ def _slots(name: str, given: str) -> tuple[int, ...]:
 
 def _headers(name: str, given: str) -> bool | tuple[str, ...]:
     """Parse true or false, or names of headers that become columns."""
-    if given.lower() in ("true", "false"):
-        return flag(name, given)
+    if given.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off"):
+        return flag(name, given)  # no header is named so by intent
     headers = tuple(header.strip() for header in given.split(","))
     for header in headers:
         if not header or header.startswith("rmq-"):
