@@ -1,5 +1,5 @@
 --[[
-query_renew: renew the lease of a query, and count what it holds of a batch.
+query_renew: renew the lease of a query, count what it holds of a batch, and keep the report of its owner.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   query          hash  tail: the newest number in the log; settled; read; owner and owner_until
@@ -16,6 +16,7 @@ ARGV[6]   exact                1: the owner ends a batch only when all of it was
                                are kept in the log, for query_settle; 0: they are forgotten
 ARGV[7]   after                the batch begins after this number
 ARGV[8]   upto                 and ends with this one
+ARGV[9]   report               what the owner tells of itself, for query_inspect: at most 500 bytes; '': as before
 Returns   {how many messages of the batch are held, the newest number, the newest that is settled, the newest that was
           handed out, ms the other owner has left, the other owner}: the last two only where another owner runs the
           query, and nothing was done
@@ -26,6 +27,7 @@ Atomic    The count is of the moment of the renewal. The first write needs no me
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
+local REPORT_MOST = 500 -- bytes
 local slot, query, log, queries, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
@@ -33,6 +35,9 @@ local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local owner_ms = ARGV[5] == '0' and 0 or whole_number(ARGV[5], LEASE_LEAST_MS, LEASE_MOST_MS, 'owner_ms')
 local exact = whole_number(ARGV[6], 0, 1, 'exact')
 local after, upto = whole_number(ARGV[7], 0, NUMBER_MOST, 'after'), whole_number(ARGV[8], 0, NUMBER_MOST, 'upto')
+if #ARGV[9] > REPORT_MOST then
+  fail('ARG', 'report')
+end
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
@@ -48,6 +53,9 @@ redis.call('ZCARD', queries)
 redis.call('ZCARD', leases)
 allow_oom(queries)
 redis.call('HSET', query, 'owner', ARGV[3], 'exact', string.format('%d', exact))
+if ARGV[9] ~= '' then
+  redis.call('HSET', query, 'report', ARGV[9])
+end
 if owner_ms > 0 then
   redis.call('HSET', query, 'owner_until', now + owner_ms)
 else

@@ -65,6 +65,7 @@ class QueryLease:
         self._owner = owner()  # read now: without the JVM, this process has another parent
         self._orphaned = orphaned
         self.run = run
+        self.report: Callable[[], dict[str, int]] | None = None  # figures to send with a renewal
         self._client = connect(options.at)
         self._queries: dict[str, rmq.Query] = {}
         self._retry_s = min(RETRY_S, options.lease_s)
@@ -101,6 +102,18 @@ class QueryLease:
     def slots(self, topic: str) -> int:
         """Return the number of slots of a topic. Raises TopicNotFound."""
         return retry_while_away(self.query(topic).slots, self._retry_s)
+
+    def late_ms(self, topics: Iterable[str]) -> int:
+        """Return how long the oldest message that may be taken has waited."""
+        stats = self._client.admin.stats
+        return max(
+            (retry_while_away(partial(stats, topic), self._retry_s)["late_ms"] for topic in topics),
+            default=0,
+        )
+
+    def commands(self) -> int:
+        """Return how many commands this process has sent to Redis for the query."""
+        return self._client._transport.commands
 
     def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """Return by topic how many messages of each slot may be taken now."""
@@ -158,9 +171,10 @@ class QueryLease:
                 continue
             due = now + owner_pause_s
             renews_lease = now >= lease_due
+            report = self.report() if self.report is not None else None
             try:
                 for topic in list(self._ours):
-                    self.query(topic).keep(self._held_slots(topic) if renews_lease else ())
+                    self.query(topic).keep(self._held_slots(topic) if renews_lease else (), report)
             except StorageError:
                 continue  # Redis is away: the lease lasts until the next attempt
             except rmq.RMQError:

@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -96,6 +97,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked: Offset | None = None  # the last batch that was found to be read
         self._rows = self._batches = self._replays = 0
         self._reported_rows = -1
+        self._lag_ms = 0  # as of the last count of the backlog
+        self._since_ms = int(time.time() * 1000)
         self._planned: Offset | None = None  # the end of the last batch with messages of this run
         self._last: Offset | None = None  # the end of the last batch, for a Spark that does not say
         self._committed: Offset | None = None  # the last commit of Spark
@@ -108,6 +111,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._query_lease.release_ownership()
             orphaned = _terminate if _stop_on_sigterm() else None
             self._query_lease = QueryLease(self._options, run, orphaned)
+            self._query_lease.report = partial(self._figures, self._query_lease)
             self._begun, self._ahead, self._taking, self._settling = False, None, None, None
         return self._query_lease
 
@@ -319,7 +323,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 counts = {slot: state.messages for slot, state in enumerate(states)}
                 self._log_gaps(topic, sum(held.values()) - sum(counts.values()))
                 held = counts
-            end[topic] = Position(dict(numbers), held)
+            # As `spell` writes it, so that `partitions` knows it again.
+            end[topic] = Position(dict(numbers), {slot: n for slot, n in held.items() if n})
         for topic in set(end) - set(newest):
             if topic in known.topics and topic in self._known_topics():
                 end[topic] = Position(known.topics[topic].slots, {})
@@ -444,7 +449,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topics = [
                 topic for topic in self._known_topics() if topic not in self._query_lease.lost
             ]
-            waiting = self._query_lease.waiting(topics) if self._is_busy() else {}
+            is_busy = self._is_busy()
+            waiting = self._query_lease.waiting(topics) if is_busy else {}
+            self._lag_ms = self._query_lease.late_ms(topics) if is_busy else 0
             by_topic = {
                 topic: {str(slot): n for slot, n in enumerate(counts) if n}
                 for topic, counts in waiting.items()
@@ -454,14 +461,27 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 {
                     "waiting": sum(map(sum, waiting.values())),
                     "topics": by_topic,
-                    "rows": self._rows,
-                    "batches": self._batches,
-                    "replays": self._replays,
                     "held": self._query_lease.held(),
+                    **self._figures(self._query_lease),
                 },
             )
             self._reported_rows = self._rows
         return self._report[1]
+
+    def _figures(self, lease: QueryLease) -> dict[str, int]:
+        """Return what this run of the query has done, for those who watch it.
+
+        The lease sends it to Redis too: `Admin.queries`.
+        """
+        return {
+            "since_ms": self._since_ms,
+            "rows": self._rows,
+            "batches": self._batches,
+            "replays": self._replays,
+            "lapses": lease.lapses(),
+            "lag_ms": self._lag_ms,
+            "commands": lease.commands(),
+        }
 
     def _is_busy(self) -> bool:
         """Whether there was a batch since the last count; an idle query has nothing to count."""

@@ -63,6 +63,32 @@ def test_queries_are_reported_with_what_they_hold_of_each_slot(api: Any, topic: 
     assert 25 < first.lease_left_s <= 30
 
 
+@both_clients
+def test_queries_are_reported_with_what_their_driver_told(api: Any, topic: rmq.Topic) -> None:
+    query = topic.query(RUN, "here:1")
+    query.renew({})
+    topic.query(OTHER, "there:1").renew({})
+
+    query.keep((), {"rows": 7, "lag_ms": 0})
+    query.keep(())
+
+    told = {found.run: found.report for found in api.admin.queries(topic.name)}
+    assert told == {RUN: {"rows": 7, "lag_ms": 0}, OTHER: {}}
+    with pytest.raises(rmq.InvalidValue, match=r"report: .* give at most 500"):
+        query.keep((), {"x" * 500: 1})
+
+
+@pytest.mark.parametrize("report", ["", "{", "[1]", '{"rows":"many"}'])
+def test_what_is_no_report_counts_as_none(
+    api: Any, topic: rmq.Topic, raw: redis.Redis, report: str
+) -> None:
+    topic.query(RUN, "here:1").renew({})
+    (key,) = raw.keys(f"*{{{topic.name}_0}}:query:*")
+    raw.hset(key, "report", report)
+
+    assert api.admin.queries(topic.name)[0].report == {}
+
+
 def test_a_lease_that_has_run_out_is_reported_as_negative(api: Any, topic: rmq.Topic) -> None:
     silent(topic, most=10, lease=1)
 

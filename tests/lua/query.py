@@ -33,9 +33,14 @@ def receipt(delivery: int, left: int = 16, page: int = 1) -> float:
 
 
 def renew(
-    box: Box, holder: QueryLease = ME, after: int = 0, upto: int = 100, owns: bool = True
+    box: Box,
+    holder: QueryLease = ME,
+    after: int = 0,
+    upto: int = 100,
+    owns: bool = True,
+    report: bytes = b"",
 ) -> QueryLog:
-    return box.run(scripts.query_renew(box.keys, holder, after, upto, owns))
+    return box.run(scripts.query_renew(box.keys, holder, after, upto, owns, report))
 
 
 def take(

@@ -226,6 +226,31 @@ def test_a_type_and_a_named_header_are_columns_of_a_stream(topic: rmq.Topic, mak
     assert "headers" not in found[0]
 
 
+def test_what_a_query_does_is_in_its_progress_and_in_redis(
+    client: rmq.Client, topic: rmq.Topic, make: Make
+) -> None:
+    fill(topic, 30)
+    time.sleep(0.05)  # so that they have waited
+    reader = make(maxMessagesPerTrigger=4, leaseSeconds=3, ownerLeaseSeconds=3)
+    start = begun(reader)
+    end = latest(reader, start)
+    planned(reader, start, end)
+
+    told = reader.reportLatestOffset()
+
+    assert told is not None
+    assert (told["rows"], told["batches"], told["replays"], told["lapses"]) == (4, 1, 0, 0)
+    assert told["lag_ms"] >= 50
+    assert told["commands"] > 0
+    until = time.monotonic() + 10
+    while not (report := client.admin.queries(topic.name)[0].report).get("rows"):
+        assert time.monotonic() < until, report
+        time.sleep(0.1)
+    kept = ("since_ms", "rows", "batches", "replays", "lapses", "lag_ms")
+    assert {name: report[name] for name in kept} == {name: told[name] for name in kept}
+    assert report["commands"] >= told["commands"]
+
+
 def test_every_column_says_what_was_sent(client: rmq.Client, topic: rmq.Topic, make: Make) -> None:
     sent = topic.send({"n": 1}, priority=900, headers={"a": "b"}, expires=60)
     timed = topic.send("later", delay=0.01)

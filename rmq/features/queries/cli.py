@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -30,18 +30,22 @@ def list_queries(topic: str) -> None:
     """List the queries that have a lease on messages of TOPIC, by the end of the lease.
 
     LEASE: time until its messages are given back, unless its driver renews the lease. Once it has
-    ended, the next consumer gives them back. OWNED: no other driver may run it for so long.
+    ended, the next consumer gives them back. OWNED: no other driver may run it for so long. ROWS,
+    REPLAYS and LAG: rows read, batches begun again, and the age of the oldest message that waits,
+    as its driver told; empty where it tells nothing.
     """
     common = common_options()
     with common.client() as client:
         queries = client.admin.queries(topic)
     columns = [
         Column("RUN", style="cyan"), Column("MESSAGES", right=True), Column("SLOTS", right=True),
+        Column("ROWS", right=True), Column("REPLAYS", right=True), Column("LAG", right=True),
         Column("LEASE"), Column("OWNED"), Column("OWNER", cut=True),
     ]  # fmt: skip
     rows = [
         [
             held.run, text.number(held.messages), text.number(len(held.slots)),
+            *_told(held.report),
             _left(held.lease_left_s), _left(held.owner_left_s) if held.owner else "-",
             held.owner or "-",
         ]
@@ -49,6 +53,15 @@ def list_queries(topic: str) -> None:
     ]  # fmt: skip
     records = [text.fields(held) for held in queries]
     common.listing(records, columns, rows, f"{topic}: no query holds messages")
+
+
+def _told(report: Mapping[str, int]) -> list[str]:
+    rows, replays, lag_ms = map(report.get, ("rows", "replays", "lag_ms"))
+    return [
+        "" if rows is None else text.number(rows),
+        "" if replays is None else text.number(replays),
+        "" if lag_ms is None else text.span(lag_ms),
+    ]
 
 
 def _left(seconds: float) -> str:

@@ -136,6 +136,7 @@ def renew(
     after: Offsets,
     upto: Offsets | None,
     slots: Iterable[int] | None = None,
+    report: bytes = b"",
 ) -> Flow[list[QueryLog]]:
     """Renew the lease of a query; return for each slot how much it holds of a batch.
 
@@ -147,6 +148,7 @@ def renew(
         after: by slot, the number after which the batch begins.
         upto: by slot, the number with which it ends; None: with the newest.
         slots: the others to renew; None: all.
+        report: of the owner, kept in the first slot; b"": the one before stays.
 
     Raises:
         QueryOwned: another driver runs it.
@@ -161,6 +163,7 @@ def renew(
             scripts.query_renew(
                 keys, lease, after.get(keys.index, 0),
                 NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
+                report=report if keys is home else b"",
             )
             for keys in group
         ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rmq.errors import QueryOwned
 from rmq.features.queries import flows as query_flow, scripts as queries_scripts
@@ -30,6 +30,8 @@ class HeldQuery:
         lease_left_s: seconds until its lease expires unless it is renewed; negative: it expired,
             and the next consumer that takes messages rolls it back.
         slots: by slot, how many it holds; slots with none are left out.
+        report: figures that its driver has sent, by name; empty: it sends none. Of Spark's source:
+            docs/spark.md.
     """
 
     run: str
@@ -38,6 +40,7 @@ class HeldQuery:
     messages: int
     lease_left_s: float
     slots: Mapping[int, int]
+    report: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_owned(self) -> bool:
@@ -91,8 +94,10 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
 def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> HeldQuery:
     owner, owner_left_s = _owner(states)
     slots = {index: state.messages for index, state in states.items() if state.messages}
+    home = states.get(0)  # the ownership is there, and the report with it
     return HeldQuery(
-        run, owner, owner_left_s, sum(slots.values()), lease_left_ms / 1000, slots
+        run, owner, owner_left_s, sum(slots.values()), lease_left_ms / 1000, slots,
+        queries_scripts.read_report(home.report) if home is not None else {},
     )  # fmt: skip
 
 

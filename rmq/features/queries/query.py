@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.features.queries import fail_flows, flows, read_flows
+from rmq.features.queries import fail_flows, flows, read_flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
 from rmq.kernel.consumer.scripts import QueryLease, check_run
 from rmq.kernel.core.keys import SlotKeys
@@ -248,13 +248,19 @@ class AsyncQuery(QueryBase):
         logs = await self._run(flows.renew(self._context, self._holder, after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
-    async def keep(self, slots: Iterable[int]) -> None:
+    async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
         """Stay the owner, and hold what it has of these slots for another lease.
+
+        Args:
+            slots: by index; the first one is always renewed.
+            report: figures of the owner, by name, for those who list the query: at most 500 bytes
+                as JSON. None: those of the last report stay.
 
         Raises:
             QueryOwned: another owner runs it.
         """
-        await self._run(flows.renew(self._context, self._holder, {}, {}, slots))
+        said = scripts.encode_report(report)
+        await self._run(flows.renew(self._context, self._holder, {}, {}, slots, said))
 
     async def handed(self, slot: int) -> int:
         """Return the number of the newest message of a slot that was handed out."""

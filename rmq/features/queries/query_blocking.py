@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from rmq.features.queries import fail_flows, flows, read_flows
+from rmq.features.queries import fail_flows, flows, read_flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
 from rmq.features.queries.query import (
     Block,
@@ -89,13 +89,19 @@ class Query(QueryBase):
         logs = self._run(flows.renew(self._context, self._holder, after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
-    def keep(self, slots: Iterable[int]) -> None:
+    def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
         """Stay the owner, and hold what it has of these slots for another lease.
+
+        Args:
+            slots: by index; the first one is always renewed.
+            report: figures of the owner, by name, for those who list the query: at most 500 bytes
+                as JSON. None: those of the last report stay.
 
         Raises:
             QueryOwned: another owner runs it.
         """
-        self._run(flows.renew(self._context, self._holder, {}, {}, slots))
+        said = scripts.encode_report(report)
+        self._run(flows.renew(self._context, self._holder, {}, {}, slots, said))
 
     def handed(self, slot: int) -> int:
         """Return the number of the newest message of a slot that was handed out."""

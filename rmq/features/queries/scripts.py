@@ -10,11 +10,13 @@ sink remembers which batches of a query have been published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
+from rmq.errors import InvalidValue
 from rmq.kernel.consumer.scripts import (
     QueryLease,
     QueryState,
@@ -28,6 +30,7 @@ from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
+REPORT_BYTES = 500  # of a query's owner, as JSON; twin of REPORT_MOST in lua/query_renew.lua
 QUERY_DEADLINE_S = HELD_MIN // 1000  # of what a query holds; twin of FAR in lua/lib/query.lua
 
 
@@ -114,12 +117,17 @@ def query_take(
 
 
 def query_renew(
-    keys: SlotKeys, lease: QueryLease, after: int, upto: int, owns: bool = True
+    keys: SlotKeys,
+    lease: QueryLease,
+    after: int,
+    upto: int,
+    owns: bool = True,
+    report: bytes = b"",
 ) -> Command[QueryLog]:
     """Renew the lease of a query, and count what it holds of a batch.
 
     `owns`: renew the ownership here. It is renewed in the first slot of a topic; in the others the
-    query takes over.
+    query takes over. `report`: kept for query_inspect; b"": the one before stays.
     """
     return Command(
         scripts.load("query_renew"),
@@ -127,9 +135,35 @@ def query_renew(
         [
             topic_context.now_us, lease.run, lease.owner, lease.lease_ms,
             lease.owner_ms if owns else 0, int(lease.exact), after, upto,
+            report,
         ],
         _renewed_log,
     )  # fmt: skip
+
+
+def encode_report(report: Mapping[str, int] | None) -> bytes:
+    """Return a report as it is stored; b"" for None.
+
+    Raises:
+        InvalidValue: it is too large.
+    """
+    if report is None:
+        return b""
+    text = json.dumps(dict(report), separators=(",", ":")).encode()
+    if len(text) > REPORT_BYTES:
+        raise InvalidValue(f"report: {len(text)} bytes as JSON; give at most {REPORT_BYTES}")
+    return text
+
+
+def read_report(text: bytes) -> dict[str, int]:
+    """Return the figures of a report; none of what is not one, or of a query that sends none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if type(value) is int}
 
 
 def query_read(
@@ -280,7 +314,9 @@ def query_inspect(keys: SlotKeys, run: str) -> Command[QueryState]:
         scripts.load("query_inspect"),
         (keys.slot, *_query_keys(keys, run)),
         [topic_context.now_us],
-        lambda reply: QueryState(reply[0], reply[1], reply[2].decode(errors="backslashreplace")),
+        lambda reply: QueryState(
+            reply[0], reply[1], reply[2].decode(errors="backslashreplace"), reply[3]
+        ),
     )
 
 

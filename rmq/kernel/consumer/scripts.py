@@ -177,6 +177,7 @@ class QueryState(NamedTuple):
     messages: int
     owner_left_ms: int  # negative: so long ago it ended
     owner: str  # "": no owner is known
+    report: bytes = b""  # of the owner
 
 
 def _query_keys(keys: SlotKeys, run: str) -> tuple[bytes, bytes]:

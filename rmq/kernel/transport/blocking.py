@@ -114,6 +114,9 @@ class Transport:
         address: the server.
         retry_for: seconds in which a command is repeated while Redis cannot be reached.
         timeout_s: how long to wait for one reply.
+
+    Attributes:
+        commands: how many it has sent; a script is one.
     """
 
     uses_shard_channels = False  # for hand-overs, as on a Cluster
@@ -121,6 +124,7 @@ class Transport:
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
         self.address, self.retry_for, self.timeout_s = address, retry_for, timeout_s
         embedded = Embedded.open(address.directory) if address.scheme == "embedded" else None
+        self.commands = 0
         self._connector = Connector(
             address.of_a_node, timeout_s, redis.ConnectionPool, Retry, embedded
         )
@@ -302,6 +306,7 @@ class Transport:
 
     def _exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send commands on one connection; return their replies, server errors included."""
+        self.commands += count  # by threads too: a figure for people
         pool = self._current_pool()
         return pool.read(pool.send(packed), count)
 

@@ -186,6 +186,7 @@ class ClusterTransport(Transport):
 
     def _perform(self, operation: Operation) -> Any:
         if isinstance(operation, ExchangeAll):
+            self.commands += sum(part.count for part in operation.parts)
             return self._current_pools().exchange_all(operation.parts)
         if isinstance(operation, RefreshTable):
             return self._refresh(operation.version)

@@ -126,6 +126,25 @@ def test_queries_show_how_much_waits_to_be_read(console: Server, client: rmq.Cli
     }  # fmt: skip
 
 
+def test_queries_show_what_their_driver_told_and_blanks_where_it_told_nothing(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders")
+    topic.send(1)
+    topic.query("b" * 32, "old").renew({})
+    topic.query(RUN, "driver").keep((), {"rows": 1234, "replays": 2, "lag_ms": 1500})
+
+    page = fetch(console.url + "/console/topics/orders/queries").text
+
+    cells = {
+        run: dict(re.findall(r'data-label="(\w+)">([^<]*)<', row))
+        for run, row in re.findall(r'<tr data-key="(\w+)">(.*?)</tr>', page)
+    }
+    shown = [cells[RUN][name] for name in ("Rows", "Replays", "Lag", "Commands")]
+    assert shown == ["1\u202f234", "2", "1.5 s", ""]
+    assert [cells["b" * 32][name] for name in ("Rows", "Replays", "Lag")] == ["", "", ""]
+
+
 # --- the loss audit ------------------------------------------------------------------------------
 
 
