@@ -22,6 +22,10 @@ from spark_connector.audit.job import audit
 from spark_connector.audit.options import Options, parse
 
 _ID: Final = re.compile("[0-9a-v]{26}")
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+# Of a session on this machine. With Spark's default, 200, most of the time of finding gaps is the
+# start of tasks.
+_PARTITIONS_LOCAL: Final = "32"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +60,11 @@ def _session(options: Options) -> SparkSession:
     }
     for name, value in (settings | options.conf).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    is_default = _PARTITIONS not in options.conf and spark.conf.get(_PARTITIONS) == "200"
+    if is_default and (spark.conf.get("spark.master", None) or "").startswith("local"):
+        spark.conf.set(_PARTITIONS, _PARTITIONS_LOCAL)
+    return spark
 
 
 def _run(spark: SparkSession, options: Options) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from rmq import MessageId
+from spark_connector.audit import cli
 from spark_connector.audit.cli import main
+from spark_connector.audit.options import parse
 from tests.spark.audits import AS_OF_MS, BEGIN_MS, Books, write
 
 if TYPE_CHECKING:
@@ -55,6 +58,36 @@ def test_ids_that_are_none_are_kept_out_of_the_list_to_resend(
     lines = (tmp_path / "out" / "resend.txt").read_text().splitlines()
     assert [str(MessageId.parse(line)) for line in lines] == [fine]
     assert "1 lost ids are no message ids" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("master", "partitions", "given", "wanted"),
+    [
+        ("local[2]", "200", [], "32"),
+        ("local[2]", "200", ["--conf", "spark.sql.shuffle.partitions=200"], None),
+        ("local[2]", "64", [], None),
+        ("spark://one:7077", "200", [], None),
+    ],
+)
+def test_only_a_local_session_without_a_setting_has_fewer_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str,
+    partitions: str,
+    given: list[str],
+    wanted: str | None,
+) -> None:
+    settings = {"spark.master": master, "spark.sql.shuffle.partitions": partitions}
+    made = Mock()
+    made.conf.get.side_effect = lambda name, default=None: settings.get(name, default)
+    builder = Mock()
+    builder.appName.return_value = builder.config.return_value = builder
+    builder.getOrCreate.return_value = made
+    monkeypatch.setattr(cli, "SparkSession", Mock(builder=builder))
+
+    cli._session(parse([*FINE, *given]))
+
+    calls = [] if wanted is None else [call("spark.sql.shuffle.partitions", wanted)]
+    assert made.conf.set.call_args_list == calls
 
 
 def test_no_verdict_exits_with_3(spark: SparkSession, tmp_path: Path, capsys: Capture) -> None:
