@@ -1,27 +1,52 @@
-"""How long the audit takes in Spark: two million rows of a ledger, as many deliveries, one gap.
+"""How long the audit takes in Spark, step by step: two million messages with faults planted.
 
-    python -m bench.spark_audit [--rows 2000000] [--rounds 3]
+    python -m bench.spark_audit [--rows 2000000] [--rounds 3] [--conf KEY=VALUE ...]
 
-Everything is made up here, in parquet, with faults planted; half of the ledger is one producer's.
-The session is warm (it has written the input), and its start is not counted. What was planted has
-to be found, or this fails. On a machine that others use too, the processor time tells more than the
-clock does: the audit keeps two cores busy for most of the time.
+Ledger, delivery log and snapshot are made up, as parquet; half of the ledger is one producer's, and
+each 100 000 rows have one message of each fault. The audit runs as a user runs it, in a process of
+its own with Spark's defaults: its start counts. The steps are told apart by the queries in Spark's
+event log. What was planted has to be found, no more and no less, or this fails. On a machine that
+others use too, the processor time tells more than the clock does.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from spark_connector import audit
+from spark_connector.audit.findings import FAULTY
 
 BEGIN_MS = 1_790_000_000_000
 PART = 100_000  # rows that have one of each fault
+STEPS = ("start", "inputs", "messages/", "counts", "gaps", "gaps/", "report", "end")
+QUERY = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionStart"
+
+
+class Run(NamedTuple):
+    """One run of the audit: seconds by step, of processor time, and the JVM's most memory."""
+
+    steps: dict[str, float]
+    processor_s: float
+    jvm_mb: float
+    found: dict[str, Any]
+
+    @property
+    def taken_s(self) -> float:
+        """The seconds of the whole run."""
+        return sum(self.steps.values())
 
 
 def session() -> SparkSession:
@@ -81,49 +106,143 @@ def inputs(spark: SparkSession, rows: int) -> tuple[DataFrame, DataFrame, DataFr
     return ledger.filter(spot != 40), deliveries, snapshot
 
 
-def processor_s(spark: SparkSession) -> float:
-    """Return the processor time that the JVM has used so far, in seconds."""
-    jvm: Any = spark.sparkContext._jvm
-    used = jvm.java.lang.ProcessHandle.current().info().totalCpuDuration().get().toMillis()
-    return float(used) / 1000
+def run(home: Path, number: int, paths: list[Path], as_of_ms: int, conf: list[str]) -> Run:
+    """Run the audit in a process of its own."""
+    out, events = home / f"out{number}", home / f"events{number}"
+    events.mkdir()
+    settings = ["spark.eventLog.enabled=true", f"spark.eventLog.dir={events.as_uri()}"]
+    settings += ["spark.eventLog.rolling.enabled=false", "spark.eventLog.compress=false", *conf]
+    command = [sys.executable, "-m", "spark_connector.audit", "--out", str(out)]
+    for option, path in zip(("ledger", "deliveries", "snapshot"), paths, strict=True):
+        command += [f"--{option}", str(path)]
+    command += ["--as-of", str(as_of_ms), "--settle", "1m"]
+    for setting in settings:
+        command += ["--conf", setting]
+    begun = time.time()
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    used = _Used(child.pid)
+    used.start()
+    text, _ = child.communicate()
+    ended = time.time()
+    used.stop()
+    if child.returncode != FAULTY:
+        raise SystemExit(f"the audit ended with {child.returncode}:\n{text[-3000:]}")
+    found = json.loads((out / "totals.json").read_text())
+    found["resend"] = len((out / "resend.txt").read_text().splitlines())
+    (log,) = (path for path in events.iterdir() if path.is_file())
+    return Run(steps(log, begun, ended), used.processor_s, used.jvm_mb, found)
+
+
+def steps(log: Path, begun: float, ended: float) -> dict[str, float]:
+    """Return the seconds of each step; a step lasts until the first query of the next."""
+    seconds = dict.fromkeys(STEPS, 0.0)
+    step, since = "start", begun
+    for at, what in _queries(log):
+        then = _step(step, what)
+        if then != step:
+            seconds[step] += at - since
+            step, since = then, at
+    seconds[step] += ended - since
+    return seconds
+
+
+def _queries(log: Path) -> Iterator[tuple[float, str]]:
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["Event"] == QUERY:
+            yield event["time"] / 1000, event["description"]
+        elif event["Event"] == "SparkListenerApplicationStart":
+            yield event["Timestamp"] / 1000, "inputs"
+        elif event["Event"] == "SparkListenerApplicationEnd":
+            yield event["Timestamp"] / 1000, "end"
+
+
+def _step(before: str, what: str) -> str:
+    if what in STEPS:
+        return what
+    if what.startswith("parquet at") or what.startswith("save at"):
+        return {"inputs": "messages/", "gaps": "gaps/"}.get(before, before)
+    if "isEmpty at" in what or "gaps.py" in what:
+        return "gaps" if before in ("counts", "gaps") else before
+    return {"messages/": "counts", "gaps/": "report"}.get(before, before)
+
+
+class _Used(threading.Thread):
+    """Looks at the processes of a session: their processor time, and the most memory of a JVM."""
+
+    def __init__(self, session_id: int) -> None:
+        super().__init__(daemon=True)
+        self._session_id = session_id
+        self._stopped = threading.Event()
+        self._ticks: dict[int, int] = {}
+        self.jvm_mb = 0.0
+
+    @property
+    def processor_s(self) -> float:
+        return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
+
+    def run(self) -> None:
+        while not self._stopped.wait(0.2):
+            for path in Path("/proc").glob("[0-9]*"):
+                try:
+                    name, _, rest = (path / "stat").read_text().rpartition(")")
+                    fields = rest.split()
+                    if int(fields[3]) != self._session_id:
+                        continue
+                    self._ticks[int(path.name)] = int(fields[11]) + int(fields[12])
+                    if name.endswith("(java"):
+                        status = (path / "status").read_text()
+                        peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+                        self.jvm_mb = max(self.jvm_mb, peak)
+                except (OSError, IndexError, ValueError):
+                    continue  # it has ended
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()
+
+
+def check(found: dict[str, Any], rows: int) -> None:
+    """Compare the findings with what was planted."""
+    planted = rows // PART
+    want = {audit.LOST: planted, audit.DUPLICATED: planted, audit.GAPS: planted}
+    assert found["found"] == want, (found["found"], want)
+    totals = found["totals"]
+    assert totals[audit.UNKNOWN] == totals[audit.DEAD] == found["resend"] == planted, found
+    assert totals[audit.DELIVERED] == rows - 4 * planted, found
+    assert (found["ledger"], found["gap_numbers"]) == (rows - planted, planted), found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The audit in Spark, timed.")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE")
     asked = parser.parse_args()
+    if asked.rows % PART:
+        parser.error(f"--rows: give a multiple of {PART}")
     spark = session()
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as home:
-        paths = [f"{home}/{name}" for name in ("ledger", "deliveries", "snapshot")]
+    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as name:
+        home = Path(name)
+        paths = [home / name for name in ("ledger", "deliveries", "snapshot")]
         for made, path in zip(inputs(spark, asked.rows), paths, strict=True):
-            made.write.parquet(path)
+            made.write.parquet(str(path))
+        spark.stop()
         taken = []
         for number in range(asked.rounds):
-            begun, spent = time.monotonic(), processor_s(spark)
-            ledger, deliveries, snapshot = (spark.read.parquet(path) for path in paths)
-
-            def keep(name: str, rows: DataFrame, out: str = f"{home}/out{number}") -> DataFrame:
-                rows.write.parquet(f"{out}/{name}")
-                return spark.read.parquet(f"{out}/{name}")
-
-            found = audit.audit(
-                ledger, deliveries, snapshot,
-                as_of_ms=BEGIN_MS + asked.rows * 20 + 60_000, settle_ms=60_000, keep=keep,
-            )  # fmt: skip
-            taken.append(time.monotonic() - begun)
-            spent = processor_s(spark) - spent
+            load = os.getloadavg()[0]
+            one = run(home, number, paths, BEGIN_MS + asked.rows * 20 + 60_000, asked.conf)
+            check(one.found, asked.rows)
+            taken.append(one.taken_s)
+            shown = ", ".join(f"{step} {seconds:.1f}" for step, seconds in one.steps.items())
             print(
-                f"round {number + 1}: {taken[-1]:.1f} s, {spent:.1f} s of processor time, "
-                f"{found.verdict()}",
+                f"round {number + 1}: {one.taken_s:.1f} s ({shown}), {one.processor_s:.0f} s of "
+                f"processor time, JVM {one.jvm_mb:.0f} MB, load before {load:.1f}",
                 flush=True,
             )
-        planted = asked.rows // PART
-        want = {audit.LOST: planted, audit.DUPLICATED: planted, audit.GAPS: planted}
-        assert found.found() == want, (found.found(), want)
-        assert found.totals[audit.UNKNOWN] == found.totals[audit.DEAD] == planted
         print(f"{asked.rows:,} rows: median {statistics.median(taken):.1f} s, planted faults found")
-    spark.stop()
 
 
 if __name__ == "__main__":
