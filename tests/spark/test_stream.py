@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StringType
 
 import rmq
+from rmq.cli import cli
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
@@ -222,6 +225,32 @@ def test_redis_may_be_away_for_a_while(
         assert queries.sizes() == [0, 10, 10, 10]
         assert queries.values() == list(range(30))
         assert held(client, name) == (0, 30)
+
+
+def test_progress_and_the_command_line_tell_the_same_of_a_query(
+    client: rmq.Client, queries: Queries, server: Server, topic: rmq.Topic
+) -> None:
+    fill(topic, 20)
+    query = queries.start(trigger="default", maxMessagesPerTrigger=5)
+    told: dict[str, Any] = {}
+    listed: dict[str, Any] = {}
+    until = time.monotonic() + 60
+    try:
+        while not (listed.get("rows") == told.get("rows") == 20):
+            assert time.monotonic() < until, (told, listed)
+            time.sleep(0.5)
+            if query.lastProgress is not None:
+                told = json.loads(query.lastProgress["sources"][0]["latestOffset"] or "null") or {}
+            asked = ["--url", server.url, "query", "ls", topic.name, "--json"]
+            (found,) = json.loads(CliRunner().invoke(cli, asked).stdout) or [{}]
+            listed = found.get("report", {})
+    finally:
+        query.stop()
+
+    for name in ("since_ms", "batches", "replays", "lapses"):
+        assert listed[name] == told[name], name
+    assert (listed["replays"], listed["lapses"]) == (0, 0)
+    assert listed["commands"] > 0
 
 
 def test_a_checkpoint_that_another_driver_runs_is_refused(
