@@ -226,9 +226,13 @@ def test_what_is_evicted_is_named_or_counted_and_nothing_else_moves(
 TOLERANT: list[Change] = [
     (
         "prepare",
-        "if not record or #record < 8 then\n          fail('RECORD', records)",
-        "if not record or #record < 8 then\n      record = string.rep('\\0', 8)\n"
-        "      batch[i] = record",
+        "local record = batch[i]\n"
+        "          if not record or #record < 8 then\n"
+        "            fail('RECORD', records)",
+        "local record = batch[i]\n"
+        "          if not record or #record < 8 then\n"
+        "            record = string.rep('\\0', 8)\n"
+        "            batch[i] = record",
     )
 ]
 

@@ -211,8 +211,7 @@ def test_priorities_that_starve_are_seen(
 
 
 LEAVES: list[Change] = [
-    ("prepare", "redis.call('ZREMRANGEBYRANK', store, -above - count, -above - 1)", ""),
-    ("prepare", "redis.call('ZREM', store, unpack(ids, 1, all))", ""),
+    ("prepare", "redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)", ""),
     ("prepare", "redis.call('ZREM', store, unpack(ids, 1, count))", ""),
     ("prepare", "redis.call('ZREM', store, id)", ""),
 ]
