@@ -284,7 +284,7 @@ class Measured:
             writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
         query = writer.option("checkpointLocation", self._checkpoint()).start()
         query.processAllAvailable()
-        time.sleep(min(3.0, seconds))
+        time.sleep(2 * min(3.0, seconds))  # the backlog is counted once, 5 s after the last batch
         usage = Usage(self._raw, self._jvm)
         time.sleep(seconds)
         took = usage.seconds()
