@@ -110,7 +110,7 @@ spark-types: $(VENV)/spark.stamp
 	@$(BIN)/mypy spark_connector pyspark_rmq bench/spark_*.py examples/spark_*.py
 
 # The other minor versions of Spark, beside the packages of the lock, and what pyspark[connect] needs.
-SPARKS := 4.2.1
+SPARKS := 4.0.5 4.1.4 4.2.1
 BESIDE := PIP_CONSTRAINT= $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --target
 $(VENV)/spark-connect: $(VENV)/spark.stamp
 	@$(BESIDE) $@ "grpcio>=1.76" "grpcio-status>=1.76" googleapis-common-protos "pandas>=2.2,<3"

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    DataSourceReader,
+from pyspark.sql.datasource import DataSourceReader
+
+import rmq
+from rmq.errors import InvalidValue
+from spark_connector.versions import (
     EqualTo,
     GreaterThan,
     GreaterThanOrEqual,
@@ -21,9 +24,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-
-import rmq
-from rmq.errors import InvalidValue
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -78,7 +78,7 @@ class Pushdown:
     Here a read without the filters is only slower, so this has that of the base class.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
+    __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", id))  # 4.0 has none
 
     def __init__(self, conditions: list[Condition], columns: Iterable[str]) -> None:
         self._conditions = conditions

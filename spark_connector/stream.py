@@ -28,6 +28,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from rmq.connectors import Held, HeldPart, open_parts
@@ -38,12 +44,6 @@ from spark_connector.offset import Numbers, Offset, Position
 from spark_connector.options import StreamOptions
 from spark_connector.query_lease import RETRY_S, QueryLease
 from spark_connector.schema import Batches
-from spark_connector.versions import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lag_ms = 0  # as of the last count of the backlog
         self._since_ms = int(time.time() * 1000)
         self._planned: Offset | None = None  # the end of the last batch with messages of this run
-        self._last: Offset | None = None  # the end of the last batch, for a Spark that does not say
         self._committed: Offset | None = None  # the last commit of Spark
 
     # --- on the driver -------------------------------------------------------------------------
@@ -185,16 +184,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ahead is not None:
             self._ahead.pop(topic, None)
 
-    def latestOffset(
-        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
-    ) -> dict[str, Any]:
-        """Settle the batch that ends at `start`, and return the next one.
-
-        Spark 4.0 and 4.1 give neither: there the last batch that was planned is the start.
-        """
-        limit = limit or self.getDefaultReadLimit()
-        if start is None:
-            start = self._last.spell() if self._last is not None else self.initialOffset()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Settle the batch that ends at `start`, and return the next one."""
         known = offsets.read(start)
         if self._returned is not None and self._returned[0] == known:
             return self._returned[2]
@@ -494,7 +485,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         so that `start` has a run which was never used.
         """
         known, since = offsets.read(end), offsets.read(start)
-        self._last = known
         if since.run != known.run:
             since = Offset(known.run, {})
         if all(known.slots(topic) == since.slots(topic) for topic in known.topics):

@@ -1,58 +1,58 @@
 """What PySpark 4.0 and 4.1 lack, so that the other modules need not ask for its version.
 
-Spark gives a limit and the start of a batch to sources since 4.2, and Arrow batches to streaming
-writes since 4.1. docs/spark.md says what queries on older versions do without.
+Since 4.2 Spark tells a streaming read where its batch starts; without that, a query that starts
+again after its last batch cannot know what it holds, so streaming reads are refused. 4.0 has no
+filters for batch reads, and no Arrow batches for streaming writes.
 """
 
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pyspark.sql.pandas.types import to_arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
+    from pyspark.sql.datasource import (
+        DataSourceStreamArrowWriter,
+        EqualTo,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        LessThan,
+        LessThanOrEqual,
     )
     from pyspark.sql.types import StructType
 else:
     try:
-        from pyspark.sql.streaming.datasource import (
-            ReadAllAvailable,
-            ReadLimit,
-            ReadMaxRows,
-            SupportsTriggerAvailableNow,
+        from pyspark.sql.datasource import (
+            DataSourceStreamArrowWriter,
+            EqualTo,
+            GreaterThan,
+            GreaterThanOrEqual,
+            In,
+            LessThan,
+            LessThanOrEqual,
         )
-    except ImportError:  # Spark 4.0 and 4.1
-
-        class ReadLimit:
-            """A limit, which the reader gives to itself there."""
-
-        class ReadAllAvailable(ReadLimit):
-            """No limit."""
-
-        class ReadMaxRows(ReadLimit):
-            """A number of rows."""
-
-            def __init__(self, max_rows: int) -> None:
-                self.max_rows = max_rows
-
-        class SupportsTriggerAvailableNow:
-            """Asked by no Spark that lacks it."""
-
-    try:
-        from pyspark.sql.datasource import DataSourceStreamArrowWriter
     except ImportError:  # Spark 4.0 looks for the other class, for streams too
         from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
         class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             """A streaming write that gets Arrow batches."""
+
+        EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual = (
+            type(name, (), {})  # filters, of which none is ever passed
+            for name in (
+                "EqualTo", "GreaterThan", "GreaterThanOrEqual", "In", "LessThan", "LessThanOrEqual",
+            )
+        )  # fmt: skip
+
+
+def has_starts() -> bool:
+    """Return whether this Spark tells a streaming read where its batch starts."""
+    return find_spec("pyspark.sql.streaming.datasource") is not None
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -64,9 +64,12 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 __all__ = [
     "DataSourceStreamArrowWriter",
-    "ReadAllAvailable",
-    "ReadLimit",
-    "ReadMaxRows",
-    "SupportsTriggerAvailableNow",
+    "EqualTo",
+    "GreaterThan",
+    "GreaterThanOrEqual",
+    "In",
+    "LessThan",
+    "LessThanOrEqual",
     "arrow_schema",
+    "has_starts",
 ]
