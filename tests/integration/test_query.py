@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from rmq.kernel.core.record import value_of
 from rmq.kernel.transport import steps as query_flow
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
+from tests.patience import PATIENCE_S
 
 RUN = "a" * 32
 
@@ -222,3 +224,20 @@ def test_an_owner_of_one_byte_keeps_its_query(topic: rmq.Topic) -> None:
     with pytest.raises(rmq.QueryOwned, match="is run by a, "):
         topic.query(RUN, "b").take(end)
     assert mine.settle(end) == (10, 0)
+
+
+@pytest.mark.parametrize("wait_s", [0.05, 3.0])
+def test_message_whose_signal_is_lost_is_taken_within_seconds(
+    topic: Any, query: Any, wait_s: float
+) -> None:
+    """However short each wait is: a slot is asked each second although no signal came."""
+    query._known.subscription.channel = b"another one"
+    end = query.take({})
+    query.wait(0.1)  # it listens now, and knows that nothing waits
+    topic.send(1500, slot_basis="0")
+
+    until = time.monotonic() + PATIENCE_S
+    while (newest := query.take(end)) == end and time.monotonic() < until:
+        query.wait(wait_s)
+
+    assert sum(newest.values()) == 1501

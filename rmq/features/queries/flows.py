@@ -328,15 +328,16 @@ def _wait(context: TopicContext, known: Known, until: float) -> Flow[bool]:
                 return True
             yield from _ask(context, known)
             now = time.monotonic()
+            known.look_at = known.look_at or now + POLL_S
             soonest = min(at for at in known.ready_at if at is not None)
-            pause = min(until, soonest, known.look_at or now + POLL_S) - now
+            pause = min(until, soonest, known.look_at) - now
             if pause > 0:
                 known.note_signals((yield AwaitSignal(known.subscription, pause)))
             now = time.monotonic()
+            if now >= known.look_at:  # also if each wait is shorter: the next call asks then
+                known.look()
             if now >= until:
                 return bool(known.ready())
-            if now >= known.look_at:
-                known.look()
     except Exception:
         known.forget()
         raise
