@@ -16,14 +16,6 @@ from pyspark.sql.datasource import DataSourceReader
 
 import rmq
 from rmq.errors import InvalidValue
-from spark_connector.versions import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    LessThan,
-    LessThanOrEqual,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -39,12 +31,13 @@ _TYPES = {
     "type": pa.string(),
     "error_fingerprint": pa.string(),
 }
-_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
-    EqualTo: pc.equal,
-    GreaterThan: pc.greater,
-    GreaterThanOrEqual: pc.greater_equal,
-    LessThan: pc.less,
-    LessThanOrEqual: pc.less_equal,
+# By the names of Spark's filters, whose classes 4.0 does not have; beside them, In.
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "EqualTo": pc.equal,
+    "GreaterThan": pc.greater,
+    "GreaterThanOrEqual": pc.greater_equal,
+    "LessThan": pc.less,
+    "LessThanOrEqual": pc.less_equal,
 }
 
 
@@ -53,17 +46,17 @@ class Condition(NamedTuple):
 
     Attributes:
         column: its name.
-        kind: the class of Spark's filter.
+        kind: the name of the class of Spark's filter.
         values: those that it compares with; one, unless it is In.
     """
 
     column: str
-    kind: type
+    kind: str
     values: pa.Array
 
     def fits(self, values: pa.Array) -> pa.Array:
         """Return for each value whether it fits; a null does not."""
-        if self.kind is In:
+        if self.kind == "In":
             fits = pc.is_in(values, value_set=self.values)
         else:
             fits = _COMPARED[self.kind](values, self.values[0])
@@ -93,19 +86,20 @@ class Pushdown:
         return filters
 
     def _condition(self, given: Any) -> Condition | None:
-        if type(given) is not In and type(given) not in _COMPARED:
+        kind = type(given).__name__
+        if kind != "In" and kind not in _COMPARED:
             return None
         name = given.attribute[0].lower() if len(given.attribute) == 1 else ""
         if name not in _TYPES or name not in self._columns:
             return None
-        values = list(given.value) if type(given) is In else [given.value]
+        values = list(given.value) if kind == "In" else [given.value]
         try:
             array = pa.array([value for value in values if value is not None], _TYPES[name])
         except (pa.ArrowException, TypeError, ValueError):
             return None
-        if type(given) is not In and not len(array):
+        if kind != "In" and not len(array):
             return None
-        return Condition(name, type(given), array)
+        return Condition(name, kind, array)
 
 
 def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
@@ -119,7 +113,7 @@ def may_fit(conditions: Sequence[Condition], column: str, value: Any) -> bool:
         return all(
             any(_slot_of(text) == value for text in each.values.to_pylist())
             for each in conditions
-            if each.column == "message_id" and each.kind in (In, EqualTo)
+            if each.column == "message_id" and each.kind in ("In", "EqualTo")
         )
     return True
 
@@ -130,9 +124,9 @@ def died_within(conditions: Sequence[Condition]) -> tuple[float, float]:
     for each in conditions:
         if each.column == "died" and len(each.values):
             ms = [us // 1000 for us in each.values.cast(pa.int64()).to_pylist()]
-            if each.kind not in (LessThan, LessThanOrEqual):
+            if each.kind not in ("LessThan", "LessThanOrEqual"):
                 low = max(low, min(ms))
-            if each.kind not in (GreaterThan, GreaterThanOrEqual):
+            if each.kind not in ("GreaterThan", "GreaterThanOrEqual"):
                 high = min(high, max(ms) + 1)
     return low, high
 

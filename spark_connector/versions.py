@@ -15,39 +15,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import (
-        DataSourceStreamArrowWriter,
-        EqualTo,
-        GreaterThan,
-        GreaterThanOrEqual,
-        In,
-        LessThan,
-        LessThanOrEqual,
-    )
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
     from pyspark.sql.types import StructType
 else:
     try:
-        from pyspark.sql.datasource import (
-            DataSourceStreamArrowWriter,
-            EqualTo,
-            GreaterThan,
-            GreaterThanOrEqual,
-            In,
-            LessThan,
-            LessThanOrEqual,
-        )
+        from pyspark.sql.datasource import DataSourceStreamArrowWriter
     except ImportError:  # Spark 4.0 looks for the other class, for streams too
         from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
         class DataSourceStreamArrowWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             """A streaming write that gets Arrow batches."""
-
-        EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual = (
-            type(name, (), {})  # filters, of which none is ever passed
-            for name in (
-                "EqualTo", "GreaterThan", "GreaterThanOrEqual", "In", "LessThan", "LessThanOrEqual",
-            )
-        )  # fmt: skip
 
 
 def has_starts() -> bool:
@@ -64,12 +41,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 __all__ = [
     "DataSourceStreamArrowWriter",
-    "EqualTo",
-    "GreaterThan",
-    "GreaterThanOrEqual",
-    "In",
-    "LessThan",
-    "LessThanOrEqual",
     "arrow_schema",
     "has_starts",
 ]
