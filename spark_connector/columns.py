@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
 from itertools import islice, repeat
@@ -31,7 +31,7 @@ from rmq.connectors import Merge, codec_of
 from rmq.errors import EncodeError, InvalidValue, RMQError
 
 _TEXT = (StringType, BinaryType)
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Column(NamedTuple):
@@ -45,11 +45,11 @@ class Column(NamedTuple):
 COLUMNS = {
     "value": Column("body", _TEXT, "binary or string"),
     "body": Column("body", _TEXT, "binary or string"),
-    "priority": Column("priority", _WHOLE, "int"),
+    "priority": Column("priority", WHOLE, "int"),
     "deliver_at": Column("at", (TimestampType,), "timestamp"),
-    "delay_ms": Column("delay", _WHOLE, "bigint"),
+    "delay_ms": Column("delay", WHOLE, "bigint"),
     "merge_key": Column("merge_key", (StringType,), "string"),
-    "time_range_ms": Column("time_range", _WHOLE, "bigint"),
+    "time_range_ms": Column("time_range", WHOLE, "bigint"),
     "slot_basis": Column("slot_basis", _TEXT, "string or binary"),
     "key": Column("slot_basis", _TEXT, "string or binary"),
     "message_id": Column("id", _TEXT, "string or binary"),
@@ -87,6 +87,32 @@ class Encoded:
     def decode(self, data: bytes) -> Any:
         """Decode with the codec."""
         return self._codec.decode(data)
+
+
+def spelled(schema: StructType, types: Mapping[str, tuple[type[DataType], ...]]) -> dict[str, str]:
+    """Return by name how some columns are spelled in the schema; others are ignored.
+
+    Args:
+        schema: of the rows.
+        types: by name, in lower case, which types a column may have; the last one is advised.
+
+    Raises:
+        InvalidValue: a column is of another type, or given twice.
+    """
+    found: dict[str, str] = {}
+    for field in schema:
+        name = field.name.lower()
+        if name not in types:
+            continue
+        if name in found:
+            raise InvalidValue(f"{found[name]}, {field.name}: two columns for one thing; drop one")
+        if not isinstance(field.dataType, types[name]):
+            raise InvalidValue(
+                f"{field.name}: {field.dataType.simpleString()}; cast it to "
+                f"{types[name][-1]().simpleString()}"
+            )
+        found[name] = field.name
+    return found
 
 
 def checked(schema: StructType) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
 
 import rmq
 from rmq.errors import InvalidValue
+from spark_connector.columns import spelled
 from spark_connector.connection import connect, retry_while_away
 from spark_connector.options import DeadLetterOptions
 
@@ -35,7 +36,7 @@ _ROW = struct.Struct("<16sq")  # an id, and when it died in epoch ms
 _ANY_TIME = -1
 
 _TYPES = {
-    "message_id": (StringType, BinaryType),
+    "message_id": (BinaryType, StringType),
     "topic": (StringType,),
     "died": (TimestampType,),
 }
@@ -55,19 +56,7 @@ def checked(schema: StructType) -> dict[str, str]:
     Raises:
         InvalidValue: `message_id` is missing, or a column is of another type.
     """
-    found: dict[str, str] = {}
-    for field in schema:
-        name = field.name.lower()
-        if name not in _TYPES:
-            continue
-        if name in found:
-            raise InvalidValue(f"{found[name]}, {field.name}: two columns for one thing; drop one")
-        if not isinstance(field.dataType, _TYPES[name]):
-            wanted = "timestamp" if name == "died" else "string"
-            raise InvalidValue(
-                f"{field.name}: {field.dataType.simpleString()}; cast it to {wanted}"
-            )
-        found[name] = field.name
+    found = spelled(schema, _TYPES)
     if "message_id" not in found:
         raise InvalidValue("message_id: an action needs this column; select it from the read")
     return found

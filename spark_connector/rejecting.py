@@ -15,26 +15,18 @@ from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, functions
-from pyspark.sql.types import (
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-)
+from pyspark.sql.types import DataType, StringType, StructType
 
 import rmq
 from rmq.connectors import FailedMessage, Failures
 from rmq.errors import InvalidValue
 from spark_connector import options
+from spark_connector.columns import WHOLE, spelled
 from spark_connector.connection import client_of_task, retry_while_away
 from spark_connector.options import Connection
+from spark_connector.query_lease import RETRY_S
 
-RETRY_S = 300.0  # Redis may be away for so long without failing the batch
 _TEXT = (StringType,)
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 _log = logging.getLogger("spark_connector")
 
@@ -51,12 +43,12 @@ _OF_STREAM = "select it from the batch"
 COLUMNS = {
     "message_id": Needed(_TEXT, _OF_STREAM),
     "topic": Needed(_TEXT, _OF_STREAM),
-    "slot": Needed(_WHOLE, _OF_STREAM),
-    "seq": Needed(_WHOLE, _OF_STREAM),
+    "slot": Needed(WHOLE, _OF_STREAM),
+    "seq": Needed(WHOLE, _OF_STREAM),
     "query": Needed(_TEXT, "give readStream the option includeQuery=true"),
 }
 REJECT = COLUMNS | {"reason": Needed(_TEXT, 'withColumn("reason", lit("..."))')}
-NACK = COLUMNS | {"delay_ms": Needed(_WHOLE, "", False), "error": Needed(_TEXT, "", False)}
+NACK = COLUMNS | {"delay_ms": Needed(WHOLE, "", False), "error": Needed(_TEXT, "", False)}
 
 
 def reject(df: DataFrame, url: str | None = None, prefix: str | None = None) -> Failures:
@@ -152,19 +144,7 @@ def checked(schema: StructType, verb: str, table: dict[str, Needed]) -> dict[str
     Raises:
         InvalidValue: a column is missing, of another type, or given twice.
     """
-    found: dict[str, str] = {}
-    for field in schema:
-        name = field.name.lower()
-        if name not in table:
-            continue
-        if name in found:
-            raise InvalidValue(f"{found[name]}, {field.name}: two columns for one thing; drop one")
-        if not isinstance(field.dataType, table[name].types):
-            wanted = "bigint" if table[name].types is _WHOLE else "string"
-            raise InvalidValue(
-                f"{field.name}: {field.dataType.simpleString()}; cast it to {wanted}"
-            )
-        found[name] = field.name
+    found = spelled(schema, {name: column.types for name, column in table.items()})
     for name, column in table.items():
         if name in found:
             continue
