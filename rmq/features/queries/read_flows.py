@@ -6,7 +6,9 @@ commands.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from rmq.features.queries import scripts
@@ -96,9 +98,11 @@ class PartReader:
                     continue
                 gap = whole[0] - after
                 after, members, receipts, reply = whole
-            records, cut = self._within(reply, size)
-            ids = part.keys.ids_of(members[:cut]) if record.positions(records) else []
-            records = yield from reading.fetch(part.keys, ids, records)
+            large = record.positions(reply)
+            records, cut = self._within(reply, large, size)
+            if large:
+                ids = part.keys.ids_of(members[:cut])
+                records = yield from reading.fetch(part.keys, ids, records)
             size += sum(map(len, records))
             page.append(HeldPage(part, after, members[:cut], receipts[:cut], records))
             self._skip(gap + cut)
@@ -151,15 +155,14 @@ class PartReader:
         ]
         return (page.after, members, page.receipts, page.records) if members else None
 
-    def _within(self, records: Sequence[bytes], size: int) -> tuple[list[bytes], int]:
+    def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
         """Return the first records that fit into the page by their size, and how many they are."""
-        for at, entry in enumerate(records):
-            size += len(entry)
-            if entry and entry[0] & record.KIND == record.LARGE:
-                size += record.size_of(entry)
-            if size > self._size:
-                return list(records[: at + 1]), at + 1
-        return list(records), len(records)
+        sizes = list(map(len, records))
+        for at in large:
+            sizes[at] += record.size_of(records[at])
+        ends = list(accumulate(sizes, initial=size))  # of the page before each record, and at last
+        cut = min(bisect_right(ends, self._size, 1), len(records))
+        return records[:cut], cut
 
     def _skip(self, count: int) -> None:
         """Note that the first members have been read."""
