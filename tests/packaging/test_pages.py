@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -23,14 +24,12 @@ CHECKOUT += ("constraints.txt",)  # the lock may be missing
 
 README = "README.md"
 VENV = "python3 -m venv .venv"
+FOLDERS = ("", "docs", "docs/coming-from", "docs/decisions", "examples", "bench", "lua")
+MARKDOWN = [each for folder in (*FOLDERS, "tests") for each in (ROOT / folder).glob("*.md")]
 # How many blocks of a page are not run; each says why, beside the block.
-MARKDOWN = [
-    each
-    for folder in ("", "docs", "docs/decisions", "examples", "bench", "lua", "tests")
-    for each in (ROOT / folder).glob("*.md")
-]
 PAGES = {
     "README.md": 1,
+    "docs/coming-from/celery.md": 2,
     "docs/tutorial.md": 0,
     "docs/cli.md": 12,
     "docs/audit.md": 0,
@@ -151,8 +150,7 @@ def test_the_page_does_what_it_shows(
 
 
 def test_every_page_with_a_program_or_a_command_is_run() -> None:
-    folders = ("", "docs", "docs/decisions", "examples", "bench", "lua")
-    listed = [str(one.relative_to(ROOT)) for two in folders for one in (ROOT / two).glob("*.md")]
+    listed = [str(one.relative_to(ROOT)) for two in FOLDERS for one in (ROOT / two).glob("*.md")]
     found = {
         page
         for page in listed
@@ -161,6 +159,17 @@ def test_every_page_with_a_program_or_a_command_is_run() -> None:
 
     assert found == PAGES.keys() | ELSEWHERE.keys()
     assert [one for one in ELSEWHERE.values() if not (ROOT / one).exists()] == []
+
+
+def test_code_of_other_queues_can_be_parsed() -> None:
+    pages = (ROOT / "docs" / "coming-from").glob("*.md")
+    theirs = [
+        b for page in pages for b in blocks(page.read_text()) if b.skip and b.kind == "python"
+    ]
+
+    assert theirs
+    for block in theirs:
+        ast.parse("\n".join(block.lines))
 
 
 def _fences(text: str) -> list[str]:
