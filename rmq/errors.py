@@ -13,9 +13,27 @@ from __future__ import annotations
 
 from typing import Any
 
+PAGE = "docs/errors.md"  # has a heading for each exception of RMQ; a test compares them
+
 
 class RMQError(Exception):
-    """The root of all exceptions of RMQ."""
+    """The root of all exceptions of RMQ.
+
+    A traceback ends with the place where the documentation describes the exception.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"see {self.docs}")
+
+    @property
+    def docs(self) -> str:
+        """Where the documentation says what happened, whether anything is lost, and what to do.
+
+        For a subclass of your own it is the place of the class of RMQ that it inherits from.
+        """
+        ours = (cls for cls in type(self).__mro__ if cls.__module__.partition(".")[0] == "rmq")
+        return f"{PAGE}#{next(ours).__name__.lower()}"
 
 
 # --- the caller can fix it ---------------------------------------------------------------------

@@ -322,10 +322,15 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     message = redact(text if with_caret else " ".join(text.split()), url)
     if as_json:
         kind = error.kind if isinstance(error, Failed) else type(error).__name__
-        fields = {"error": {"type": kind, "message": message, "exit": code}}
-        click.echo(json.dumps(fields), err=True)
+        fields: dict[str, Any] = {"type": kind, "message": message, "exit": code}
+        if isinstance(error, rmq.RMQError):
+            fields["docs"] = error.docs
+        click.echo(json.dumps({"error": fields}), err=True)
     else:
         click.echo(f"rmq: {neutral(message, lines=with_caret)}", err=True)
+        # Of a wrong argument the line above says all there is.
+        if isinstance(error, rmq.RMQError) and not isinstance(error, ValueError | TypeError):
+            click.echo(f"rmq: see {error.docs}", err=True)
     if os.environ.get("RMQ_DEBUG") == "1":
         lines = "".join(traceback.format_exception(error))
         click.echo(neutral(redact(lines, url), lines=True), err=True, nl=False)

@@ -69,6 +69,7 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
         field: what of the request is at fault; null: unknown, or nothing.
         position: of a mistake in a filter: how many of its characters stand before it; else null.
         request_id: names this request in the log of the server.
+        docs: where the documentation describes the exception; null: it is none of RMQ.
     """
 
     type: str
@@ -78,6 +79,7 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
     field: str | None
     position: int | None
     request_id: str
+    docs: str | None
 
 
 class ApiError(Exception):
@@ -94,6 +96,7 @@ class ApiError(Exception):
         super().__init__(detail)
         self.kind, self.detail, self.field, self.position = kind, detail, field, position
         self.retry_after_s = retry_after_s
+        self.docs: str | None = None  # where the exception is described that it stands for
 
 
 def too_many(wait_s: float) -> ApiError:
@@ -108,6 +111,7 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
     problem = Problem(
         type=f"urn:rmq:error:{error.kind}", title=kind.title, status=kind.status,
         detail=error.detail, field=error.field, position=error.position, request_id=request_id,
+        docs=error.docs,
     )  # fmt: skip
     sent = {"X-Request-Id": request_id, **(headers or {})}
     if kind.is_passing:
@@ -123,6 +127,13 @@ def of_exception(error: Exception, request_id: str, is_read: bool = False) -> Ap
         request_id: names the request in the log.
         is_read: whether the request changes nothing, so that nothing can have been done.
     """
+    found = _of_exception(error, request_id, is_read)
+    if isinstance(error, errors.RMQError):
+        found.docs = error.docs
+    return found
+
+
+def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
     match error:
         case ApiError():
             return error
