@@ -1,24 +1,27 @@
 --[[
-query_read: hand out messages that a query holds. Notes the newest number handed out, and changes nothing else.
+query_read: hand out messages that a query holds. Notes the newest number handed out and the bytes read, and changes nothing else.
 
 KEYS[1]   slot           hash  only checked to exist
 KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 KEYS[3]   records        hash  member -> record
 KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   query          hash  tail: the newest number in the log; read: the newest that was handed out
+KEYS[5]   query          hash  tail: the newest number in the log; read: the newest that was handed out; bytes: those of
+                               records and bodies that were read since query_settle asked
 KEYS[6]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[7]   query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 4000; with records 1 to 1000
 ARGV[4]   records              1: return the records, too; 0: the caller reads them by a plain HMGET
+ARGV[5]   bytes                that the caller has read since it told this last; a figure for query_settle to return
 Returns   {the number before the first member, the members, one after another (13 bytes each), their receipts as text (''
           where the PrepareQueue no longer has the message), their records}, in the order of their numbers; fewer than the
           limit where the range is at its end, or 4 MiB are full. Receipts are left out where nothing in the slot has
           ever failed: all messages have every retry then. A message that query_fail took out of the batch has the receipt
           that it had, and its record as long as there is one: the batch is the same when it is replayed
 Cost      O(n / 500 + k), n = messages that the query holds, k = limit
-Atomic    One moment of one slot. The only write is that of `read`, and needs no memory. A second run does the same.
+Atomic    One moment of one slot. The only writes are those of `read` and `bytes`, and need no memory. A second run returns
+          the same, and counts the bytes twice.
 ]]
 --- @include "lib/check"
 --- @include "lib/writes"
@@ -27,10 +30,15 @@ local prepare, records, failures, query, log = KEYS[2], KEYS[3], KEYS[4], KEYS[5
 local after, upto = whole_number(ARGV[1], 0, NUMBER_MOST, 'after'), whole_number(ARGV[2], 0, NUMBER_MOST, 'upto')
 local with_records = whole_number(ARGV[4], 0, 1, 'records') == 1
 local limit = whole_number(ARGV[3], 1, with_records and MOST or QUERY_MOST, 'limit')
+local bytes_read = whole_number(ARGV[5], 0, NUMBER_MOST, 'bytes')
 if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
   fail('GONE', KEYS[1])
 end
 local state = read_query(query)
+if bytes_read > 0 and state[TAIL] then
+  allow_oom(prepare)
+  redis.call('HINCRBY', query, 'bytes', ARGV[5])
+end
 local first, tail, expired_to = log_range(state, log, 0)
 local from, to, ids = math.max(after, expired_to), math.min(upto, tail), {}
 if from < to then

@@ -9,7 +9,7 @@ KEYS[5]   settled even   set   members settled in even turns of the dedup window
 KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   query          hash  tail: the newest number in the log; settled; owner and owner_until; missed: how many of
-                               the batch that ends at missed_at were not settled
+                               the batch that ends at missed_at were not settled; bytes: those that query_read was told of
 KEYS[9]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[10]  queries        zset  run of a query -> end of its lease, epoch ms
 KEYS[11]  StoreQueue     zset  member -> score
@@ -25,8 +25,8 @@ ARGV[7]   upto                 and ends with this one
 ARGV[8]   limit                1 to 4000
 ARGV[9]   details              text of the failure entries of messages that this query gave back: see query_rollback
 Returns   {how many were settled, how many ids of the batch are left in the log, how many of the batch could not be
-          settled, ms the other owner has left, the other owner}: the last two only where another owner runs the query,
-          and nothing was done
+          settled, bytes that were read since this was asked last, ms the other owner has left, the other owner}: the last
+          two only where another owner runs the query, and nothing was done
 Cost      O(k), k = limit, for whole pages of which nothing went elsewhere, while one query holds messages of the slot.
           Otherwise at most 1000 leave the log, in O(log L) each, L = leases of the slot. In an audited slot also reading
           their records
@@ -37,7 +37,8 @@ Atomic    A message leaves the log in the step that settles it. A message that i
           the batch are counted as missing, and every later call for this batch returns the count again, until an owner
           calls that is not exact. `settled` moves also over numbers of which nothing is left: a batch that ends there is
           done. With the last message that the query holds its lease ends, and `leases_until` of the slot stays: it may be
-          too early, until a rollback corrects it. The first write needs no memory. A second run goes on.
+          too early, until a rollback corrects it. The first write needs no memory. A second run goes on; bytes
+          are returned once.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -63,7 +64,7 @@ local first, tail, expired_to = log_range(state, log, 0)
 local last = math.min(upto, tail)
 local size = math.min(limit, last - first)
 if other then
-  return { 0, 0, 0, left, other }
+  return { 0, 0, 0, 0, left, other }
 end
 local done, exact = tonumber(state[SETTLED] or 0), state[EXACT] == '1'
 local gone_before = math.max(since, done, exact and tonumber(state[WAIVED] or 0) or 0)
@@ -84,6 +85,13 @@ local function note_progress(ends)
     redis.call('HDEL', query, 'missed', 'missed_at')
   end
 end
+-- Forget the bytes that were read, since they are returned.
+local bytes = tonumber(state[BYTES] or 0)
+local function forget_bytes()
+  if bytes > 0 then
+    redis.call('HDEL', query, 'bytes')
+  end
+end
 local query_count, low = redis.call('ZCARD', queries), string.format('%.0f', FAR * 1000)
 local failed, window, last_turn = redis.call('HLEN', failures), tonumber(dedup_ms), tonumber(settled_turn)
 if size <= 0 then
@@ -91,7 +99,8 @@ if size <= 0 then
     allow_oom(prepare)
     note_progress(last)
   end
-  return { 0, 0, missed }
+  forget_bytes()
+  return { 0, 0, missed, bytes }
 end
 local page = redis.call('LRANGE', log, 0, size) -- and the one behind the end, which says whether that is the end of a page
 local following = page[size + 1]
@@ -209,4 +218,5 @@ if first + size == tail then
   redis.call('ZREM', queries, ARGV[2])
   redis.call('PEXPIRE', query, QUERY_KEPT_MS)
 end
-return { settled, last - first - size, missed }
+forget_bytes()
+return { settled, last - first - size, missed, bytes }

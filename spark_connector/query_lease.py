@@ -74,6 +74,7 @@ class QueryLease:
         self._holding: dict[str, Numbers] = {}  # by topic and slot, the newest number that it has
         self._settled: dict[str, Numbers] = {}  # and that was settled
         self._ended: dict[str, Numbers] = {}  # of batches that were settled whole by this process
+        self.bytes = self.batch_bytes = 0  # that tasks read: of all batches, of the last one
         self._renewed_at = time.monotonic()
         self._lapses = 0
         self._renewer: threading.Thread | None = None
@@ -267,14 +268,15 @@ class QueryLease:
 
     def settle(self, end: Offset) -> int:
         """Settle the batch that ends here; return how many of its messages cannot be settled."""
-        missing = 0
+        missing = bytes_read = 0
         for topic, at in end.topics.items():
             if topic in self.lost:
                 continue
             done = self._ended.setdefault(topic, {})
             ends = {slot: number for slot, number in at.slots.items() if number > done.get(slot, 0)}
             if ends:
-                settle = partial(self.query(topic).settle, ends, at.held)
+                query = self.query(topic)
+                settle, before = partial(query.settle, ends, at.held), query.read_bytes
                 try:
                     result = retry_while_away(settle, self._retry_s)
                 except (TopicNotFound, TopicVanished) as error:
@@ -283,9 +285,12 @@ class QueryLease:
                     self._lose(topic, error)
                     continue
                 missing += result.missing
+                bytes_read += query.read_bytes - before
                 self._settled.setdefault(topic, {}).update(ends)
                 if not result.missing:
                     done.update(ends)
+        if bytes_read:
+            self.bytes, self.batch_bytes = self.bytes + bytes_read, bytes_read
         return missing
 
     def again(self, end: Offset) -> None:

@@ -467,6 +467,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {
             "since_ms": self._since_ms,
             "rows": self._rows,
+            "bytes": lease.bytes,
+            "batch_bytes": lease.batch_bytes,
             "batches": self._batches,
             "replays": self._replays,
             "lapses": lease.lapses(),

@@ -26,11 +26,12 @@ local QUERY_KEPT_MS = 34560000000 -- 400 days: a query that holds nothing and is
 local EXPIRED_KEPT_MS = 2592000000 -- 30 days: ids whose lease expired stay in the log for so long
 -- Fields of a query, and the place of each in the list that read_query returns: false where it has no such field.
 local OWNER, OWNER_UNTIL, TAIL, LAPSED_TO, EXACT, SETTLED, READ, WAIVED, MISSED, MISSED_AT, PAGE = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+local BYTES = 12
 
 -- The fields of a query, by their places.
 local function read_query(query)
   return redis.call('HMGET', query, 'owner', 'owner_until', 'tail', 'lapsed_to', 'exact', 'settled', 'read', 'waived', 'missed',
-    'missed_at', 'page')
+    'missed_at', 'page', 'bytes')
 end
 
 -- The ms that the owner has left, negative after that; and the owner, '' where there is none. In slots other than the first it

@@ -41,7 +41,7 @@ def test_queries_are_listed_in_columns_that_align(run: Any, held: rmq.Topic) -> 
     assert shown.exit_code == 0
     head, first, second = shown.stdout.splitlines()
     assert head.split() == [
-        "RUN", "MESSAGES", "SLOTS", "ROWS", "REPLAYS", "LAG", "LEASE", "OWNED", "OWNER",
+        "RUN", "MESSAGES", "SLOTS", "ROWS", "BYTES", "REPLAYS", "LAG", "LEASE", "OWNED", "OWNER",
     ]  # fmt: skip
     assert (first[:32], second[:32]) == (RUN, OTHER)
     assert (first[34:42].strip(), second[34:42].strip()) == ("12", "3")
@@ -55,14 +55,14 @@ def test_queries_are_listed_in_columns_that_align(run: Any, held: rmq.Topic) -> 
 def test_what_a_driver_told_is_listed_and_blank_where_it_told_nothing(
     run: Any, held: rmq.Topic
 ) -> None:
-    told = {"rows": 1234, "replays": 2, "lag_ms": 1500}
+    told = {"rows": 1234, "bytes": 56789, "replays": 2, "lag_ms": 1500}
     held.query(RUN, "spark-1:4711:88").keep((), told)
 
     head, *lines = run("query", "ls", held.name).stdout.splitlines()
 
     shown = {line[:32]: line for line in lines}
     at = slice(head.index("SLOTS") + 5, head.index("LEASE"))
-    assert shown[RUN][at].split()[:2] == ["1234", "2"]
+    assert shown[RUN][at].split()[:3] == ["1234", "56789", "2"]
     assert "1.5s" in shown[RUN][at]
     assert shown[OTHER][at].strip() == ""
     documents = json.loads(run("query", "ls", held.name, "--json").stdout)

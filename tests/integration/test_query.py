@@ -63,6 +63,24 @@ def test_a_batch_is_the_same_until_it_is_settled(query: Any, topic: Any) -> None
 
 
 @both_clients
+def test_bytes_that_were_read_are_known_when_their_batch_is_settled(query: Any) -> None:
+    end = query.take({}, 600)
+    size = sum(
+        len(record) for slot in end for block in query.read(slot, 0, end[slot])
+        for record in block.records
+    )  # fmt: skip
+    assert query.read_bytes == 0
+
+    query.settle(end)
+    query.settle(end)
+
+    assert query.read_bytes == size
+    last = query.take(end)
+    query.settle(last)
+    assert query.read_bytes == size, "of the second batch nothing was read"
+
+
+@both_clients
 def test_another_owner_neither_takes_nor_settles(query: Any, topic: Any) -> None:
     end = query.take({}, 10)
     other = topic.query(RUN, "elsewhere")

@@ -60,8 +60,9 @@ def read(
     limit: int = 10,
     run: str = RUN,
     records: bool = True,
+    bytes_read: int = 0,
 ) -> Page:
-    page = box.run(scripts.query_read(box.keys, run, after, upto, limit, records))
+    page = box.run(scripts.query_read(box.keys, run, after, upto, limit, records, bytes_read))
     at = range(0, len(page.members), MEMBER_SIZE)
     members = [page.members[n : n + MEMBER_SIZE] for n in at]
     numbers = list(range(page.after + 1, page.after + 1 + len(members)))

@@ -28,6 +28,22 @@ def test_read_hands_out_what_is_held_in_order_and_notes_that_and_nothing_else(bo
     assert box.state() == after
 
 
+def test_bytes_that_were_read_are_added_up_for_a_query_that_is_known(box):
+    box.send(2)
+    take(box)
+    before = box.state()
+
+    assert read(box, 2, 2, limit=1, records=False, bytes_read=70).numbers == []
+    read(box, 2, 2, limit=1, records=False, bytes_read=30)
+
+    assert box.changed(before) == {(f"query:{RUN}", b"bytes"): b"100"}
+    after = box.state()
+    read(box, run="c" * 32, bytes_read=5)
+    assert box.state() == after, "no query is made by it"
+    with pytest.raises(ResponseError, match="bytes"):
+        read(box, bytes_read=-1)
+
+
 def test_read_is_bounded_by_numbers_and_limit(box):
     box.send(5)
     take(box)

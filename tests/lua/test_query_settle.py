@@ -8,7 +8,7 @@ from rmq.features.queries import scripts
 from rmq.features.queries.scripts import QuerySettleReply
 from rmq.kernel.consumer.scripts import QueryRollbackReply
 from rmq.kernel.core.ids import member_of
-from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, receipt, renew, take
+from tests.lua.query import EXACT, ME, OTHER, RIVAL, RUN, lapse, log, read, receipt, renew, take
 
 
 def settle(box, upto, limit=10, holder=ME, since=None):
@@ -85,6 +85,18 @@ def test_what_somebody_has_taken_away_is_not_settled(box, others):
     assert taken in state["records"]
     assert log(box) == {}
     assert state["slot"]["settled"] == "1"
+
+
+def test_bytes_that_were_read_are_returned_once(box):
+    box.send(3)
+    take(box)
+    read(box, 3, 3, bytes_read=900)
+
+    assert settle(box, 2, holder=RIVAL).bytes == 0
+    assert [settle(box, 2).bytes, settle(box, 2).bytes, settle(box, 3).bytes] == [900, 0, 0]
+    read(box, 3, 3, bytes_read=7)
+    assert settle(box, 3) == QuerySettleReply(0, 0, bytes=7), "of a batch that is settled already"
+    assert b"bytes" not in box.state()[f"query:{RUN}"]
 
 
 def test_another_owner_is_told_who_has_it_and_nothing_changes(box):

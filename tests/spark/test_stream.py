@@ -236,7 +236,9 @@ def test_progress_and_the_command_line_tell_the_same_of_a_query(
     listed: dict[str, Any] = {}
     until = time.monotonic() + 60
     try:
-        while not (listed.get("rows") == told.get("rows") == 20):
+        while not (
+            listed.get("rows") == told.get("rows") == 20 and listed["bytes"] == told["bytes"]
+        ):
             assert time.monotonic() < until, (told, listed)
             time.sleep(0.5)
             if query.lastProgress is not None:
@@ -251,6 +253,7 @@ def test_progress_and_the_command_line_tell_the_same_of_a_query(
         assert listed[name] == told[name], name
     assert (listed["replays"], listed["lapses"]) == (0, 0)
     assert listed["commands"] > 0
+    assert listed["bytes"] > listed["batch_bytes"] > 0
 
 
 def test_a_checkpoint_that_another_driver_runs_is_refused(

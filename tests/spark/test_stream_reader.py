@@ -251,6 +251,27 @@ def test_what_a_query_does_is_in_its_progress_and_in_redis(
     assert report["commands"] >= told["commands"]
 
 
+def test_bytes_that_tasks_read_are_told_when_their_batch_is_settled(
+    topic: rmq.Topic, make: Make
+) -> None:
+    topic.send_many([rmq.Outgoing("x" * size) for size in [1000] * 4 + [2000] * 4])
+    reader = make(maxMessagesPerTrigger=4, minPartitions=3)
+    first, _ = ended(reader, begun(reader))
+    assert reader._query_lease is not None
+    assert reader._query_lease.bytes == 0
+
+    second, _ = ended(reader, first)
+
+    told = reader.reportLatestOffset()
+    assert told is not None
+    assert 4000 < told["bytes"] == told["batch_bytes"] < 4300
+    latest(reader, second)
+    latest(reader, second)
+    figures = reader._figures(reader._query_lease)
+    assert 8000 < figures["batch_bytes"] < 8300
+    assert figures["bytes"] == told["bytes"] + figures["batch_bytes"]
+
+
 def test_every_column_says_what_was_sent(client: rmq.Client, topic: rmq.Topic, make: Make) -> None:
     sent = topic.send({"n": 1}, priority=900, headers={"a": "b"}, expires=60)
     timed = topic.send("later", delay=0.01)

@@ -31,16 +31,16 @@ def list_queries(topic: str) -> None:
 
     LEASE: time until its messages are given back, unless its driver renews the lease. Once it has
     ended, the next consumer gives them back. OWNED: no other driver may run it for so long. ROWS,
-    REPLAYS and LAG: rows read, batches begun again, and the age of the oldest message that waits,
-    as its driver told; empty where it tells nothing.
+    BYTES, REPLAYS and LAG: rows and bytes read, batches begun again, and the age of the oldest
+    message that waits, as its driver told; empty where it tells nothing.
     """
     common = common_options()
     with common.client() as client:
         queries = client.admin.queries(topic)
     columns = [
         Column("RUN", style="cyan"), Column("MESSAGES", right=True), Column("SLOTS", right=True),
-        Column("ROWS", right=True), Column("REPLAYS", right=True), Column("LAG", right=True),
-        Column("LEASE"), Column("OWNED"), Column("OWNER", cut=True),
+        Column("ROWS", right=True), Column("BYTES", right=True), Column("REPLAYS", right=True),
+        Column("LAG", right=True), Column("LEASE"), Column("OWNED"), Column("OWNER", cut=True),
     ]  # fmt: skip
     rows = [
         [
@@ -56,10 +56,10 @@ def list_queries(topic: str) -> None:
 
 
 def _told(report: Mapping[str, int]) -> list[str]:
-    rows, replays, lag_ms = map(report.get, ("rows", "replays", "lag_ms"))
+    counts = map(report.get, ("rows", "bytes", "replays"))
+    lag_ms = report.get("lag_ms")
     return [
-        "" if rows is None else text.number(rows),
-        "" if replays is None else text.number(replays),
+        *("" if count is None else text.number(count) for count in counts),
         "" if lag_ms is None else text.span(lag_ms),
     ]
 

@@ -383,8 +383,8 @@ def handed(context: TopicContext, run: str, slot: int) -> Flow[int]:
 
 def settle(
     context: TopicContext, lease: QueryLease, upto: Offsets, batch: Offsets | None = None
-) -> Flow[tuple[int, int]]:
-    """Settle all messages up to these numbers; return how many, and how many are missing.
+) -> Flow[tuple[int, int, int]]:
+    """Settle messages up to these numbers; return how many, how many are missing, and bytes read.
 
     Args:
         context: the topic.
@@ -397,7 +397,7 @@ def settle(
         QueryOwned: another driver runs it.
     """
     yield from opening.ensure_open(context, create=False)
-    total, missing = 0, 0
+    total, missing, bytes_read = 0, 0, 0
     sizes = batch or {}
     since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
     left = {
@@ -418,12 +418,13 @@ def settle(
             )
             for (index, _), reply in zip(part, _check_owner(context, lease, answers), strict=True):
                 total += reply.settled
+                bytes_read += reply.bytes
                 if reply.left > 0:
                     again[index] = min(CALL_MOST, reply.left)
                 else:
                     missing += reply.missing
         left = again
-    return total, missing
+    return total, missing, bytes_read
 
 
 def again(context: TopicContext, lease: QueryLease, upto: Offsets) -> Flow[None]:

@@ -145,6 +145,7 @@ class QueryBase:
         if not 1 <= len(owner.encode()) <= 200:
             raise InvalidValue("owner: give 1 to 200 bytes")
         self._context = context
+        self._read_bytes = 0
         self._known = flows.Known(Subscription(context.channel))
         self._holder = QueryLease(
             run,
@@ -153,6 +154,14 @@ class QueryBase:
             duration_ms(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
             exact,
         )
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of records and bodies that anyone read of the batches that this object settled.
+
+        Whoever reads tells them at the end of its parts; what is read twice counts twice.
+        """
+        return self._read_bytes
 
     @property
     def run(self) -> str:
@@ -303,7 +312,11 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        return Settlement(*await self._run(flows.settle(self._context, self._holder, upto, batch)))
+        settled, missing, read_bytes = await self._run(
+            flows.settle(self._context, self._holder, upto, batch)
+        )
+        self._read_bytes += read_bytes
+        return Settlement(settled, missing)
 
     async def again(self, upto: Offsets) -> None:
         """Give a batch that ends with these numbers new ones, so that `take` returns it again.

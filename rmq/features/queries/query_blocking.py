@@ -144,7 +144,11 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        return Settlement(*self._run(flows.settle(self._context, self._holder, upto, batch)))
+        settled, missing, read_bytes = self._run(
+            flows.settle(self._context, self._holder, upto, batch)
+        )
+        self._read_bytes += read_bytes
+        return Settlement(settled, missing)
 
     def again(self, upto: Offsets) -> None:
         """Give a batch that ends with these numbers new ones, so that `take` returns it again.

@@ -72,11 +72,14 @@ class PartReader:
         self._parts = [part for part in parts if part.after < part.upto][::-1]
         self._found: list[tuple[KeyedPart, int, list[bytes], list[float]]] = []
         self._count = min(rows, FIRST_ROWS)  # of the next page
+        self._last = self._parts[0] if self._parts else None
+        self._bytes = 0  # read, and not told to the query
 
     def read(self) -> Flow[list[HeldPage]]:
         """Return the next page; nothing at the end."""
         while not self._found:
             if not self._parts:
+                yield from self._tell()
                 return []
             yield from self._find()
         chosen, room = [], self._count
@@ -111,7 +114,15 @@ class PartReader:
         rows = sum(len(held.members) for held in page)
         if rows:
             self._count = max(1, min(self._rows, 4 * rows, self._size * rows // (size + 1)))
+        self._bytes += size
         return page if page else (yield from self.read())
+
+    def _tell(self) -> Flow[None]:
+        """Add what was read to a figure of the query: its driver does not see the records."""
+        if self._bytes and self._last is not None:
+            keys, upto = self._last.keys, self._last.upto
+            yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
+            self._bytes = 0
 
     def _find(self) -> Flow[None]:
         """Read the members of the next parts."""

@@ -68,6 +68,7 @@ class QuerySettleReply(NamedTuple):
     missing: int = 0  # of the batch; so far, over all calls
     left_ms: int = 0
     owner: str = ""  # another owner, for left_ms more; then nothing was done
+    bytes: int = 0  # query_settle: that were read since the last call
 
 
 def _marks_key(keys: SlotKeys, run: str) -> bytes:
@@ -95,7 +96,8 @@ def _taken_log(reply: list[Any]) -> QueryLog:
 
 
 def _settle_reply(reply: list[Any]) -> QuerySettleReply:
-    return QuerySettleReply(reply[0], reply[1], reply[2], *_other_owner(reply[3:]))
+    settled, left, missing, bytes_read = reply[:4]
+    return QuerySettleReply(settled, left, missing, *_other_owner(reply[4:]), bytes_read)
 
 
 def query_take(
@@ -167,9 +169,18 @@ def read_report(text: bytes) -> dict[str, int]:
 
 
 def query_read(
-    keys: SlotKeys, run: str, after: int, upto: int, limit: int, records: bool = True
+    keys: SlotKeys,
+    run: str,
+    after: int,
+    upto: int,
+    limit: int,
+    records: bool = True,
+    bytes_read: int = 0,
 ) -> Command[QueryPage]:
-    """Hand out a page of what a query holds. `records`: return these, too."""
+    """Hand out a page of what a query holds.
+
+    `records`: return these, too. `bytes_read`: by the caller so far; query_settle returns them.
+    """
 
     def parse(reply: list[Any]) -> QueryPage:
         receipts = [float(receipt) if receipt else -1.0 for receipt in reply[2]]
@@ -181,7 +192,7 @@ def query_read(
             keys.slot, keys.prepare, keys.records, keys.failures, *_query_keys(keys, run),
             _marks_key(keys, run),
         ),
-        [after, upto, limit, int(records)],
+        [after, upto, limit, int(records), bytes_read],
         parse,
     )  # fmt: skip
 

@@ -132,7 +132,9 @@ def test_queries_show_what_their_driver_told_and_blanks_where_it_told_nothing(
     topic = client.topic("orders")
     topic.send(1)
     topic.query("b" * 32, "old").renew({})
-    topic.query(RUN, "driver").keep((), {"rows": 1234, "replays": 2, "lag_ms": 1500})
+    topic.query(RUN, "driver").keep(
+        (), {"rows": 1234, "bytes": 56789, "replays": 2, "lag_ms": 1500}
+    )
 
     page = fetch(console.url + "/console/topics/orders/queries").text
 
@@ -140,9 +142,9 @@ def test_queries_show_what_their_driver_told_and_blanks_where_it_told_nothing(
         run: dict(re.findall(r'data-label="(\w+)">([^<]*)<', row))
         for run, row in re.findall(r'<tr data-key="(\w+)">(.*?)</tr>', page)
     }
-    shown = [cells[RUN][name] for name in ("Rows", "Replays", "Lag", "Commands")]
-    assert shown == ["1\u202f234", "2", "1.5 s", ""]
-    assert [cells["b" * 32][name] for name in ("Rows", "Replays", "Lag")] == ["", "", ""]
+    shown = [cells[RUN][name] for name in ("Rows", "Bytes", "Replays", "Lag", "Commands")]
+    assert shown == ["1\u202f234", "56\u202f789", "2", "1.5 s", ""]
+    assert [cells["b" * 32][name] for name in ("Rows", "Bytes", "Lag")] == ["", "", ""]
 
 
 # --- the loss audit ------------------------------------------------------------------------------
