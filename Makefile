@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers bench page peers load pages screenshots faults build check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-links bench page peers load pages screenshots faults build check clean
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Stamps, so that `make run` needs no test tools. All are quick when nothing has changed. Every package is installed in
 # the version of the lock, so that a release of somebody else's breaks nothing here; `make LOCK=/dev/null` takes the newest.
@@ -59,6 +59,11 @@ $(VENV)/plots.stamp: pyproject.toml $(LOCK) | $(BIN)/python
 # wrong here is told by the run that follows.
 $(VENV)/tests.stamp: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest --collect-only --quiet -p no:cacheprovider --ignore=tests/spark >/dev/null || true
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/dev.stamp
+	@echo "setting up $(VENV) with Sphinx ..."
+	@$(PIP) --group docs
 	@touch $@
 
 run: $(VENV)/run.stamp ## replay a day of 842 real flights through RMQ on a private Redis (about 30 s)
@@ -145,6 +150,16 @@ types: $(VENV)/dev.stamp ## mypy --strict
 layers: $(VENV)/dev.stamp ## a package imports from lower layers only
 	@$(BIN)/lint-imports
 
+# Everything anew: an incremental build repeats no warning, so that it would pass when it is run twice.
+SPHINX := $(BIN)/sphinx-build --conf-dir docs --nitpicky --fail-on-warning --keep-going --fresh-env --write-all --jobs auto --quiet
+docs: $(VENV)/docs.stamp ## the documentation as a site, into .rmq/site; fails on a link that leads nowhere
+	@rm -rf .rmq/site
+	@$(SPHINX) --doctree-dir .rmq/site.doctrees . .rmq/site
+	@echo "open .rmq/site/index.html"
+
+docs-links: $(VENV)/docs.stamp ## ask for every http link of the documentation; needs a network
+	@$(SPHINX) --doctree-dir .rmq/links.doctrees --builder linkcheck . .rmq/links
+
 bench: $(VENV)/dev.stamp ## measure every part of the bench, peers included (about 40 min)
 	@$(BIN)/python -m bench
 
@@ -190,7 +205,7 @@ smoke: | $(BIN)/python
 lock: $(VENV)/dev.stamp ## write the newest versions of all packages to the lock, constraints.txt
 	@$(BIN)/python .ci/lock newest >$(LOCK).new && mv $(LOCK).new $(LOCK)
 
-check: lint types layers test slow older engines spark ## everything that CI asks for
+check: lint types layers docs test slow older engines spark ## everything that CI asks for
 
 clean: ## remove what the other targets made
 	@rm -rf $(VENV) dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
