@@ -11,19 +11,19 @@ ARGV[2]   high                 largest score
 ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
-Returns   {acceptance number of the newest, member, score as text, record or '', failure or '', end of its shared
-          lease in epoch ms or '', member, ...}: at most 4 MiB of
-          records and failures, so a page may be short; an empty page is the end
+Returns   {acceptance number of the newest, {member, score as text, member, ...}, {record or nil, ...}, {failure or nil,
+          ...}, {end of its shared lease in epoch ms or '', ...}}: at most 4 MiB of records and failures, so a page may be
+          short; an empty page is the end. The last two are empty where no message of the page has any
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.
 ]]
 --- @include "lib/check"
 --- @include "lib/shared_leases"
-local s = redis.call('HMGET', KEYS[1], 'created', 'accepted')
-if not s[1] then
+local created, accepted, chunk = unpack(redis.call('HMGET', KEYS[1], 'created', 'accepted', 'chunk'))
+if not created then
   fail('GONE', KEYS[1])
 end
-redis.call('ZCARD', KEYS[5])
+local any_shared, any_failed = redis.call('ZCARD', KEYS[5]) > 0, redis.call('HLEN', KEYS[4]) > 0
 local offset, limit = whole_number(ARGV[4], 0, NUMBER_MOST, 'offset'), whole_number(ARGV[5], 1, MOST, 'limit')
 local page
 if ARGV[3] == 'down' then
@@ -31,16 +31,28 @@ if ARGV[3] == 'down' then
 else
   page = redis.call('ZRANGEBYSCORE', KEYS[2], ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', offset, limit)
 end
-local reply, bytes = { tonumber(s[2] or 0) }, 0
+local members = {}
 for i = 1, #page, 2 do
-  local record = redis.call('HGET', KEYS[3], page[i]) or ''
-  local told = redis.call('HGET', KEYS[4], page[i]) or ''
-  bytes = bytes + #record + #told
-  if bytes > READ_BYTES and i > 1 then
-    break
-  end
-  local n = #reply
-  reply[n + 1], reply[n + 2] = page[i], string.format('%.17g', tonumber(page[i + 1]))
-  reply[n + 3], reply[n + 4], reply[n + 5] = record, told, shared_end(KEYS[5], tonumber(page[i + 1]))
+  members[#members + 1] = page[i]
 end
-return reply
+local records, failures, ends, bytes, full, from, step = {}, {}, {}, 0, false, 1, tonumber(chunk)
+while from <= #members and not full do
+  local to = math.min(#members, from + step - 1)
+  local batch = redis.call('HMGET', KEYS[3], unpack(members, from, to))
+  local failed = any_failed and redis.call('HMGET', KEYS[4], unpack(members, from, to)) or {}
+  for i = 1, #batch do
+    bytes = bytes + (batch[i] and #batch[i] or 0) + (failed[i] and #failed[i] or 0)
+    if bytes > READ_BYTES and #records > 0 then
+      full = true
+      break
+    end
+    records[from + i - 1], failures[from + i - 1] = batch[i], failed[i]
+  end
+  from = to + 1
+  -- As many more as fit if they are as large as those so far.
+  step = math.max(1, math.min(4 * chunk, math.floor((READ_BYTES - bytes) / bytes * to)))
+end
+for i = 1, any_shared and #records or 0 do
+  ends[i] = shared_end(KEYS[5], tonumber(page[2 * i]))
+end
+return { tonumber(accepted or 0), full and { unpack(page, 1, 2 * #records) } or page, records, failures, ends }

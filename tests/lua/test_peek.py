@@ -64,6 +64,32 @@ def test_message_without_a_record_is_shown_without_one(box):
     assert [(found.id, found.record) for found in peek(box)] == [(id, b"")]
 
 
+def test_a_page_has_what_single_messages_have_of_failures_and_lost_records(box):
+    ids = box.send(200)
+    for at in (0, 17, 150, 199):
+        box.redis.hset(box.keys.failures, member_of(ids[at]), box.failure(16, 1, "f", b"%d" % at))
+    for at in (16, 17, 198):
+        box.redis.hdel(box.keys.records, member_of(ids[at]))
+
+    found = peek(box, limit=1000, down=True)
+
+    assert found == [peek(box, limit=1, down=True, offset=at)[0] for at in range(200)]
+    assert [at for at in range(200) if found[at].failure] == [0, 17, 150, 199]
+    assert [at for at in range(200) if not found[at].record] == [16, 17, 198]
+
+
+def test_deliveries_of_a_shared_lease_are_shown_with_its_end(box):
+    box.send(3)
+    began = box.clock.now_ms
+    (shared,) = box.leases(box.prepare(1, 30_000, shared=0))
+    (own,) = box.take(1)
+
+    ends = {found.id: found.lease_end_ms for found in peek(box, "prepare")}
+
+    assert ends == {shared.id: began + 30_000, own.id: None}
+    assert [found.lease_end_ms for found in peek(box)] == [None]
+
+
 def test_page_is_bounded_by_bytes(make_box):
     box = make_box(max_body=2 * 1024 * 1024)
     for _ in range(4):

@@ -161,12 +161,15 @@ PeekColumns = tuple[
 
 
 def _columns_of(reply: list[Any]) -> PeekColumns:
-    if len(reply) % 5 != 1:
-        raise DecodeError(f"peek answered {len(reply) - 1} fields, which is not whole messages")
-    ends = reply[5::5]
+    newest, places, records, failures, ends = reply
+    count = len(records)
+    if len(places) != 2 * count:
+        raise DecodeError(f"peek answered {count} records of {len(places) / 2:g} messages")
     return (
-        reply[0], reply[1::5], list(map(float, reply[2::5])), reply[3::5], reply[4::5],
-        [end or None for end in ends] if any(ends) else [None] * len(ends),
+        newest, places[::2], list(map(float, places[1::2])),
+        [record or b"" for record in records] if None in records else records,
+        [entry or b"" for entry in failures] or [b""] * count,
+        [end or None for end in ends] or [None] * count,
     )  # fmt: skip
 
 
