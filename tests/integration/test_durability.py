@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.features.queries import scripts
 from tests.conftest import any_binary
 from tests.integration.driven import connect
 from tests.servers import Server
@@ -106,6 +107,44 @@ def test_dead_letters_stay_until_the_other_topic_has_them_in_enough_copies(
         assert api.admin.stats(other)["accepted"] == 2
         with replica.raw() as redis:
             assert redis.hlen(f"rmq:{{{other}_0}}:records") == 2
+
+
+def test_a_batch_begins_when_enough_copies_have_its_stages_and_ends_before_they_are_dropped(
+    kind: str, pair: tuple[Server, Server], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover could lose a stage of a batch that is open, and no one could end that batch."""
+    main, replica = pair
+    end = scripts.sink_end
+
+    def cut_off(*given: Any) -> Any:
+        replica.signal(signal.SIGSTOP)
+        return end(*given)
+
+    with connect(kind, main.url) as api, main.raw() as redis:
+        topic = api.topic(name, durability=rmq.Replicated(1, 0.3))
+        topic.open()
+        made = topic.stage()
+        made.push([rmq.Outgoing("x"), rmq.Outgoing("y")])
+        try:
+            replica.signal(signal.SIGSTOP)
+            with pytest.raises(rmq.NotDurable, match="publish again to continue"):
+                topic.publish([made.staged], query="q", batch=0)
+            assert api.admin.sinks(name) == []
+            assert api.admin.stats(name)["accepted"] == 0
+            replica.signal(signal.SIGCONT)
+            redis.wait(1, 5000)
+            api.admin.topic_set(name, durability=rmq.Replicated(1, 2))
+
+            monkeypatch.setattr(scripts, "sink_end", cut_off)
+            with pytest.raises(rmq.NotDurable, match="publish again to continue"):
+                topic.publish([made.staged], query="q", batch=0)
+            assert redis.keys(f"*{{{name}_*}}:stage:*")
+        finally:
+            replica.signal(signal.SIGCONT)
+
+        assert topic.publish([made.staged], query="q", batch=0) == rmq.PublishResult()
+        assert api.admin.stats(name)["accepted"] == 2
+        assert not redis.keys(f"*{{{name}_*}}:stage:*")
 
 
 def test_more_replicas_than_there_are_is_not_durable(

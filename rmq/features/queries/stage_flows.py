@@ -29,7 +29,14 @@ from rmq.kernel.producer.batches import Group, group_messages
 from rmq.kernel.producer.encode import RECORD_BYTES, body_too_large, encode_headers
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext, slot_of
-from rmq.kernel.transport.steps import Command, Flow, Sleep, durable_pipeline, pipeline
+from rmq.kernel.transport.steps import (
+    Command,
+    Flow,
+    Sleep,
+    durable_pipeline,
+    pipeline,
+    raise_first_error,
+)
 
 PUSHES = 16  # calls of one round trip
 PUBLISHES = 8  # 1000 messages each: about 20 ms of the server's time, in turn with other clients
@@ -319,13 +326,26 @@ def drop_everywhere(context: TopicContext, name: str) -> Flow[None]:
 def _keep(
     context: TopicContext, staged: Sequence[StageContent], keep_ms: int, whole: bool = False
 ) -> Flow[None]:
+    """Keep stages for so long; 0 drops them. Whole ones are then as durable as their topic says."""
     calls = [
         scripts.stage_keep(context.slots[index], stage.name, keep_ms, length if whole else None)
         for stage in staged
         for index, length in stage.lengths.items()
     ]
     for at in range(0, len(calls), BATCH_MAX):
-        yield from pipeline(calls[at : at + BATCH_MAX])
+        if whole:
+            yield from _durably(context, calls[at : at + BATCH_MAX])
+        else:
+            yield from pipeline(calls[at : at + BATCH_MAX])
+
+
+def _durably(context: TopicContext, calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    """Run calls, and wait until their writes, and all before them, are as durable as wanted."""
+    replies, short = yield from durable_pipeline(calls, context.settings.durability)
+    replies = raise_first_error(replies)
+    if short:
+        raise NotDurable(f"{short}; publish again to continue")
+    return replies
 
 
 # --- publishing --------------------------------------------------------------------------------
@@ -388,7 +408,8 @@ def publish_once(
             # Before the batch begins: it could never end with a stage that has expired.
             for topic, part in (yield from _by_topic(context, staged)):
                 yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
-            begun = yield scripts.sink_begin(context, query, batch, _encode(context, staged))
+            begin = scripts.sink_begin(context, query, batch, _encode(context, staged))
+            (begun,) = yield from _durably(context, [begin])
         if begun.state == "done":
             yield from _drop(context, staged)
             return total
@@ -399,7 +420,8 @@ def publish_once(
             )
             total = _sum(total, done)
         total = _sum(total, (yield from _move(context, own, timeout)))
-        yield scripts.sink_end(context, query, begun.batch)
+        # Before its stages are gone: a batch that is open again needs them.
+        yield from _durably(context, [scripts.sink_end(context, query, begun.batch)])
         yield from _keep(context, own, 0)
 
 
