@@ -259,3 +259,23 @@ def test_a_broken_row_is_found() -> None:
     table = "| a | b |\n| --- | --- |\n| c | d |\n"
     assert broken_rows(table + "\ntext\n") == []
     assert broken_rows(table + "| e | f\n g |\n") == ["| e | f", " g |"]
+
+
+def without_source(text: str) -> list[str]:
+    """Return the cells of tables without a link, and names of links that are unknown or unused."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line[:2] == "| "]
+    cells = [cell.strip() for name, *row in rows if name.strip(" -") for cell in row]
+    used = set(re.findall(r"\]\[([\w-]+)\]", text))
+    defined = set(re.findall(r"^\[([\w-]+)\]: https://", text, re.MULTILINE))
+    return [cell for cell in cells if not re.search(r"\]\(|\]\[", cell)] + sorted(used ^ defined)
+
+
+def test_each_cell_of_the_comparison_has_a_source() -> None:
+    assert without_source((ROOT / "docs" / "comparison.md").read_text()) == []
+
+
+def test_a_cell_without_a_source_is_found() -> None:
+    table = "| | a |\n| --- | --- |\n| x | [yes][one] |\n\n[one]: https://example.org\n"
+    assert without_source(table) == []
+    assert without_source(table.replace("[yes][one]", "yes")) == ["yes", "one"]
+    assert without_source(table.replace("[one]:", "[two]:")) == ["one", "two"]
