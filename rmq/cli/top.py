@@ -17,7 +17,7 @@ import click
 import rmq
 from rmq.client.client import DEFAULT_URL
 from rmq.features.topic_admin.cli.listing import read_topics
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import process, telemetry
 from rmq.kernel.core.telemetry import Counts
 from rmq.terminal import output
 from rmq.terminal.app import Command, redact
@@ -57,6 +57,8 @@ def top(interval: float, once: bool) -> None:
     common = common_options()
     if not once and (common.json or not (sys.stdin.isatty() and sys.stdout.isatty())):
         raise click.UsageError("it needs a terminal; give --once for one frame")
+    if not once and not process.FORKS:
+        raise click.UsageError("it reads keys as POSIX systems do; give --once for one frame here")
     where = redact(common.url_asked or DEFAULT_URL, common.url_asked)
     with common.client() as client:
         state = Top(where)
@@ -153,7 +155,7 @@ def _size() -> tuple[int, int]:
 @contextmanager
 def _screen() -> Iterator[int]:
     """Take the whole screen and each key as it is pressed; give both back."""
-    import termios  # not on every platform
+    import termios  # not on Windows
     import tty
 
     fd = sys.stdin.fileno()

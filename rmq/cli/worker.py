@@ -17,7 +17,7 @@ import rmq
 from rmq.cli import worker_summary
 from rmq.cli.worker_summary import WorkerReport
 from rmq.features.workers.cli import list_workers, show
-from rmq.kernel.core import packages
+from rmq.kernel.core import packages, process
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.terminal import loader, logs, output
 from rmq.terminal.app import OK, USAGE, Command, CommandGroup, Failed
@@ -316,7 +316,7 @@ def _supervise(
     reload: bool,
     health: tuple[str, int] | None,
 ) -> int:
-    if os.name != "posix":
+    if not process.FORKS:
         raise Failed(
             "--processes, --reload, --max-messages, --max-memory and --timeout-kill need a POSIX "
             "system",

@@ -185,10 +185,12 @@ class Server:
 
         Args:
             started: called once, when it works.
-            reload: called at each SIGHUP.
+            reload: called at each SIGHUP, where there is one.
         """
         signals: SimpleQueue[int] = SimpleQueue()  # no Event: a signal may interrupt its `set`
-        with handling((*STOPPING, signal.SIGHUP), lambda number, _: signals.put(number)), self:
+        hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+        numbers = STOPPING if hangup is None else (*STOPPING, hangup)
+        with handling(numbers, lambda number, _: signals.put(number)), self:
             if started is not None:
                 started()
             while True:
@@ -196,7 +198,7 @@ class Server:
                     number = signals.get(timeout=0.5)
                 except Empty:
                     continue
-                if number != signal.SIGHUP:
+                if number != hangup:
                     break
                 if reload is not None:
                     self._reload(reload)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple, get_args
 
 from rmq.errors import InvalidType, InvalidValue
+from rmq.kernel.core import process
 from rmq.kernel.core.score import moment
 
 Verb = Literal["receive", "send"]  # what a pause stops
@@ -86,6 +87,6 @@ def _default_by() -> str:
     """Return user@host of this process."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
-        user = f"uid {os.getuid()}"
+    except (OSError, KeyError, ImportError):  # a container's user may have no name
+        user = f"uid {os.getuid()}" if process.FORKS else "unknown"
     return check_text(f"{user}@{socket.gethostname()}"[:TEXT_MAX], "by")

@@ -15,12 +15,13 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+FORKS = hasattr(os, "fork")  # a POSIX system; Windows passes no descriptors to a child either
 generation = 0  # how many forks separate this process from the process that imported RMQ
 
 
 def call_in_child(function: Callable[[], None]) -> None:
-    """Call a function in each child that is forked from now on; nothing forks on Windows."""
-    if hasattr(os, "register_at_fork"):
+    """Call a function in each child that is forked from now on."""
+    if FORKS:
         os.register_at_fork(after_in_child=function)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import select
+import selectors
 import socket
 import threading
 import time
@@ -64,6 +64,10 @@ from rmq.kernel.transport.url import Address
 T = TypeVar("T")
 
 
+# The other selectors have a descriptor of their own, which a fork would share.
+_Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
 class Doorbell:
     """Ends the wait of another thread on a connection. A ring that nobody hears ends the next."""
 
@@ -71,14 +75,14 @@ class Doorbell:
         self._connections: dict[int, Any] = {}  # by the number of their sockets
         self._outside, self._inside = socket.socketpair()
         self._outside.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._inside, select.POLLIN)
+        self._sockets = _Selector()
+        self._sockets.register(self._inside, selectors.EVENT_READ)
         self.watch(connection)
 
     def watch(self, connection: Any) -> None:
         """Read from a further connection, too."""
         sock = connection._sock
-        self._poll.register(sock, select.POLLIN)
+        self._sockets.register(sock, selectors.EVENT_READ)
         self._connections[sock.fileno()] = connection
 
     def ring(self) -> None:
@@ -93,13 +97,13 @@ class Doorbell:
                 return connection.read_response(disconnect_on_error=False)
         if seconds <= 0:
             return None
-        inside, ready = self._inside.fileno(), dict(self._poll.poll(seconds * 1000))
+        ready = [key.fd for key, _ in self._sockets.select(seconds)]
         if not ready:
             return None
-        if inside in ready:
+        if self._inside.fileno() in ready:
             self._inside.recv(4096)
             return RUNG
-        return self._connections[next(iter(ready))].read_response(disconnect_on_error=False)
+        return self._connections[ready[0]].read_response(disconnect_on_error=False)
 
     def close(self) -> None:
         """Close both ends of the pair; the connections stay open."""

@@ -248,8 +248,11 @@ class Embedded:
             EmbeddedError: there is no server to start, or this directory cannot be used.
         """
         name = os.fsdecode(directory)
-        if not hasattr(os, "fork"):
-            raise EmbeddedError("embedded Redis needs a POSIX system; use redis:// here")
+        if not process.FORKS:
+            raise EmbeddedError(
+                "embedded:// needs a POSIX system, and this is none: start a Redis or Valkey in a "
+                "container or in WSL, and give its redis:// URL"
+            )
         if not name.strip() or "\0" in name:
             raise EmbeddedError(f"embedded Redis needs the path of a directory, not {name!r}")
         real = os.path.realpath(name)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from rmq.kernel.core import process
 from rmq.kernel.core.claim import FIRST
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker.heartbeat.memory import (
@@ -52,7 +53,8 @@ class WorkerMemory:
     def close(self) -> None:
         """Release the memory. Deliveries that look at it later see what was in it last."""
         self.shared.detach()
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
     def expect(self, topic: int, lease_ms: int) -> None:
         """Tell the heartbeat how long a lease is; its rounds are as frequent as the shortest."""
@@ -297,7 +299,9 @@ class LeaseTracker:
 
 
 def _unnamed_file() -> int:
-    """Return the descriptor of an unnamed file, which a child process can inherit."""
+    """Return the descriptor of an unnamed file, which a child process can inherit; -1 for none."""
+    if not process.FORKS:
+        return -1
     if hasattr(os, "memfd_create"):
         return os.memfd_create("rmq-leases")
     fd, path = tempfile.mkstemp(prefix="rmq-leases-")

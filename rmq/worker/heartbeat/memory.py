@@ -38,7 +38,7 @@ class SharedMemory:
         self.begun_at = self.leases_at + topics * SLOTS_MAX * 3
         self.claims_at = self.begun_at + begun * BEGUN_WORDS
         size = (self.claims_at + claims * CLAIM_WORDS) * 8
-        if not os.fstat(fd).st_size:
+        if fd >= 0 and not os.fstat(fd).st_size:
             os.ftruncate(fd, size)
         self._map = mmap.mmap(fd, size)
         self._view(memoryview(self._map))

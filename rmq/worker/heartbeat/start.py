@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.core import process
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
@@ -186,7 +187,7 @@ def start(
     kind: Kind, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
 ) -> HeartbeatThread | HeartbeatProcess:
     """Start a heartbeat, and wait until it runs: before that nothing may be received."""
-    if kind == "thread" or os.name != "posix":
+    if kind == "thread" or not process.FORKS:
         return HeartbeatThread(memory, transport, contexts)
     if not runs_python(sys.executable):
         log.warning(

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import click
 
 import rmq
+from rmq.kernel.core import process
 from rmq.kernel.core.validation import parse_duration
 from rmq.terminal import output, text as terminal_text
 from rmq.terminal.app import ERROR, PARTLY, UNREACHABLE, USAGE, Command, Failed
@@ -282,7 +283,7 @@ def _lines(stream: BinaryIO) -> Iterator[bytes | None]:
     """Yield lines without their ends, and None when the stream pauses."""
     try:
         number = stream.fileno()
-        slow = not stat.S_ISREG(os.fstat(number).st_mode) and os.name == "posix"
+        slow = not stat.S_ISREG(os.fstat(number).st_mode) and process.FORKS
     except (OSError, ValueError, AttributeError):
         number, slow = -1, False
     if not slow:

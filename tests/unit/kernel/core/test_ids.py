@@ -46,6 +46,7 @@ def _tail(queue: "multiprocessing.Queue[bytes]") -> None:
     queue.put(bytes(ids.make(0, 0)[0][11:]))
 
 
+@pytest.mark.posix
 def test_a_forked_child_makes_ids_of_its_own() -> None:
     """Peer bug: two processes have the same name, and the jobs of a dead one are not rescued."""
     context = multiprocessing.get_context("fork")

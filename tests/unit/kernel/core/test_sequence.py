@@ -92,6 +92,7 @@ def test_a_producer_registers_first_and_after_a_long_silence(
     assert numbers.must_register
 
 
+@pytest.mark.posix
 def test_a_forked_child_is_another_producer() -> None:
     sequences = ProducerSequence()
     numbers = sequences.slot_sequence(KEYS, b"1")

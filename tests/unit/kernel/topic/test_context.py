@@ -7,6 +7,8 @@ import sys
 import threading
 from collections import Counter
 
+import pytest
+
 from rmq.kernel.topic.context import ReplaySessions
 
 
@@ -53,6 +55,7 @@ def _child(lanes: ReplaySessions, queue: multiprocessing.Queue[bytes]) -> None:
     queue.put(lanes.take().name)
 
 
+@pytest.mark.posix
 def test_a_forked_child_takes_lanes_of_its_own() -> None:
     lanes = ReplaySessions()
     mine = lanes.take()

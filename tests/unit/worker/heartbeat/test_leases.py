@@ -28,8 +28,8 @@ def memory() -> Iterator[WorkerMemory]:
 
 @pytest.fixture
 def heartbeat(memory: WorkerMemory) -> SharedMemory:
-    """The worker's memory, as the heartbeat's process maps it."""
-    return SharedMemory(memory.fd, *memory.shared.sizes)
+    """The worker's memory, as the heartbeat's process maps it; a thread has the worker's."""
+    return memory.shared if memory.fd < 0 else SharedMemory(memory.fd, *memory.shared.sizes)
 
 
 @pytest.fixture
