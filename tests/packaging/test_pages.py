@@ -39,6 +39,7 @@ PAGES = {
     "docs/settings.md": 0,
     "docs/sending.md": 0,
     "docs/consuming.md": 0,
+    "docs/faq.md": 0,
     "docs/outbox.md": 0,
     "docs/workers.md": 0,
     "docs/observability.md": 0,
