@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-links bench page peers load pages screenshots faults build check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-links bench page peers load pages screenshots faults build release check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -201,6 +201,9 @@ smoke: | $(BIN)/python
 	@$(NEWER_PIP)
 	@$(INSTALL) ".[$(EXTRAS)]" --group smoke
 	@$(PYTEST) -m "not slow" $(SMOKE)
+
+release: $(VENV)/dev.stamp ## make release VERSION=0.2.0: changelog, wheel, sdist, commit and tag; publishing is the owner's
+	@$(BIN)/python -m tools.release "$(VERSION)"
 
 lock: $(VENV)/dev.stamp ## write the newest versions of all packages to the lock, constraints.txt
 	@$(BIN)/python .ci/lock newest >$(LOCK).new && mv $(LOCK).new $(LOCK)
