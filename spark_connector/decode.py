@@ -35,6 +35,8 @@ _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and hol
 # The first octet of an id without the mark of ids that are kept to be sent again.
 _NOT_KEPT = bytes(octet & ~0x40 for octet in range(256))
 _BIGINT_MAX = (1 << 63) - 1
+_NOT_BARE = b"\xff" * BARE  # no bare record begins so
+_END = (1 << 31) - 1  # of a slice; Arrow 26 fails at an empty body if a slice has no end
 _LOW = (1 << 32) - 1  # the bits of an acceptance number that a record has
 _EMPTY: list[Any] = []  # the headers of messages that have none
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|'[^']*'|\"[^\"]*\"|\d+", re.IGNORECASE)
@@ -130,18 +132,28 @@ class Stored:
     # --- heads -------------------------------------------------------------------------------
 
     @cached_property
+    def _array(self) -> pa.Array:
+        return pa.array(self._records, pa.binary())
+
+    @cached_property
     def _heads(self) -> bytes:
-        """The first BARE bytes of each record; zeros for one that cannot be read."""
-        heads = [record[:BARE] for record in self._records]
-        if self._enveloped:
-            for row in self._fields.errors:
-                heads[row] = bytes(BARE)
-        return b"".join(heads)
+        """The first BARE bytes of each record; _NOT_BARE of one that is shorter."""
+        if not self._count:
+            return b""
+        heads: bytes = pc.binary_slice(self._array, 0, BARE).buffers()[2].to_pybytes()
+        if len(heads) < BARE * self._count:
+            heads = b"".join(
+                record[:BARE] if len(record) >= BARE else _NOT_BARE for record in self._records
+            )
+        return heads
 
     def _head_numbers(self, start: int, stop: int) -> pa.Array:
+        """Return numbers that stand at one place of all heads; 0 where a record is not readable."""
         numbers = bytearray(8 * self._count)
         for index in range(stop - start):
             numbers[index::8] = self._heads[stop - 1 - index :: BARE]
+        for row in self._fields.errors if self._enveloped else ():
+            numbers[8 * row : 8 * row + 8] = bytes(8)
         return _int64(numbers)
 
     def _priorities(self) -> pa.Array:
@@ -162,15 +174,11 @@ class Stored:
     @cached_property
     def _enveloped(self) -> list[int]:
         """The rows whose records Arrow alone cannot read."""
-        firsts = {record[:1] for record in self._records}
-        bare = {first for first in firsts if first and is_bare(first[0])}
-        if bare == firsts and min(map(len, self._records), default=BARE) >= BARE:
+        firsts = self._heads[::BARE]
+        bare = {first for first in set(firsts) if is_bare(first)}
+        if not firsts.translate(None, bytes(bare)):
             return []
-        return [
-            row
-            for row, record in enumerate(self._records)
-            if record[:1] not in bare or len(record) < BARE
-        ]
+        return [row for row, first in enumerate(firsts) if first not in bare]
 
     @cached_property
     def _fields(self) -> _Fields:
@@ -234,9 +242,11 @@ class Stored:
     # --- bodies --------------------------------------------------------------------------------
 
     @cached_property
-    def _bodies(self) -> tuple[list[bytes], dict[int, str]]:
+    def _bodies(self) -> tuple[list[bytes] | pa.Array, dict[int, str]]:
         """The bodies, and by row why the whole record is there instead."""
         errors: dict[int, str] = {}
+        if not self._enveloped:
+            return pc.binary_slice(self._array, BARE, _END), errors
         values = [record[BARE:] for record in self._records]
         for row in self._enveloped:
             values[row] = self._body(row, row, errors)
@@ -281,8 +291,7 @@ def queue_columns(block: QueueBlock, stored: Stored) -> dict[str, Any]:
 
     def deliver_at() -> pa.Array | None:
         due = stored.due_ms()
-        if queue == "store":
-            by_place = block.due_ms()
+        if by_place := block.due_ms():
             if due is None:
                 due = [ms or None for ms in by_place]
             else:

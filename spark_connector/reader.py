@@ -6,14 +6,14 @@ queues of the result, or in none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq.connectors import QueuePart, open_queue
+from rmq.connectors import QueueBlock, QueuePart, open_queue
 from rmq.errors import InvalidValue
 from spark_connector.connection import client_of_task, connect, retry_while_away
 from spark_connector.options import SnapshotOptions
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PART_MESSAGES = 100_000  # in one task, where minPartitions asks for no more tasks
+BATCH_ROWS, BATCH_BYTES = 10_000, 4 * 1024 * 1024  # of a batch made of several pages
 
 
 @dataclass
@@ -108,18 +109,42 @@ class RmqReader(DataSourceReader):
         """Read one part."""
         if not isinstance(partition, SnapshotPart):
             return  # Spark reads one part even if there are none
-        options, left = self._options, partition.most
+        options = self._options
         batches = Batches(self._schema, conditions=self._conditions)
         client = client_of_task(options.at)
         read = open_queue(client._transport, partition.part, options.fetch, batches.has_bodies)
-        while block := retry_while_away(read, RETRY_S):
-            if left is not None and left < len(block.records):
-                block = block.part(0, left)
+        for block in _joined(_pages(read, partition.most)):
             yield from batches.of_queue(block)
-            if left is not None:
-                left -= len(block.records)
-                if not left:
-                    return
+
+
+def _pages(read: Callable[[], QueueBlock | None], most: int | None) -> Iterator[QueueBlock]:
+    """Yield pages, of so many messages at most."""
+    while block := retry_while_away(read, RETRY_S):
+        if most is not None:
+            block = block.part(0, most)
+            most -= len(block.records)
+        yield block
+        if most == 0:
+            return
+
+
+def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
+    """Yield pages as blocks of several: small batches cost the most.
+
+    A block has at most BATCH_ROWS rows and BATCH_BYTES bytes, or one page.
+    """
+    waiting: list[QueueBlock] = []
+    rows = size = 0
+    for page in pages:
+        page_size = sum(map(len, page.records))
+        if rows + len(page.records) > BATCH_ROWS or size + page_size > BATCH_BYTES:
+            if waiting:
+                yield QueueBlock.joined(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(page)
+        rows, size = rows + len(page.records), size + page_size
+    if waiting:
+        yield QueueBlock.joined(waiting)
 
 
 def _messages(stats: dict[str, int], queue: str) -> int:

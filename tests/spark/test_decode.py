@@ -96,7 +96,10 @@ def block(topic: str, slot: int, entries: list[bytes]) -> Block:
     return Block(topic, slot, range(1, count + 1), ids, [1] * count, entries)
 
 
-@pytest.mark.parametrize("kinds", [*([kind] for kind in RECORDS), [*RECORDS], ["bare", "missing"]])
+@pytest.mark.parametrize(
+    "kinds",
+    [*([kind] for kind in RECORDS), [*RECORDS], ["bare", "bare and empty"], ["bare", "missing"]],
+)
 def test_a_row_is_what_reading_its_record_gives(kinds: list[str]) -> None:
     entries = [RECORDS[kind] for kind in kinds] * 2
 

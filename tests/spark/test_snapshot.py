@@ -120,6 +120,52 @@ def test_a_batch_ends_where_its_bodies_are_large_once_decompressed(
     assert all(len(row["value"]) == 40_000 for batch in batches for row in batch.to_pylist())
 
 
+def test_pages_are_put_together_and_each_row_is_that_of_its_own_page(
+    server: Server, client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain, empty, headed, typed, large, compressed, timed, expiring and retried messages."""
+    topic = client.topic(name, slots=1, codec="bytes", max_retries=5)
+    first = [topic.send(b"retried %d" % n, headers={"n": str(n)} if n % 2 else None)
+             for n in range(6)]  # fmt: skip
+    with topic.consumer() as consumer:
+        consumer.nack(consumer.receive(100), error="not now", delay=3600)
+    topic.send_many([rmq.Outgoing(b"plain %d" % n) for n in range(40)])
+    topic.send_many([rmq.Outgoing(b"") for _ in range(5)])
+    topic.send(b"headed", headers={"a": "b"}, type="order.paid")
+    topic.send(b"large" * 20_000)
+    client.topic(name, codec=rmq.Compressed("bytes")).send(b"packed" * 1000)
+    topic.send(b"timed", delay=3600)
+    topic.send(b"expires", expires=3600)
+    whole = make(server, topic, queue="store", includeHeaders="true", fetchSize=7)
+    (part,) = whole.partitions()
+
+    together = list(whole.read(part))
+    monkeypatch.setattr(reader, "BATCH_ROWS", 0)
+    alone = list(whole.read(part))
+    monkeypatch.setattr(reader, "BATCH_ROWS", 20)
+    by_rows = list(whole.read(part))
+    monkeypatch.setattr(reader, "BATCH_BYTES", 50_000)
+    by_bytes = list(whole.read(part))
+
+    found = [row for batch in together for row in batch.to_pylist()]
+    for batches in (alone, by_rows, by_bytes):
+        assert [row for batch in batches for row in batch.to_pylist()] == found
+    assert len(together) == 1
+    assert [batch.num_rows for batch in alone] == [7] * 8
+    assert [batch.num_rows for batch in by_rows] == [14] * 4
+    with_large = [batch for batch in by_bytes if b"large" * 20_000 in batch["value"].to_pylist()]
+    assert [batch.num_rows for batch in with_large] == [7]
+    assert {str(sent.id) for sent in first} <= {row["message_id"] for row in found}
+    values = {row["value"] for row in found}
+    assert values == {
+        *(b"retried %d" % n for n in range(6)), *(b"plain %d" % n for n in range(40)), b"",
+        b"headed", b"large" * 20_000, b"packed" * 1000, b"timed", b"expires",
+    }  # fmt: skip
+    assert sum(row["attempt"] == 1 and row["error"] == "not now" for row in found) == 6
+    assert sum(row["deliver_at"] is not None for row in found) == 7
+    assert [row["type"] for row in found if row["value"] == b"headed"] == ["order.paid"]
+
+
 def test_each_queue_shows_what_it_holds_and_keeps_it(
     client: rmq.Client, server: Server, topic: rmq.Topic
 ) -> None:
@@ -187,6 +233,7 @@ def test_a_limit_and_slots_bound_the_look(server: Server, topic: rmq.Topic) -> N
     fill(topic, 100)
 
     assert len(rows(make(server, topic, limit=17, minPartitions=8))) == 17
+    assert len(rows(make(server, topic, limit=17, fetchSize=5))) == 17
     assert {row["slot"] for row in rows(make(server, topic, slots="0,2"))} == {0, 2}
     with pytest.raises(InvalidValue, match=r"slots: 3; topic .* has 3, numbered from 0"):
         make(server, topic, slots="3").partitions()

@@ -118,7 +118,7 @@ def block_of(page: read_flows.HeldPage) -> Block:
             max_retries - int(receipt % 1000) + 1 if receipt >= 0 else 0
             for receipt in page.receipts
         ]
-    ids = b"".join(keys.ids_of(page.members))
+    ids = keys.join_ids(b"".join(page.members))
     numbers = range(page.after + 1, page.after + 1 + count)
     return Block(keys.topic, keys.index, numbers, ids, attempts, page.records)
 

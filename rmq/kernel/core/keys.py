@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.kernel.core.ids import MessageId, topic_check
+from rmq.kernel.core.ids import MEMBER_SIZE, SIZE, MessageId, topic_check
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SLOTS_MAX = 1024  # of a topic
@@ -138,6 +138,21 @@ class SlotKeys:
         """Return the ids of members of this slot; an empty member stays empty."""
         middle = self.middle
         return [member and member[:8] + middle + member[8:] for member in members]
+
+    def join_ids(self, members: bytes) -> bytes:
+        """Return the ids of concatenated members of this slot, concatenated.
+
+        Each place of all ids is filled at once, which is faster than id by id.
+        """
+        count = len(members) // MEMBER_SIZE
+        ids = bytearray(count * SIZE)
+        for place in range(8):
+            ids[place::SIZE] = members[place::MEMBER_SIZE]
+        for place, octet in enumerate(self.middle, 8):
+            ids[place::SIZE] = bytes((octet,)) * count
+        for place in range(8, MEMBER_SIZE):
+            ids[place + 3 :: SIZE] = members[place::MEMBER_SIZE]
+        return bytes(ids)
 
 
 def topic_key(prefix: str, topic: str) -> bytes:

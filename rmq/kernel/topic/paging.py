@@ -151,6 +151,23 @@ class QueueBlock(NamedTuple):
     failures: Sequence[bytes]
     lease_ends: Sequence[int | None]
 
+    @staticmethod
+    def joined(blocks: Sequence[QueueBlock]) -> QueueBlock:
+        """Return blocks of one queue of a slot, which were read one after the other, as one."""
+        last = blocks[-1]
+        if len(blocks) == 1:
+            return last
+        scores, records, failures, ends = (
+            list(itertools.chain.from_iterable(columns))
+            for columns in zip(
+                *((b.scores, b.records, b.failures, b.lease_ends) for b in blocks), strict=True
+            )
+        )
+        return last._replace(
+            ids=b"".join(block.ids for block in blocks),
+            scores=scores, records=records, failures=failures, lease_ends=ends,
+        )  # fmt: skip
+
     def part(self, start: int, stop: int) -> QueueBlock:
         """Return the messages of some rows."""
         return self._replace(
@@ -183,18 +200,23 @@ class QueueBlock(NamedTuple):
         """Return how often each message was delivered."""
         if self.queue == "prepare":
             return [self.max_retries - int(score % 1000) + 1 for score in self.scores]
+        if not any(self.failures):
+            return [0] * len(self.scores)
         return [last.deliveries if last else 0 for last in self.last_failures()]
 
-    def due_ms(self) -> list[int]:
-        """Return when a waiting message with a time is due; 0: not by its place in the queue."""
-        if self.queue != "store":
-            return [0] * len(self.scores)
+    def due_ms(self) -> list[int] | None:
+        """Return when a waiting message with a time is due; 0: not by its place in the queue.
+
+        None where no message has such a place.
+        """
+        if self.queue != "store" or max(self.scores, default=0) < TIMED_MIN:
+            return None
         return [int(score) if score >= TIMED_MIN else 0 for score in self.scores]
 
-    def leases_until_ms(self) -> list[int | None]:
+    def leases_until_ms(self) -> list[int | None] | None:
         """Return when the leases of messages in flight end; None: not known.
 
-        Of messages in the trash: when they are dropped.
+        Of messages in the trash: when they are dropped. None where no message has a lease.
         """
         if self.queue == "prepare":
             return [
@@ -203,7 +225,7 @@ class QueueBlock(NamedTuple):
             ]
         if self.queue == "trash":
             return [int(score) for score in self.scores]
-        return [None] * len(self.scores)
+        return None
 
     def held_by_query(self) -> list[bool]:
         """Return which messages in flight a query holds."""
@@ -246,7 +268,6 @@ class SpanReader:
         if not members:
             self._next = None
             return None
-        ids = self._keys.ids_of(members)
         if self._bodies and (large := record.positions(records)):
             end, size = len(records), 0
             for at in large:
@@ -254,15 +275,15 @@ class SpanReader:
                 if size > LARGE_BYTES and at:
                     end = at
                     break
-            ids, scores, records, failures, ends = (
-                column[:end] for column in (ids, scores, records, failures, ends)
+            members, scores, records, failures, ends = (
+                column[:end] for column in (members, scores, records, failures, ends)
             )
-            records = yield from reading.fetch(self._keys, ids, records)
+            records = yield from reading.fetch(self._keys, self._keys.ids_of(members), records)
         last = scores[-1]
         self._next = Cursor(last, scores.count(last) + (start.seen if last == start.score else 0))
         return QueueBlock(
             self._keys.topic, self._queue, self._keys.index, newest, self._max_retries,
-            b"".join(ids), scores, records, failures, ends,
+            self._keys.join_ids(b"".join(members)), scores, records, failures, ends,
         )  # fmt: skip
 
 
