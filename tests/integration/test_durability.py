@@ -77,8 +77,9 @@ def test_what_a_send_of_the_same_id_does_is_said_as_the_topic_remembers_it(
     """Without a dedup window the same id is a new message when the first was settled."""
     with connect(kind, pair[0].url) as api:
         topic = api.topic(name, dedup_window=0, durability=rmq.Replicated(2, 0.1))
-        with pytest.raises(rmq.NotDurable, match=r"adds nothing while the message is there$"):
+        with pytest.raises(rmq.NotDurable) as caught:
             topic.send("x")
+        assert str(caught.value).endswith("adds nothing while the message is there")
 
 
 def test_dead_letters_stay_until_the_other_topic_has_them_in_enough_copies(

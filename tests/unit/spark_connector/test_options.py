@@ -113,10 +113,11 @@ def test_the_error_of_a_wrong_option_of_a_stream_is_one_sentence(
 def test_the_error_of_a_wrong_option_of_a_batch_is_one_sentence(
     given: dict[str, str], told: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"^[^\n]*$") as caught:
+    with pytest.raises(ConfigurationError) as caught:
         options.snapshot(AT | given)
 
     assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_option_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

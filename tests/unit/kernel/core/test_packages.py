@@ -39,10 +39,9 @@ def test_importing_rmq_loads_nothing_optional(code: str) -> None:
 
 def test_a_package_is_loaded_and_a_missing_one_is_reported_with_its_extra() -> None:
     assert packages.load("json", "x", "what").dumps({}) == "{}"
-    with pytest.raises(
-        rmq.ConfigurationError, match=r'^what: no_such is .* ".\[x\]" in a checkout of RMQ$'
-    ):
+    with pytest.raises(rmq.ConfigurationError, match=r"^what: no_such is ") as caught:
         packages.load("no_such", "x", "what")
+    assert str(caught.value).endswith('".[x]" in a checkout of RMQ')
 
 
 def test_rmq_works_where_nothing_optional_is_installed() -> None:
