@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from rmq.errors import ConfigurationError, LeaseLost
 from spark_connector import options
 from spark_connector.schema import stream_schema
 from spark_connector.stream import RmqStreamReader
+from tests.conftest import any_binary
 from tests.servers import Server
 
 POINTS = ("taken", "logged", "planned", "read", "sunk")
@@ -103,10 +105,13 @@ class Engine:
         found: Offset = json.loads(json.dumps(offset))
         return found
 
-    @staticmethod
-    def _crash(at: str, point: str) -> None:
+    def _crash(self, at: str, point: str) -> None:
         if at == point:
-            raise Crash
+            self.strike()
+
+    def strike(self) -> None:
+        """Do what happens at a point."""
+        raise Crash
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -170,3 +175,53 @@ def test_no_message_is_lost_and_none_comes_twice_without_a_word(
     assert set(rows) | set(handled) == set(range(sent)), "lost"
     if not told and not rolled_back:
         assert sorted(rows + handled) == list(range(sent)), "twice without a word"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_redis_that_lost_its_last_writes_loses_nothing_and_doubles_what_was_not_settled_before(
+    name: str, seed: int
+) -> None:
+    """As a replica that takes over, and has the messages, but not all that the query did."""
+    chance = random.Random(seed)
+    server = Server(any_binary())
+    everything = set(range(60))
+    saved_open, may_double = everything, set[int]()
+
+    class Forgetting(Engine):
+        def strike(self) -> None:
+            """Redis is again as it was when it was saved; or the driver is gone."""
+            if chance.random() < 0.5:
+                raise Crash
+            server.kill()
+            server.start()
+            may_double.update(saved_open)
+
+    on_loss = "fail"
+    try:
+        with rmq.Client(server.url) as client, server.raw() as raw:
+            topic = client.topic(name, slots=2, retry="immediate")
+            topic.open()
+            topic.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in everything])
+            raw.save()
+            engine = Forgetting(server.url, name, chance, lazy=False)
+            for turn in range(60):
+                if chance.random() < 0.7:
+                    raw.save()
+                    settled = [n for n in engine.commits if n < max(engine.commits)]
+                    saved_open = everything.difference(*(engine.sink.get(n, []) for n in settled))
+                try:
+                    engine.run(on_loss, chance.randint(1, 4), 0.35 if turn < 20 else 0)
+                    on_loss = "fail"
+                except Crash:
+                    pass
+                except (LeaseLost, ConfigurationError):
+                    on_loss = "continue"
+                if turn >= 20 and not client.admin.stats(name)["records"]:
+                    break
+            assert not client.admin.stats(name)["records"]
+    finally:
+        server.stop()
+
+    rows = Counter(row for batch in engine.sink.values() for row in batch)
+    assert rows.keys() == everything, "lost"
+    assert {row for row, times in rows.items() if times > 1} <= may_double
