@@ -62,6 +62,20 @@ def submission(
     }  # fmt: skip
 
 
+def executors() -> dict[str, str]:
+    """Return the settings of a session whose executors run this checkout."""
+    return {
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": QUICK,
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both, before the first task
+    } | {
+        f"spark.executorEnv.{name}": value
+        for name, value in environment().items()
+        if name != "SPARK_LOCAL_IP"
+    }
+
+
 class Cluster:
     """Master and workers, each a process group of its own that dies with the tests.
 

@@ -87,7 +87,7 @@ class NaiveWriter(RmqWriter):
 
     def write(self, iterator: Iterator[RecordBatch]) -> WriterCommitMessage:
         with connect(self._sink.options.at) as client:
-            topic = self._sink.topic(client)
+            topic = self._sink.topic(client, self._sink.options.at.topic)
             for batch in Straggles("naive")(iterator):
                 topic.send_many([rmq.Outgoing(body.as_py()) for body in batch.column("value")])
         return WriterCommitMessage()
@@ -110,7 +110,8 @@ class Source(RmqDataSource):
 
 
 def session(master: str, directory: str) -> SparkSession:
-    from tests.spark.conftest import QUICK, environment
+    from tests.spark.cluster import executors
+    from tests.spark.conftest import QUICK
 
     builder = SparkSession.builder.master(master).appName("rmq on a cluster")
     settings = {
@@ -118,19 +119,14 @@ def session(master: str, directory: str) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
         "spark.driver.extraJavaOptions": QUICK,
-        "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": QUICK,
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both, before the first task
-        "spark.cores.max": "2",
         "spark.sql.codegen.wholeStage": "false",
         "spark.speculation": "true",
         "spark.speculation.interval": "50ms",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.multiplier": "1.1",
         "spark.executorEnv.RMQ_TEST_DIRECTORY": directory,
-    } | {f"spark.executorEnv.{name}": value for name, value in environment().items()
-         if name != "SPARK_LOCAL_IP"}  # fmt: skip
-    for name, value in settings.items():
+    }
+    for name, value in (executors() | settings).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,15 +57,19 @@ def jvm() -> str:
     return f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} -Xshare:auto -Xlog:disable"
 
 
-def session(master: str = "local[2,4]", java: str = "") -> SparkSession:
+def session(
+    master: str = "local[2,4]", java: str = "", settings: Mapping[str, str] | None = None
+) -> SparkSession:
     """A small Spark on this machine: two tasks at a time, each tried four times."""
     from pyspark.sql import SparkSession
 
     from spark_connector import RmqDataSource
 
+    builder = SparkSession.builder.master(master)
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
     made = (
-        SparkSession.builder.master(master)
-        .appName("rmq tests")
+        builder.appName("rmq tests")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "768m")

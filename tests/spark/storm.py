@@ -5,11 +5,23 @@ its rows names; another one reads those two and writes a file for each batch. Bo
 one driver, and each number has to be in the files once: so either sink would show a fault.
 
 A kill hits the JVM, a source runner, a worker of Python, the whole group, or Redis (which keeps
-all that it has answered); meanwhile the topics are resized from 4 slots to 64 and to 8.
+all that it has answered); meanwhile the topics are resized from 4 slots to 64 and to 8. Each of
+these options makes every second kill one of its own:
 
-`--lease 3` adds drivers that stand still for longer than their lease, with onClaimLoss=continue:
-a number may then come twice, if one of its rows was received for the second time.
-`--broken settles-early` and `--broken drops-ahead` are wrong on purpose: the check has to find it.
+    --executors  an executor of a standalone cluster with two workers
+    --cluster    a master of a Redis Cluster: its replica has all of its writes, and takes over
+    --stale      the same, but the replica was cut off before, and lacks the last writes. Sends and
+                 commits wait for a replica (durability), so nothing may be missing. What the
+                 queries took and settled is lost with them, so what was not settled at the cut may
+                 come twice. A driver that stops with a lost lease is followed by one with
+                 onClaimLoss=continue.
+    --lease 3    a driver that stands still for longer than its lease, when it has written a batch
+                 that is not settled; a consumer takes its messages. With onClaimLoss=continue they
+                 come twice: one of the rows was received for the second time, and the progress of
+                 the query has counted a lapse.
+
+Variants that are wrong on purpose, so the check has to find them: `--broken settles-early`,
+`--broken drops-ahead`, `--stale --broken unreplicated` and `--lease 3 --broken uncounted`.
 """
 
 from __future__ import annotations
@@ -26,7 +38,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,16 +50,21 @@ from spark_connector import RmqDataSource, options
 from spark_connector.offset import Numbers
 from spark_connector.query_lease import QueryLease
 from spark_connector.stream import Part, RmqStreamReader
+from tests import clusters
 from tests.servers import Server, die_with_parent, engines
-from tests.spark.conftest import ROOT, environment
+from tests.spark import cluster as standalone
+from tests.spark.conftest import ROOT, environment, session
 
 SOURCES, COPIES = ("a", "b"), ("copy-a", "copy-b")
 KINDS = ("jvm", "runner", "worker", "group", "redis")
-FROZEN = "frozen"  # the kind that a short lease adds
-BROKEN = ("settles-early", "drops-ahead")
+EXECUTOR, FAILOVER, STALE, FROZEN = "executor", "failover", "stale", "frozen"  # of the options
+BROKEN = ("settles-early", "drops-ahead", "unreplicated", "uncounted")
 SENT_AT_ONCE = 400
 MOST = 2_000  # messages of a batch
+AHEAD = 5  # so many batches may wait
 PATIENCE_S = 240.0  # for a driver's next batch, and for the end
+COUNTED_S = 30.0  # until a progress has counted a lapse
+REPLICA_S = 5.0  # for which sends and commits wait for a replica
 
 
 # --- the driver ----------------------------------------------------------------------------------
@@ -80,8 +97,16 @@ class DropsAhead(RmqStreamReader):
         return newest
 
 
+class Uncounted(RmqStreamReader):
+    """Counts no lapse."""
+
+    def _figures(self, lease: QueryLease) -> dict[str, int]:
+        return super()._figures(lease) | {"lapses": 0}
+
+
 def _source(broken: str) -> type[RmqDataSource]:
-    reader = {"settles-early": SettlesEarly, "drops-ahead": DropsAhead}.get(broken, RmqStreamReader)
+    variants = {"settles-early": SettlesEarly, "drops-ahead": DropsAhead, "uncounted": Uncounted}
+    reader = variants.get(broken, RmqStreamReader)
 
     class Source(RmqDataSource):
         """The data source, with such readers."""
@@ -92,12 +117,10 @@ def _source(broken: str) -> type[RmqDataSource]:
     return Source
 
 
-def drive(url: str, home: Path, lease_s: float, loss: str, broken: str) -> None:
+def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: str) -> None:
     """Run both queries until one of them fails."""
-    from tests.spark.conftest import session
-
     os.environ.update(environment())
-    spark = session("local[2]")
+    spark = session(master, settings=standalone.executors())
     spark.dataSource.register(_source(broken))
 
     def read(topics: tuple[str, ...]) -> DataFrame:
@@ -119,6 +142,10 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str) -> None:
                 values = sorted({*values, *json.loads(path.read_text())})
         path.with_suffix(".new").write_text(json.dumps(values))
         path.with_suffix(".new").rename(path)
+        if values and (home / "freeze").exists():
+            (home / "freeze").rename(home / "written")
+            while (home / "written").exists():  # until the storm has let us stand still
+                time.sleep(0.02)
 
     copy = read(SOURCES).selectExpr(
         "'copy-' || topic as topic",
@@ -134,8 +161,13 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str) -> None:
         writer.option("checkpointLocation", str(home / "checkpoints" / name)).start()
         for name, writer in (("copy", copies), ("end", end.writeStream.foreachBatch(keep)))
     ]
+    counted = home / "lapses" / str(os.getpid())
     while all(query.isActive for query in queries):
-        time.sleep(0.1)
+        progress = queries[-1].lastProgress
+        latest = json.loads(progress.sources[0].latestOffset) if progress else None
+        counted.with_suffix(".new").write_text(str((latest or {}).get("lapses", 0)))
+        counted.with_suffix(".new").rename(counted)
+        time.sleep(0.2)
     errors = [str(query.exception()) for query in queries if not query.isActive]
     print("\n".join(errors), flush=True)
     os._exit(1)  # at once: a broken query would only be stopped slowly
@@ -152,45 +184,125 @@ class Outcome(NamedTuple):
         missing: numbers that are in no batch.
         double: numbers that are in two rows, none of which says that a message was received again.
         lapsed: numbers that are in two rows, of which one says so.
+        failed_over: the other numbers in two rows that were on their way when a failover lost
+            writes.
         differs: whether a batch came back with other rows.
         kills: by kind.
         batches: files.
+        lapses: of the lease of the query that writes files, as its progress counted them.
+        told: drivers that have stopped with the word that messages are no longer held.
     """
 
     sent: int
     missing: int
     double: int
     lapsed: int
+    failed_over: int
     differs: bool
     kills: Counter[str]
     batches: int
+    lapses: int
+    told: int
 
     @property
     def is_exact(self) -> bool:
-        """Whether nothing is lost, and nothing double but after a lapse."""
-        return not (self.missing or self.double or self.differs)
+        """Whether nothing is lost, and nothing double without a cause that was told."""
+        return (
+            not (self.missing or self.double or self.differs)
+            and self.lapses >= self.kills[FROZEN]
+            and (not self.lapsed or self.lapses > 0)
+            and (not self.told or self.kills[STALE] > 0)
+        )
+
+
+def compare(
+    home: Path, sent: int, kills: Counter[str], exposed: Collection[int] = (), told: int = 0
+) -> Outcome:
+    """Compare what was sent with what the files of a storm have.
+
+    Args:
+        home: the directory of the storm.
+        sent: the numbers below were sent.
+        kills: by kind.
+        exposed: numbers that were on their way when a failover lost writes.
+        told: drivers that have stopped with a lost lease.
+    """
+    rows: dict[int, list[int]] = {}  # by number, the attempt of each of its rows
+    files = batches(home)
+    for path in [*files, *home.glob("taken-*")]:
+        for text in json.loads(path.read_text()):
+            row = json.loads(text)
+            rows.setdefault(int(row["n"]), []).append(max(int(row["first"]), row["second"]))
+    twice = {n: attempts for n, attempts in rows.items() if len(attempts) > 1}
+    lapsed = {n for n, attempts in twice.items() if max(attempts) > 1}
+    failed_over = (set(twice) - lapsed) & set(exposed)
+    return Outcome(
+        sent, sent - len(rows), len(twice) - len(lapsed) - len(failed_over), len(lapsed),
+        len(failed_over), (home / "differs").exists(), kills, len(files), lapses(home), told,
+    )  # fmt: skip
+
+
+def batches(home: Path) -> list[Path]:
+    """Return the files of whole batches."""
+    return [path for path in (home / "batches").iterdir() if not path.suffix]
+
+
+def lapses(home: Path) -> int:
+    """Return how many lapses the progress of all drivers has counted."""
+    return sum(int(path.read_text()) for path in (home / "lapses").glob("*[0-9]"))
 
 
 class Storm:
-    """One storm, with a Redis and drivers of its own."""
+    """One storm, with a Redis and drivers of its own.
 
-    def __init__(self, home: Path, kills: int, seed: int, lease_s: float, broken: str) -> None:
+    Args:
+        home: for files and logs.
+        kills: how many.
+        seed: which, and when.
+        own: the kind of every second kill; '': there is none.
+        lease_s: of the queries.
+        broken: a variant.
+    """
+
+    def __init__(
+        self, home: Path, kills: int, seed: int, own: str, lease_s: float, broken: str
+    ) -> None:
         self._home, self._kills, self._lease_s, self._broken = home, kills, lease_s, broken
-        self._random = random.Random(seed)
-        self._loss = "continue" if broken or lease_s < 60 else "fail"
-        self._server = Server(next(iter(engines().values())), aof=True)
+        self._random, self._own = random.Random(seed), own
+        self._loss = "continue" if broken or own == FROZEN else "fail"
         self._driver: subprocess.Popen[bytes] | None = None
-        self._sent = 0
-        self._drivers = self._struck = 0
+        self._log = home / "driver-0.log"
+        self._sent = self._drivers = self._struck = self._told = 0
+        self._exposed: set[int] = set()
+        self._continues = False  # the driver that runs, after a lost lease
         self._ended = threading.Event()
-        (home / "batches").mkdir(parents=True)
+        for name in ("batches", "lapses"):
+            (home / name).mkdir(parents=True)
+        binary = next(iter(engines().values()))
+        self._cluster = clusters.Cluster(binary) if own in (FAILOVER, STALE) else None
+        self._server = None if self._cluster else Server(binary, aof=True)
+        self._spark = standalone.Cluster(home) if own == EXECUTOR else None
+
+    @property
+    def _url(self) -> str:
+        return self._cluster.url if self._cluster else self._redis.url
+
+    @property
+    def _redis(self) -> Server:
+        assert self._server is not None
+        return self._server
 
     def play(self, tell: Callable[[str], object] = print) -> Outcome:
         """Let everything happen; wait until the topics are empty; compare."""
-        kinds = (*KINDS, FROZEN) if self._lease_s < 60 else KINDS
+        others = [kind for kind in KINDS if self._server or kind != "redis"]
+        replicated = self._cluster and self._broken != "unreplicated"
+        durability = rmq.Replicated(1, REPLICA_S) if replicated else "memory"
         kills: Counter[str] = Counter()
-        with rmq.Client(self._server.url, retry_for=30) as client:
-            topics = [client.topic(name, slots=4, retry="immediate") for name in SOURCES + COPIES]
+        with rmq.Client(self._url, retry_for=30) as client:
+            topics = [
+                client.topic(name, slots=4, retry="immediate", durability=durability)
+                for name in SOURCES + COPIES
+            ]
             for topic in topics:
                 topic.open()
             producer = threading.Thread(target=self._produce, args=(topics[:2],), daemon=True)
@@ -198,14 +310,15 @@ class Storm:
             producer.start()
             resizer.start()
             try:
-                for _ in range(self._kills):
+                for number in range(self._kills):
                     self._progress(2)
                     time.sleep(self._random.uniform(0, 1.5))
-                    kind = self._random.choice(kinds)
-                    self._strike(kind)
+                    is_own = self._own and number % 2 == 0
+                    kind = self._own if is_own else self._random.choice(others)
+                    self._strike(kind, client)
                     kills[kind] += 1
                     self._struck += 1
-                    tell(f"{kind}: {self._sent} sent, {self._batches()} batches")
+                    tell(f"{kind}: {self._sent} sent, {len(batches(self._home))} batches")
                 self._ended.set()
                 producer.join()
                 self._drain(client, resizer)
@@ -213,12 +326,17 @@ class Storm:
                 self._ended.set()
                 self._end_driver()
                 producer.join(70)
-                self._server.stop()
-        return self._compare(kills)
+                for service in (self._spark, self._cluster, self._server):
+                    if service is not None:
+                        service.stop()
+        return compare(self._home, self._sent, kills, self._exposed, self._told)
 
     def _produce(self, topics: list[rmq.Topic]) -> None:
         """Send numbers until the end; what may have arrived is sent again with the same id."""
         while not self._ended.is_set():
+            if self._sent > MOST * (len(batches(self._home)) + AHEAD):
+                self._ended.wait(0.1)  # a driver starts slowly on a busy machine
+                continue
             first, self._sent = self._sent, self._sent + SENT_AT_ONCE
             for place, topic in enumerate(topics):
                 numbers = range(first + place, first + SENT_AT_ONCE, 2)
@@ -226,7 +344,7 @@ class Storm:
                     rmq.Outgoing(n, id=topic.new_id(str(n)), slot_basis=str(n)) for n in numbers
                 ]
                 while True:
-                    with contextlib.suppress(rmq.StorageError):
+                    with contextlib.suppress(rmq.StorageError, rmq.NotDurable):
                         topic.send_many(batch)
                         break
                     time.sleep(0.1)
@@ -244,28 +362,36 @@ class Storm:
                     time.sleep(0.1)
             tell(f"{slots} slots")
 
-    def _batches(self) -> int:
-        return sum(1 for path in (self._home / "batches").iterdir() if not path.suffix)
-
-    def _progress(self, batches: int) -> None:
+    def _progress(self, more: int) -> None:
         """Wait until a driver has written so many more batches; start it where none runs."""
-        wanted, until = self._batches() + batches, time.monotonic() + PATIENCE_S
-        while self._batches() < wanted:
+        wanted = len(batches(self._home)) + more
+        self._await(lambda: len(batches(self._home)) >= wanted, "no batch")
+
+    def _await(self, is_so: Callable[[], bool], otherwise: str) -> None:
+        """Wait, and keep a driver running meanwhile."""
+        until = time.monotonic() + PATIENCE_S
+        while not is_so():
             self._keep_driver()
             if time.monotonic() > until:
-                raise TimeoutError(f"no batch for {PATIENCE_S:g} s: see {self._home}/driver-*.log")
+                raise TimeoutError(f"{otherwise} for {PATIENCE_S:g} s: see {self._log}")
             time.sleep(0.05)
 
     def _keep_driver(self) -> None:
         if self._driver is not None and self._driver.poll() is None:
             return
         self._end_driver()
+        words = "restart with onClaimLoss=continue"  # a driver that continues says so, too
+        told = not self._continues and self._log.exists() and words in self._log.read_text()
+        self._told += told
+        self._continues = told or self._loss == "continue"
+        loss = "continue" if self._continues else "fail"
         self._drivers += 1
-        log = self._home / f"driver-{self._drivers}.log"
-        words = [self._server.url, str(self._home), str(self._lease_s), self._loss, self._broken]
-        with log.open("wb") as out:
+        self._log = self._home / f"driver-{self._drivers}.log"
+        master = self._spark.url if self._spark else "local[2]"
+        given = [self._url, str(self._home), str(self._lease_s), loss, self._broken, master]
+        with self._log.open("wb") as out:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.storm", "--driver", *words],
+                [sys.executable, "-m", "tests.spark.storm", "--driver", *given],
                 cwd=ROOT, env=os.environ | environment(), stdin=subprocess.DEVNULL,
                 stdout=out, stderr=out, start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
@@ -276,96 +402,154 @@ class Storm:
                 os.killpg(self._driver.pid, signal.SIGKILL)
             self._driver.wait()
 
-    def _strike(self, kind: str) -> None:
+    def _strike(self, kind: str, client: rmq.Client) -> None:
         assert self._driver is not None
         if kind == "redis":
-            self._server.kill()
+            self._redis.kill()
             time.sleep(self._random.uniform(0, 1))
-            self._server.start()
+            self._redis.start()
         elif kind == "group":
             self._end_driver()
         elif kind == FROZEN:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._driver.pid, signal.SIGSTOP)
-                time.sleep(self._lease_s + 1)
-                os.killpg(self._driver.pid, signal.SIGCONT)
+            self._freeze(client)
+        elif kind in (FAILOVER, STALE):
+            self._fail_over(kind == STALE)
         else:
             mark = {
-                "jvm": "java",
+                "jvm": "SparkSubmit",
                 "runner": "python_streaming_source_runner",
                 "worker": "pyspark.daemon",
+                EXECUTOR: "CoarseGrainedExecutorBackend",
             }[kind]
-            found = [pid for pid, words in self._processes() if mark in words]
-            if found:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._random.choice(found), signal.SIGKILL)
+            found: list[int] = []
+            while not found:  # Spark starts another executor, which may take a moment
+                self._keep_driver()
+                found = [pid for pid, words in self._processes() if mark in words]
+                time.sleep(0.05)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._random.choice(found), signal.SIGKILL)
+
+    def _freeze(self, client: rmq.Client) -> None:
+        """Let the driver stand still beyond its lease, a batch being written and not settled.
+
+        A consumer takes what the query of the copies holds, and the copies that wait.
+        """
+        assert self._driver is not None
+        before = lapses(self._home)
+        (self._home / "freeze").touch()
+        self._await((self._home / "written").exists, "no batch was written")
+        os.killpg(self._driver.pid, signal.SIGSTOP)
+        (self._home / "written").unlink()
+        time.sleep(self._lease_s + 1)
+        rows: list[str] = []
+        for name in COPIES:
+            with client.topic(name).consumer() as consumer:
+                while deliveries := consumer.receive(1000, wait=1):
+                    rows += [json.dumps({**d.body, "second": d.attempt}) for d in deliveries]
+                    consumer.ack(deliveries)
+        (self._home / f"taken-{self._struck}").write_text(json.dumps(rows))
+        os.killpg(self._driver.pid, signal.SIGCONT)
+        until = time.monotonic() + COUNTED_S
+        while lapses(self._home) == before and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _fail_over(self, is_stale: bool) -> None:
+        """kill -9 of a master; wait until its replica has taken over, and it follows that one."""
+        assert self._cluster is not None
+        master = self._random.choice(self._cluster.masters())
+        replica = next(
+            node for node in self._cluster.running() if node.call("ROLE")[2:3] == [master.port]
+        )
+        if is_stale:
+            ended = sorted(batches(self._home), key=lambda path: int(path.name))[:-3]
+            done = {int(json.loads(t)["n"]) for path in ended for t in json.loads(path.read_text())}
+            replica.call("CONFIG SET", "masterauth", "refused, since there is none")
+            master.call("CLIENT KILL", "TYPE", "replica")
+            time.sleep(self._random.uniform(1, 5))
+            self._exposed |= set(range(self._sent)) - done
+        else:
+            master.call("CLIENT PAUSE", 60_000, "WRITE")
+            clusters.until(lambda: len({_writes(master), _writes(replica)}) == 1)
+        lost = _writes(master) - _writes(replica)
+        assert (lost > 0) == is_stale, lost
+        master.kill()
+        clusters.until(lambda: clusters.is_master(replica), text="the replica takes over")
+        replica.call("CONFIG SET", "masterauth", "")
+        master.start()
+        self._cluster.wait_ok()
 
     def _processes(self) -> Iterator[tuple[int, str]]:
-        """Yield the processes of the driver; workers have a group of their own in its session."""
+        """Yield the processes of Spark; workers have a group of their own in a session."""
         assert self._driver is not None
+        sessions = (
+            {self._driver.pid, *(p.pid for p in self._spark.started)}
+            if self._spark
+            else {self._driver.pid}
+        )
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 session = int((path / "stat").read_text().rpartition(")")[2].split()[3])
                 words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if session == self._driver.pid:
+                if session in sessions:
                     yield int(path.name), words
 
     def _drain(self, client: rmq.Client, resizer: threading.Thread) -> None:
         """Wait until nothing waits and nothing is in flight, for a whole second."""
-        until, quiet = time.monotonic() + PATIENCE_S, 0
+        until, quiet, left = time.monotonic() + PATIENCE_S, 0, -1
         while quiet < 5:
             self._keep_driver()
-            stats = [client.admin.stats(name) for name in SOURCES + COPIES]
-            busy = sum(each["records"] for each in stats)
+            busy = sum(client.admin.stats(name)["records"] for name in SOURCES + COPIES)
             quiet = 0 if busy or resizer.is_alive() else quiet + 1
+            if busy != left:
+                until, left = time.monotonic() + PATIENCE_S, busy
             if time.monotonic() > until:
-                raise TimeoutError(f"{busy} messages are left: see {self._home}/driver-*.log")
+                raise TimeoutError(f"{busy} messages are left: see {self._log}")
             time.sleep(0.2)
 
-    def _compare(self, kills: Counter[str]) -> Outcome:
-        rows: dict[int, list[int]] = {}  # by number, the attempt of each of its rows
-        files = [path for path in (self._home / "batches").iterdir() if not path.suffix]
-        for path in files:
-            for text in json.loads(path.read_text()):
-                row = json.loads(text)
-                rows.setdefault(int(row["n"]), []).append(max(int(row["first"]), row["second"]))
-        twice = [attempts for attempts in rows.values() if len(attempts) > 1]
-        lapsed = sum(max(attempts) > 1 for attempts in twice)
-        return Outcome(
-            self._sent, self._sent - len(rows), len(twice) - lapsed, lapsed,
-            (self._home / "differs").exists(), kills, len(files),
-        )  # fmt: skip
+
+def _writes(node: clusters.Node) -> int:
+    """Return how much of a master's writes a node has, in bytes."""
+    told = node.call("INFO", "replication")
+    return int(told["master_repl_offset" if told["role"] == "master" else "slave_repl_offset"])
 
 
 def storm(
-    home: Path, *, kills: int, seed: int, lease_s: float = 600.0, broken: str = "",
-    tell: Callable[[str], object] = print,
+    home: Path, *, kills: int, seed: int, own: str = "", broken: str = "",
+    lease_s: float = 600.0, tell: Callable[[str], object] = print,
 ) -> Outcome:  # fmt: skip
     """Play one storm."""
-    return Storm(home, kills, seed, lease_s, broken).play(tell)
+    return Storm(home, kills, seed, own, lease_s, broken).play(tell)
 
 
 def main() -> None:
     """Play one, and exit with 1 if its check fails; a broken variant has to fail."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lease", type=float, default=600.0, metavar="SECONDS")
+    own = parser.add_mutually_exclusive_group()
+    for name, kind in (("executors", EXECUTOR), ("cluster", FAILOVER), ("stale", STALE)):
+        own.add_argument(f"--{name}", dest="own", action="store_const", const=kind)
+    own.add_argument("--lease", type=float, metavar="SECONDS")
     parser.add_argument("--broken", choices=BROKEN, default="")
     parser.add_argument("--home", type=Path, help="where files and logs go")
-    parser.add_argument("--driver", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--driver", nargs=6, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.driver:
-        url, home, lease_s, loss, broken = given.driver
-        drive(url, Path(home), float(lease_s), loss, broken)
-    home = given.home or Path(tempfile.mkdtemp(prefix="rmq-storm-"))
+        url, home, lease_s, loss, broken, master = given.driver
+        drive(url, Path(home), float(lease_s), loss, broken, master)
     outcome = storm(
-        home, kills=given.kills, seed=given.seed, lease_s=given.lease, broken=given.broken
-    )
+        given.home or Path(tempfile.mkdtemp(prefix="rmq-storm-")),
+        kills=given.kills, seed=given.seed, broken=given.broken,
+        own=FROZEN if given.lease else given.own or "", lease_s=given.lease or 600.0,
+    )  # fmt: skip
     print(f"kills: {', '.join(f'{kind} {count}' for kind, count in sorted(outcome.kills.items()))}")
     print(
         f"{outcome.sent} sent, {outcome.batches} batches: missing {outcome.missing}, "
-        f"double {outcome.double}, double after a lapse {outcome.lapsed}"
+        f"double {outcome.double}, double after a lapse {outcome.lapsed}, "
+        f"after a failover that lost writes {outcome.failed_over}; "
+        f"lapses counted {outcome.lapses}, drivers that stopped with a lost lease {outcome.told}"
         + (", a batch came back with other rows" if outcome.differs else "")
     )
     sys.exit(outcome.is_exact == bool(given.broken))

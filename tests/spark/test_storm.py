@@ -1,13 +1,16 @@
-"""A short storm, and the two that the check of storms has to find."""
+"""Short storms, and those that the check of storms has to find."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.spark.conftest import MISSING
-from tests.spark.storm import BROKEN, storm
+from tests.spark.long import long
+from tests.spark.storm import EXECUTOR, FAILOVER, FROZEN, STALE, compare, storm
 
 pytestmark = pytest.mark.timeout(900)  # cold drivers, one for each kill, on a busy machine
 
@@ -23,11 +26,88 @@ def test_two_queries_lose_and_double_nothing_under_kills_and_resizes(tmp_path: P
 
     assert outcome.is_exact, outcome
     assert outcome.sent > 0
-    assert outcome.lapsed == 0
+    assert outcome.lapsed == outcome.lapses == outcome.told == 0
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", ["settles-early", "drops-ahead"])
 def test_check_of_a_storm_finds_a_broken_source(tmp_path: Path, broken: str) -> None:
     outcome = storm(tmp_path, kills=3, seed=3, broken=broken)
 
     assert outcome.missing > 0, outcome
+
+
+@long("test_storm.py")
+@pytest.mark.parametrize("own", [EXECUTOR, FAILOVER])
+def test_kills_of_executors_and_of_masters_lose_and_double_nothing(
+    tmp_path: Path, own: str
+) -> None:
+    outcome = storm(tmp_path, kills=3, seed=7, own=own)
+
+    assert outcome.is_exact, outcome
+    assert outcome.kills[own] == 2
+    assert outcome.lapsed == outcome.lapses == outcome.told == 0
+
+
+@long("test_storm.py")
+def test_a_failover_that_loses_writes_loses_no_message_that_a_replica_confirmed(
+    tmp_path: Path,
+) -> None:
+    outcome = storm(tmp_path, kills=3, seed=7, own=STALE)
+
+    assert outcome.is_exact, outcome
+
+
+@long("test_storm.py")
+def test_a_failover_that_loses_writes_loses_messages_that_no_replica_confirmed(
+    tmp_path: Path,
+) -> None:
+    outcome = storm(tmp_path, kills=1, seed=7, own=STALE, broken="unreplicated")
+
+    assert outcome.missing > 0, outcome
+
+
+def test_doubles_come_with_a_lapse_that_the_progress_counts(tmp_path: Path) -> None:
+    outcome = storm(tmp_path, kills=1, seed=1, own=FROZEN, lease_s=3)
+
+    assert outcome.is_exact, outcome
+    assert outcome.lapsed > 0
+    assert outcome.lapses > 0
+
+
+@long("test_storm.py")
+def test_check_of_a_storm_finds_a_lapse_that_is_not_counted(tmp_path: Path) -> None:
+    outcome = storm(tmp_path, kills=1, seed=1, own=FROZEN, lease_s=3, broken="uncounted")
+
+    assert outcome.lapsed > 0, outcome
+    assert outcome.lapses == 0
+    assert not outcome.is_exact
+
+
+@pytest.mark.parametrize(
+    ("second", "exposed", "counted", "told", "kind", "is_exact"),
+    [
+        (1, (), 0, 0, "jvm", False),  # nothing says why it came twice
+        (1, (), 1, 0, FROZEN, False),  # a lapse, but not of this message
+        (2, (), 1, 0, FROZEN, True),
+        (2, (), 0, 0, FROZEN, False),  # a lapse that was not counted
+        (2, (), 0, 0, "jvm", False),
+        (1, (0,), 0, 1, STALE, True),
+        (1, (1,), 0, 1, STALE, False),  # another number was on its way
+        (1, (0,), 0, 1, FAILOVER, False),  # it lost no writes, so no query may lose a lease
+    ],
+)
+def test_check_of_a_storm_wants_a_cause_for_each_double(
+    tmp_path: Path, second: int, exposed: tuple[int, ...], counted: int, told: int, kind: str,
+    is_exact: bool,
+) -> None:  # fmt: skip
+    for name in ("batches", "lapses"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lapses" / "1").write_text(str(counted))
+    for batch, attempt in ((1, 1), (2, second)):
+        row = json.dumps({"n": "0", "first": "1", "second": attempt})
+        (tmp_path / "batches" / str(batch)).write_text(json.dumps([row]))
+
+    outcome = compare(tmp_path, 1, Counter([kind]), exposed, told)
+
+    assert outcome.double + outcome.lapsed + outcome.failed_over == 1
+    assert outcome.is_exact == is_exact
