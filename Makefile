@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 # Tests start hundreds of Pythons; without __pycache__ each of them compiles RMQ anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-links bench page peers load pages screenshots faults build release check clean
+.PHONY: help run quick test slow storms lock older engines spark fmt lint types layers docs docs-links pictures bench page peers load pages screenshots faults build release check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -156,6 +156,9 @@ docs: $(VENV)/docs.stamp ## the documentation as a site, into .rmq/site; fails o
 	@rm -rf .rmq/site
 	@$(SPHINX) --doctree-dir .rmq/site.doctrees . .rmq/site
 	@echo "open .rmq/site/index.html"
+
+pictures: $(VENV)/docs.stamp ## draw the pictures of docs/pictures whose text has changed
+	@$(BIN)/python -m tools.pictures
 
 docs-links: $(VENV)/docs.stamp ## ask for every http link of the documentation; needs a network
 	@$(SPHINX) --doctree-dir .rmq/links.doctrees --builder linkcheck . .rmq/links
