@@ -14,7 +14,7 @@ import pytest
 
 from tests.packaging.pages import blocks, run
 from tests.packaging.test_install import built, dependencies, ran
-from tests.servers import Server
+from tests.servers import Server, free_port
 
 __all__ = ["built"]
 
@@ -32,6 +32,7 @@ PAGES = {
     "docs/coming-from/bullmq.md": 2,
     "docs/coming-from/celery.md": 2,
     "docs/coming-from/sqs.md": 1,
+    "docs/frameworks.md": 0,
     "docs/tutorial.md": 0,
     "docs/cli.md": 12,
     "docs/audit.md": 0,
@@ -150,6 +151,7 @@ def test_the_page_does_what_it_shows(
     instead = {
         "redis://localhost:6379/0": own_server.url,
         "embedded:///tmp/": f"embedded://{tmp_path}/",  # what an earlier run left is not used
+        "8765": str(free_port()),
     }
 
     skipped = run(ROOT / page, home, env, instead)
