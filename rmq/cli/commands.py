@@ -50,7 +50,8 @@ COMMANDS = {
         "Show the counts of all topics, or all counts of one TOPIC.",
     ),
     "top": Place(
-        "rmq.cli.top:top", "Show topics and workers on the whole screen until q is pressed."
+        "rmq.cli.top:top",
+        "Show topics, queries and workers on the whole screen until q is pressed.",
     ),
     "audit": Place(
         "rmq.features.audit.cli:audit",

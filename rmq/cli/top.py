@@ -1,4 +1,4 @@
-"""`rmq top`: topics and workers on the whole screen, once a second; what its frame shows."""
+"""`rmq top`: topics, queries and workers on the whole screen, once a second; what a frame shows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ import click
 
 import rmq
 from rmq.client.client import DEFAULT_URL
+from rmq.errors import AccessDenied
+from rmq.features.queries import held as query_flow
+from rmq.features.queries.held import HeldQuery, WatchedQuery
 from rmq.features.topic_admin.cli.listing import read_topics
 from rmq.kernel.core import process, telemetry
 from rmq.kernel.core.telemetry import Counts
@@ -44,13 +47,15 @@ ESCAPES = {
 )
 @click.option("--once", is_flag=True, help="Read twice, print one frame, and end.")
 def top(interval: float, once: bool) -> None:
-    """Show topics and workers on the whole screen until q is pressed.
+    """Show topics, queries and workers on the whole screen until q is pressed.
 
     PRIO, DUE, RETRY: waiting, by family. LATER: not due yet. LATE: how long the oldest message
     that may be taken has waited. IN/S and OUT/S: accepted and settled from one read to the next.
     P50 and P99, on 100 columns or more: how late at most half, or 99 of 100, of the messages were
-    taken in the last 15 s. Keys: q quit, s sort by the next column, / filter, arrows scroll,
-    p pause.
+    taken in the last 15 s. Of queries (Spark): the messages that they HOLD, and what their drivers
+    told in the last seconds: LAG, the age of the oldest message that nobody holds, and since they
+    started ROWS, BYTES, REPLAYS of batches, and COMMANDS to Redis. Keys: q quit, s sort by the
+    next column, / filter, arrows scroll, p pause.
     """
     if interval < 1:
         raise click.UsageError("--interval: give at least 1 second")
@@ -80,9 +85,14 @@ def _read(client: rmq.Client) -> Reading:
         for topic in found
     }
     workers = client.admin.workers()
+    try:
+        readable = [topic for topic in found if not topic.error]
+        queries = client._transport.run(query_flow.watch(readable, QUERIES_MOST))
+    except AccessDenied:  # of a user with an older set of rules
+        queries = {}
     at = time.monotonic()
     lateness = {topic.name: topic.lateness for topic in found}
-    return Reading(at, topics, workers, at - begun, lateness)
+    return Reading(at, topics, workers, at - begun, lateness, queries)
 
 
 def _print(common: CommonOptions, state: Top) -> None:
@@ -172,6 +182,8 @@ def _screen() -> Iterator[int]:
 
 KEYS = "q quit  s sort  / filter  arrows scroll  p pause"
 WORKERS_LEAST = 3  # lines for workers, where there are so many
+QUERIES_LEAST = 3  # and for queries
+QUERIES_MOST = 50  # that are read of a topic
 CELL = 6  # of a column, with a space before its figure
 
 # The head of each column, and the figure in it; IN/S and OUT/S are rates.
@@ -197,6 +209,7 @@ class Reading(NamedTuple):
         workers: the worker processes.
         took_s: how long reading took.
         lateness: how many messages of each topic were taken how late, since it was created.
+        queries: by topic, its queries.
     """
 
     at: float
@@ -204,6 +217,7 @@ class Reading(NamedTuple):
     workers: Sequence[rmq.WorkerStatus]
     took_s: float
     lateness: Mapping[str, Counts] = {}
+    queries: Mapping[str, Sequence[HeldQuery]] = {}
 
 
 def rates(before: Reading | None, now: Reading) -> dict[str, dict[str, float]]:
@@ -245,7 +259,7 @@ class Top:
 
     Attributes:
         sort: the head of the column by which topics are sorted; by a figure the largest first.
-        pattern: topics and workers have this in their line.
+        pattern: topics, queries and workers have this in their line.
         typing: whether keys go to the pattern.
         paused: whether nothing is read.
         offset: how many topics are above the first one shown.
@@ -325,6 +339,14 @@ class Top:
         ]
         return sorted(found, key=lambda worker: (-_running(worker), worker.id))
 
+    def queries(self) -> list[WatchedQuery]:
+        """Return the queries that are shown, those that hold most first."""
+        return [
+            query
+            for query in query_flow.over_topics(self.now.queries if self.now else {})
+            if self.pattern in " ".join((query.run, query.owner or "", *query.held))
+        ]
+
     def frame(self, width: int, height: int | None = None) -> list[str]:
         """Return the lines of a frame.
 
@@ -332,8 +354,12 @@ class Top:
             width: cells of a line.
             height: lines; None: as many as it takes, without the line of keys.
         """
-        topics, workers = self.rows(), self.workers()
+        topics, workers, queries = self.rows(), self.workers(), self.queries()
         room = len(topics) + len(workers) if height is None else max(0, height - 5)
+        if queries and height is not None:
+            room = max(0, room - 2)  # for a head and a line between
+            queries = queries[: max(min(QUERIES_LEAST, room // 2), room // 4)]
+            room -= len(queries)
         for_workers = min(len(workers), max(WORKERS_LEAST, room // 3, room - len(topics)))
         for_topics = max(0, room - for_workers)
         self.offset = min(self.offset, max(0, len(topics) - for_topics))
@@ -344,6 +370,9 @@ class Top:
         ]
         if not topics:
             lines.append("no topics" + (f" with {neutral(self.pattern)!r}" * bool(self.pattern)))
+        if queries:
+            lines += ["", styled(_query_cells(QUERY_HEADS, "TOPICS", "DRIVER", width), "bold")]
+            lines += [_query_line(query, width) for query in queries]
         lines += [
             "",
             styled(_worker_cells("WORKER", "HOST", "RUNS", "OLDEST", "HANDLES", width), "bold"),
@@ -412,6 +441,30 @@ def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> 
     return line
 
 
+QUERY_HEADS = ("QUERY", "HELD", "LAG", "ROWS", "BYTES", "REPLAYS", "COMMANDS")
+# The figures of its driver that a line shows, in this order.
+TOLD = ("rows", "bytes", "replays", "commands")
+
+
+def _query_cells(figures: Sequence[str], topics: str, driver: str, width: int) -> str:
+    run, held, lag, rows, size, replays, commands = figures
+    head = f"{run:<8} {held:>6} {lag:>6} {rows:>6} {size:>6} {replays:>7} {commands:>8}  "
+    room = max(8, width - len(head))
+    named = shorten(topics, max(6, room - 2 - cells(driver)))
+    rest = room - cells(named) - 2
+    return head + named + (f"  {shorten(driver, rest)}" if rest >= 6 else "")
+
+
+def _query_line(query: WatchedQuery, width: int) -> str:
+    lag_ms = query.report.get("lag_ms")
+    # Nobody corrects the lag of a driver that is gone.
+    lag = "-" if lag_ms is None or query.owner is None else span(lag_ms).split(" ")[0]
+    told = [short(query.report[name]) if name in query.report else "-" for name in TOLD]
+    topics = neutral(", ".join(query.held))
+    figures = [query.run[:8], short(query.messages), lag, *told]
+    return _query_cells(figures, topics, neutral(query.owner or "no driver"), width)
+
+
 def _running(worker: rmq.WorkerStatus) -> int:
     return sum(handler.running for handler in worker.handlers)
 
@@ -448,6 +501,11 @@ def document(top: Top) -> dict[str, Any]:
                 "settled_per_s": per_second.get(topic, {}).get("settled"),
             }
             for topic, _ in top.rows()
+        ],
+        "queries": [
+            {"query": query.run, "held": query.messages, "topics": list(query.held),
+             "owner": query.owner, "report": dict(query.report)}
+            for query in top.queries()
         ],
         "workers": [
             {"id": worker.id, "host": worker.host, "running": _running(worker),

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rmq.features.queries import held
+from rmq.features.queries.held import HeldQuery
 from rmq.kernel.core import packages, telemetry
 from rmq.kernel.core.counts import COUNTERS
 from rmq.kernel.core.telemetry import Metric
@@ -14,6 +16,13 @@ from rmq.web.survey import TopicCounts
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
 TOPICS_MAX = 1000  # topics that are exposed, by name; each has 47 series
+QUERIES_MAX = 100  # queries that are exposed, those that hold most; each has 9 series or more
+# Figures of a query's driver, by their names in its report.
+OF_QUERIES = {
+    "rows": telemetry.QUERY_ROWS, "bytes": telemetry.QUERY_BYTES,
+    "batches": telemetry.QUERY_BATCHES, "replays": telemetry.QUERY_REPLAYS,
+    "lapses": telemetry.QUERY_LAPSES, "commands": telemetry.QUERY_COMMANDS,
+}  # fmt: skip
 
 
 class ServerMetrics:
@@ -25,6 +34,7 @@ class ServerMetrics:
         services: returns how the services do.
         leads: whether this server leads.
         missing: returns by topic how many messages the last audit found missing.
+        queries: returns the queries of topics, as `topics` does.
     """
 
     def __init__(
@@ -33,11 +43,12 @@ class ServerMetrics:
         services: Callable[[], Sequence[ServiceStatus]],
         leads: Callable[[], bool],
         missing: Callable[[], dict[str, int]] = dict,
+        queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
         self._families = packages.load("prometheus_client.core", "server", "/metrics")
         self._topics, self._services, self._leads = topics, services, leads
-        self._missing = missing
+        self._missing, self._queries = missing, queries
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
         self._library = library
@@ -74,6 +85,7 @@ class ServerMetrics:
         yield self._family(
             telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited]
         )
+        yield from self._of_queries()
         yield self._family(telemetry.LEADER, [((), int(self._leads()))])
         services = [((status.name,), status) for status in self._services()]
         idle = [(of, status.idle_s) for of, status in services if status.idle_s is not None]
@@ -82,6 +94,29 @@ class ServerMetrics:
         yield self._family(
             telemetry.SERVICE_FAILURES, [(of, each.failures) for of, each in services]
         )
+
+    def _of_queries(self) -> Iterator[Any]:
+        """Yield the families of queries: what each holds of a topic, and what it told of all."""
+        every = held.over_topics(self._queries())
+        queries = every[:QUERIES_MAX]
+        held_of = [((topic, of.run), n) for of in queries for topic, n in of.held.items()]
+        yield self._family(
+            telemetry.QUERY_MESSAGES,
+            sorted(held_of, key=lambda sample: -sample[1])[:TOPICS_MAX],
+        )
+        running = [((of.run,), int(of.owner is not None)) for of in queries]
+        yield self._family(telemetry.QUERY_OWNED, running)
+        # Nobody corrects the lag of a driver that is gone.
+        lags = [
+            ((of.run,), of.report["lag_ms"] / 1000)
+            for of in queries
+            if of.owner is not None and "lag_ms" in of.report
+        ]
+        yield self._family(telemetry.QUERY_LAG, lags)
+        for name, metric in OF_QUERIES.items():
+            told = [((of.run,), of.report[name]) for of in queries if name in of.report]
+            yield self._family(metric, told)
+        yield self._family(telemetry.QUERIES_NOT_COUNTED, [((), len(every) - len(queries))])
 
     def _lateness(self, topics: Mapping[str, TopicCounts]) -> Any:
         metric = telemetry.TAKE_LATENESS

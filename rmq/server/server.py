@@ -17,6 +17,7 @@ from rmq.features.audit.service import Audits
 from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
 from rmq.features.messages.service import Rollback
+from rmq.features.queries.service import Queries
 from rmq.features.schedules.service import Schedules
 from rmq.features.topic_admin.service import Resizes, Retention, Sampler
 from rmq.features.workers.service import WorkerRecords
@@ -74,6 +75,7 @@ class Server:
         self.survey = Survey(transport, config.prefix)
         self._jobs = Jobs(transport, config.prefix)
         self.audits = Audits(transport, self.survey)
+        self.queries = Queries(transport, self.survey)
         services: list[Service] = [
             self.leadership,
             self.survey,
@@ -84,6 +86,7 @@ class Server:
             self._jobs,
             Expiry(transport, self.survey),
             self.audits,
+            self.queries,
             WorkerRecords(transport, config.prefix),
             Resizes(transport, config.prefix, self.survey),
         ]
@@ -93,6 +96,7 @@ class Server:
             self.services,
             self.leadership.leads,
             self._missing,
+            lambda: self.queries.held if self.leadership.leads() else {},
         )
         api = make_api(
             lambda: open_client(url, config.prefix),

@@ -7,7 +7,9 @@ from datetime import timedelta
 import pytest
 
 import rmq
+from rmq.features.queries import held
 from rmq.features.workers import flows
+from rmq.kernel.topic import overview
 from tests.acl.registry import (
     LARGE,
     RUN,
@@ -218,6 +220,16 @@ def looks_at_jobs(s: Scene) -> None:
     assert admin.job(id).done == 1
     assert len(admin.job_outcomes(id)) == 1
     assert admin.audit_trail()
+
+
+@of("operator", "viewer", "server")
+def watches_queries(s: Scene) -> None:
+    """As `rmq top` and `/metrics` do."""
+    s.full.topic(s.name, slots=2).send_many([rmq.Outgoing(n) for n in range(5)])
+    s.full.topic(s.name).query(RUN, "there").take({})
+    topics = s.run(overview.overview("rmq", [s.name]))
+    (query,) = s.run(held.watch(topics, 10))[s.name]
+    assert (query.run, query.owner, query.messages) == (RUN, "there", 5)
 
 
 @of("operator", "server")

@@ -17,7 +17,9 @@ import time
 import click
 import pytest
 
+import rmq
 from rmq.cli.top import COLUMNS, WIDE, Reading, Top, document, keys, rates, short
+from rmq.features.queries.held import HeldQuery
 from rmq.kernel.core.telemetry import BUCKETS
 from tests.cli.conftest import bury
 
@@ -126,6 +128,70 @@ def test_names_cannot_control_the_terminal():
     top = Top("redis://\x1b[2J")
     top.update(reading(1, **{"a\x1b[31m": {}}))
     assert "\x1b" not in "".join(top.frame(80, 24))
+
+
+def held(run, messages, owner, **report):
+    return HeldQuery(run * 32, owner, 5.0 if owner else -4.0, messages, 100.0, {}, report)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_queries_are_shown_over_their_topics(width):
+    told = {"rows": 88140, "bytes": 10664940, "replays": 1, "lag_ms": 1500}
+    queries = {
+        "orders": [held("a", 505, "etl-1", **told, commands=1234)],
+        "refunds": [
+            held("a", 5, "etl-1", **told, commands=1230), held("b", 0, None, rows=3, lag_ms=9)
+        ],
+    }  # fmt: skip
+    top = Top("")
+    top.update(reading(1, orders={}, refunds={})._replace(queries=queries))
+
+    lines = top.frame(width)
+
+    at = lines.index("", 2) + 1
+    assert re.sub(r"\x1b\[\d*m", "", lines[at]).split() == [
+        "QUERY", "HELD", "LAG", "ROWS", "BYTES", "REPLAYS", "COMMANDS", "TOPICS", "DRIVER",
+    ]  # fmt: skip
+    assert lines[at + 1].split() == [
+        "aaaaaaaa", "510", "1.5s", "88.1k", "10.7M", "1", "1234", "orders,", "refunds", "etl-1",
+    ]  # fmt: skip
+    assert lines[at + 2].split() == ["bbbbbbbb", "0", "-", "3", *"---", "refunds", "no", "driver"]
+    assert max(map(len, lines)) <= width
+    assert document(top)["queries"][0] == {
+        "query": "a" * 32, "held": 510, "topics": ["orders", "refunds"], "owner": "etl-1",
+        "report": told | {"commands": 1234},
+    }  # fmt: skip
+    top.key("/")
+    for key in "etl":
+        top.key(key)
+    assert [query.run[0] for query in top.queries()] == ["a"]
+
+
+@pytest.mark.parametrize("height", [5, 8, 12, 24])
+def test_many_queries_leave_room_for_topics_and_workers(height):
+    top = Top("")
+    many = {"t000": [held(f"{n:x}", n, "etl") for n in range(16)]}
+    top.update(reading(1, **{f"t{n:03}": {} for n in range(100)})._replace(queries=many))
+
+    frame = top.frame(80, height)
+
+    assert len(frame) == height
+    shown = "".join(frame)
+    if height >= 12:
+        assert "t000" in shown
+        assert shown.count("  etl") >= 2
+
+
+def test_queries_of_a_server_are_shown(run, topic):
+    topic.send_many([rmq.Outgoing(n) for n in range(3)])
+    query = topic.query("e" * 32, "etl-1")
+    query.take({}, 2)
+    query.keep((), {"rows": 2})
+
+    shown = run("top", "--once", COLUMNS="80").stdout
+
+    (line,) = [line for line in shown.splitlines() if line.startswith("eeeeeeee")]
+    assert line.split()[1:4] == ["2", "-", "2"]
 
 
 def test_once_is_one_frame(run, topic):

@@ -1,4 +1,4 @@
-"""Expiry, audits and records of workers, each where nobody else does it."""
+"""Expiry, audits, queries and records of workers, each where nobody else does it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from rmq.features.audit import service as audit_service
 from rmq.features.audit.service import Audits
 from rmq.features.dead_letters import service as dead_letters_service
 from rmq.features.dead_letters.service import Expiry
+from rmq.features.queries import service as queries_service
+from rmq.features.queries.service import Queries
 from rmq.features.workers import flows
 from rmq.features.workers.service import WorkerRecords
 from rmq.kernel.core.keys import worker_key, workers_key
+from rmq.server import metrics
 from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.server.running import get, serving, until
@@ -168,6 +171,119 @@ def test_the_metric_of_an_audit_is_exposed(
             ),
             "the audit",
         )
+
+
+RUN, OTHER = "a" * 32, "b" * 32
+TOLD = {
+    "since_ms": 1, "rows": 88, "bytes": 4096, "batches": 5, "replays": 1, "lapses": 2,
+    "lag_ms": 1500, "commands": 70,
+}  # fmt: skip
+
+
+def all_commands(server: Redis) -> int:
+    with server.raw() as raw:
+        found = raw.info("commandstats")
+        return sum(int(found[f"cmdstat_{name}"]["calls"]) for name in ("evalsha", "zrange"))  # type: ignore[index]
+
+
+def test_the_service_finds_queries_that_run_or_hold_messages(
+    server: Redis, client: rmq.Client, prefix: str
+) -> None:
+    orders, refunds = (client.topic(name, slots=3) for name in ("orders", "refunds"))
+    client.topic("empty", slots=3).open()
+    refunds.open()
+    orders.send_many([rmq.Outgoing(n, slot_basis=str(n)) for n in range(30)])
+    query = orders.query(RUN, "etl-1")
+    query.take({}, 10)
+    query.keep((), TOLD)
+    refunds.query(RUN, "etl-1").keep((), TOLD | {"rows": 80, "commands": 60})
+    refunds.query(OTHER, "etl-2").keep(())
+    look = Look(client, prefix, Queries)
+
+    assert look() == 3
+
+    listed = {name: client.admin.queries(name) for name in ("orders", "refunds")}
+    assert {
+        name: {query.run: (query.messages, query.slots, query.owner, query.report) for query in of}
+        for name, of in look.service.held.items()
+    } == {
+        name: {query.run: (query.messages, query.slots, query.owner, query.report) for query in of}
+        for name, of in listed.items()
+    }
+    assert all(
+        abs(query.lease_left_s - same.lease_left_s) < 5
+        for name, of in listed.items()
+        for query, same in zip(of, look.service.held[name], strict=True)
+    )
+    client.admin.topic_delete("refunds")
+    assert look() == 1
+    assert list(look.service.held) == ["orders"]
+
+
+def test_a_topic_without_queries_is_asked_again_only_after_something_was_taken(
+    server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = client.topic("plain", slots=2)
+    topic.send(1)
+    look = Look(client, prefix, Queries)
+    assert look() == 0
+    look._survey.run_once()
+    before = all_commands(server)
+
+    assert look.service.run_once() == 0
+
+    assert all_commands(server) - before == 0
+    topic.query(RUN, "etl-1").renew({})
+    assert look() == 0, "it took nothing yet"
+    monkeypatch.setattr(queries_service, "WITHOUT_S", 0.0)
+    assert look() == 1
+    monkeypatch.undo()
+    topic.query(RUN, "etl-1").take({}, 1)
+    assert look() == 1
+
+
+def test_metrics_tell_what_queries_hold_and_what_their_drivers_told(
+    server: Redis, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "QUERIES_MAX", 2)
+    monkeypatch.setattr(Queries, "every_s", 0.1)
+    orders, refunds = client.topic("orders"), client.topic("refunds")
+    refunds.open()
+    orders.send_many([rmq.Outgoing(n) for n in range(30)])
+    query = orders.query(RUN, "etl-1")
+    query.take({}, 10)
+    query.keep((), TOLD)
+    refunds.query(RUN, "etl-1").keep((), TOLD | {"rows": 80, "commands": 60})
+    gone = orders.query(OTHER, "etl-2", owner_lease=1)
+    gone.take({}, 1)
+    gone.keep((), TOLD | {"rows": 7})
+    orders.query("c" * 32, "etl-3").renew({})
+    time.sleep(1.05)  # until the second one has no owner
+
+    with serving(server.url, prefix) as running:
+        text = until(
+            lambda: (
+                "rmq_server_queries_not_counted 1.0" in (t := str(get(running.url + "/metrics")[1]))
+                and t
+            ),
+            "the queries",
+        )
+
+    lines = {line for line in text.split("\n") if line.startswith("rmq_query_")}
+    assert lines == {
+        f'rmq_query_messages{{query="{RUN}",topic="orders"}} 10.0',
+        f'rmq_query_messages{{query="{RUN}",topic="refunds"}} 0.0',
+        f'rmq_query_messages{{query="{OTHER}",topic="orders"}} 1.0',
+        f'rmq_query_owned{{query="{RUN}"}} 1.0', f'rmq_query_owned{{query="{OTHER}"}} 0.0',
+        f'rmq_query_lag_seconds{{query="{RUN}"}} 1.5',
+        f'rmq_query_rows_total{{query="{RUN}"}} 88.0',
+        f'rmq_query_rows_total{{query="{OTHER}"}} 7.0',
+        *(
+            f'rmq_query_{name}_total{{query="{run}"}} {TOLD[name]}.0'
+            for run in (RUN, OTHER)
+            for name in ("bytes", "batches", "replays", "lapses", "commands")
+        ),
+    }  # fmt: skip
 
 
 def test_a_worker_that_was_killed_is_forgotten_and_named_in_the_log(

@@ -54,6 +54,8 @@ PLAIN_ENGLISH = {
     "apply",
     # metrics
     "idle", "done", "event", "oldest",
+    # streaming queries, as Spark and Kafka name them
+    "rows", "bytes", "batches", "lapses", "lag", "commands",
     # scripts of the audit and of the query log
     "report", "open", "scan", "ready",
 }  # fmt: skip

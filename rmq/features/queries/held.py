@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from rmq.errors import QueryOwned
+from rmq.errors import QueryOwned, RMQError, TopicNotFound, TopicVanished
 from rmq.features.queries import flows as query_flow, scripts as queries_scripts
 from rmq.kernel.consumer import rollback, scripts
 from rmq.kernel.consumer.scripts import QueryState
-from rmq.kernel.core.keys import sink_key
+from rmq.kernel.core.keys import SlotKeys, sink_key
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand, pipeline
+from rmq.kernel.topic.overview import CALLS_AT_ONCE
+from rmq.kernel.transport.scripts import plain
+from rmq.kernel.transport.steps import Command, Flow, Pipeline, RawCommand, pipeline
 
 SCANNED = 1000  # keys that one SCAN looks at: about a ms of the server's time
 
@@ -46,6 +49,27 @@ class HeldQuery:
     def is_owned(self) -> bool:
         """Whether a driver runs it."""
         return self.owner is not None and self.owner_left_s > 0
+
+
+class WatchedQuery(NamedTuple):
+    """A query over all its topics.
+
+    Attributes:
+        run: what names it.
+        held: by topic in which it runs or holds messages, how many it holds; sorted.
+        owner: the driver that runs it; None: none does.
+        report: figures that its driver has sent last: the same to each topic.
+    """
+
+    run: str
+    held: Mapping[str, int]
+    owner: str | None
+    report: Mapping[str, int]
+
+    @property
+    def messages(self) -> int:
+        """How many messages it holds."""
+        return sum(self.held.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +106,106 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
     by_run: dict[str, dict[int, QueryState]] = {}
     for (keys, run), state in zip(pairs, states, strict=True):
         by_run.setdefault(run, {})[keys.index] = state
+    return _by_lease(by_run, (pair for runs in listed for pair in runs))
+
+
+def _by_lease(
+    by_run: Mapping[str, Mapping[int, QueryState]], leases: Iterable[tuple[str, int]]
+) -> list[HeldQuery]:
+    """Return queries from their states in each slot; `leases`: run and ms left, of each slot."""
     left_ms: dict[str, int] = {}
-    for runs in listed:
-        for run, ms in runs:
-            left_ms[run] = min(ms, left_ms.get(run, ms))
+    for run, ms in leases:
+        left_ms[run] = min(ms, left_ms.get(run, ms))
     return [
         _held(run, by_run[run], left_ms[run]) for run in sorted(left_ms, key=left_ms.__getitem__)
     ]
+
+
+class Counted(Protocol):
+    """A topic whose counts were read: of an overview, or of the survey."""
+
+    @property
+    def context(self) -> TopicContext:
+        """The topic."""
+
+    @property
+    def slots(self) -> Sequence[Mapping[str, int]]:
+        """The counts of each slot, by the names of `Admin.stats`."""
+
+
+def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery]]]:
+    """Return by topic the queries that run or hold messages, in few round trips; change nothing.
+
+    A query that runs is listed in the first slot of its topic, and those that hold messages in
+    slots with messages in flight: the counts of a topic say where to look.
+
+    Args:
+        topics: whose counts were read a moment ago; those without queries are left out.
+        most: queries of each slot, those whose lease ends first.
+    """
+    asked = [
+        (keys, counts["now_ms"])
+        for topic in topics
+        for keys, counts in zip(topic.context.slots, topic.slots, strict=False)
+        if keys.index == 0 or counts["in_flight"]
+    ]
+    listed = yield from _unless_gone([_listed(keys, most) for keys, _ in asked])
+    found = [
+        (keys, run.decode(), int(float(end)) - now_ms)
+        for (keys, now_ms), reply in zip(asked, listed, strict=True)
+        for run, end in zip(reply[::2], reply[1::2], strict=True)
+    ]
+    states = yield from _unless_gone(
+        [queries_scripts.query_inspect(keys, run) for keys, run, _ in found]
+    )
+    by_topic: dict[str, dict[str, dict[int, QueryState]]] = {}
+    leases: dict[str, list[tuple[str, int]]] = {}
+    for (keys, run, left_ms), state in zip(found, states, strict=True):
+        if state:
+            by_topic.setdefault(keys.topic, {}).setdefault(run, {})[keys.index] = state
+            leases.setdefault(keys.topic, []).append((run, left_ms))
+    return {name: _by_lease(by_run, leases[name]) for name, by_run in by_topic.items()}
+
+
+def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery]:
+    """Return the queries of all topics, those that hold most first."""
+    by_run: dict[str, dict[str, HeldQuery]] = {}
+    for topic in sorted(queries):
+        for query in queries[topic]:
+            by_run.setdefault(query.run, {})[topic] = query
+    watched = [
+        WatchedQuery(
+            run,
+            {topic: query.messages for topic, query in of.items()},
+            next((query.owner for query in of.values() if query.is_owned), None),
+            max((query.report for query in of.values()), key=_age),
+        )
+        for run, of in by_run.items()
+    ]
+    return sorted(watched, key=lambda query: (-query.messages, query.run))
+
+
+def _age(report: Mapping[str, int]) -> tuple[int, int]:
+    """Return by what a newer report is known: its driver's start, and its commands."""
+    return report.get("since_ms", 0), report.get("commands", 0)
+
+
+def _listed(keys: SlotKeys, most: int) -> Command[list[bytes]]:
+    """List the first queries of a slot with the ends of their leases, by a plain command."""
+    return Command(plain("ZRANGE"), (keys.queries,), [0, most - 1, "WITHSCORES"], list)
+
+
+def _unless_gone(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    """Return what calls returned; () for those whose topic was deleted meanwhile."""
+    replies: list[Any] = []
+    for at in range(0, len(calls), CALLS_AT_ONCE):
+        replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
+    for at, reply in enumerate(replies):
+        if isinstance(reply, TopicNotFound | TopicVanished):
+            replies[at] = ()
+        elif isinstance(reply, RMQError):
+            raise reply
+    return replies
 
 
 def _held(run: str, states: Mapping[int, QueryState], lease_left_ms: int) -> HeldQuery:

@@ -167,6 +167,7 @@ LABELS = {
     "queue": "where messages are: retries, priority, due, later, in_flight or dead",
     "event": "a counter of Admin.stats: accepted, delivered, settled and others",
     "service": "a service of rmq server",
+    "query": "a query that holds messages, as rmq query ls names it",
 }
 
 
@@ -299,6 +300,45 @@ SERVER_AUDIT_MISSING = Metric(
     "rmq_server_audit_missing", "gauge", "messages", ("topic",),
     "Messages that the last audit of this server found missing, in topics with numbered messages.",
 )  # fmt: skip
+QUERY_MESSAGES = Metric(
+    "rmq_query_messages", "gauge", "messages", ("topic", "query"),
+    "Messages that a query (Spark) holds.",
+)  # fmt: skip
+QUERY_OWNED = Metric(
+    "rmq_query_owned", "gauge", "queries", ("query",), "1 while a driver runs the query, else 0."
+)
+QUERY_LAG = Metric(
+    "rmq_query_lag_seconds", "gauge", "seconds", ("query",),
+    "How long the oldest message had waited that nobody holds, as the query's driver told last.",
+)  # fmt: skip
+QUERY_ROWS = Metric(
+    "rmq_query_rows_total", "counter", "messages", ("query",),
+    "Messages in batches of the query since its driver started.",
+)  # fmt: skip
+QUERY_BYTES = Metric(
+    "rmq_query_bytes_total", "counter", "bytes", ("query",),
+    "Bytes of records and bodies that tasks of the query have read since its driver started.",
+)  # fmt: skip
+QUERY_BATCHES = Metric(
+    "rmq_query_batches_total", "counter", "batches", ("query",),
+    "Batches of the query since its driver started.",
+)  # fmt: skip
+QUERY_REPLAYS = Metric(
+    "rmq_query_replays_total", "counter", "batches", ("query",),
+    "Batches that the query began again since its driver started.",
+)  # fmt: skip
+QUERY_LAPSES = Metric(
+    "rmq_query_lapses_total", "counter", "leases", ("query",),
+    "How often the lease of the query may have expired since its driver started.",
+)  # fmt: skip
+QUERY_COMMANDS = Metric(
+    "rmq_query_commands_total", "counter", "commands", ("query",),
+    "Commands that the query's driver has sent to Redis; a script is one.",
+)  # fmt: skip
+QUERIES_NOT_COUNTED = Metric(
+    "rmq_server_queries_not_counted", "gauge", "queries", (),
+    "Queries that have no series, since only the 100 that hold most have some.",
+)  # fmt: skip
 LEADER = Metric("rmq_server_leader", "gauge", "servers", (), "1 where this server leads, else 0.")
 SERVICE_IDLE = Metric(
     "rmq_server_service_idle_seconds", "gauge", "seconds", ("service",),
@@ -315,7 +355,9 @@ SERVICE_FAILURES = Metric(
 
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, HELD_BACK, PAUSED, SENDS_PAUSED, TOPICS_NOT_COUNTED,
-    TOPIC_EVENTS, SERVER_AUDIT_MISSING, LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
+    TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
+    QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,
+    LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
 )  # fmt: skip
 
 # --- events --------------------------------------------------------------------------------------

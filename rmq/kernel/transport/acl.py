@@ -37,6 +37,7 @@ _CONSUMER = (
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
+    "query_inspect",
 )  # fmt: skip
 _OPERATOR = (
     *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
@@ -44,7 +45,7 @@ _OPERATOR = (
     "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "redrive_hold",
     "redrive_send", "redrive_settle", "purge",
     "trash", "restore", "tidy",
-    "query_inspect", "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
+    "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # of a schedule, now
     "job_start", "job_take", "job_step", "job_pause", "job_resume", "job_stop",
 )  # fmt: skip

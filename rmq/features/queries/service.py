@@ -1,0 +1,70 @@
+"""Watch queries, for `/metrics`: what each holds, and what its driver told of itself."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from rmq.features.queries import held
+from rmq.features.queries.held import HeldQuery
+from rmq.kernel.transport.blocking import Transport
+from rmq.web.survey import Survey, SurveyedService, TopicCounts
+
+EVERY_S = 5.0
+WITHOUT_S = 600.0  # between two looks at a topic from which nothing is taken
+PER_TOPIC = 50  # queries of a topic that are read
+
+
+class _Look(NamedTuple):
+    """What the last look at a topic found."""
+
+    at: float  # by the monotonic clock
+    delivered: int
+    has_queries: bool
+
+
+class Queries(SurveyedService):
+    """Reads the queries of all topics after each pass of the survey.
+
+    A topic that has no query and from which nothing is taken costs nothing: a query that starts
+    there is found with its first message, or within ten minutes.
+
+    Attributes:
+        held: by topic, its queries; topics without any are left out.
+    """
+
+    name = "queries"
+    every_s = EVERY_S
+
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        super().__init__(transport, survey)
+        self._seen = -1  # the pass of the survey that was dealt with
+        self._looks: dict[str, _Look] = {}
+        self.held: dict[str, list[HeldQuery]] = {}
+
+    def run_once(self) -> int:
+        """Read the queries of topics that may have some; return how many there are."""
+        seen, topics, now = self._survey.passes, self._survey.topics, time.monotonic()
+        if seen == self._seen:
+            return 0
+        looks = {name: look for name, look in self._looks.items() if name in topics}
+        asked = {
+            name: counts
+            for name, counts in topics.items()
+            if self._may_have_some(looks.get(name), counts, now)
+        }
+        found = self._transport.run(held.watch(asked.values(), PER_TOPIC))
+        for name, counts in asked.items():
+            looks[name] = _Look(now, counts.total["delivered"], name in found)
+        self.held, self._looks, self._seen = found, looks, seen
+        return sum(map(len, found.values()))
+
+    def _may_have_some(self, look: _Look | None, counts: TopicCounts, now: float) -> bool:
+        total = counts.total
+        return (
+            look is None
+            or look.has_queries
+            or total["in_flight"] > 0
+            or total["delivered"] != look.delivered
+            or now - look.at >= WITHOUT_S
+        )
