@@ -13,6 +13,8 @@ import pytest
 import rmq
 from rmq.errors import RMQError
 from rmq.kernel.core import settings
+from rmq.kernel.core.limits import parse_limits
+from rmq.kernel.core.retry import parse_policy
 from rmq.kernel.core.validation import TEN_YEARS_MS, parse_duration
 
 PAGE = (Path(__file__).parents[2] / "docs/settings.md").read_text()
@@ -138,3 +140,22 @@ def test_the_fields_of_an_outgoing_message_are_the_options_of_a_send() -> None:
     options = [name for name in table(PAGE, "Options of a send") if name not in of_a_call]
 
     assert [field.name for field in fields(rmq.Outgoing)] == ["body", *options, "marks"]
+
+
+def test_each_text_means_what_stands_beside_it_in_python() -> None:
+    part = PAGE.split("\n### retry, durability and limit as text\n")[1].split("\n## ")[0]
+    read: dict[str, Callable[[object], object]] = {
+        "retry": parse_policy,
+        "durability": settings.parse_durability,
+        "limit": parse_limits,
+    }
+    compared = 0
+    for cells in re.findall(r"^\| (.*) \|$", part, re.MULTILINE)[2:]:
+        setting, python, text = [re.match(r"`([^`]*)`", cell) for cell in cells.split(" | ")]
+        assert setting is not None
+        if python and text:
+            parse = read[setting[1]]
+            assert parse(text[1]) == parse(eval(python[1], {"rmq": rmq})), text[1]
+            compared += 1
+
+    assert compared == 9
