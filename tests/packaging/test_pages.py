@@ -36,6 +36,7 @@ PAGES = {
     "docs/tutorial.md": 0,
     "docs/cli.md": 12,
     "docs/audit.md": 0,
+    "docs/codecs.md": 0,
     "docs/errors.md": 0,
     "docs/settings.md": 0,
     "docs/sending.md": 0,

@@ -5,12 +5,12 @@ read raise DecodeError; the consumer makes such a message a dead letter with the
 
 JSON is written and read by the standard library, or by msgspec where it is installed. Producers
 with and without msgspec write the same bytes: msgspec gets only bodies that both write alike, and
-everything else, errors included, is left to the standard library (docs/decisions/0022).
+everything else, errors included, is left to the standard library (docs/decisions/0022). How types
+are written that JSON does not have: `rmq.kernel.core.forms`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 from collections.abc import Callable, Iterable
@@ -22,6 +22,7 @@ import msgpack
 from rmq.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
 from rmq.kernel.core import compression
 from rmq.kernel.core.compression import CEILING, PLAIN, How
+from rmq.kernel.core.forms import JSON_TYPES, to_builtins
 from rmq.kernel.core.validation import check_int
 
 
@@ -123,7 +124,7 @@ class JsonCodec:
         """Return the JSON of a body; EncodeError names the part that has none."""
         try:
             return self._json.encode(body)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             found = _find_unwritable(body, self._json.encode)
             raise EncodeError(f"{found} cannot be written as JSON: {error}") from error
 
@@ -139,10 +140,8 @@ NAMED_DEPTH = 20  # an error names no value that is nested deeper
 
 
 def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "body") -> str:
-    """Return which value of a body cannot be written, and its type, as `body['at']: datetime`."""
-    listed = enumerate(value) if isinstance(value, list | tuple) else ()
-    inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else listed
-    for name, each in inner if path.count("[") < NAMED_DEPTH else ():
+    """Return which value of a body cannot be written, and its type, as `body['at']: complex`."""
+    for name, each in _inner(value) if path.count("[") < NAMED_DEPTH else ():
         try:
             encode(each)
         except RecursionError:
@@ -152,22 +151,20 @@ def _find_unwritable(value: Any, encode: Callable[[Any], bytes], path: str = "bo
     return f"{path}: {type(value).__name__}"
 
 
+def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return what is inside of a map, a list, or a value that is written as one of them."""
+    if not isinstance(value, JSON_TYPES):
+        try:
+            value = to_builtins(value)
+        except Exception:  # a model runs code of its user
+            return ()
+    if isinstance(value, dict):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
 # TypeError: a list as the key of a map.
 _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
-
-
-def to_builtins(value: Any) -> Any:
-    """Return a pydantic model, msgspec struct or dataclass as builtin types."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if hasattr(value, "__struct_fields__"):
-        return importlib.import_module("msgspec").to_builtins(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    other = "list(value)" if isinstance(value, set | frozenset) else "str(value)"
-    remedy = "value.isoformat()" if hasattr(value, "isoformat") else other
-    kind = type(value).__name__
-    raise TypeError(f"{kind} is not a JSON type, model, struct or dataclass; send {remedy}")
 
 
 _pack: Callable[[Any], bytes] = partial(msgpack.packb, use_bin_type=True, default=to_builtins)
@@ -425,9 +422,9 @@ def _no_constant(name: str) -> Any:
 def is_written_alike(body: Any) -> bool:
     """Whether msgspec and the standard library write the same bytes for a body.
 
-    They do for exact builtin types. msgspec would accept others that the standard library refuses
-    (datetime, UUID, set), or writes differently (subclasses); NaN would become null, and floats
-    with an exponent look different.
+    They do for exact builtin types. msgspec writes some others differently (an infinite Decimal,
+    the members of a set, subclasses); NaN would become null, and floats with an exponent look
+    different.
     """
     kind = type(body)
     if kind is dict:

@@ -1,22 +1,27 @@
 """Body types: check and convert a body to the type that a handler's annotation names.
 
-Builtin types are checked here. pydantic and msgspec build their own models, and dataclasses and the
-rest of `typing` too if they are installed.
+Builtin types are checked here, and the types of `rmq.kernel.core.forms` read: dates, UUIDs, Enums,
+sets, dataclasses and so on, in one way, whichever packages are installed. pydantic and msgspec
+build their own models, and the rest of `typing` if they are installed.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import types
-from collections.abc import Callable
-from typing import Annotated, Any, Union, get_args, get_origin
+from collections.abc import Callable, Iterable
+from enum import Enum, Flag
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rmq.errors import DecodeError, InvalidType
+from rmq.errors import DecodeError, EncodeError, InvalidType
+from rmq.kernel.core import forms
+from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.packages import install
 
 Converter = Callable[[Any], Any]
 
-_PLAIN = (dict, list, str, int, float, bool, bytes, type(None))
+_PLAIN = (dict, list, str, int, float, bool, type(None))
 
 
 def converter(annotation: Any) -> Converter | None:
@@ -34,14 +39,31 @@ def converter(annotation: Any) -> Converter | None:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _union([type(None) if arg is None else arg for arg in args])
+    if origin is Literal:
+        return _literal(annotation, args)
     if origin is list and len(args) == 1:
         return _list(converter(args[0]))
-    if origin is dict and len(args) == 2 and args[0] is str:
-        return _dict(converter(args[1]))
+    if origin is dict and len(args) == 2 and args[0] in (str, int):
+        return _dict(converter(args[1]), args[0])
+    if (origin or annotation) in (set, frozenset, tuple):
+        return _collection(origin or annotation, args)
+    if annotation in forms.READERS:
+        return _form(annotation)
+    if isinstance(annotation, type):
+        if issubclass(annotation, Enum):
+            return _enum(annotation)
+        if issubclass(annotation, tuple) and hasattr(annotation, "_fields"):
+            return _named_tuple(annotation)
     if hasattr(annotation, "model_validate"):
         return _with_decode_error(annotation.model_validate, annotation)
     if hasattr(annotation, "__struct_fields__"):
         return _by_msgspec(annotation)
+    if (
+        isinstance(annotation, type)
+        and not hasattr(annotation, "__pydantic_validator__")
+        and forms.fields_of(annotation) is not None
+    ):
+        return _Object(annotation)
     reasons: list[str] = []
     for library, make in (("pydantic", _by_pydantic), ("msgspec", _by_msgspec)):
         if importlib.util.find_spec(library):
@@ -52,7 +74,7 @@ def converter(annotation: Any) -> Converter | None:
     if origin is Annotated and not reasons:
         return converter(args[0])
     raise InvalidType(
-        f"the body's type {_name(annotation)}: RMQ itself checks builtin types; for this one "
+        f"the body's type {_name(annotation)}: RMQ reads those of docs/codecs.md; for this one "
         + (
             f"see the error of its library ({'; '.join(reasons)}), or annotate it as Any"
             if reasons
@@ -95,25 +117,183 @@ def _union(wanted: list[Any]) -> Converter | None:
     return None if None in converters else convert
 
 
+def _inside(place: object, error: DecodeError) -> DecodeError:
+    """Return an error of a part of a body, with the part's place: `body['lines'][0]: ...`."""
+    return DecodeError(f"body[{place!r:.60}]{str(error).removeprefix('body')}")
+
+
+def _each(inner: Converter | None, body: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """Convert the members of a list."""
+    converted = []
+    for place, item in body:
+        try:
+            converted.append(item if inner is None else inner(item))
+        except DecodeError as error:
+            raise _inside(place, error) from error
+    return converted
+
+
 def _list(inner: Converter | None) -> Converter:
     def convert(body: Any) -> Any:
         if type(body) is not list:
             raise _does_not_fit(list, body)
-        return body if inner is None else [inner(item) for item in body]
+        return body if inner is None else _each(inner, enumerate(body))
 
     return convert
 
 
-def _dict(inner: Converter | None) -> Converter:
+def _dict(inner: Converter | None, names: type = str) -> Converter:
     def convert(body: Any) -> Any:
         if type(body) is not dict:
             raise _does_not_fit(dict, body)
-        for name in body:  # msgpack allows keys that are not text
-            if type(name) is not str:
-                raise _does_not_fit(str, name, f"the key {name!r}")
-        return body if inner is None else {name: inner(value) for name, value in body.items()}
+        if names is int:  # JSON has text only: {1: "a"} arrives as {"1": "a"}
+            try:
+                body = {int(name): value for name, value in body.items()}
+            except (TypeError, ValueError) as error:
+                raise _does_not_fit(dict, body, error) from error
+        else:
+            for name in body:  # msgpack allows keys that are not text
+                if type(name) is not str:
+                    raise _does_not_fit(str, name, f"the key {name!r}")
+        if inner is None:
+            return body
+        return dict(zip(body, _each(inner, body.items()), strict=True))
 
     return convert
+
+
+def _literal(wanted: Any, values: tuple[Any, ...]) -> Converter:
+    readers = [_enum(type(value)) if isinstance(value, Enum) else None for value in values]
+
+    def convert(body: Any) -> Any:
+        for value, read in zip(values, readers, strict=True):
+            try:
+                found = body if read is None else read(body)
+            except DecodeError:
+                continue
+            if type(found) is type(value) and found == value:
+                return value
+        raise _does_not_fit(wanted, body)
+
+    return convert
+
+
+def _form(wanted: type) -> Converter:
+    read = forms.READERS[wanted]
+
+    def convert(body: Any) -> Any:
+        if type(body) is wanted:  # msgpack has bytes
+            return body
+        try:
+            return read(body)
+        except (ValueError, ArithmeticError, TypeError) as error:
+            raise _does_not_fit(wanted, body, error) from error
+
+    return convert
+
+
+def _enum(wanted: type[Enum]) -> Converter:
+    members: dict[bytes, Enum] = {}
+    for member in wanted.__members__.values():
+        try:
+            members.setdefault(JSON.encode(member), member)
+        except EncodeError:  # no body has this value
+            continue
+
+    def convert(body: Any) -> Any:
+        try:
+            member = members.get(JSON.encode(body))
+            if member is not None:
+                return member
+            if type(body) is str or (type(body) is int and issubclass(wanted, Flag)):
+                return wanted(body)  # by its _missing_; several flags
+        except (EncodeError, ValueError, TypeError) as error:
+            raise _does_not_fit(wanted, body, error) from error
+        raise _does_not_fit(wanted, body, f"{body!r:.60} is none of its values")
+
+    return convert
+
+
+def _collection(wanted: Any, args: tuple[Any, ...]) -> Converter:
+    if wanted is tuple and args and args[-1] is not Ellipsis:
+        return _fixed(tuple, [converter(arg) for arg in args], tuple)
+    inner = converter(args[0]) if args else None
+
+    def convert(body: Any) -> Any:
+        if type(body) is not list:
+            raise _does_not_fit(wanted, body)
+        try:
+            return wanted(_each(inner, enumerate(body)))
+        except TypeError as error:  # a list in a set
+            raise _does_not_fit(wanted, body, error) from error
+
+    return convert
+
+
+def _fixed(
+    wanted: Any, inner: list[Converter | None], make: Callable[[list[Any]], Any]
+) -> Converter:
+    def convert(body: Any) -> Any:
+        if type(body) is not list or len(body) != len(inner):
+            raise _does_not_fit(wanted, body, f"it takes a list of {len(inner)}")
+        return make(
+            [
+                _each(read, [(place, item)])[0]
+                for place, (read, item) in enumerate(zip(inner, body, strict=True))
+            ]
+        )
+
+    return convert
+
+
+def _named_tuple(wanted: Any) -> Converter:
+    hints = get_type_hints(wanted, include_extras=True)
+    inner = [converter(hints.get(name, Any)) for name in wanted._fields]
+    return _fixed(wanted, inner, lambda items: wanted(*items))
+
+
+class _Object:
+    """Builds a dataclass or an attrs class from a map of its fields; unknown names are ignored.
+
+    Raises:
+        InvalidType: the type of a field is not known here.
+    """
+
+    def __init__(self, wanted: type) -> None:
+        self._wanted = wanted
+        self._fields: list[tuple[str, Converter | None]] = []
+        known = _being_made.setdefault(wanted, self)
+        if known is not self:  # a class that contains itself
+            self._fields = known._fields
+            return
+        try:
+            hints = get_type_hints(wanted, include_extras=True)
+            arguments = inspect.signature(wanted).parameters
+            for attribute, name in forms.fields_of(wanted) or ():
+                if name in arguments:
+                    self._fields.append((name, converter(hints.get(attribute, Any))))
+        except NameError as error:
+            raise InvalidType(f"the body's type {_name(wanted)}: {error}") from error
+        finally:
+            del _being_made[wanted]
+
+    def __call__(self, body: Any) -> Any:
+        if type(body) is not dict:
+            raise _does_not_fit(self._wanted, body, "it takes a map")
+        given: dict[str, Any] = {}
+        for name, read in self._fields:
+            if name in body:
+                try:
+                    given[name] = body[name] if read is None else read(body[name])
+                except DecodeError as error:
+                    raise _inside(name, error) from error
+        try:
+            return self._wanted(**given)
+        except Exception as error:  # a field is missing, or a check of the class refuses
+            raise _does_not_fit(self._wanted, body, error) from error
+
+
+_being_made: dict[type, _Object] = {}
 
 
 def _with_decode_error(validate: Converter, wanted: Any) -> Converter:

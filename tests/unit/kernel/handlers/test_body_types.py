@@ -8,7 +8,7 @@ import importlib.util
 import uuid
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Dict, List, Literal, Optional, TypedDict, Union  # noqa: UP035
+from typing import Annotated, Any, Dict, List, Optional, TypedDict, Union  # noqa: UP035
 
 import pytest
 
@@ -30,7 +30,7 @@ def refuses(annotation: Any, body: Any, *words: str) -> None:
     assert read is not None
     with pytest.raises(rmq.DecodeError) as caught:
         read(body)
-    for word in ("body: ", *words):
+    for word in ("body", *words):
         assert word in str(caught.value)
 
 
@@ -49,6 +49,9 @@ def test_a_builtin_takes_its_own_and_no_other(wanted: type, found: type) -> None
 
     if wanted is found or (wanted is float and found is int):
         assert takes(wanted, body) is body
+    elif wanted is bytes and found is str:
+        assert takes(bytes, "dGV4dA==") == body.encode()
+        refuses(bytes, "no base64", "str does not fit bytes")
     else:
         refuses(wanted, body, found.__name__, wanted.__name__)
 
@@ -192,7 +195,7 @@ def test_models_inside_other_bodies_go_out_too(how: codec.Codec) -> None:
 
 
 @pytest.mark.parametrize("model", [Line, LineStruct, LineData])
-def test_a_body_that_does_not_fit_a_model_tells_the_library_s_reason(model: type) -> None:
+def test_a_body_that_does_not_fit_a_model_tells_the_reason(model: type) -> None:
     refuses(model, {"count": 2}, "dict does not fit Line", "sku")
     refuses(model, {"sku": "a", "count": "many"}, "count")
     refuses(model, "a")
@@ -211,13 +214,6 @@ def test_a_typed_dict_is_checked_and_stays_a_dict() -> None:
     assert takes(OrderDict, {"id": 7, "note": "x"}) == {"id": 7, "note": "x"}
     refuses(OrderDict, {"id": 7})
     refuses(OrderDict, {"id": "x", "note": "x"})
-
-
-def test_literals_enums_and_dates_are_read_by_whichever_library_there_is() -> None:
-    assert takes(Literal["a", "b"], "a") == "a"
-    refuses(Literal["a", "b"], "c")
-    assert takes(Colour, "red") is Colour.RED
-    assert takes(dt.datetime, "2026-10-05T12:00:00Z") == dt.datetime(2026, 10, 5, 12, tzinfo=dt.UTC)
 
 
 def test_constraints_of_an_annotation_hold() -> None:
@@ -250,7 +246,9 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Any:
     return leave
 
 
-@pytest.mark.parametrize("annotation", [LineData, OrderDict, tuple[int, str], Colour, set[int]])
+@pytest.mark.parametrize(
+    "annotation", [OrderDict, dict[float, str], Annotated[OrderDict, 1] | None]
+)
 def test_without_a_library_a_model_is_refused_with_the_line_that_installs_it(
     only: Any, annotation: Any
 ) -> None:
@@ -266,19 +264,19 @@ def test_without_a_library_registration_names_the_handler(only: Any) -> None:
     only()
     topic = rmq.Client("redis://127.0.0.1:1/0").topic("orders")
 
-    with pytest.raises(rmq.InvalidType, match=r"handler .*handle: the body's type LineData: .*pip"):
+    with pytest.raises(
+        rmq.InvalidType, match=r"handler .*handle: the body's type OrderDict: .*pip"
+    ):
 
         @topic.handler()
-        def handle(body: LineData) -> None: ...
+        def handle(body: OrderDict) -> None: ...
 
 
 @pytest.mark.parametrize("library", ["pydantic", "msgspec"])
-def test_either_library_reads_dataclasses_and_typed_dicts(only: Any, library: str) -> None:
+def test_either_library_reads_what_rmq_does_not(only: Any, library: str) -> None:
     only(library)
 
-    assert takes(LineData, {"sku": "a"}) == LineData("a")
-    refuses(LineData, {"count": 1}, "sku")
-    assert takes(Literal[1], 1) == 1
+    assert takes(dict[float, int], {"1.5": 1}) == {1.5: 1}
     if library == "msgspec":  # pydantic asks for typing_extensions' on Python 3.11
         assert takes(OrderDict, {"id": 7, "note": "x"}) == {"id": 7, "note": "x"}
         refuses(OrderDict, {"id": 7})

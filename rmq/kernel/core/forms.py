@@ -1,0 +1,206 @@
+"""Forms: how values of types that JSON does not have are written, and how they are read back.
+
+    datetime        ISO 8601 with its offset, Z for UTC; a naive one has none, and is read as naive
+    date, time      ISO 8601
+    timedelta       ISO 8601, days and seconds: P1DT3700.5S, -PT1S
+    UUID, Decimal   text
+    bytes           base64; so bytearray and memoryview
+    Enum            the form of its value
+    set, frozenset  a list, sorted where Python can compare the members, else by their JSON
+    objects         a map of the fields; models of pydantic and structs of msgspec as they say
+
+docs/codecs.md has the table. Handlers read a form by their annotation: `READERS`, and
+`rmq.kernel.handlers.body_types`. msgpack bodies have the same forms, except that they have bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import importlib
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+JSON_TYPES = (dict, list, tuple, str, int, float, type(None))
+_MICROSECOND, _MINUTE = timedelta(microseconds=1), timedelta(minutes=1)
+_BYTES = (bytes, bytearray, memoryview)
+
+
+# --- written -------------------------------------------------------------------------------------
+
+
+def to_builtins(value: Any) -> Any:
+    """Return a value that JSON does not have as one that it has, or that has a form itself.
+
+    Raises:
+        TypeError, ValueError: it has no form.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+        if isinstance(value, JSON_TYPES):
+            return value
+    for kind, write in WRITERS.items():
+        if isinstance(value, kind):
+            return write(value)
+    if isinstance(value, type):
+        raise TypeError(f"the class {value.__name__} has no form in JSON; send an instance of it")
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__struct_fields__"):
+        return importlib.import_module("msgspec").to_builtins(
+            value, builtin_types=_LEFT_BY_MSGSPEC, enc_hook=to_builtins
+        )
+    if hasattr(value, "__pydantic_serializer__"):  # a dataclass of pydantic
+        return importlib.import_module("pydantic_core").to_jsonable_python(value)
+    fields = fields_of(type(value))
+    if fields is not None:
+        return {name: _attribute(value, attribute) for attribute, name in fields}
+    remedy = "list(value)" if hasattr(value, "__iter__") else "str(value)"
+    raise TypeError(f"{type(value).__name__} has no form in JSON; send {remedy}")
+
+
+def fields_of(kind: type) -> list[tuple[str, str]] | None:
+    """Return the fields of a dataclass or an attrs class: attribute, name; None: it is neither.
+
+    The name is that of the argument of its constructor: attrs drops underscores in front.
+    """
+    if dataclasses.is_dataclass(kind):
+        return [(field.name, field.name) for field in dataclasses.fields(kind)]
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    if attributes is None:
+        return None
+    return [(each.name, getattr(each, "alias", each.name.lstrip("_"))) for each in attributes]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name)
+    except AttributeError:
+        raise TypeError(f"{type(value).__name__} has no value in its field {name}") from None
+
+
+def _datetime(value: datetime) -> str:
+    offset = value.utcoffset()
+    if offset and offset % _MINUTE:  # of before 1900: ISO 8601 has no seconds there
+        value = (value.replace(tzinfo=None) - offset).replace(tzinfo=UTC)
+    return _zulu(value)
+
+
+def _time(value: time) -> str:
+    if value.tzinfo is not None:
+        offset = value.utcoffset()
+        if offset is None:
+            raise ValueError(f"time: the offset of {value.tzinfo} depends on the date; send both")
+        if offset % _MINUTE:
+            raise ValueError(f"time: its offset {offset} is not one of whole minutes")
+    return _zulu(value)
+
+
+def _zulu(value: datetime | time) -> str:
+    text = value.isoformat()
+    return f"{text[:-6]}Z" if text.endswith("+00:00") else text
+
+
+def _timedelta(value: timedelta) -> str:
+    sign = "-" if value.days < 0 else ""
+    micros = abs(value // _MICROSECOND)
+    days, micros = divmod(micros, 86_400_000_000)
+    seconds, micros = divmod(micros, 1_000_000)
+    text = f"{sign}P{days}D" if days or not (seconds or micros) else f"{sign}P"
+    if seconds or micros:
+        fraction = f".{micros:06}".rstrip("0") if micros else ""
+        text += f"T{seconds}{fraction}S"
+    return text
+
+
+def _decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        raise ValueError(f"Decimal {value} is not a number; JSON has none of this kind")
+    return str(value)
+
+
+def _bytes(value: Any) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _members(value: Any) -> list[Any]:
+    """Return the members of a set in an order that does not depend on their hashes."""
+    kinds = set(map(type, value))
+    if kinds <= {str} or kinds <= {int, float}:
+        return sorted(value)
+    return sorted(value, key=_json)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=to_builtins)
+
+
+WRITERS: dict[Any, Callable[[Any], Any]] = {
+    datetime: _datetime,  # before date, of which it is one
+    date: date.isoformat,
+    time: _time,
+    timedelta: _timedelta,
+    UUID: str,
+    Decimal: _decimal,
+    _BYTES: _bytes,
+    (set, frozenset): _members,
+}
+# msgspec writes these itself, some of them otherwise: an infinite Decimal, an offset with seconds.
+_LEFT_BY_MSGSPEC = (datetime, date, time, timedelta, UUID, Decimal, *_BYTES)
+
+
+# --- read ----------------------------------------------------------------------------------------
+
+_DURATION = re.compile(
+    r"([+-]?)P(?=.)(?:(\d+)W)?(?:(\d+)D)?"
+    r"(?:T(?=.)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,6})\d*)?S)?)?",
+    re.ASCII,
+)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"give text, not {type(value).__name__}")
+    return value
+
+
+def _read_timedelta(value: Any) -> timedelta:
+    match = _DURATION.fullmatch(_text(value))
+    if match is None:
+        raise ValueError(f"{value[:60]!r} is not a duration as P1DT3700.5S")
+    sign, weeks, days, hours, minutes, seconds, fraction = match.groups(default="0")
+    size = timedelta(
+        weeks=int(weeks), days=int(days), hours=int(hours), minutes=int(minutes),
+        seconds=int(seconds), microseconds=int(fraction.ljust(6, "0")),
+    )  # fmt: skip
+    return -size if sign == "-" else size
+
+
+def _read_decimal(value: Any) -> Decimal:
+    text = str(value) if type(value) in (int, float) else _text(value)
+    number = Decimal(text)
+    if not number.is_finite():
+        raise ValueError(f"{text[:60]!r} is not a number")
+    return number
+
+
+def _read_bytes(value: Any) -> bytes:
+    return base64.b64decode(_text(value), validate=True)
+
+
+# Each takes what JSON has, and raises ValueError, ArithmeticError or TypeError for what is no form.
+READERS: dict[type, Callable[[Any], Any]] = {
+    datetime: lambda value: datetime.fromisoformat(_text(value)),
+    date: lambda value: date.fromisoformat(_text(value)),
+    time: lambda value: time.fromisoformat(_text(value)),
+    timedelta: _read_timedelta,
+    UUID: lambda value: UUID(_text(value)),
+    Decimal: _read_decimal,
+    bytes: _read_bytes,
+}
