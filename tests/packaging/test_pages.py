@@ -46,6 +46,7 @@ PAGES = {
     "docs/workers.md": 0,
     "docs/observability.md": 0,
     "docs/schedules.md": 0,
+    "docs/patterns.md": 0,
     "docs/how-it-works.md": 0,
 }
 ELSEWHERE = {  # pages whose blocks another test runs
