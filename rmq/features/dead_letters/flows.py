@@ -299,6 +299,12 @@ def restore(
     """Put dead letters back from the trash; return how many, also in a dry run."""
     if wanted.older_ms:
         raise InvalidValue("older_than: the trash has no such condition; use the others")
+    job = wanted.trashed_by
+    if job is not None and job.verb != "purge":
+        raise InvalidValue(
+            f"job: {job.id} is a {job.verb}, which is not undone: its messages wait or were "
+            "delivered, and none is in the trash; give the id of a purge"
+        )
     yield from opening.ensure_open(context, create=False)
     matching = yield from _matching(context, wanted, "trash")
     return (yield from _move(context, matching, scripts.restore, dry_run, progress))
