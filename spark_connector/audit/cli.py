@@ -57,6 +57,8 @@ def _session(options: Options) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
+        # Spark's default, INT96, is deprecated, and takes a third longer to write.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
     for name, value in (settings | options.conf).items():
         builder = builder.config(name, value)

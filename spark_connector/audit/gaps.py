@@ -1,9 +1,9 @@
 """Find gaps: numbers of a producer that are missing in the ledger.
 
 A producer numbers its messages in each slot. Sorting them would bring all rows of a producer into
-one task, so the numbers are first counted in blocks. A block has no gap if it has every number
-between its first and last, and begins where the block before it ended. Only rows of other blocks
-are sorted.
+one task, so the numbers are first counted in blocks, by way of runs of 64 numbers. A block has no
+gap if it has every number between its first and last, and begins where the block before it ended.
+Only rows of other blocks are sorted.
 
 Numbers before the first and after the last number of a ledger are unknown, so a gap there is not
 found.
@@ -21,7 +21,13 @@ from spark_connector.audit import inputs
 Scope = Literal["slot", "topic", "producer"]
 SCOPES: Final[tuple[Scope, ...]] = ("slot", "topic", "producer")
 
-BLOCK: Final = 4096  # numbers
+_BLOCK_BITS: Final = 12
+_RUN_BITS: Final = 6
+BLOCK: Final = 1 << _BLOCK_BITS  # numbers
+RUN: Final = 1 << _RUN_BITS  # numbers; those that a run has are the bits of one bigint
+# A number of a run and a time are compared as one bigint, number * _PLACE + ms. Spark's timestamps
+# end before 2^54 ms, and states.py has refused later times.
+_PLACE: Final = 1 << 55
 OVERTAKEN_MS: Final = 1000  # a producer's first message may be noted this much late
 _COUNT: Final = [
     "topic",
@@ -97,16 +103,38 @@ def gaps(
 
 
 def _blocks(rows: DataFrame) -> DataFrame:
-    numbers = rows.groupBy(*_COUNT, "seq").agg(
-        F.min("at").alias("first_at"), F.max("at").alias("last_at")
-    )
-    return numbers.groupBy(*_COUNT, F.floor(F.col("seq") / BLOCK).alias("block")).agg(
-        F.count("seq").alias("n"),
+    """Count the numbers in blocks, and note when the lowest and the highest were produced.
+
+    The rows of a run are one row before they are shuffled, so memory and shuffle hold few rows.
+    """
+    at = F.col("at")
+    ahead = F.col("seq").bitwiseAND(RUN - 1) * _PLACE
+    runs = rows.groupBy(*_COUNT, F.shiftright("seq", _RUN_BITS).alias("run")).agg(
+        F.bit_or(F.expr(f"shiftleft(1L, int(seq & {RUN - 1}))")).alias("bits"),
         F.min("seq").alias("low"),
         F.max("seq").alias("high"),
-        F.min_by("first_at", "seq").alias("low_first_at"),
-        F.min_by("last_at", "seq").alias("low_last_at"),
-        F.max_by("first_at", "seq").alias("high_first_at"),
+        F.min(ahead + at).alias("low_first"),
+        F.min(ahead - at).alias("low_last"),
+        F.max(ahead - at).alias("high_first"),
+    )
+    low_place, high_place = (F.col(name).bitwiseAND(RUN - 1) * _PLACE for name in ("low", "high"))
+    numbers = runs.select(
+        *_COUNT,
+        F.shiftright("run", _BLOCK_BITS - _RUN_BITS).alias("block"),
+        F.bit_count("bits").alias("n"),
+        "low",
+        "high",
+        (F.col("low_first") - low_place).alias("low_first_at"),
+        (low_place - F.col("low_last")).alias("low_last_at"),
+        (high_place - F.col("high_first")).alias("high_first_at"),
+    )
+    return numbers.groupBy(*_COUNT, "block").agg(
+        F.sum("n").alias("n"),
+        F.min("low").alias("low"),
+        F.max("high").alias("high"),
+        F.min_by("low_first_at", "low").alias("low_first_at"),
+        F.min_by("low_last_at", "low").alias("low_last_at"),
+        F.max_by("high_first_at", "high").alias("high_first_at"),
     )
 
 
@@ -145,7 +173,7 @@ def _missing_ranges(rows: DataFrame, blocks: DataFrame, horizon_ms: int) -> Data
     suspects = blocks.withColumn("before", F.lag("high").over(in_count)).filter(
         (F.col("n") < F.col("high") - F.col("low") + 1) | (F.col("low") > F.col("before") + 1)
     )
-    block = F.floor(F.col("seq") / BLOCK).alias("block")
+    block = F.shiftright("seq", _BLOCK_BITS).alias("block")
     suspected = rows.select(*_COUNT, "seq", "at", block).join(
         F.broadcast(suspects.select(*_COUNT, "block", "before")), [*_COUNT, "block"]
     )

@@ -23,6 +23,7 @@ class Summary(NamedTuple):
         settled: readable rows that are not younger than the horizon; 0 without a horizon.
         first_ms: the oldest time, epoch ms; None if no row has a time.
         last_ms: the newest time.
+        producers: about how many producers it has, within a few percent.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Summary(NamedTuple):
     settled: int
     first_ms: int | None
     last_ms: int | None
+    producers: int
 
 
 def ledger(frame: DataFrame, option: str = "ledger") -> DataFrame:
@@ -106,12 +108,14 @@ def summarise(
     if column:
         is_refused = is_readable & ~F.coalesce(F.col(column).isin(*allowed), F.lit(False))
         refused = F.when(is_refused, F.coalesce(column, F.lit("null")))
-    rows, unreadable, settled, first, last, refused_word = frame.agg(
+    producer = F.col("producer") if "producer" in frame.columns else F.lit(None).cast("string")
+    rows, unreadable, settled, first, last, producers, refused_word = frame.agg(
         F.count_if(is_readable),
         F.count_if(~is_readable),
         F.count_if(F.coalesce(at <= horizon_ms, F.lit(False))) if horizon_ms else F.lit(0),
         F.min(at),
         F.max(at),
+        F.approx_count_distinct(producer),
         F.max(refused),
     ).collect()[0]
     if refused_word is not None:
@@ -119,7 +123,7 @@ def summarise(
         raise UsageError(
             f"{option}: column {column!r} has {refused_word[:40]!r}; it may be {choices}"
         )
-    return Summary(rows, unreadable, settled, first, last)
+    return Summary(rows, unreadable, settled, first, last, producers)
 
 
 def readable(frame: DataFrame, time: str | None) -> Column:

@@ -70,7 +70,14 @@ def audit(
             stack.callback(held.unpersist)
             return held
 
-        messages = states(checked.sent, checked.handed, checked.queued, horizon_ms)
+        messages = states(
+            checked.sent,
+            checked.handed,
+            checked.queued,
+            horizon_ms,
+            summaries.rows,
+            summaries.sent.producers,
+        )
         messages = keep("messages", messages) if keep else hold(messages)
         counted = counting.count(messages)
         listed = counting.lists(messages, counted, limit)
@@ -118,6 +125,12 @@ class _Summaries(NamedTuple):
     sent: inputs.Summary
     handed: inputs.Summary
     queued: inputs.Summary | None
+
+    @property
+    def rows(self) -> int:
+        """The readable rows of all inputs."""
+        queued = 0 if self.queued is None else self.queued.rows
+        return self.sent.rows + self.handed.rows + queued
 
     @property
     def span_ms(self) -> int:

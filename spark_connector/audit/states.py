@@ -1,8 +1,10 @@
 """Find the state of each message from the ledger, the delivery log and the snapshot.
 
-The three are united and grouped once, so every row is shuffled once and none is joined. Only
-numbers are aggregated, so that Spark groups by hash and need not sort. A message is identified by
-topic and id; times are epoch ms until the last step.
+The three are united and grouped once, so every row is shuffled once. Rows are shuffled before they
+are grouped: an input has a message once or twice, so grouping it first would fill the memory, and
+then the disk, with as many rows as it has. Only numbers are aggregated, so that Spark groups by
+hash and need not sort. A message is identified by topic and id; times are epoch ms until the last
+step.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ _OWN: Final = 256  # its handler settled it by itself
 # An ack is encoded as one number from its time and attempt, so that two acks differ.
 _ATTEMPTS: Final = 1000
 
+# Of a task. With 125 000 messages its hash tables have about 50 MB, so that several tasks have room
+# in the 1 GB that is Spark's default. A task for fewer rows costs more than it saves.
+ROWS_PER_TASK: Final = 250_000
+BROADCAST_PRODUCERS: Final = 200_000  # with names of 100 bytes, about 40 MB in each executor
+
 _SHAPE: Final = {
     "bits": "int", "slot": "int", "maker": "bigint", "seq": "bigint", "produced_at": "bigint",
     "attempt": "int", "delivered_at": "bigint", "acked": "bigint",
@@ -34,7 +41,12 @@ _SHAPE: Final = {
 
 
 def states(
-    ledger: DataFrame, deliveries: DataFrame, snapshot: DataFrame | None, horizon_ms: int
+    ledger: DataFrame,
+    deliveries: DataFrame,
+    snapshot: DataFrame | None,
+    horizon_ms: int,
+    rows: int,
+    producers: int,
 ) -> DataFrame:
     """Return one row for each message, with its `status`, one of `words.STATUSES`.
 
@@ -43,6 +55,8 @@ def states(
         deliveries: as `inputs.deliveries` returns it.
         snapshot: as `inputs.snapshot` returns it; None: the queues were empty.
         horizon_ms: messages produced later than this, and found nowhere, are pending.
+        rows: how many rows the three have; it decides the number of tasks.
+        producers: about how many producers the ledger has; it decides how their names are joined.
 
     Returns:
         topic, message_id, slot, producer, seq, produced_at, status, listed (whether the ledger has
@@ -52,7 +66,9 @@ def states(
     united = _of_ledger(ledger).unionByName(_of_deliveries(deliveries))
     if snapshot is not None:
         united = united.unionByName(_of_snapshot(snapshot))
-    grouped = united.groupBy("topic", "message_id").agg(
+    tasks = -(-rows // ROWS_PER_TASK) or 1
+    shuffled = united.repartition(tasks, "topic", "message_id")
+    grouped = shuffled.groupBy("topic", "message_id").agg(
         F.bit_or("bits").alias("bits"),
         F.max("slot").alias("slot"),
         F.max("maker").alias("maker"),
@@ -65,7 +81,10 @@ def states(
         F.min("acked").alias("first_ack"),
         F.max("acked").alias("last_ack"),
     )
-    named = grouped.join(_producers(ledger), "maker", "left")
+    names = _producers(ledger)
+    if producers <= BROADCAST_PRODUCERS:  # else Spark may shuffle all messages, by producer
+        names = F.broadcast(names)
+    named = grouped.join(names, "maker", "left")
     return named.select(
         "topic",
         "message_id",
@@ -134,7 +153,8 @@ def _of_ledger(frame: DataFrame) -> DataFrame:
 
 def _producers(ledger: DataFrame) -> DataFrame:
     """Return the names of producers by their hashes, which replace them while rows are grouped."""
-    names = ledger.groupBy("producer").agg(F.xxhash64("producer").alias("maker"))
+    # The hash is aggregated, or Spark would leave out this step, and sort the whole ledger.
+    names = ledger.groupBy("producer").agg(F.max(F.xxhash64("producer")).alias("maker"))
     return names.groupBy("maker").agg(F.max("producer").alias("producer"))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import re
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ from rmq.kernel.core import ids
 from rmq.sql.outbox import tables as outbox_ids
 from spark_connector import audit as audits
 from spark_connector.audit import Findings, UsageError, audit, gaps, inputs, outbox, words
+from spark_connector.audit.states import ROWS_PER_TASK, states
 from tests.spark.audits import AS_OF_MS, BEGIN_MS, HORIZON_MS, SETTLE_MS, Books, frame
 
 if TYPE_CHECKING:
@@ -160,10 +164,26 @@ def test_when_the_snapshot_was_taken_may_stand_in_it(spark: SparkSession) -> Non
         run(spark, books, as_of_ms=None)
 
 
+def test_rows_are_shuffled_before_they_are_grouped_to_tasks_of_bounded_size(
+    spark: SparkSession,
+) -> None:
+    ledger, deliveries, snapshot = Books(3).frames(spark)
+    three = inputs.ledger(ledger), inputs.deliveries(deliveries), inputs.snapshot(snapshot)
+
+    grouped = states(*three, HORIZON_MS, 2 * ROWS_PER_TASK + 1, 1)
+
+    plan = grouped._jdf.queryExecution().executedPlan().toString()
+    # A partial aggregate would hold each row of an input in the memory of the task that reads it.
+    assert re.search(r"functions=\[bit_or\(", plan)
+    assert "partial_bit_or" not in plan
+    assert re.search(r"hashpartitioning\(topic#\d+, message_id#\d+, 3\)", plan)
+
+
 # --- numbers -----------------------------------------------------------------------------------
 
 
-EDGE, LATE_S = gaps.BLOCK, (HORIZON_MS - BEGIN_MS) // 1000
+EDGE, RUN, LATE_S = gaps.BLOCK, gaps.RUN, (HORIZON_MS - BEGIN_MS) // 1000
+FAR = (1 << 60) + EDGE  # a double cannot tell such numbers apart
 
 # Ledgers of one producer each, which has a name here; all of them are counted in one job. Numbers
 # from the first to the last, and when the first was produced, in seconds; one each 10 ms.
@@ -172,6 +192,12 @@ PRODUCERS: dict[str, list[tuple[int, int, int, str]]] = {
         (1, EDGE - 1, 0, ""), (EDGE + 1, 2 * EDGE - 2, 50, ""), (2 * EDGE, 2 * EDGE + 9, 100, ""),
         (5 * EDGE + 1, 5 * EDGE + 5, 110, ""),
     ],
+    "runs": [
+        (1, RUN - 1, 0, ""), (RUN + 1, 2 * RUN - 2, 1, ""), (2 * RUN, 2 * RUN, 2, ""),
+        (4 * RUN, 4 * RUN + 1, 3, ""),
+    ],
+    "below zero": [(-2 * RUN - 1, -RUN, 0, ""), (-RUN + 2, 1, 2, "")],
+    "beyond 2^53": [(FAR - 2, FAR, 0, ""), (FAR + 2, FAR + 3, 1, "")],
     "young": [(1, 10, 0, ""), (12, 20, LATE_S + 1, "")],
     "just old enough": [(1, 10, 0, ""), (12, 20, LATE_S, "")],
     "again": [(1, 50, 0, ""), (1, 30, 100, ""), (1, 80, 200, "")],
@@ -212,6 +238,48 @@ def test_gaps_at_the_edges_of_blocks_are_found(jumps: Gaps) -> None:
         (None, 2 * EDGE - 1, 2 * EDGE - 1),
         (None, 2 * EDGE + 10, 5 * EDGE),
     ]
+
+
+def test_gaps_at_the_edges_of_runs_are_found(jumps: Gaps) -> None:
+    assert jumps["runs"] == [
+        (None, RUN, RUN),
+        (None, 2 * RUN - 1, 2 * RUN - 1),
+        (None, 2 * RUN + 1, 4 * RUN - 1),
+    ]
+
+
+def test_gaps_of_numbers_of_any_size_are_found(jumps: Gaps) -> None:
+    assert jumps["below zero"] == [(None, -RUN + 1, -RUN + 1)]
+    assert jumps["beyond 2^53"] == [(None, FAR + 1, FAR + 1)]
+
+
+def test_gaps_of_random_numbers_are_those_that_a_sort_finds(spark: SparkSession) -> None:
+    chance = random.Random(30)
+    numbers = {
+        f"p{part}": [
+            number
+            for number in range(chance.randrange(200), chance.randrange(4000, 9000))
+            if chance.random() < (0.999, 0.9, 0.01)[part % 3]
+        ]
+        for part in range(12)
+    }
+    rows = [
+        ("orders", producer, 0, "", number, BEGIN_MS + number)
+        for producer, present in numbers.items()
+        for number in [*present, *present[: len(present) // 2]]  # half of them twice
+    ]
+    chance.shuffle(rows)
+    columns = "topic string, producer string, slot int, epoch string, seq bigint, at bigint"
+
+    found = gaps.gaps(spark.createDataFrame(rows, columns), HORIZON_MS)
+
+    assert found is not None
+    assert {(row["producer"], row["first"], row["last"]) for row in found.collect()} == {
+        (producer, before + 1, number - 1)
+        for producer, present in numbers.items()
+        for before, number in itertools.pairwise(present)
+        if number > before + 1
+    }
 
 
 def test_a_gap_younger_than_the_horizon_is_none_yet(jumps: Gaps) -> None:
