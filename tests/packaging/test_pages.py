@@ -29,8 +29,11 @@ MARKDOWN = [each for folder in (*FOLDERS, "tests") for each in (ROOT / folder).g
 # How many blocks of a page are not run; each says why, beside the block.
 PAGES = {
     "README.md": 1,
+    "docs/coming-from/arq-and-taskiq.md": 3,
     "docs/coming-from/bullmq.md": 2,
     "docs/coming-from/celery.md": 2,
+    "docs/coming-from/dramatiq.md": 2,
+    "docs/coming-from/rq.md": 2,
     "docs/coming-from/sqs.md": 1,
     "docs/frameworks.md": 0,
     "docs/tutorial.md": 0,
