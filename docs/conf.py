@@ -20,6 +20,7 @@ exclude_patterns = [".*", "rmq", "build", "dist", "bench/[a-z]*", "tests/[a-z]*"
 extensions = ["myst_parser"]
 
 myst_heading_anchors = 6  # levels of headings that links may name, as on GitHub
+myst_enable_extensions = ["tasklist"]
 
 html_theme = "furo"
 html_title = "RMQ"
