@@ -11,9 +11,10 @@ ARGV[2]   high                 largest score
 ARGV[3]   order                up or down
 ARGV[4]   offset               how many to pass over
 ARGV[5]   limit                1 to 1000
+ARGV[6]   records              1, or 0: the caller needs none, and gets none
 Returns   {acceptance number of the newest, {member, score as text, member, ...}, {record or nil, ...}, {failure or nil,
           ...}, {end of its shared lease in epoch ms or '', ...}}: at most 4 MiB of records and failures, so a page may be
-          short; an empty page is the end. The last two are empty where no message of the page has any
+          short; an empty page is the end. Of the last three each is empty where no message of the page has any
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.
 ]]
@@ -25,6 +26,7 @@ if not created then
 end
 local any_shared, any_failed = redis.call('ZCARD', KEYS[5]) > 0, redis.call('HLEN', KEYS[4]) > 0
 local offset, limit = whole_number(ARGV[4], 0, NUMBER_MOST, 'offset'), whole_number(ARGV[5], 1, MOST, 'limit')
+local with_records = whole_number(ARGV[6], 0, 1, 'records') == 1
 local page
 if ARGV[3] == 'down' then
   page = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], ARGV[1], 'WITHSCORES', 'LIMIT', offset, limit)
@@ -35,24 +37,24 @@ local members = {}
 for i = 1, #page, 2 do
   members[#members + 1] = page[i]
 end
-local records, failures, ends, bytes, full, from, step = {}, {}, {}, 0, false, 1, tonumber(chunk)
-while from <= #members and not full do
-  local to = math.min(#members, from + step - 1)
-  local batch = redis.call('HMGET', KEYS[3], unpack(members, from, to))
-  local failed = any_failed and redis.call('HMGET', KEYS[4], unpack(members, from, to)) or {}
-  for i = 1, #batch do
+local records, failures, ends, count, bytes, step, full = {}, {}, {}, 0, 0, tonumber(chunk), false
+while count < #members and not full do
+  local from, to = count, math.min(#members, count + step)
+  local batch = with_records and redis.call('HMGET', KEYS[3], unpack(members, from + 1, to)) or {}
+  local failed = any_failed and redis.call('HMGET', KEYS[4], unpack(members, from + 1, to)) or {}
+  for i = 1, to - from do
     bytes = bytes + (batch[i] and #batch[i] or 0) + (failed[i] and #failed[i] or 0)
-    if bytes > READ_BYTES and #records > 0 then
+    if bytes > READ_BYTES and count > 0 then
       full = true
       break
     end
-    records[from + i - 1], failures[from + i - 1] = batch[i], failed[i]
+    count = from + i
+    records[count], failures[count] = batch[i], failed[i]
   end
-  from = to + 1
   -- As many more as fit if they are as large as those so far.
   step = math.max(1, math.min(4 * chunk, math.floor((READ_BYTES - bytes) / bytes * to)))
 end
-for i = 1, any_shared and #records or 0 do
+for i = 1, any_shared and count or 0 do
   ends[i] = shared_end(KEYS[5], tonumber(page[2 * i]))
 end
-return { tonumber(accepted or 0), full and { unpack(page, 1, 2 * #records) } or page, records, failures, ends }
+return { tonumber(accepted or 0), full and { unpack(page, 1, 2 * count) } or page, records, failures, ends }

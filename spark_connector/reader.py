@@ -112,7 +112,10 @@ class RmqReader(DataSourceReader):
         options = self._options
         batches = Batches(self._schema, conditions=self._conditions)
         client = client_of_task(options.at)
-        read = open_queue(client._transport, partition.part, options.fetch, batches.has_bodies)
+        read = open_queue(
+            client._transport, partition.part, options.fetch, batches.has_bodies,
+            batches.has_records,
+        )  # fmt: skip
         for block in _joined(_pages(read, partition.most)):
             yield from batches.of_queue(block)
 
@@ -136,7 +139,7 @@ def _joined(pages: Iterator[QueueBlock]) -> Iterator[QueueBlock]:
     waiting: list[QueueBlock] = []
     rows = size = 0
     for page in pages:
-        page_size = sum(map(len, page.records))
+        page_size = sum(map(len, page.records)) + sum(map(len, page.failures))
         if rows + len(page.records) > BATCH_ROWS or size + page_size > BATCH_BYTES:
             if waiting:
                 yield QueueBlock.joined(waiting)

@@ -76,6 +76,13 @@ _ATTEMPT: tuple[Field, ...] = (
     ("traceback", StringType(), True),
 )
 _QUERY: tuple[Field, ...] = (("query", StringType(), False),)
+# The columns of a batch read that are known without the record of a message.
+_WITHOUT_RECORDS = frozenset(
+    (
+        "message_id", "topic", "queue", "slot", "timestamp", "score", "attempt", "lease_until",
+        "held_by_query", "died", "reason", "error", "error_fingerprint", "attempts",
+    )
+)  # fmt: skip
 VALUES_BYTES = 16 * 1024 * 1024  # of the bodies of one batch of a queue
 
 
@@ -170,6 +177,8 @@ class Batches:
         self.schema: pa.Schema = arrow_schema(schema)
         self._headers = [name for name in self.schema.names if name not in _KNOWN]
         self.has_bodies = not {"value", "unreadable"}.isdisjoint(self.schema.names)
+        needed = {*self.schema.names, *(each.column for each in conditions)}
+        self.has_records = not needed <= _WITHOUT_RECORDS
 
     def batch(self, rows: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """Return a record batch. A single value fills every row; a missing column is null.

@@ -344,7 +344,7 @@ NUMBERS: dict[str, dict[int, str]] = {
     "merge": {0: "now_us"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},
-    "peek": {3: "offset", 4: "limit"},
+    "peek": {3: "offset", 4: "limit", 5: "records"},
     "prepare": {0: "now_us", 2: "limit", 3: "lease_ms"},
     "publish": {0: "now_us"},
     "purge": {0: "now_us", 3: "limit"},

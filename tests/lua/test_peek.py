@@ -78,6 +78,15 @@ def test_a_page_has_what_single_messages_have_of_failures_and_lost_records(box):
     assert [at for at in range(200) if not found[at].record] == [16, 17, 198]
 
 
+def test_records_are_left_out_where_the_caller_needs_none(box):
+    ids = box.send(200)
+    box.redis.hset(box.keys.failures, member_of(ids[150]), box.failure(16, 1, "f", b"why"))
+
+    found, whole = (peek(box, limit=1000, records=records) for records in (False, True))
+
+    assert found == [each._replace(record=b"") for each in whole] != whole
+
+
 def test_deliveries_of_a_shared_lease_are_shown_with_its_end(box):
     box.send(3)
     began = box.clock.now_ms

@@ -242,6 +242,7 @@ class SpanReader:
         max_retries: of the topic.
         rows: most messages of a page, 1 to 1000.
         bodies: whether to fetch large bodies; a page ends where they come to LARGE_BYTES.
+        records: whether to read records.
     """
 
     def __init__(
@@ -252,9 +253,11 @@ class SpanReader:
         max_retries: int,
         rows: int = PAGE,
         bodies: bool = True,
+        records: bool = True,
     ) -> None:
         self._keys, self._queue, self._max_retries = keys, queue, max_retries
         self._rows, self._bodies, self._high = rows, bodies, f"({span.high!r}"
+        self._records = records
         self._next: Cursor | None = Cursor(span.low, 0)
 
     def read(self) -> Flow[QueueBlock | None]:
@@ -263,8 +266,9 @@ class SpanReader:
         if start is None:
             return None
         newest, members, scores, records, failures, ends = yield scripts.peek_columns(
-            self._keys, self._queue, repr(start.score), self._high, start.seen, self._rows
-        )
+            self._keys, self._queue, repr(start.score), self._high, start.seen, self._rows,
+            self._records,
+        )  # fmt: skip
         if not members:
             self._next = None
             return None
@@ -306,7 +310,7 @@ class QueuePart(NamedTuple):
 
 
 def open_queue(
-    transport: Transport, part: QueuePart, rows: int, bodies: bool = True
+    transport: Transport, part: QueuePart, rows: int, bodies: bool = True, records: bool = True
 ) -> Callable[[], QueueBlock | None]:
     """Return a function that reads the next page of a part of a queue, and None at its end.
 
@@ -318,7 +322,8 @@ def open_queue(
         rows: most messages of a page, 1 to 1000. A page has 4 MiB of records, and 16 MiB of large
             bodies, or a message more.
         bodies: False: large bodies stay in Redis.
+        records: False: records stay there too, and are empty in the pages.
     """
     keys = SlotKeys(part.prefix, part.topic, part.span.slot)
-    reader = SpanReader(keys, part.queue, part.span, part.max_retries, rows, bodies)
+    reader = SpanReader(keys, part.queue, part.span, part.max_retries, rows, bodies, records)
     return lambda: transport.run(reader.read())

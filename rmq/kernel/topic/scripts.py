@@ -136,8 +136,9 @@ def peek(
     down: bool = False,
     offset: int = 0,
     limit: int = 100,
+    records: bool = True,
 ) -> Command[list[QueueMember]]:
-    """Read a page of one queue of a slot."""
+    """Read a page of one queue of a slot. `records`: False: they are empty."""
 
     def parse(reply: list[Any]) -> list[QueueMember]:
         newest, *columns = _columns_of(reply)
@@ -149,7 +150,7 @@ def peek(
     return Command(
         scripts.load("peek"),
         (keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.leases),
-        [low, high, "down" if down else "up", offset, limit],
+        [low, high, "down" if down else "up", offset, limit, int(records)],
         parse,
     )
 
@@ -162,22 +163,22 @@ PeekColumns = tuple[
 
 def _columns_of(reply: list[Any]) -> PeekColumns:
     newest, places, records, failures, ends = reply
-    count = len(records)
-    if len(places) != 2 * count:
-        raise DecodeError(f"peek answered {count} records of {len(places) / 2:g} messages")
+    count = len(places) // 2
+    if not all(len(column) in (0, count) for column in (records, failures, ends)):
+        raise DecodeError(f"peek answered {len(records)} records of {count} messages")
     return (
         newest, places[::2], list(map(float, places[1::2])),
-        [record or b"" for record in records] if None in records else records,
+        [record or b"" for record in records] if None in records else records or [b""] * count,
         [entry or b"" for entry in failures] or [b""] * count,
         [end or None for end in ends] or [None] * count,
     )  # fmt: skip
 
 
 def peek_columns(
-    keys: SlotKeys, queue: str, low: str, high: str, offset: int, limit: int
+    keys: SlotKeys, queue: str, low: str, high: str, offset: int, limit: int, records: bool
 ) -> Command[PeekColumns]:
     """As `peek`, by columns."""
-    command = peek(keys, queue, low=low, high=high, offset=offset, limit=limit)
+    command = peek(keys, queue, low=low, high=high, offset=offset, limit=limit, records=records)
     return Command(command.script, command.keys, command.args, _columns_of)
 
 
