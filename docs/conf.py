@@ -6,8 +6,12 @@ example are the same here and on GitHub. The menu is made from the lists of inde
 
 from __future__ import annotations
 
+import builtins
+import functools
+import importlib
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -17,10 +21,29 @@ root_doc = "docs/index"
 include_patterns = ["[A-Z]*.md", "docs/**.md", *(f"{one}/README.md" for one in
                     ("bench", "examples", "lua", "tests"))]  # fmt: skip
 exclude_patterns = [".*", "rmq", "build", "dist", "bench/[a-z]*", "tests/[a-z]*"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 myst_heading_anchors = 6  # levels of headings that links may name, as on GitHub
-myst_enable_extensions = ["tasklist"]
+myst_enable_extensions = ["tasklist"]  # - [ ] is a box, as on GitHub
+
+# docs/api.md names what is public; the rest is in the docstrings.
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "tuple,dict,bytes,BaseException,Formatter,Filter,Generic",
+    "member-order": "bysource",
+}
+autodoc_mock_imports = ["pyspark", "pyarrow"]
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+default_role = "code"  # `name` in a docstring is a name of Python, as in Markdown
+maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
+toc_object_entries = False  # or the contents of the page are as long as the page
+# Types of other packages, and of modules that nobody imports from. Text in the place of a type, a
+# fault of a docstring, is reported.
+nitpick_ignore_regex = [("py:class", r"[\w.]+")]
 
 html_theme = "furo"
 html_title = "RMQ"
@@ -29,9 +52,14 @@ html_css_files = ["rmq.css"]
 templates_path = ["site"]
 html_additional_pages = {"index": "front.html"}  # leads to docs/index.html
 html_copy_source = False
+html_show_copyright = False
 highlight_language = "none"
 linkcheck_timeout = 30
 
+PUBLIC = ["rmq"]
+PUBLIC += [f"rmq.{one}" for one in ("connectors", "interceptors", "ledger", "outbox", "testing")]
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)\)")
 LIST_ITEM = re.compile(r"^- \[([^]]+)\]\(([^)]+)\.md\)", re.MULTILINE)
 
 
@@ -57,6 +85,89 @@ def add_menu(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += toctree("*", ":glob:")
 
 
+def name_folders(app: Sphinx, page: str, source: list[str]) -> None:
+    """Name a folder where a page links to it: GitHub shows folders, a site has none."""
+
+    def shown(link: re.Match[str]) -> str:
+        target = ((ROOT / page).parent / link[2]).resolve()
+        return f"{link[1]} (`{target.relative_to(ROOT)}`)" if target.is_dir() else link[0]
+
+    source[0] = LINK.sub(shown, source[0])
+
+
+@functools.cache
+def public_names() -> dict[str, str]:
+    """Return the name by which each public class is imported, by where it is defined."""
+    modules = (importlib.import_module(name) for name in PUBLIC)
+    found = ((module, name, getattr(module, name)) for module in modules for name in module.__all__)
+    return {
+        f"{value.__module__}.{value.__qualname__}": f"{module.__name__}.{name}"
+        for module, name, value in found
+        if isinstance(value, type)
+    }
+
+
+def unlink_builtins(app: Sphinx, doctree: Any) -> None:
+    """Let no builtin type lead to a name of ours: `type` would to `Delivery.type`."""
+    from sphinx.addnodes import pending_xref
+
+    for node in doctree.findall(pending_xref):
+        if node["reftype"] == "class" and hasattr(builtins, node["reftarget"]):
+            node["reftarget"] = f"builtins.{node['reftarget']}"
+
+
+def link_type(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
+    """Lead from a type in a signature to its public name."""
+    public = public_names().get(node["reftarget"])
+    if node.get("refdomain") != "py" or public is None:
+        return None
+    python = env.get_domain("py")
+    return python.resolve_xref(
+        env, node["refdoc"], app.builder, node["reftype"], public, node, text
+    )
+
+
+def hide_constructor(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Leave the signature out of a class that only RMQ makes: it has types that nobody imports."""
+    types = re.findall(r"rmq(?:\.\w+){2,}", signature or "")
+    is_internal = any(one not in public_names() for one in types)
+    return ("", returns) if what == "class" and is_internal else None
+
+
+def skip_field(
+    app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any
+) -> bool | None:
+    """Leave out the fields of a named tuple: the docstring of its class describes them."""
+    return True if type(value).__name__ == "_tuplegetter" else None
+
+
+def keep_colons(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Hide the docstring of a property from Napoleon, to which a type ends at a colon."""
+    if what in ("property", "attribute"):
+        kept[name] = lines[:]
+
+
+def bring_back(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Bring back what `keep_colons` has hidden."""
+    lines[:] = kept.pop(name, lines)
+
+
+kept: dict[str, list[str]] = {}
+
+
 def setup(app: Sphinx) -> None:
     """Register what Sphinx calls."""
     app.connect("source-read", add_menu)
+    app.connect("source-read", name_folders)
+    app.connect("doctree-read", unlink_builtins)
+    app.connect("missing-reference", link_type)
+    app.connect("autodoc-process-signature", hide_constructor)
+    app.connect("autodoc-skip-member", skip_field)
+    app.connect("autodoc-process-docstring", keep_colons, priority=499)
+    app.connect("autodoc-process-docstring", bring_back, priority=501)  # Napoleon has 500

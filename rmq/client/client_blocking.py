@@ -38,7 +38,8 @@ class Client(ClientBase):
         interceptors: hooks around its sends, and around the handlers of its workers.
 
     Raises:
-        ConfigurationError: the URL cannot work. EmbeddedError: the embedded server does not start.
+        ConfigurationError: the URL cannot work.
+        EmbeddedError: the embedded server does not start.
     """
 
     def __init__(

@@ -97,7 +97,8 @@ class Topic(TopicBase, Schedules):
             QueueFull: the topic is at max_length, or Redis at maxmemory.
             TopicPaused: sends are paused; nothing was stored.
             NotDurable: stored, but not as durably as asked.
-            Unavailable: Redis was not reached. OutcomeUnknown: its reply was not.
+            Unavailable: Redis was not reached.
+            OutcomeUnknown: its reply was not.
         """
         if unknown:
             refuse_unknown(unknown)
@@ -120,8 +121,8 @@ class Topic(TopicBase, Schedules):
         nothing, up to 1000 messages at a time; of those with a merge key up to 400.
 
         Raises:
-            What `send` raises. `results` of QueueFull and TopicPaused tell which messages were
-            stored.
+            RMQError: what `send` raises; `results` of QueueFull and TopicPaused tell which messages
+                were stored.
         """
         return self._run(send_flow.send_many(self._context, messages, durability, timeout))
 

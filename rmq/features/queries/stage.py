@@ -140,8 +140,9 @@ class AsyncStage(StageBase):
         stage is of no use; discard it, and write another one.
 
         Raises:
-            The errors of `AsyncTopic.send_many` for messages that cannot be sent. QueueFull: Redis
-            is at maxmemory. StageLost: it has expired, or another writer uses its name.
+            RMQError: as `AsyncTopic.send_many`, for messages that cannot be sent.
+            QueueFull: Redis is at maxmemory.
+            StageLost: it has expired, or another writer uses its name.
         """
         push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
         return await self._run(self._noting(push))

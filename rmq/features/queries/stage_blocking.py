@@ -38,8 +38,9 @@ class Stage(StageBase):
         stage is of no use; discard it, and write another one.
 
         Raises:
-            The errors of `Topic.send_many` for messages that cannot be sent. QueueFull: Redis
-            is at maxmemory. StageLost: it has expired, or another writer uses its name.
+            RMQError: as `Topic.send_many`, for messages that cannot be sent.
+            QueueFull: Redis is at maxmemory.
+            StageLost: it has expired, or another writer uses its name.
         """
         push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
         return self._run(self._noting(push))

@@ -81,8 +81,8 @@ class Claims:
             key, ttl: as in `idempotent`.
 
         Raises:
-            InvalidKey: one of them has no usable key; nothing was claimed or settled.
-            LeaseLost is not raised: a delivery that was lost meanwhile is left out.
+            InvalidKey: one of them has no usable key; nothing was claimed or settled. A delivery
+                that was lost meanwhile is no error, and is left out.
         """
         mine = _prepared(self.consumer, deliveries, Delivery, key, ttl)
         if not mine:

@@ -191,7 +191,7 @@ class Address:
 
 
 def redact(url: str) -> str:
-    """Replace the passwords (also in options) in a URL, or in a text with URLs, by ***."""
+    """Replace the passwords (also in options) in a URL, or in a text with URLs, by `***`."""
     url = re.sub(r"(password=)[^&\s]*", r"\1***", url)
     return re.sub(r"(//[^:/@\s]*):\S*@", r"\1:***@", url)
 

@@ -124,7 +124,7 @@ class Ledger:
             engine: the one to use instead of the ledger's.
 
         Raises:
-            StoreAway: the database is away.
+            Snooze: the database is away.
         """
         action = WithConnection(engine or self._engine, verb, *arguments)
         attempts = 0

@@ -199,8 +199,8 @@ class Confirming:
             handler settles itself is not confirmed, because that may not have been an ack.
 
         Raises:
-            InvalidType: engine, via and handler are not of one kind. InvalidValue: another
-                middleware stands above it. Both when the handler is registered.
+            InvalidType: engine, via and handler are not of one kind.
+            InvalidValue: another middleware stands above it. Both when the handler is registered.
         """
         middleware = Confirms(engine, via)
 

@@ -115,7 +115,8 @@ def entries(
         limit: the most stubs, 1 to 10 000.
 
     Raises:
-        InvalidValue: there is no such status. ConfigurationError: the table is missing.
+        InvalidValue: there is no such status.
+        ConfigurationError: the table is missing.
     """
     query = sa.select(stubs).order_by(stubs.c.seq).limit(check_int(limit, "limit", 1, MAX_LIMIT))
     if statuses:

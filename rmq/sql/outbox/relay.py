@@ -79,8 +79,8 @@ class Relay:
         """Send one batch.
 
         Returns:
-            How many stubs are no longer waiting: they were sent, or can never be sent and are
-            "exhausted" now.
+            The number of stubs that are no longer waiting, because they were sent, or can never be
+            sent and are "exhausted" now.
 
         Guarantee:
             Only stubs of committed transactions are sent. Stubs that were sent and not marked,

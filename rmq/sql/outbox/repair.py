@@ -60,7 +60,8 @@ class Repair:
             id: of the stub or of its message.
 
         Raises:
-            StubSettled: it is confirmed, or void. StubNotFound: no stub has this id.
+            StubSettled: it is confirmed, or void.
+            StubNotFound: no stub has this id.
             InvalidValue, InvalidType: it is no id.
         """
         check_here(here, "outbox.resend")
@@ -81,7 +82,8 @@ class Repair:
             id: of the stub or of its message.
 
         Raises:
-            StubSettled: it is confirmed: its work is done. StubNotFound: no stub has this id.
+            StubSettled: it is confirmed: its work is done.
+            StubNotFound: no stub has this id.
             InvalidValue, InvalidType: it is no id.
         """
         check_here(here, "outbox.void")
@@ -107,7 +109,7 @@ class Repair:
             "unknown": Redis was not reached, and it may still be delivered.
 
         Raises:
-            As `void`.
+            RMQError: as `void`.
         """
         with engine.begin() as connection:
             _void(connection, id)

@@ -1,0 +1,56 @@
+"""docs/api.md has every public name once; `make docs` fills it with the docstrings."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from spark_connector import options
+
+DOCS = Path(__file__).parents[2] / "docs"
+PACKAGES = ("rmq", "rmq.connectors", "rmq.interceptors", "rmq.ledger", "rmq.outbox", "rmq.testing")
+PACKAGES += ("spark_connector",)
+DIRECTIVE = re.compile(r"^\.\. (?:auto\w+|py:data):: (\S+)$", re.MULTILINE)
+
+
+def public_names() -> set[str]:
+    """Return all public names, each by the package that one imports it from."""
+    modules = (importlib.import_module(package) for package in PACKAGES)
+    return {f"{module.__name__}.{name}" for module in modules for name in module.__all__}
+
+
+def faults_of(page: str, names: set[str]) -> list[str]:
+    """Return the names that the page has not just once, and those that do not exist."""
+    counted = Counter(DIRECTIVE.findall(page))
+    return sorted(name for name in names | set(counted) if name not in names or counted[name] != 1)
+
+
+def test_every_public_name_is_on_the_page_once() -> None:
+    assert faults_of((DOCS / "api.md").read_text(), public_names()) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "more"),
+    [
+        ({"rmq.Cliant"}, ""),
+        (set(), ".. autoclass:: rmq.Cliant\n"),
+        (set(), ".. autoclass:: rmq.Topic\n"),
+    ],
+)
+def test_a_name_that_is_missing_or_too_much_is_found(names: set[str], more: str) -> None:
+    page = (DOCS / "api.md").read_text() + more
+
+    assert len(faults_of(page, public_names() | names)) == 1
+
+
+def test_every_option_of_the_spark_connector_is_on_its_page() -> None:
+    page = (DOCS / "spark.md").read_text()
+    tables = (options.STREAM, options.SNAPSHOT, options.SINK, options.DEAD_LETTERS)
+    names = {name for table in tables for option in table for name in option[0::3] if name}
+
+    assert len(names) > 30
+    assert sorted(name for name in names if f"`{name}`" not in page) == []
