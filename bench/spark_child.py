@@ -357,9 +357,16 @@ class Measured:
         """Make a topic with messages; return its name."""
         return {"topic": self._topic(rows, slots, body).name}
 
-    def snapshot(self, topic: str) -> Found:
-        """Return rows/s of a batch read of a topic's waiting messages, and us of processors."""
+    def snapshot(self, topic: str, columns: str = "") -> Found:
+        """Return rows/s of a batch read of a topic's waiting messages, and us of processors.
+
+        Args:
+            topic: its name.
+            columns: those that are read; empty: all.
+        """
         reader = self._spark.read.format("rmq").options(url=self._url, topic=topic, queue="store")
+        if columns:
+            reader = reader.option("columns", columns)
         stats = self._client.admin.stats(topic)
         waiting = sum(stats[name] for name in ("retries", "priority", "due", "later"))
         usage = Usage(self._raw, self._jvm)

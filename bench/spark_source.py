@@ -33,6 +33,7 @@ ROUNDS = 3
 SLOTS = 4
 MADE, STREAMS, RMQ = "made in Python", "raw streams", "rmq"  # sides
 TRIGGER_MS = 100
+FEW_COLUMNS = "message_id,timestamp"
 Answers = list[dict[str, Any]]
 
 
@@ -250,17 +251,26 @@ def latency(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def snapshot(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """A batch read of what waits in a topic."""
+    """A batch read of what waits in a topic: all columns, and few that need no record."""
     asked: dict[str, Any] = {}
     for name, (child, _) in _with_other(sides, {}).items():
         topic = child.ask({"measure": "fill", "rows": size.snapshot, "slots": SLOTS})["topic"]
-        asked[name] = (child, {"measure": "snapshot", "topic": topic})
-    return [
+        question = {"measure": "snapshot", "topic": topic}
+        asked[name] = (child, question)
+        asked[f"{name}, few columns"] = (child, {**question, "columns": FEW_COLUMNS})
+    found = _turns(asked, rounds)
+    measured = [
         Measurement("snapshot", f"snapshot, {name}", _values(answers, "rows/s"), "rows/s",
                     250_000.0 if name == RMQ else None,
                     notes={"us of processors": answers[-1]["us"]})
-        for name, answers in _turns(asked, rounds).items()
+        for name, answers in found.items()
     ]  # fmt: skip
+    return measured + [
+        Measurement(
+            "snapshot", f"CPU of all for a row, {name}", _values(answers, "us", "all"), "us"
+        )
+        for name, answers in found.items()
+    ]
 
 
 def memory(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
