@@ -29,7 +29,7 @@ myst_enable_extensions = ["tasklist"]  # - [ ] is a box, as on GitHub
 # docs/api.md names what is public; the rest is in the docstrings.
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "tuple,dict,bytes,BaseException,Formatter,Filter,Generic",
+    "inherited-members": "RMQError,tuple,dict,bytes,BaseException,Formatter,Filter,Generic",
     "member-order": "bysource",
 }
 autodoc_mock_imports = ["pyspark", "pyarrow"]
@@ -130,10 +130,12 @@ def link_type(app: Sphinx, env: Any, node: Any, text: Any) -> Any:
 def hide_constructor(
     app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """Leave the signature out of a class that only RMQ makes: it has types that nobody imports."""
-    types = re.findall(r"rmq(?:\.\w+){2,}", signature or "")
-    is_internal = any(one not in public_names() for one in types)
-    return ("", returns) if what == "class" and is_internal else None
+    """Leave the signature out of what only RMQ makes: exceptions, and classes of internal types."""
+    if not signature:
+        return None
+    types = re.findall(r"rmq(?:\.\w+){2,}", signature)
+    is_internal = what == "class" and any(one not in public_names() for one in types)
+    return ("", returns) if is_internal or what == "exception" else None
 
 
 def skip_field(

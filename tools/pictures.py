@@ -1,6 +1,7 @@
 """Draw the pictures of the pages: an SVG beside each source in docs/pictures.
 
-python -m tools.pictures            draw all of them, as `make pictures` does
+python -m tools.pictures            draw those whose source has changed, as `make pictures` does
+python -m tools.pictures /bin/d2    with another D2, where the one of pip does not run
 
 D2 draws them (docs/decisions/0063): colors for light and dark pages in one SVG, which says of what
 text it was made. tests/unit/test_pictures.py compares that with the sources, without D2.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -57,11 +59,16 @@ def draw(source: Path, binary: str) -> str:
     return f"{done.stdout.rstrip()}\n{mark_of(source)}\n"
 
 
-def main() -> None:
-    """Draw what is stale."""
+def brought() -> str:
+    """Return the path of the D2 that pip has brought."""
     from d2_python import D2
 
-    binary = D2().binary_path
+    return str(D2().binary_path)
+
+
+def main() -> None:
+    """Draw what is stale."""
+    binary = sys.argv[1] if sys.argv[1:] else brought()
     for name in stale():
         source = FOLDER / name
         source.with_suffix(".svg").write_text(draw(source, binary))

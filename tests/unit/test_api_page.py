@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rmq import connectors
 from spark_connector import options
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +46,16 @@ def test_a_name_that_is_missing_or_too_much_is_found(names: set[str], more: str)
     page = (DOCS / "api.md").read_text() + more
 
     assert len(faults_of(page, public_names() | names)) == 1
+
+
+def test_what_the_page_says_of_types_and_sizes_is_so() -> None:
+    page = (DOCS / "api.md").read_text()
+
+    for types in (connectors.Merge, connectors.QueueName):
+        assert f"   :type: {types}\n".replace("'", '"') in page
+    assert f"bare record, one of `is_bare`: {connectors.BARE}." in page
+    assert f"a message id: {connectors.ID_BYTES} bytes." in page
+    assert f"its text form: {connectors.ID_CHARS} characters." in page
 
 
 def test_every_option_of_the_spark_connector_is_on_its_page() -> None:
