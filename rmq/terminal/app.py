@@ -314,6 +314,11 @@ def _described(error: BaseException) -> str:
     return f"rmq: {neutral(text)}"
 
 
+def _is_said_in_full(error: rmq.RMQError) -> bool:
+    """Return whether the text of an error says all there is: that of a wrong argument or option."""
+    return isinstance(error, ValueError | TypeError) or type(error) is rmq.ConfigurationError
+
+
 def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     """Print an error and return its exit code."""
     code = _exit_code(error)
@@ -328,8 +333,7 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
         click.echo(json.dumps({"error": fields}), err=True)
     else:
         click.echo(f"rmq: {neutral(message, lines=with_caret)}", err=True)
-        # Of a wrong argument the line above says all there is.
-        if isinstance(error, rmq.RMQError) and not isinstance(error, ValueError | TypeError):
+        if isinstance(error, rmq.RMQError) and not _is_said_in_full(error):
             click.echo(f"rmq: see {error.docs}", err=True)
     if os.environ.get("RMQ_DEBUG") == "1":
         lines = "".join(traceback.format_exception(error))

@@ -16,9 +16,11 @@ from tests.servers import free_port
 SECRET = "hunter2-very-secret"
 
 
-def only_line(text: str) -> str:
-    (found,) = text.splitlines()
+def only_line(text: str, docs: str = "") -> str:
+    """Return the line of an error; `docs`: the heading that a second line has to name."""
+    found, *others = text.splitlines()
     assert found.startswith("rmq: ")
+    assert others == ([f"rmq: see docs/errors.md#{docs}"] if docs else [])
     return found
 
 
@@ -29,7 +31,7 @@ def test_no_redis_fails_in_two_seconds_with_exit_code_5(run, monkeypatch):
     done = run("ping", "--url", f"redis://127.0.0.1:{free_port()}")
 
     assert done.exit_code == 5
-    assert "cannot be reached" in only_line(done.stderr)
+    assert "cannot be reached" in only_line(done.stderr, "unavailable")
 
 
 def test_an_error_with_json_is_json_on_stderr(run):
@@ -39,6 +41,7 @@ def test_an_error_with_json_is_json_on_stderr(run):
     error = json.loads(done.stderr)["error"]
     assert (error["type"], error["exit"]) == ("TopicNotFound", 3)
     assert "rmq topic create nowhere" in error["message"]
+    assert error["docs"] == "docs/errors.md#topicnotfound"
 
 
 @pytest.mark.parametrize(
@@ -66,16 +69,16 @@ def test_a_missing_topic_is_exit_code_3_and_is_not_created(run, client, words):
     done = run(*words)
 
     assert done.exit_code == 3
-    assert "rmq topic create nowhere" in only_line(done.stderr)
+    assert "rmq topic create nowhere" in only_line(done.stderr, "topicnotfound")
     assert "nowhere" not in client.admin.topics()
 
 
 def test_a_mistyped_topic_gets_the_name_that_is_near(run, topic):
     typed = topic.name[:-1]
     assert f"prefix 'rmq', did you mean {topic.name!r}?; create it: rmq topic create" in only_line(
-        run("peek", typed).stderr
+        run("peek", typed).stderr, "topicnotfound"
     )
-    assert "did you mean" not in only_line(run("peek", "x").stderr)
+    assert "did you mean" not in only_line(run("peek", "x").stderr, "topicnotfound")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,9 @@ def test_a_password_that_is_a_word_does_not_cut_up_the_text(run, word, monkeypat
 
     done = run("ping", "--url", f"redis://user:{word}@127.0.0.1:1/0")
 
-    assert "redis://user:***@127.0.0.1:1/0 cannot be reached" in only_line(done.stderr)
+    assert "redis://user:***@127.0.0.1:1/0 cannot be reached" in only_line(
+        done.stderr, "unavailable"
+    )
     assert f":{word}@" not in done.output
 
 
@@ -263,4 +268,4 @@ def test_the_default_address_is_reported_as_such(run, monkeypatch):
     done = run("ping", RMQ_URL=None)
 
     assert done.exit_code == 5
-    assert "no url was given and RMQ_URL is not set" in only_line(done.stderr)
+    assert "no url was given and RMQ_URL is not set" in only_line(done.stderr, "unavailable")
