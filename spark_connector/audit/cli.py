@@ -24,7 +24,7 @@ from spark_connector.audit.options import Options, parse
 _ID: Final = re.compile("[0-9a-v]{26}")
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 # Of a session on this machine. With 32 instead of Spark's 200, gaps in a million messages were
-# found in 10 s instead of 16; four million ran with it in 1 GB. Other numbers were not compared.
+# found in 10 s instead of 16; ten million ran with it in 1 GB. Other numbers were not compared.
 _PARTITIONS_LOCAL: Final = "32"
 
 
