@@ -234,7 +234,7 @@ def test_progress_and_the_command_line_tell_the_same_of_a_query(
     query = queries.start(trigger="default", maxMessagesPerTrigger=5)
     told: dict[str, Any] = {}
     listed: dict[str, Any] = {}
-    until = time.monotonic() + 60
+    until = time.monotonic() + 180
     try:
         while not (
             listed.get("rows") == told.get("rows") == 20 and listed["bytes"] == told["bytes"]
