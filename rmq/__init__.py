@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
     from rmq.kernel.core.access import AccessToken
     from rmq.kernel.core.claim import ClaimStatus
-    from rmq.kernel.core.codec import Compressed
+    from rmq.kernel.core.codec import Compressed, Encrypted
     from rmq.kernel.core.delivery import Reject, Retry, Snooze
     from rmq.kernel.core.failure import Attempt, Failure
     from rmq.kernel.core.history import Sample
@@ -150,7 +150,7 @@ _MODULES = {
     "rmq.kernel.consumer.consumer_blocking": "Consumer Delivery",
     "rmq.kernel.core.access": "AccessToken",
     "rmq.kernel.core.claim": "ClaimStatus",
-    "rmq.kernel.core.codec": "Compressed",
+    "rmq.kernel.core.codec": "Compressed Encrypted",
     "rmq.kernel.core.delivery": "Reject Retry Snooze",
     "rmq.kernel.core.failure": "Attempt Failure",
     "rmq.kernel.core.history": "Sample",
@@ -195,16 +195,16 @@ __all__ = [
     "Claims", "Client", "Compressed", "Concurrency", "ConfigurationError", "Consumer",
     "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups", "DeadLetterPage", "DecodeError",
     "DeleteResult", "Delivery", "DeliveryError", "Depends", "DueCount", "EmbeddedError",
-    "EncodeError", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync", "HandlerRun",
-    "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor", "InvalidFilter",
-    "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job", "JobNotFound",
-    "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId", "Missing",
-    "NotDurable", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause", "PayloadTooLarge",
-    "PeekPage", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError", "Rate", "Receipt",
-    "RedriveResult", "Reject", "Replicated", "ResizeResult", "Retry", "Sample", "Schedule",
-    "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed", "SendError", "SendResult",
-    "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent", "StageLost",
-    "StorageError", "Topic", "TopicNotEmpty", "TopicNotFound", "TopicPaused", "TopicSettings",
-    "TopicVanished", "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus", "acl_rules",
-    "idempotent",
+    "EncodeError", "Encrypted", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync",
+    "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
+    "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
+    "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
+    "Missing", "NotDurable", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",
+    "PayloadTooLarge", "PeekPage", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError",
+    "Rate", "Receipt", "RedriveResult", "Reject", "Replicated", "ResizeResult", "Retry", "Sample",
+    "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed", "SendError",
+    "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent",
+    "StageLost", "StorageError", "Topic", "TopicNotEmpty", "TopicNotFound", "TopicPaused",
+    "TopicSettings", "TopicVanished", "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus",
+    "acl_rules", "idempotent",
 ]  # fmt: skip

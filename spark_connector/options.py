@@ -19,6 +19,7 @@ from rmq.connectors import (
     QueueName,
     check_name,
     check_query,
+    codec_of,
     parse_queue,
     parse_url,
     redact_url,
@@ -92,6 +93,19 @@ def choice(*words: str) -> Callable[[str, str], str]:
         return given.lower()
 
     return read
+
+
+def _codec(name: str, given: str) -> str:
+    if given.lower() in ("bytes", "json", "msgpack"):
+        return given.lower()
+    try:
+        codec_of(given)
+    except ConfigurationError as error:
+        raise InvalidValue(
+            f"{name}: {given!r}; give bytes, json or msgpack, or the name of a codec that is "
+            f"installed here ({error})"
+        ) from None
+    return given
 
 
 def _url(name: str, given: str) -> str:
@@ -247,7 +261,7 @@ SINK = (
     Option("url", _url),
     Option("topic", _topic),
     Option("prefix", _prefix, "rmq"),
-    Option("codec", choice("bytes", "json", "msgpack"), "bytes"),
+    Option("codec", _codec, "bytes"),
     Option("merge", choice("first", "last", "collect"), "first"),
     Option("pastTimes", choice("fail", "now"), "fail"),
     Option("queryId", _query),

@@ -63,8 +63,9 @@ class Client(ClientBase):
 
         Args:
             name: 1 to 128 of A-Z a-z 0-9 . _ -
-            codec: how bodies are written: "json", "msgpack", "bytes", rmq.Compressed(), or an
-                object of your own with a number from 4 to 7 (`rmq.kernel.core.codec.Codec`).
+            codec: how bodies are written: "json", "msgpack", "bytes", the name of a codec that is
+                installed, rmq.Compressed(), rmq.Encrypted(keys), or an object of your own with a
+                number from 4 to 7 (`rmq.kernel.core.codec.Codec`).
                 Reading goes by the record; your own has to be named where it is read, too.
             settings: by name, see `rmq.Settings`; durations in seconds or timedelta. What is left
                 out keeps its value in Redis, or is the default when the topic is created.

@@ -75,7 +75,14 @@ def _json_value(value: Any) -> Any:
         return str(value)
     if value is None or isinstance(value, str | int | float):
         return value
-    return str(value)
+    return _text_of(value)
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # of an object that a codec of a user made
+        return f"({type(value).__name__}; it cannot be shown: {type(error).__name__})"
 
 
 def _json_key(name: Any) -> Any:
@@ -136,7 +143,7 @@ def body_fields(body: Any) -> dict[str, Any]:
     """Return a body for JSON: `body`; for bytes `body_text` if they are UTF-8, else `body_hex`."""
     if not isinstance(body, bytes):
         try:
-            json.dumps(body, default=str, skipkeys=True)  # raises if it nests too deeply
+            json.dumps(body, default=_text_of, skipkeys=True)  # raises if it nests too deeply
         except RecursionError:
             return {"body": None, "body_unshown": "it nests too deeply"}
         return {"body": body}

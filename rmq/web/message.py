@@ -212,7 +212,7 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
         try:
             text, kind = json.dumps(value, ensure_ascii=False, allow_nan=False), "json"
         except (TypeError, ValueError, RecursionError):
-            text = _written(value)  # msgpack has bytes inside of maps, and NaN
+            text = _written(value)  # msgpack has bytes inside of maps, and NaN; others have objects
     whole = text.encode("utf-8", "replace")  # JSON may name half of a surrogate pair
     shown = whole[:most]
     return Body(
@@ -258,6 +258,8 @@ def _written(value: Any) -> str:
         return repr(value)
     except RecursionError:
         return "(nested too deeply to be shown)"
+    except Exception as error:  # of an object that a codec of a user made
+        return f"({type(value).__name__}; it cannot be shown: {type(error).__name__})"
 
 
 def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:

@@ -27,7 +27,7 @@ PLAIN_ENGLISH = {
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
     "configuration", "completion", "compressed", "content", "top", "rmq", "total", "seconds",
-    "sent", "handled", "taken", "held", "format",
+    "sent", "handled", "taken", "held", "format", "encrypted",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "access", "denied", "start", "step", "stop", "line",

@@ -393,6 +393,11 @@ def _body_of(letter: ImportedLetter, name: str) -> bytes:
     try:
         given = letter.bodies_base64 if letter.body_base64 is None else [letter.body_base64]
         pieces = [base64.b64decode(each, validate=True) for each in given or ()]
+        sealed = [codecs.is_encrypted(letter.codec, piece) for piece in pieces]
+        if letter.body_base64 is not None and sealed[0]:
+            return pieces[0]  # its key need not be here
+        if any(sealed):
+            raise DecodeError(codecs.NO_ENCRYPTED_LIST)
         bodies_read = codecs.decode_all(letter.codec, pieces)
         if letter.body_base64 is not None:
             return pieces[0]

@@ -56,7 +56,10 @@ TIDY_FROM = 256  # unsettled deliveries, before a consumer forgets those whose l
 FORGET_S = 60.0  # after its lease expired for so long, a delivery cannot be handed back
 
 # First byte of a record whose body begins at byte 9 -> how to read the body.
-_PLAIN = {number << 5: body_codec.decode for number, body_codec in codec.BY_NUMBER.items()}
+_PLAIN = {
+    own.number << 5: own.decode
+    for own in (codec.BYTES, codec.JSON, codec.MSGPACK, codec.COMPRESSED)
+}
 
 
 def _lease_ms(value: Duration | None) -> int | None:

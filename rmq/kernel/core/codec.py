@@ -1,28 +1,34 @@
-"""Codecs: write bodies as JSON (the default), msgpack, bytes or compressed; never as pickle.
+"""Codecs: write bodies as JSON (the default), msgpack, bytes, compressed or encrypted; no pickle.
 
 The record holds the number of its codec, so a consumer needs no configuration. Bytes that cannot be
-read raise DecodeError; the consumer makes such a message a dead letter with the reason.
+read raise DecodeError; the consumer makes such a message a dead letter with the reason. Codecs of
+users have the numbers 4 to 7; installed packages name theirs as entry points (`GROUP`).
 
-JSON is written and read by the standard library, or by msgspec where it is installed. Producers
-with and without msgspec write the same bytes: msgspec gets only bodies that both write alike, and
-everything else, errors included, is left to the standard library (docs/decisions/0022). How types
-are written that JSON does not have: `rmq.kernel.core.forms`.
+How JSON is written and read: `rmq.kernel.core.json_text`; types that it does not have:
+`rmq.kernel.core.forms`; compressed and encrypted bytes: `compression`, `encryption`.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
+import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol
 
 import msgpack
 
-from rmq.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge
-from rmq.kernel.core import compression
+from rmq.errors import (
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    InvalidValue,
+    PayloadTooLarge,
+)
+from rmq.kernel.core import compression, encryption, packages
 from rmq.kernel.core.compression import CEILING, PLAIN, How
+from rmq.kernel.core.encryption import Keys
 from rmq.kernel.core.forms import JSON_TYPES, to_builtins
+from rmq.kernel.core.json_text import MsgspecJson, StdlibJson, installed
 from rmq.kernel.core.validation import check_int
 
 
@@ -56,58 +62,6 @@ class BytesCodec:
     def decode(self, data: bytes) -> Any:
         """Return the bytes; never raises."""
         return data
-
-
-class StdlibJson:
-    """Writes and reads JSON with the standard library."""
-
-    def __init__(self) -> None:
-        # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
-        self._write = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
-        ).encode
-        self._read = json.JSONDecoder(parse_constant=_no_constant).decode
-
-    def encode(self, body: Any) -> bytes:
-        """Write JSON; raises TypeError, ValueError or RecursionError."""
-        return self._write(body).encode()
-
-    def decode(self, data: bytes) -> Any:
-        """Read JSON; raises ValueError or RecursionError."""
-        return self._read(data.decode())
-
-
-class MsgspecJson:
-    """Writes and reads JSON with msgspec, and what it does differently with the standard library.
-
-    Args:
-        msgspec: the package.
-        stdlib: for everything else.
-    """
-
-    def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
-        self._write = msgspec.json.Encoder().encode
-        self._read = msgspec.json.Decoder().decode
-        # Before msgspec 0.21 its own errors are no ValueError.
-        self._left_to_stdlib = (ValueError, RecursionError, msgspec.MsgspecError)
-        self._stdlib = stdlib
-
-    def encode(self, body: Any) -> bytes:
-        """Write JSON; raises TypeError, ValueError or RecursionError."""
-        try:
-            if is_written_alike(body):
-                data: bytes = self._write(body)
-                return data
-        except self._left_to_stdlib:
-            pass  # a surrogate, a cycle: the standard library's error is the same everywhere
-        return self._stdlib.encode(body)
-
-    def decode(self, data: bytes) -> Any:
-        """Read JSON; raises ValueError or RecursionError."""
-        try:
-            return self._read(data)
-        except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or no JSON
-            return self._stdlib.decode(data)
 
 
 class JsonCodec:
@@ -198,29 +152,61 @@ def _no_extension(code: int, data: bytes) -> Any:
 
 BYTES, JSON, MSGPACK = BytesCodec(), JsonCodec(), MsgpackCodec()
 BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BYTES, JSON, MSGPACK)}
+GROUP = "rmq.codecs"  # of the entry points by which installed packages name their codecs
+_loading = threading.RLock()  # a package that is loaded may ask for a codec
+_unloadable: dict[str, str] | None = None
+
+
+def load_installed() -> dict[str, str]:
+    """Register the codecs of installed packages, once; return by name why some cannot be used."""
+    global _unloadable
+    with _loading:
+        if _unloadable is None:
+            _unloadable = {}
+            for entry in packages.entry_points(GROUP):
+                try:
+                    found = entry.load()
+                    codec = register(found() if isinstance(found, type) else found)
+                    BY_NAME.setdefault(entry.name, codec)
+                except Exception as error:  # whatever the package does
+                    _unloadable[entry.name] = f"{type(error).__name__}: {error}"
+        return _unloadable
 
 
 def by_name(name: str) -> Codec:
-    """Return the codec with this name.
+    """Return the codec with this name: RMQ's own, or one that an installed package has.
 
     Raises:
-        ConfigurationError: no codec has that name.
+        ConfigurationError: no codec has that name, or it cannot be used.
     """
-    try:
-        return BY_NAME[name]
-    except (KeyError, TypeError):
-        raise ConfigurationError(f"codec: {name!r}; known are {', '.join(BY_NAME)}") from None
+    if not isinstance(name, str):
+        raise ConfigurationError(f"codec: {name!r}; give a name, or an object with encode, decode")
+    if name not in BY_NAME:
+        why = load_installed().get(name)
+        if why:
+            raise ConfigurationError(f"codec: {name!r} of an installed package: {why}")
+    if name not in BY_NAME:
+        raise ConfigurationError(f"codec: {name!r}; known are {', '.join(BY_NAME)}")
+    return BY_NAME[name]
+
+
+def by_number(number: int) -> Codec | None:
+    """Return the codec with this number; None: no package here has one."""
+    if number not in BY_NUMBER and CUSTOM_MIN <= number <= CUSTOM_MAX:
+        load_installed()
+    return BY_NUMBER.get(number)
 
 
 class Compressed:
     """Writes bodies with another codec and compresses them where that makes them smaller.
 
     Every consumer reads them without configuration. In Redis: one byte (16 * how + the number of
-    the other codec; how: 0 plain, 1 zlib, 2 zstd), then the data. A topic's `max_body` counts these
-    bytes.
+    the other codec; how: 0 plain, 1 zlib, 2 zstd, 3 encrypted), then the data. A topic's `max_body`
+    counts these bytes.
 
     Args:
-        codec: the codec that writes the body first: "json", "msgpack" or "bytes".
+        codec: the codec that writes the body first: "json", "msgpack", "bytes", or the name of one
+            that an installed package has.
         how: "zlib", or "zstd" (quicker and smaller; it needs the extra `zstd`, for consumers too).
         above: bodies of fewer bytes are not compressed, nor are those that would not get smaller.
 
@@ -266,24 +252,27 @@ class Compressed:
         return bytes((how << 4 | self._inner.number,)) + data
 
     def decode(self, data: bytes) -> Any:
-        """Read a body, compressed or not.
+        """Read a body, compressed, encrypted or neither.
 
         Raises:
-            DecodeError: it would be larger than `limit`, is cut short or damaged, or was
-                compressed in a way that is unknown here.
+            DecodeError: it would be larger than `limit`, is cut short or damaged, was compressed in
+                a way that is unknown here, or its key is not here.
         """
         codec, plain_bytes = self.unpack(data, self.limit)
-        return codec.decode(plain_bytes)
+        return decode(codec.number, plain_bytes)
 
     def unpack(self, data: bytes, max_bytes: int, cut: bool = False) -> tuple[Codec, bytes]:
         """Return the codec that wrote a body, and its bytes decompressed, at most `max_bytes`.
 
         Where there are more, `cut` returns the first; else that is an error.
         """
+        data = _decrypted(data)
         if not data:
             raise DecodeError("body of 0 bytes is not compressed: its first byte says how")
         how, number = data[0] >> 4, data[0] & 15
-        codec = BY_NUMBER.get(number)
+        codec = by_number(number)
+        if codec is None and number <= CUSTOM_MAX:
+            raise _unknown(number, data)
         if how > max(compression.NUMBERS.values()) or codec is None or codec is COMPRESSED:
             raise DecodeError(
                 f"body of {len(data)} bytes: its first byte, {data[0]}, names no way to read it"
@@ -299,7 +288,84 @@ class Compressed:
         return codec, rest
 
 
-CUSTOM_MIN = 4  # codecs of users have this number or a larger one
+_SEALED = bytes((encryption.FIRST,))
+NO_ENCRYPTED_LIST = (
+    "several encrypted bodies, of a merged message, would become one that is not encrypted; "
+    "redrive the dead letter where it is"
+)
+
+
+def _decrypted(data: bytes) -> bytes:
+    """Return a body of codec 3 as it was before it was encrypted; others as they are.
+
+    Raises:
+        DecodeError: it cannot be decrypted here.
+    """
+    if data[:1] != _SEALED:
+        return data
+    try:
+        return encryption.unseal(data)
+    except DecodeError:
+        if _unloadable is not None:
+            raise
+    load_installed()  # one of them may have the key
+    return encryption.unseal(data)
+
+
+class Encrypted:
+    """Writes bodies with another codec and encrypts them by AES-256-GCM; the extra `encrypted`.
+
+    A process reads bodies by the keys of each `Encrypted` that it keeps, whatever the topic, and by
+    those of the environment variable RMQ_KEYS_FILE or RMQ_KEYS. Without the key, a message becomes
+    a dead letter, which can be redriven. A topic's `max_body` counts the encrypted bytes: 30 more,
+    and the id of the key.
+
+    Encrypted and authenticated is the body alone: not headers, type, keys, times and priority.
+
+    Args:
+        keys: by id (1 to 64 of A-Z a-z 0-9 . _ -), 32 bytes each; the last one encrypts, all of
+            them decrypt. Or a function that returns them, called for each body. A mapping may be
+            changed at any time. None: the keys of the environment.
+        inner: the codec that writes the body first: as `codec=` of a topic, `rmq.Compressed()` too.
+
+    Raises:
+        InvalidValue: a key is none; the error names its id, never the key.
+        ConfigurationError: the package `cryptography` is missing.
+    """
+
+    name = "encrypted"
+    number = Compressed.number
+
+    def __init__(self, keys: Keys | None = None, inner: str | Codec = "json") -> None:
+        self._repr = f"rmq.Encrypted(inner={inner!r})"
+        self._source = encryption.source_of(keys)
+        del keys  # what follows may raise: encryption.py says why that matters
+        self._source.open()
+        self._inner = by_name(inner) if isinstance(inner, str) else register(inner)
+        if isinstance(self._inner, Encrypted):
+            raise InvalidValue("inner: it is encrypted already")
+
+    def __repr__(self) -> str:
+        return self._repr
+
+    def encode(self, body: Any) -> bytes:
+        """Write the body and encrypt it.
+
+        Raises:
+            EncodeError: the other codec cannot write it.
+            InvalidValue, ConfigurationError: there is no key.
+        """
+        data, number = self._inner.encode(body), self._inner.number
+        if number != Compressed.number:
+            data = bytes((PLAIN << 4 | number,)) + data
+        return encryption.seal(self._source, data)
+
+    def decode(self, data: bytes) -> Any:
+        """Read a body; raises DecodeError as `Compressed.decode`."""
+        return COMPRESSED.decode(data)
+
+
+CUSTOM_MIN, CUSTOM_MAX = 4, 7  # the numbers of codecs of users
 COMPRESSED = Compressed()
 BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
 
@@ -331,7 +397,7 @@ def register(codec: Codec) -> Codec:
         ConfigurationError: the number is not 0 to 7, or another codec has it.
     """
     number = getattr(codec, "number", None)
-    if not isinstance(number, int) or not 0 <= number <= 7:
+    if not isinstance(number, int) or not 0 <= number <= CUSTOM_MAX:
         raise ConfigurationError(f"codec: {codec!r} has number {number!r}; give it 4 to 7")
     registered = BY_NUMBER.setdefault(number, codec)
     if number >= CUSTOM_MIN and type(registered) is not type(codec):
@@ -348,17 +414,38 @@ def decode(number: int, data: bytes) -> Any:
     Raises:
         DecodeError: the codec is unknown, or it did not write these bytes.
     """
-    codec = BY_NUMBER.get(number)
+    codec = by_number(number)
     if codec is None:
-        raise DecodeError(f"body of {len(data)} bytes: codec number {number} is unknown here")
-    return codec.decode(data)
+        raise _unknown(number, data)
+    if number < CUSTOM_MIN:
+        return codec.decode(data)
+    try:
+        return codec.decode(data)
+    except DecodeError:
+        raise
+    except Exception as error:  # code of a user
+        name = getattr(codec, "name", type(codec).__name__)
+        raise DecodeError(f"body of {len(data)} bytes is not {name}: {error!r:.200}") from error
+
+
+def is_encrypted(number: int, data: bytes) -> bool:
+    """Return whether a body of a record, with the number of its codec, is encrypted."""
+    return number == Compressed.number and data[:1] == _SEALED
+
+
+def _unknown(number: int, data: bytes) -> DecodeError:
+    why = "; ".join(f"{name} cannot be used: {why}" for name, why in load_installed().items())
+    return DecodeError(
+        f"body of {len(data)} bytes: codec number {number} is unknown here; "
+        + (why or "install the package that has it (docs/codecs.md)")
+    )
 
 
 class Encoded:
     """A codec for bodies that are encoded already."""
 
     def __init__(self, number: int) -> None:
-        known = BY_NUMBER.get(number)
+        known = by_number(number)
         self.number = number
         self.name = known.name if known else f"codec {number}"
 
@@ -389,6 +476,7 @@ class SharedLimit:
         """
         if number != Compressed.number:
             return number, data
+        data = _decrypted(data)  # a key that is missing costs nothing
         left = self._left
         self._left //= 2
         codec, plain_bytes = COMPRESSED.unpack(data, left)
@@ -408,48 +496,3 @@ def decode_all(number: int, pieces: Iterable[bytes]) -> list[Any]:
     """
     shared = SharedLimit()
     return [shared.decode(number, piece) for piece in pieces]
-
-
-MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
-
-_SCALARS = frozenset((str, int, bool, type(None)))
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def is_written_alike(body: Any) -> bool:
-    """Whether msgspec and the standard library write the same bytes for a body.
-
-    They do for exact builtin types. msgspec writes some others differently (an infinite Decimal,
-    the members of a set, subclasses); NaN would become null, and floats with an exponent look
-    different.
-    """
-    kind = type(body)
-    if kind is dict:
-        for name, value in body.items():
-            if type(name) is not str:
-                return False
-            if type(value) not in _SCALARS and not is_written_alike(value):
-                return False
-        return True
-    if kind is list or kind is tuple:
-        for value in body:
-            if type(value) not in _SCALARS and not is_written_alike(value):
-                return False
-        return True
-    if kind is float:
-        return bool(1e-4 <= abs(body) < 1e16 or body == 0)
-    return kind in _SCALARS
-
-
-def installed() -> StdlibJson | MsgspecJson:
-    """Return what writes and reads JSON here: msgspec if it is installed."""
-    stdlib = StdlibJson()
-    try:
-        msgspec: Any = importlib.import_module("msgspec")
-    except ImportError:
-        return stdlib
-    version = tuple(int(part) for part in msgspec.__version__.split(".")[:2])
-    return MsgspecJson(msgspec, stdlib) if version >= MSGSPEC_MIN else stdlib

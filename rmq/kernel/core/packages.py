@@ -35,4 +35,9 @@ def load(module: str, extra: str, feature: str) -> Any:
         ) from error
 
 
+def entry_points(group: str) -> list[Any]:
+    """Return the entry points that installed packages have in a group."""
+    return list(importlib.import_module("importlib.metadata").entry_points(group=group))
+
+
 VERSION = "0.1.0"  # as in pyproject.toml

@@ -127,7 +127,7 @@ class Outbox(Confirming, Repair):
             topic: the name of the topic.
             body: a value that the codec can encode.
             delay: counts from now, by the database's clock.
-            codec: "json", "msgpack", "bytes", rmq.Compressed(), or one of your own.
+            codec: as `codec` of `Client.topic`.
             confirm: whether a consumer confirms it (see docs/outbox.md). If not, it counts as
                 confirmed once Redis has it.
 

@@ -97,13 +97,17 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
     number = _codec_of(fields["codec"]).number
     if "bodies_base64" in fields:
         try:
-            body = codecs.decode_all(number, [_bytes_of(one) for one in fields["bodies_base64"]])
+            pieces = [_bytes_of(one) for one in fields["bodies_base64"]]
+            if any(codecs.is_encrypted(number, piece) for piece in pieces):
+                raise BadLine(codecs.NO_ENCRYPTED_LIST)
+            body = codecs.decode_all(number, pieces)
             data = codecs.BY_NUMBER[number].encode(body)
-        except (DecodeError, rmq.SendError, KeyError) as error:
+        except (DecodeError, rmq.SendError) as error:
             raise BadLine(f"its bodies cannot be read: {error}") from None
     elif "body_base64" in fields:
         data = _bytes_of(fields["body_base64"])
-        if number in codecs.BY_NUMBER and not fields.get("unreadable"):  # export says so
+        is_sealed = codecs.is_encrypted(number, data)  # its key need not be here
+        if codecs.by_number(number) and not is_sealed and not fields.get("unreadable"):
             try:
                 codecs.decode(number, data)
             except DecodeError as error:

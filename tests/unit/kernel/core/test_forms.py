@@ -23,7 +23,7 @@ from hypothesis import given, strategies as st
 
 import rmq
 from rmq.kernel.core import codec
-from rmq.kernel.core.codec import MsgspecJson, StdlibJson
+from rmq.kernel.core.json_text import MsgspecJson, StdlibJson
 from rmq.kernel.handlers import body_types
 
 attrs = pytest.importorskip("attrs")

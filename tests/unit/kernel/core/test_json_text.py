@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import example, given, strategies as st
 
-from rmq.kernel.core.codec import MSGSPEC_MIN, MsgspecJson, StdlibJson, installed, is_written_alike
+from rmq.kernel.core.json_text import (
+    MSGSPEC_MIN,
+    MsgspecJson,
+    StdlibJson,
+    installed,
+    is_written_alike,
+)
 
 msgspec = pytest.importorskip("msgspec")
 

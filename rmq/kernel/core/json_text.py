@@ -1,0 +1,109 @@
+"""JSON, written and read by the standard library, or by msgspec where it is installed.
+
+Producers with and without msgspec write the same bytes: msgspec gets only bodies that both write
+alike, and everything else, errors included, is left to the standard library (docs/decisions/0022).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+from rmq.kernel.core.forms import to_builtins
+
+MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
+
+_SCALARS = frozenset((str, int, bool, type(None)))
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+class StdlibJson:
+    """Writes and reads JSON with the standard library."""
+
+    def __init__(self) -> None:
+        # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
+        self._write = json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
+        ).encode
+        self._read = json.JSONDecoder(parse_constant=_no_constant).decode
+
+    def encode(self, body: Any) -> bytes:
+        """Write JSON; raises TypeError, ValueError or RecursionError."""
+        return self._write(body).encode()
+
+    def decode(self, data: bytes) -> Any:
+        """Read JSON; raises ValueError or RecursionError."""
+        return self._read(data.decode())
+
+
+class MsgspecJson:
+    """Writes and reads JSON with msgspec, and what it does differently with the standard library.
+
+    Args:
+        msgspec: the package.
+        stdlib: for everything else.
+    """
+
+    def __init__(self, msgspec: Any, stdlib: StdlibJson) -> None:
+        self._write = msgspec.json.Encoder().encode
+        self._read = msgspec.json.Decoder().decode
+        # Before msgspec 0.21 its own errors are no ValueError.
+        self._left_to_stdlib = (ValueError, RecursionError, msgspec.MsgspecError)
+        self._stdlib = stdlib
+
+    def encode(self, body: Any) -> bytes:
+        """Write JSON; raises TypeError, ValueError or RecursionError."""
+        try:
+            if is_written_alike(body):
+                data: bytes = self._write(body)
+                return data
+        except self._left_to_stdlib:
+            pass  # a surrogate, a cycle: the standard library's error is the same everywhere
+        return self._stdlib.encode(body)
+
+    def decode(self, data: bytes) -> Any:
+        """Read JSON; raises ValueError or RecursionError."""
+        try:
+            return self._read(data)
+        except self._left_to_stdlib:  # a number of 1e999, a lone surrogate, or no JSON
+            return self._stdlib.decode(data)
+
+
+def is_written_alike(body: Any) -> bool:
+    """Whether msgspec and the standard library write the same bytes for a body.
+
+    They do for exact builtin types. msgspec writes some others differently (an infinite Decimal,
+    the members of a set, subclasses); NaN would become null, and floats with an exponent look
+    different.
+    """
+    kind = type(body)
+    if kind is dict:
+        for name, value in body.items():
+            if type(name) is not str:
+                return False
+            if type(value) not in _SCALARS and not is_written_alike(value):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        for value in body:
+            if type(value) not in _SCALARS and not is_written_alike(value):
+                return False
+        return True
+    if kind is float:
+        return bool(1e-4 <= abs(body) < 1e16 or body == 0)
+    return kind in _SCALARS
+
+
+def installed() -> StdlibJson | MsgspecJson:
+    """Return what writes and reads JSON here: msgspec if it is installed."""
+    stdlib = StdlibJson()
+    try:
+        msgspec: Any = importlib.import_module("msgspec")
+    except ImportError:
+        return stdlib
+    version = tuple(int(part) for part in msgspec.__version__.split(".")[:2])
+    return MsgspecJson(msgspec, stdlib) if version >= MSGSPEC_MIN else stdlib
