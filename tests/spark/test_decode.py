@@ -33,6 +33,7 @@ def stored(
     return head + number.to_bytes(4, "big") + fields + body
 
 
+CIPHER = rmq.Encrypted({"k": b"k" * 32}, rmq.Compressed("bytes", above=1))
 RECORDS = {
     "bare": stored(b"a body"),
     "bare and empty": stored(b"", priority=1_048_575),
@@ -51,6 +52,9 @@ RECORDS = {
         b"".join(len(b).to_bytes(4, "big") + b for b in (b"1", b'"two"')),
         codec=1, priority=0, due_ms=DUE, merge_key="k", collects=True,
     ),
+    "encrypted": stored(CIPHER.encode(b"z" * 3000), codec=3),
+    "its key is not here": stored(rmq.Encrypted({"gone": bytes(32)}).encode(1), codec=3),
+    "of a codec of one's own": stored(b"HELLO", codec=6),
     "no compressed body": stored(b"\xff", codec=3),
     "its large body is missing": bytes((8, 0, 0, 50)) + bytes(4) + record.reference(9999, bytes(8)),
     "cut short": stored(b"")[:5],

@@ -68,7 +68,8 @@ def converter(annotation: Any) -> Converter | None:
     for library, make in (("pydantic", _by_pydantic), ("msgspec", _by_msgspec)):
         if importlib.util.find_spec(library):
             try:
-                return make(annotation)
+                checked = make(annotation)
+                return _formed(args[0], checked) if origin is Annotated else checked
             except Exception as error:  # each library has errors of its own
                 reasons.append(f"{library}: {str(error).splitlines()[0]}")
     if origin is Annotated and not reasons:
@@ -81,6 +82,14 @@ def converter(annotation: Any) -> Converter | None:
             else f"{install('pydantic')}, or msgspec instead of pydantic, or annotate it as Any"
         )
     )
+
+
+def _formed(wanted: Any, check: Converter) -> Converter:
+    """Read the form of a type before a library checks the constraints of its annotation."""
+    if wanted not in forms.READERS:
+        return check
+    read = _form(wanted)
+    return lambda body: check(read(body))
 
 
 def _name(annotation: Any) -> str:

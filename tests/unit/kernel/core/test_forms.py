@@ -16,7 +16,7 @@ import sys
 import uuid
 import zoneinfo
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 from hypothesis import given, strategies as st
@@ -325,6 +325,14 @@ def test_a_body_that_is_no_form_of_the_type_is_refused(
 ) -> None:
     with pytest.raises(rmq.DecodeError, match=text):
         takes(annotation, body)
+
+
+def test_constraints_hold_for_what_the_form_says() -> None:
+    length = Annotated[bytes, pydantic.Field(max_length=2)]
+
+    assert takes(length, "AP8=") == b"\x00\xff"
+    with pytest.raises(rmq.DecodeError, match="at most 2 bytes"):
+        takes(length, "AP8AAA==")
 
 
 def test_durations_of_other_writers_are_read() -> None:
