@@ -60,6 +60,8 @@ VARIABLES = (
     _Variable("RMQ_DATABASE_URL", "rmq ledger, rmq outbox"),
     _Variable("RMQ_OUTBOX_WEBHOOK", "rmq outbox", is_hidden=True),
     _Variable("RMQ_REDIS_SERVER", "embedded://"),
+    _Variable("RMQ_KEYS_FILE", "rmq.Encrypted, and whatever shows bodies"),
+    _Variable("RMQ_KEYS", "rmq.Encrypted, and whatever shows bodies", is_hidden=True),
     _Variable("RMQ_DEBUG", "every command"),
 )
 

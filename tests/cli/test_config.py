@@ -77,6 +77,7 @@ def test_secrets_are_hidden(bare):
         "RMQ_URL": "redis://shop:sesame7@host/0?password=sesame7",
         "RMQ_DATABASE_URL": "postgresql://shop:sesame7@db/shop",
         "RMQ_OUTBOX_WEBHOOK": "https://hooks.example/T0/sesame7",
+        "RMQ_KEYS": "1:sesame7",
     }
 
     for done in (bare("--json", **env), bare(**env)):
