@@ -21,6 +21,7 @@ from rmq.features.queries import held as query_flow
 from rmq.features.queries.held import HeldQuery, WatchedQuery
 from rmq.features.topic_admin.cli.listing import read_topics
 from rmq.kernel.core import process, telemetry
+from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.telemetry import Counts
 from rmq.terminal import output
 from rmq.terminal.app import Command, redact
@@ -52,10 +53,10 @@ def top(interval: float, once: bool) -> None:
     PRIO, DUE, RETRY: waiting, by family. LATER: not due yet. LATE: how long the oldest message
     that may be taken has waited. IN/S and OUT/S: accepted and settled from one read to the next.
     P50 and P99, on 100 columns or more: how late at most half, or 99 of 100, of the messages were
-    taken in the last 15 s. Of queries (Spark): the messages that they HOLD, and what their drivers
-    told in the last seconds: LAG, the age of the oldest message that nobody holds, and since they
-    started ROWS, BYTES, REPLAYS of batches, and COMMANDS to Redis. Keys: q quit, s sort by the
-    next column, / filter, arrows scroll, p pause.
+    taken in the last 15 s; red while that misses the topic's slo. Of queries (Spark): the messages
+    that they HOLD, and what their drivers told in the last seconds: LAG, the age of the oldest
+    message that nobody holds, and since they started ROWS, BYTES, REPLAYS of batches, and COMMANDS
+    to Redis. Keys: q quit, s sort by the next column, / filter, arrows scroll, p pause.
     """
     if interval < 1:
         raise click.UsageError("--interval: give at least 1 second")
@@ -92,7 +93,12 @@ def _read(client: rmq.Client) -> Reading:
         queries = {}
     at = time.monotonic()
     lateness = {topic.name: topic.lateness for topic in found}
-    return Reading(at, topics, workers, at - begun, lateness, queries)
+    slos = {
+        topic.name: objective
+        for topic in found
+        if not topic.error and (objective := topic.settings.objective)
+    }
+    return Reading(at, topics, workers, at - begun, lateness, slos, queries)
 
 
 def _print(common: CommonOptions, state: Top) -> None:
@@ -209,6 +215,7 @@ class Reading(NamedTuple):
         workers: the worker processes.
         took_s: how long reading took.
         lateness: how many messages of each topic were taken how late, since it was created.
+        slos: of the topics that have one.
         queries: by topic, its queries.
     """
 
@@ -217,6 +224,7 @@ class Reading(NamedTuple):
     workers: Sequence[rmq.WorkerStatus]
     took_s: float
     lateness: Mapping[str, Counts] = {}
+    slos: Mapping[str, Slo] = {}
     queries: Mapping[str, Sequence[HeldQuery]] = {}
 
 
@@ -241,6 +249,16 @@ def percentiles(first: Reading, now: Reading) -> dict[str, dict[str, float | Non
         taken = telemetry.growth(counts, first.lateness.get(topic, ()))
         late_s = {name: telemetry.percentile_s(taken, share) for name, share in PERCENTILES.items()}
         found[topic] = {name: None if s is None else s * 1000 for name, s in late_s.items()}
+    return found
+
+
+def missed(first: Reading, now: Reading) -> set[str]:
+    """Return the topics whose messages were taken later between two readings than their slo."""
+    found = set()
+    for topic, objective in now.slos.items():
+        taken = telemetry.growth(now.lateness.get(topic, ()), first.lateness.get(topic, ()))
+        if objective.is_missed(objective.lateness_s(taken, 0)):
+            found.add(topic)
     return found
 
 
@@ -364,8 +382,9 @@ class Top:
         for_topics = max(0, room - for_workers)
         self.offset = min(self.offset, max(0, len(topics) - for_topics))
         lines = [self._title(width, len(topics), len(workers)), _head(width, self.sort)]
+        late = missed(self.recent[0], self.recent[-1]) if self.recent else set[str]()
         lines += [
-            _topic_line(topic, figures, width)
+            _topic_line(topic, figures, width, topic in late)
             for topic, figures in topics[self.offset : self.offset + for_topics]
         ]
         if not topics:
@@ -424,7 +443,7 @@ def _head(width: int, sort: str) -> str:
     return styled(text, "bold")
 
 
-def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> str:
+def _topic_line(topic: str, figures: Mapping[str, float | None], width: int, is_late: bool) -> str:
     room = _name_width(width)
     name = shorten(neutral(topic), room - 1)
     line = name + " " * (room - cells(name))
@@ -437,7 +456,8 @@ def _topic_line(topic: str, figures: Mapping[str, float | None], width: int) -> 
         else:
             text = short(value)
         cell = f"{text:>{_cell(head)}}"
-        line += styled(cell, "red") if value and head in ("DEAD", "LATE") else cell
+        is_red = head in ("DEAD", "LATE") or (is_late and head in ("P50", "P99"))
+        line += styled(cell, "red") if value and is_red else cell
     return line
 
 

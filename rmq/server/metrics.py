@@ -35,6 +35,7 @@ class ServerMetrics:
         leads: whether this server leads.
         missing: returns by topic how many messages the last audit found missing.
         queries: returns the queries of topics, as `topics` does.
+        before: returns the counts of topics with an slo, as they were five minutes before.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class ServerMetrics:
         leads: Callable[[], bool],
         missing: Callable[[], dict[str, int]] = dict,
         queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
+        before: Callable[[], dict[str, TopicCounts]] = dict,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
         self._families = packages.load("prometheus_client.core", "server", "/metrics")
         self._topics, self._services, self._leads = topics, services, leads
-        self._missing, self._queries = missing, queries
+        self._missing, self._queries, self._before = missing, queries, before
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
         self._library = library
@@ -73,6 +75,7 @@ class ServerMetrics:
         )
         yield of_topics(telemetry.OLDEST_DUE, lambda count: count["late_ms"] / 1000)
         yield self._lateness(topics)
+        yield from self._of_slos(topics)
         yield of_topics(telemetry.HELD_BACK, lambda count: count["held"])
         yield of_topics(telemetry.PAUSED, lambda count: count["paused_ms"] > 0)
         yield of_topics(telemetry.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)
@@ -128,6 +131,21 @@ class ServerMetrics:
             at_most = itertools.accumulate(counts.lateness)
             family.add_metric((name,), list(zip(bounds, at_most, strict=True)), None)
         return family
+
+    def _of_slos(self, topics: Mapping[str, TopicCounts]) -> Iterator[Any]:
+        """Yield what topics promise, and how late their messages are; nothing of other topics."""
+        before, promised, measured = self._before(), [], []
+        for name, counts in topics.items():
+            objective = counts.context.settings.objective
+            if objective is None:
+                continue
+            promised.append(((name,), objective.within_s))
+            earlier = before.get(name)
+            taken = telemetry.growth(counts.lateness, earlier.lateness) if earlier else ()
+            lateness_s = objective.lateness_s(taken, counts.total["late_ms"])
+            measured.append(((name,), lateness_s or 0.0))
+        yield self._family(telemetry.SLO, promised)
+        yield self._family(telemetry.SLO_LATENESS, measured)
 
     def _family(self, metric: Metric, samples: Sequence[tuple[tuple[str, ...], float]]) -> Any:
         kinds = {

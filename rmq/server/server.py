@@ -97,6 +97,7 @@ class Server:
             self.leadership.leads,
             self._missing,
             lambda: self.queries.held if self.leadership.leads() else {},
+            lambda: self.survey.before,
         )
         api = make_api(
             lambda: open_client(url, config.prefix),

@@ -13,6 +13,7 @@ import rmq
 from rmq.kernel.core.limits import parse_limits
 from rmq.kernel.core.message import parse_queue
 from rmq.kernel.core.retry import parse_policy
+from rmq.kernel.core.slo import check as check_slo
 from rmq.kernel.core.validation import check_message_type, parse_duration
 from rmq.terminal.names import ParamType, choices, message_ids
 
@@ -105,6 +106,7 @@ SIZE = _Parsed("size", _size)
 HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 LIMIT = _Parsed("limit", parse_limits)
+SLO = _Parsed("slo", check_slo, words=("off",))
 DURABILITY = _Parsed("level", _durability)
 TIMED_PRIORITY = _Parsed("priority", _timed_priority, words=("first",))
 MESSAGE_ID = _MessageIds("id", rmq.MessageId.parse)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rmq.errors import (
     AccessDenied,
@@ -16,7 +17,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.core import telemetry
+from rmq.kernel.core import slo, telemetry
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import overview, stats
@@ -27,6 +28,7 @@ log = logging.getLogger("rmq")
 
 SLOTS_PER_S = 5.0  # of an idle installation: below 10 commands a second with 400 slots
 EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
+WINDOW_S = slo.WINDOW_MS / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class TopicCounts:
     context: TopicContext
     slots: list[dict[str, int]]
     lateness: Counts
-    at: float = field(default_factory=time.monotonic)
+    at: float
 
     @property
     def total(self) -> dict[str, int]:
@@ -59,6 +61,7 @@ class Survey:
         resizing: names of topics whose resize goes on; their counts may be missing in `topics`,
             where slots have not been created yet.
         passes: how often all topics were read.
+        before: what was read five minutes before `topics`, or as early as this server led.
     """
 
     name = "survey"
@@ -71,7 +74,9 @@ class Survey:
         self._sessions = ReplaySessions()
         self._reported: dict[str, str] = {}
         self._denied: frozenset[str] = frozenset()
+        self._looks: dict[str, deque[TopicCounts]] = {}  # of topics with an slo, the newest last
         self.topics: dict[str, TopicCounts] = {}
+        self.before: dict[str, TopicCounts] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
 
@@ -105,10 +110,27 @@ class Survey:
                     log.warning("topic %r cannot be read just now: %s", name, error)
         self._report_denied(denied)
         self._contexts = {name: counts.context for name, counts in topics.items()}
+        self.before = self._keep(topics)
         self.topics = topics
         self.resizing = frozenset(name for name, each in contexts.items() if _is_resizing(each))
         self.passes += 1
         return len(topics)
+
+    def _keep(self, topics: dict[str, TopicCounts]) -> dict[str, TopicCounts]:
+        """Keep what was read of topics with an slo; return what was read five minutes before."""
+        looks: dict[str, deque[TopicCounts]] = {}
+        for name, counts in topics.items():
+            if counts.context.settings.objective is None:
+                continue
+            kept = self._looks.get(name) or deque()
+            if kept and kept[-1].context.identity != counts.context.identity:
+                kept.clear()  # the topic was deleted and made anew
+            kept.append(counts)
+            while len(kept) > 1 and kept[1].at <= counts.at - WINDOW_S:
+                kept.popleft()
+            looks[name] = kept
+        self._looks = looks
+        return {name: kept[0] for name, kept in looks.items()}
 
     def _report_denied(self, denied: dict[str, AccessDenied]) -> None:
         """Log once how many topics the server's user may not read, until these are others."""
@@ -128,7 +150,7 @@ class Survey:
     def _read(self, context: TopicContext) -> TopicCounts:
         slots = self._transport.run(stats.counts_and_lateness(context))
         late = telemetry.total(slot.lateness for slot in slots)
-        return TopicCounts(context, [slot.counts for slot in slots], late)
+        return TopicCounts(context, [slot.counts for slot in slots], late, time.monotonic())
 
 
 def _is_resizing(context: TopicContext) -> bool:

@@ -20,6 +20,7 @@ import pytest
 import rmq
 from rmq.cli.top import COLUMNS, WIDE, Reading, Top, document, keys, rates, short
 from rmq.features.queries.held import HeldQuery
+from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.telemetry import BUCKETS
 from tests.cli.conftest import bury
 
@@ -256,6 +257,21 @@ def test_keys_on_a_real_terminal(shell, client, name):
 
     assert running.wait(60) == 0
     os.close(ours)
+
+
+def test_percentiles_of_a_topic_that_misses_its_slo_are_red(monkeypatch):
+    monkeypatch.setattr("rmq.cli.top.styled", lambda text, color: f"<{color}>{text}")
+
+    def frame(slo):
+        top = Top("redis://x")
+        for at, taken in ((1.0, late(b2=4)), (3.0, late(b2=100, b13=4))):
+            top.update(reading(at, {"a": taken}, a={})._replace(slos={"a": slo}))
+        (line,) = [line for line in top.frame(120) if line.startswith("a ")]
+        return line
+
+    assert "<red>" in frame(Slo(99, 2.0))
+    assert "<red>" not in frame(Slo(95, 2.0))
+    assert "<red>" not in frame(Slo(99, 60.0))
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])

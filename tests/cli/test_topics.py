@@ -60,7 +60,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "--retry", "levels:1s,1m:0.5", "--dedup-window", "off", "--max-length", "300",
         "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
-        "--limit", "rate:100:1m,concurrency:6",
+        "--limit", "rate:100:1m,concurrency:6", "--slo", "p95<1.5s",
     ]  # fmt: skip
 
     made = json.loads(run("topic", "create", name, *given, "--json").stdout)
@@ -71,12 +71,24 @@ def test_create_with_every_setting_and_show_them(run, name):
         "retry": "levels:1s,1m:0.5", "dedup_window": 0.0, "max_length": 300, "overflow": "block",
         "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,
-        "limit": "rate:100:1m,concurrency:6",
+        "limit": "rate:100:1m,concurrency:6", "slo": "p95<1.5s",
     }  # fmt: skip
     assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]
     shown = run("topic", "show", name).stdout
     for words in ("lease             1m", "dedup_window      off", "dead_retention    7d"):
         assert words in shown
+
+
+def test_slo_is_changed_and_a_wrong_one_refused(run, name):
+    run("topic", "create", name)
+
+    set_it = run("topic", "set", name, "--slo", "p99<2s")
+    wrong = run("topic", "set", name, "--slo", "p97<2s")
+
+    assert set_it.stdout == f"{name}: slo off -> p99<2s\n"
+    assert wrong.exit_code == 2
+    assert "give off, or p50, p90, p95 or p99, <, and a duration, as p99<2s" in wrong.stderr
+    assert run("topic", "set", name, "--slo", "off").stdout == f"{name}: slo p99<2s -> off\n"
 
 
 def test_create_again_is_fine_and_with_other_settings_is_not(run, name):

@@ -8,7 +8,9 @@ import pytest
 
 import rmq
 from rmq.features.doctor import topics
+from rmq.features.topic_admin.service import Sampler
 from rmq.kernel.core.keys import leader_key, workers_key
+from rmq.web.survey import Survey
 from tests.integration.examining import client, grave, one, redis, report_worker, seen
 from tests.servers import Server
 
@@ -234,3 +236,29 @@ def test_schedule_that_nobody_sends_is_named(
         raw.zadd("rmq:{orders_0}:schedule_times", {"nightly": int(time.time() * 1000) - 600_000})
 
     assert "orders: schedule nightly was due 10 min ago" in one(client, "schedules").evidence
+
+
+def test_topic_that_misses_its_slo_is_named_with_how_late_it_is(
+    client: rmq.Client, redis: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "LATE_MS", 1 << 60)
+    topic = client.topic("orders", slo="p50<50ms")
+    topic.open()
+    (unknown,) = seen(client, "slo")
+    assert (unknown.severity, unknown.fix) == ("note", "rmq server")
+    survey = Survey(client._transport, "rmq")
+    survey.run_once()
+    Sampler(client._transport, survey).run_once()
+    assert [finding.severity for finding in seen(client, "slo")] == ["ok"]
+
+    topic.send("waits")
+    time.sleep(0.1)
+    waits = one(client, "slo")
+    with topic.consumer() as consumer:
+        consumer.receive()[0].ack()
+    late = one(client, "slo")
+
+    assert waits.evidence.startswith("orders: slo p50<50ms, and none was taken of late; the oldest")
+    assert late.evidence.startswith("orders: slo p50<50ms, and p50 of the last ")
+    client.admin.topic_set("orders", slo="p50<10s")
+    assert grave(client, "slo") == []

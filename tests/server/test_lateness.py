@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,45 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
     assert {(sample.late_p50_s, sample.late_p99_s) for sample in found} == {(None, None)}
     assert counted(client) == telemetry.NONE
     assert metrics(look)["+Inf"] == 0
+
+
+def slo_metrics(look: Look) -> dict[str, float]:
+    """What is exposed about the slo of topics, by the name of the metric."""
+    survey = look.survey
+    metrics = ServerMetrics(lambda: survey.topics, list, lambda: True, before=lambda: survey.before)
+    lines = [line for line in metrics.text().decode().splitlines() if not line.startswith("#")]
+    found = [line.partition("{") for line in lines if line.startswith("rmq_topic_slo_")]
+    return {name: float(rest.rpartition(" ")[2]) for name, _, rest in found}
+
+
+def test_slo_and_lateness_of_the_last_minutes_are_metrics(
+    client: rmq.Client, prefix: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = [0.0]
+    monkeypatch.setattr("rmq.web.survey.time", SimpleNamespace(monotonic=lambda: moment[0]))
+    client.topic(TOPIC).open()
+    look = Look(client, prefix)
+    look()
+    assert slo_metrics(look) == {}
+    client.admin.topic_set(TOPIC, slo="p90<1s")
+    look = Look(client, prefix)
+    look()
+    take_late(client, clock, [20] * 10 + [3000] * 2)
+    moment[0] = 60.0
+    look()
+
+    late = slo_metrics(look)
+    take_late(client, clock, [20] * 200)
+    moment[0] = 400.0
+    look()
+    mended = slo_metrics(look)
+
+    assert late["rmq_topic_slo_seconds"] == 1.0
+    assert 2.048 <= late["rmq_topic_slo_lateness_seconds"] <= 4.096
+    assert 0.016 <= mended["rmq_topic_slo_lateness_seconds"] <= 0.032
+    moment[0] = 800.0
+    look()
+    assert slo_metrics(look)["rmq_topic_slo_lateness_seconds"] == 0.0, "none was taken, none waits"
 
 
 def test_only_first_attempts_count_and_a_message_without_a_due_time_counts_from_its_send(

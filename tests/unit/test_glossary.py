@@ -53,7 +53,7 @@ PLAIN_ENGLISH = {
     # definitions as a file
     "apply",
     # metrics
-    "idle", "done", "event", "oldest",
+    "idle", "done", "event", "oldest", "slo",
     # streaming queries, as Spark and Kafka name them
     "rows", "bytes", "batches", "lapses", "lag", "commands",
     # scripts of the audit and of the query log

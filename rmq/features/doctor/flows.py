@@ -45,6 +45,7 @@ CHECKS = (
     Check("blocked-heads", "slots in order that wait for long", topics.blocked_heads),
     Check("no-consumer", "messages that wait without a consumer", topics.no_consumer),
     Check("late", "messages that are due for long", topics.late),
+    Check("slo", "topics whose messages are later than their slo", topics.slo),
     Check("dead-letters", "dead letters that grow", topics.dead_letters),
     Check("paused", "topics that are paused for longer than a day", topics.paused),
     Check("resizes", "resizes that are not finished", topics.resizes),

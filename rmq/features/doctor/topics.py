@@ -7,10 +7,12 @@ from rmq.features.doctor.look import MIB, Look, Sight, age, plural, some
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
+from rmq.kernel.core import slo as slos, telemetry
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
 from rmq.kernel.core.layout import Resizing
-from rmq.kernel.topic import scheduled
+from rmq.kernel.core.validation import format_duration
+from rmq.kernel.topic import samples, scheduled
 from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.steps import Flow, Pipeline, RawCommand, is_master_away
 
@@ -220,6 +222,34 @@ def late(look: Look) -> Flow[list[Sight]]:
     ]
     most = max((topic.total["late_ms"] for topic in topics), default=0)
     return found or [Sight("ok", f"the oldest due message has waited {age(most)}")]
+
+
+def slo(look: Look) -> Flow[list[Sight]]:
+    """Topics whose messages are delivered later than their setting `slo` allows."""
+    now_ms = yield from look.now_ms()
+    found = list[Sight]()
+    topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
+    wanted = [topic for topic in topics if topic.settings.objective]
+    for topic in wanted:
+        objective = topic.settings.objective
+        assert objective is not None
+        before = yield from samples.before(topic.context, now_ms, slos.WINDOW_MS)
+        taken = telemetry.growth(topic.lateness, before.lateness) if before else ()
+        lateness_s = objective.lateness_s(taken, topic.total["late_ms"])
+        if objective.is_missed(lateness_s):
+            assert lateness_s is not None
+            text = f"{topic.name}: slo {objective}, and "
+            if before is not None and any(taken):
+                text += f"p{objective.percentile} of the last {age(now_ms - before.at_ms)} is "
+            else:
+                text += "none was taken of late; the oldest message has waited "
+            text += format_duration(round(lateness_s, 3))
+            found.append(Sight("warning", text, "rmq top"))
+        elif before is None:
+            text = f"{topic.name}: slo {objective}; how late messages were taken is not known"
+            found.append(Sight("note", f"{text}, as no server has kept samples", "rmq server"))
+    none = "no topic has an slo" if not wanted else f"{plural(len(wanted), 'slo')} met"
+    return found or [Sight("ok", none)]
 
 
 def dead_letters(look: Look) -> Flow[list[Sight]]:

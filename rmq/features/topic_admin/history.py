@@ -10,12 +10,10 @@ from rmq.features.topic_admin import scripts
 from rmq.kernel.core import history
 from rmq.kernel.core.history import Figures, Ring, Sample
 from rmq.kernel.core.validation import Duration, check_epoch_ms, duration_ms
-from rmq.kernel.topic import context as topic_context, opening
+from rmq.kernel.topic import context as topic_context, opening, samples
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
+from rmq.kernel.transport.steps import Flow, server_ms
 
-PAGE = 500  # places of one call
-READ = "history"  # what errors call it
 SINCE = timedelta(hours=1)
 
 
@@ -50,20 +48,7 @@ def read(
     step_ms = _step_ms(step, now_ms - begin_ms)
     first_ms, last_ms = -(-begin_ms // step_ms) * step_ms, now_ms // step_ms * step_ms
     earliest_ms = first_ms - step_ms - history.HOLDS_MS
-    created_ms = int(context.identity) // 1000
-    found: list[Figures] = []
-    for ring in history.rings_for(step_ms):
-        places = history.places_between(ring, earliest_ms, now_ms)
-        for at in range(0, len(places), PAGE):
-            stored: list[bytes | None] = yield RawCommand(
-                READ, "HMGET", context.history_key, *places[at : at + PAGE]
-            )
-            read_all = (history.read(each) for each in stored if each is not None)
-            found += [
-                figures
-                for figures in read_all  # a place may still have figures of its turn before
-                if figures is not None and figures.at_ms >= max(created_ms, earliest_ms)
-            ]
+    found = yield from samples.stored(context, history.rings_for(step_ms), earliest_ms, now_ms)
     return history.points(found, first_ms, last_ms, step_ms)
 
 
@@ -84,4 +69,4 @@ def _step_ms(step: Duration | None, span_ms: int) -> int:
 def _now_ms() -> Flow[int]:
     if topic_context.now_us:
         return int(topic_context.now_us) // 1000
-    return (yield from server_ms(READ))
+    return (yield from server_ms(samples.READ))

@@ -77,6 +77,7 @@ class Settings(Request):
     dead_retention: float | UnsetType | None = UNSET
     unhandled: float | UnsetType | None = UNSET
     limit: str | UnsetType | None = UNSET
+    slo: str | UnsetType | None = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return those that were sent, as `Client.topic` takes them."""

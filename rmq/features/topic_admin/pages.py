@@ -142,8 +142,8 @@ async def topic(request: PageRequest) -> View:
             "rates": rate_chart(samples), "depth": depth_chart(samples),
             "late": late_chart(samples), "taken_late": taken_late_chart(samples), "due": due,
             "limit": str(settings.limit) if settings.limit != Limits() else "",
-            "by_key": settings.limit.key is not None, "period": period,
-            "periods": tuple(PERIODS),
+            "by_key": settings.limit.key is not None, "objective": settings.objective,
+            "period": period, "periods": tuple(PERIODS),
         },
         request.topic,
     )  # fmt: skip

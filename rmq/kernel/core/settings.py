@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
-from rmq.kernel.core import layout as layouts, limits, pause, retry as policies
+from rmq.kernel.core import layout as layouts, limits, pause, retry as policies, slo as slos
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.layout import Layout
 from rmq.kernel.core.limits import Limit, Limits, parse_limits
 from rmq.kernel.core.pause import Pause
 from rmq.kernel.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN
+from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.validation import (
     Duration,
     check_int,
@@ -173,6 +174,7 @@ class TopicSettings(TypedDict, total=False):
     dead_retention: Duration | None
     unhandled: Duration | None
     limit: Limit | Limits | Sequence[Limit] | str | None
+    slo: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,8 @@ class Settings:
             has; then it is a dead letter; 0: it waits for ever.
         limit: how many messages are delivered in a time, and how many are in flight; each slot has
             a share.
+        slo: how late messages may be delivered, as "p99<2s"; "off": not said. Nothing is delivered
+            sooner for it: doctor, console, metrics and alerts say when it is missed.
         paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
         sends_paused: the same for sends.
         layout: what `Admin.topic_resize` has done to the slots; None: nothing.
@@ -225,6 +229,7 @@ class Settings:
     dead_retention_ms: int = 0
     unhandled_ms: int = 3_600_000
     limit: Limits = field(default_factory=Limits)
+    slo: str = slos.OFF
     paused: Pause | None = None
     sends_paused: Pause | None = None
     layout: Layout | None = None
@@ -232,6 +237,11 @@ class Settings:
     def __post_init__(self) -> None:
         """Check what settings must have of each other."""
         self.limit.check_slots(self.all_slots)
+
+    @property
+    def objective(self) -> Slo | None:
+        """How late messages may be delivered; None: not said."""
+        return slos.parse(self.slo)
 
     @property
     def all_slots(self) -> int:
@@ -321,6 +331,7 @@ _CHECKS: dict[str, tuple[str, Any]] = {
     "dead_retention": ("dead_retention_ms", lambda v: _off_or(v, "dead_retention", 1000)),
     "unhandled": ("unhandled_ms", lambda v: _off_or(v, "unhandled", 1000)),
     "limit": ("limit", parse_limits),
+    "slo": ("slo", slos.check),
 }
 PUBLIC = tuple(_CHECKS)
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
@@ -381,7 +392,8 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
         )
     values: dict[str, Any] = {}
     for name in NAMES:
-        text = stored[name]
+        # Topics of an older version have no `slo`.
+        text = stored.get(name, slos.OFF) if name == "slo" else stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)
         elif name == "durability":
@@ -389,7 +401,7 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
         elif name == "limit":
             values[name] = limits.from_redis(text)
         else:
-            values[name] = text if name in ("overflow", "on_expire") else int(text)
+            values[name] = text if name in ("overflow", "on_expire", "slo") else int(text)
     return Settings(
         **values,
         paused=pause.from_redis(stored, "receive"),

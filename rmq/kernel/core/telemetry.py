@@ -280,6 +280,15 @@ TAKE_LATENESS = Metric(
     "it; first attempts only, by the clock of that machine.",
     tuple(bound_ms / 1000 for bound_ms in BOUNDS_MS),
 )  # fmt: skip
+SLO = Metric(
+    "rmq_topic_slo_seconds", "gauge", "seconds", ("topic",),
+    "How late messages may be, by the topic's slo; only topics that have one.",
+)  # fmt: skip
+SLO_LATENESS = Metric(
+    "rmq_topic_slo_lateness_seconds", "gauge", "seconds", ("topic",),
+    "How late the percentile of the topic's slo was of the messages taken in the last 5 minutes; "
+    "while none is taken, how long the oldest one waits.",
+)  # fmt: skip
 HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
     "Waiting messages that a pause or a limit of the topic holds back.",
@@ -354,7 +363,8 @@ SERVICE_FAILURES = Metric(
 )  # fmt: skip
 
 SERVER_METRICS = (
-    MESSAGES, OLDEST_DUE, TAKE_LATENESS, HELD_BACK, PAUSED, SENDS_PAUSED, TOPICS_NOT_COUNTED,
+    MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, HELD_BACK, PAUSED, SENDS_PAUSED,
+    TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,
     LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,

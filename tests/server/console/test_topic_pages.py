@@ -249,6 +249,30 @@ def test_a_wrong_setting_is_explained_beside_it_and_what_was_typed_stays(
     assert client.admin.settings("orders").dead_retention_ms == 77 * 60_000
 
 
+def test_slo_is_set_and_marks_the_oldest_message_that_is_later(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("orders").send("waits")
+    url = console.url + "/console/topics/orders"
+    settings = url + "/settings"
+    csrf = csrf_of(fetch(settings).text)
+
+    def oldest(page: str) -> str:
+        figure = re.search(r"<div[^>]*>(?:(?!</div>).)*oldest due.*?</div>", page, re.S)
+        assert figure is not None
+        return figure[0]
+
+    assert "warn" not in oldest(fetch(url).text)
+    assert fetch(settings, {"csrf": csrf, "slo": "p99<1ms"}).status == 303
+    assert client.admin.settings("orders").slo == "p99<1ms"
+
+    page = until(lambda: "warn" in oldest(found := fetch(url).text) and found, "the mark")
+
+    assert "p99&lt;1ms" in page
+    refused = fetch(settings, {"csrf": csrf, "slo": "p99"})
+    assert (refused.status, "as p99&lt;2s" in refused.text) == (400, True)
+
+
 def test_saving_one_setting_leaves_those_that_others_changed_meanwhile(
     console: Server, client: rmq.Client
 ) -> None:

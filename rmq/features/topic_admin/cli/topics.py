@@ -24,6 +24,7 @@ from rmq.terminal.param_types import (
     LIMIT,
     RETRY,
     SIZE,
+    SLO,
     TIMED_PRIORITY,
 )
 
@@ -108,6 +109,11 @@ _settings = with_options(
         type=LIMIT,
         help="How fast and how many: rate:COUNT[:PER[:BURST]], concurrency:COUNT, or both with a "
         "comma between; :key=HEADER at the end: for each value of that header.  [off]",
+    ),
+    click.option(
+        "--slo",
+        type=SLO,
+        help="How late messages may be delivered, as p99<2s (p50, p90, p95, p99).  [off]",
     ),
 )
 

@@ -1,0 +1,50 @@
+"""Read the samples of a topic's figures, which a server has kept (`kernel/core/history.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rmq.kernel.core import history
+from rmq.kernel.core.history import Figures, Ring
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow, RawCommand
+
+PAGE = 500  # places of one call
+READ = "history"  # what errors call it
+
+
+def stored(
+    context: TopicContext, rings: Sequence[Ring], earliest_ms: int, now_ms: int
+) -> Flow[list[Figures]]:
+    """Return the samples of these rings since a moment, in any order, some of them twice."""
+    created_ms = int(context.identity) // 1000
+    found: list[Figures] = []
+    for ring in rings:
+        places = history.places_between(ring, earliest_ms, now_ms)
+        for at in range(0, len(places), PAGE):
+            texts: list[bytes | None] = yield RawCommand(
+                READ, "HMGET", context.history_key, *places[at : at + PAGE]
+            )
+            read_all = (history.read(each) for each in texts if each is not None)
+            found += [
+                figures
+                for figures in read_all  # a place may still have figures of its turn before
+                if figures is not None and figures.at_ms >= max(created_ms, earliest_ms)
+            ]
+    return found
+
+
+def before(context: TopicContext, now_ms: int, window_ms: int) -> Flow[Figures | None]:
+    """Return the newest sample of a topic that is so old, else its oldest one; None: it has none.
+
+    Args:
+        context: the topic, which is open.
+        now_ms: epoch ms by Redis' clock.
+        window_ms: how old.
+    """
+    begin_ms = now_ms - window_ms
+    found = yield from stored(context, history.RINGS, begin_ms - history.HOLDS_MS, now_ms)
+    old = [figures for figures in found if figures.at_ms <= begin_ms]
+    if old:
+        return max(old, key=lambda figures: figures.at_ms)
+    return min(found, key=lambda figures: figures.at_ms, default=None)
