@@ -317,7 +317,7 @@ class Encrypted:
 
     A process reads bodies by the keys of each `Encrypted` that it keeps, whatever the topic, and by
     those of the environment variable RMQ_KEYS_FILE or RMQ_KEYS. Without the key, a message becomes
-    a dead letter, which can be redriven. A topic's `max_body` counts the encrypted bytes: 30 more,
+    a dead letter, which can be redriven. A topic's `max_body` counts the encrypted bytes: 31 more,
     and the id of the key.
 
     Encrypted and authenticated is the body alone: not headers, type, keys, times and priority.

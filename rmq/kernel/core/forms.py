@@ -24,6 +24,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -41,11 +42,14 @@ def to_builtins(value: Any) -> Any:
     Raises:
         TypeError, ValueError: it has no form.
     """
+    write = _BY_TYPE.get(type(value))
+    if write is not None:
+        return write(value)
     if isinstance(value, Enum):
         value = value.value
         if isinstance(value, JSON_TYPES):
             return value
-    for kind, write in WRITERS.items():
+    for kind, write in _BY_TYPE.items():
         if isinstance(value, kind):
             return write(value)
     if isinstance(value, type):
@@ -58,14 +62,16 @@ def to_builtins(value: Any) -> Any:
         )
     if hasattr(value, "__pydantic_serializer__"):  # a dataclass of pydantic
         return importlib.import_module("pydantic_core").to_jsonable_python(value)
-    fields = fields_of(type(value))
+    own: Any = type(value)
+    fields = fields_of(own)
     if fields is not None:
         return {name: _attribute(value, attribute) for attribute, name in fields}
     remedy = "list(value)" if hasattr(value, "__iter__") else "str(value)"
     raise TypeError(f"{type(value).__name__} has no form in JSON; send {remedy}")
 
 
-def fields_of(kind: type) -> list[tuple[str, str]] | None:
+@lru_cache(1024)
+def fields_of(kind: Any) -> list[tuple[str, str]] | None:
     """Return the fields of a dataclass or an attrs class: attribute, name; None: it is neither.
 
     The name is that of the argument of its constructor: attrs drops underscores in front.
@@ -87,9 +93,14 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _datetime(value: datetime) -> str:
     offset = value.utcoffset()
-    if offset and offset % _MINUTE:  # of before 1900: ISO 8601 has no seconds there
+    if offset and has_seconds(offset):  # of before 1900: ISO 8601 has no seconds there
         value = (value.replace(tzinfo=None) - offset).replace(tzinfo=UTC)
     return _zulu(value)
+
+
+def has_seconds(offset: timedelta | None) -> bool:
+    """Whether an offset of a time zone is not one of whole minutes."""
+    return bool(offset and offset % _MINUTE)
 
 
 def _time(value: time) -> str:
@@ -141,15 +152,16 @@ def _json(value: Any) -> str:
     return json.dumps(value, default=to_builtins)
 
 
-WRITERS: dict[Any, Callable[[Any], Any]] = {
+_BY_TYPE: dict[type, Callable[[Any], Any]] = {
     datetime: _datetime,  # before date, of which it is one
     date: date.isoformat,
     time: _time,
     timedelta: _timedelta,
     UUID: str,
     Decimal: _decimal,
-    _BYTES: _bytes,
-    (set, frozenset): _members,
+    **dict.fromkeys(_BYTES, _bytes),
+    set: _members,
+    frozenset: _members,
 }
 # msgspec writes these itself, some of them otherwise: an infinite Decimal, an offset with seconds.
 _LEFT_BY_MSGSPEC = (datetime, date, time, timedelta, UUID, Decimal, *_BYTES)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
-from rmq.kernel.core.forms import to_builtins
+from rmq.kernel.core.forms import JSON_TYPES, has_seconds, to_builtins
 
 MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
 
+_KNOWN = frozenset(JSON_TYPES)
 _SCALARS = frozenset((str, int, bool, type(None)))
 
 
@@ -52,14 +57,16 @@ class MsgspecJson:
         self._write = msgspec.json.Encoder().encode
         self._read = msgspec.json.Decoder().decode
         # Before msgspec 0.21 its own errors are no ValueError.
-        self._left_to_stdlib = (ValueError, RecursionError, msgspec.MsgspecError)
+        self._left_to_stdlib = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
         self._stdlib = stdlib
 
     def encode(self, body: Any) -> bytes:
         """Write JSON; raises TypeError, ValueError or RecursionError."""
         try:
-            if is_written_alike(body):
-                data: bytes = self._write(body)
+            # An object is a map of its fields.
+            value = body if type(body) in _KNOWN else to_builtins(body)
+            if is_written_alike(value):
+                data: bytes = self._write(value)
                 return data
         except self._left_to_stdlib:
             pass  # a surrogate, a cycle: the standard library's error is the same everywhere
@@ -76,9 +83,9 @@ class MsgspecJson:
 def is_written_alike(body: Any) -> bool:
     """Whether msgspec and the standard library write the same bytes for a body.
 
-    They do for exact builtin types. msgspec writes some others differently (an infinite Decimal,
-    the members of a set, subclasses); NaN would become null, and floats with an exponent look
-    different.
+    They do for exact builtin types, and for times, ids and the like of exact types. msgspec writes
+    some others differently (an infinite Decimal, an offset with seconds, the members of a set,
+    subclasses); NaN would become null, and floats with an exponent look different.
     """
     kind = type(body)
     if kind is dict:
@@ -93,9 +100,26 @@ def is_written_alike(body: Any) -> bool:
             if type(value) not in _SCALARS and not is_written_alike(value):
                 return False
         return True
-    if kind is float:
-        return bool(1e-4 <= abs(body) < 1e16 or body == 0)
-    return kind in _SCALARS
+    if kind in _SCALARS:
+        return True
+    check = _CHECKS.get(kind)
+    return check is not None and check(body)
+
+
+def _float(number: float) -> bool:
+    return bool(1e-4 <= abs(number) < 1e16 or number == 0)
+
+
+def _datetime(value: datetime) -> bool:
+    return value.tzinfo is None or value.tzinfo is UTC or not has_seconds(value.utcoffset())
+
+
+_CHECKS: dict[type, Callable[[Any], bool]] = {
+    float: _float,
+    datetime: _datetime,
+    Decimal: Decimal.is_finite,
+    **dict.fromkeys((date, timedelta, UUID, bytes), lambda value: True),
+}
 
 
 def installed() -> StdlibJson | MsgspecJson:

@@ -32,6 +32,9 @@ def converter(annotation: Any) -> Converter | None:
     Raises:
         InvalidType: no installed library can convert to this type.
     """
+    for inner in ("__supertype__", "__value__"):  # of a NewType, and of `type Name = ...`
+        if hasattr(annotation, inner):
+            return converter(getattr(annotation, inner))
     if annotation in (Any, object, None):
         return None
     if annotation in _PLAIN:
@@ -265,7 +268,7 @@ class _Object:
     """Builds a dataclass or an attrs class from a map of its fields; unknown names are ignored.
 
     Raises:
-        InvalidType: the type of a field is not known here.
+        InvalidType: the type of a field is not known here, or named by nothing.
     """
 
     def __init__(self, wanted: type) -> None:

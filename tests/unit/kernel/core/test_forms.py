@@ -16,7 +16,7 @@ import sys
 import uuid
 import zoneinfo
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 
 import pytest
 from hypothesis import given, strategies as st
@@ -325,6 +325,27 @@ def test_a_body_that_is_no_form_of_the_type_is_refused(
 ) -> None:
     with pytest.raises(rmq.DecodeError, match=text):
         takes(annotation, body)
+
+
+def test_new_types_and_fields_without_a_type_are_read() -> None:
+    @attrs.define
+    class Untyped:
+        at = attrs.field()
+
+    Due = NewType("Due", dt.datetime)
+
+    assert takes(Due, form(AT)) == AT
+    assert takes(list[Due], form([AT])) == [AT]
+    assert takes(Untyped, form(Untyped([AT]))) == Untyped(form([AT]))
+
+
+def test_a_class_whose_types_are_not_found_is_refused_when_it_is_registered() -> None:
+    @dataclasses.dataclass
+    class Outer:
+        inner: Innerr  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(rmq.InvalidType, match=r"Outer: .*Innerr"):
+        takes(Outer, {})
 
 
 def test_constraints_hold_for_what_the_form_says() -> None:

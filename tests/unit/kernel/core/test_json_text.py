@@ -107,6 +107,16 @@ SCALARS = (
     | st.integers()
     | st.floats()
     | st.text()
+    | st.datetimes(timezones=st.none() | st.timezones() | st.just(datetime.UTC))
+    | st.times(timezones=st.none() | st.timezones())
+    | st.timedeltas()
+    | st.uuids()
+    | st.dates()
+    | st.decimals()
+    | st.binary()
+    | st.sets(st.text() | st.uuids())
+    | st.builds(Order, st.uuids(), st.floats() | st.datetimes())
+    | st.builds(Struct, st.decimals(), st.dates() | st.binary())
     | st.integers(0, len(ODD) - 1).map(lambda place: ODD[place])  # some have no repr
 )
 KEYS = st.text() | st.integers() | st.none() | st.booleans() | st.floats() | st.just(Text("k"))
@@ -186,7 +196,11 @@ def test_usual_bodies_are_left_to_msgspec() -> None:
     """Or the tests above would compare the standard library with itself."""
     assert is_written_alike({"id": 7, "lines": [{"sku": "a", "price": 1.5, "sold": True}, None]})
     assert is_written_alike((1, "é", -0.0))
+    assert is_written_alike(
+        [datetime.datetime.now(datetime.UTC), uuid.UUID(int=7), decimal.Decimal(1), b"a"]
+    )
     assert not is_written_alike({"at": [1e16]})
+    assert not is_written_alike([decimal.Decimal("inf")])
 
 
 def test_msgspec_is_used_where_it_is_installed_and_new_enough(
