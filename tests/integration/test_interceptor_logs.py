@@ -77,7 +77,7 @@ def test_each_send_and_each_run_is_one_event_with_the_fields_of_the_catalogue(
     handle(topic, style, run, concurrency=1)
     good, bad = topic.send("good"), topic.send("bad")
     with pytest.raises(rmq.EncodeError):
-        topic.send({1})
+        topic.send(object())
     work(client, lambda: len(kept.of("rmq.messages")) >= 6)
 
     catalogue = {event.name: event for event in EVENTS}

@@ -56,7 +56,7 @@ def test_every_metric_of_the_catalogue_is_emitted_and_nothing_else(
     topic.send("bad")
     topic.send("good")
     with pytest.raises(rmq.EncodeError):
-        topic.send({1})
+        topic.send(object())
     with rmq.Worker(getattr(client, "target", client), heartbeat="thread"):
         wait_for(lambda: total(registry, "rmq_handled_total") == 3)
         wait_for(lambda: total(registry, "rmq_duplicates_total") == 1)

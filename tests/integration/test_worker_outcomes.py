@@ -339,7 +339,7 @@ def test_a_body_that_does_not_fit_is_dead_at_once_with_the_reason(
     assert called == [{"id": 7}]
     assert dead.failure is not None
     assert (dead.failure.reason, dead.deliveries) == ("undecodable", 1)
-    assert dead.failure.error == "body: str does not fit int"
+    assert dead.failure.error == "body['id']: str does not fit int"
     assert dead.body == {"id": "seven"}
 
 
