@@ -54,6 +54,7 @@ PAGES = {
     "docs/schedules.md": 0,
     "docs/patterns.md": 0,
     "docs/how-it-works.md": 0,
+    "docs/kubernetes.md": 1,
 }
 ELSEWHERE = {  # pages whose blocks another test runs
     "docs/dead-letters.md": "tests/integration/test_dead_letter_pages.py",
