@@ -259,3 +259,39 @@ def test_a_connector_gets_the_bytes_inside_where_the_key_is(
         value_of(record)
     monkeypatch.setitem(os.environ, "RMQ_KEYS", f"k:{coded(A)}")
     assert json.loads(value_of(record)) == {"card": SECRET}
+
+
+def test_an_outbox_and_a_schedule_move_bodies_without_the_key(
+    client: rmq.Client, name: str, server: Server, tmp_path: Any
+) -> None:
+    sa = pytest.importorskip("sqlalchemy")
+    from rmq.outbox import Outbox, Relay, metadata
+
+    engine, outbox = sa.create_engine(f"sqlite:///{tmp_path}/shop.db"), Outbox()
+    metadata.create_all(engine)
+    own = rmq.Encrypted({"k": A})
+    with engine.begin() as connection:
+        outbox.send(connection, name, {"card": SECRET}, codec=own, confirm=False)
+    topic = client.topic(name, codec=own)
+    topic.every("report", every=1, body={"report": SECRET})
+    rmq.Scheduler(client).run_once()  # it writes the schedule
+    del own, topic
+    client.close()
+    gc.collect()
+    assert SECRET.encode() not in (tmp_path / "shop.db").read_bytes()
+
+    with rmq.Client(server.url) as keyless, rmq.Scheduler(keyless, topics=[name]):
+        assert Relay(outbox, engine, keyless).run_once() == 1
+        assert SECRET.encode() not in dump(server)
+        with rmq.Client(server.url) as reader:
+            topic = reader.topic(name, codec=rmq.Encrypted({"k": A}))
+            found: list[Any] = []
+            with topic.consumer() as consumer:
+                while {"report": SECRET} not in found and len(found) < 9:
+                    batch = consumer.receive(10, wait=30)
+                    assert batch
+                    found += [d.body for d in batch]
+                    consumer.ack(batch)
+    engine.dispose()
+    assert {"card": SECRET} in found
+    assert {"report": SECRET} in found
