@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from rmq.features.topic_admin.flows import DeleteResult
     from rmq.features.topic_admin.resize import ResizeResult
     from rmq.features.workers.status import HandlerRun, HandlerStatus, WorkerStatus
+    from rmq.features.workers.wanted import WorkersWanted
     from rmq.kernel.consumer.consumer import AsyncConsumer, AsyncDelivery
     from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
     from rmq.kernel.core.access import AccessToken
@@ -146,6 +147,7 @@ _MODULES = {
     "rmq.features.topic_admin.flows": "DeleteResult",
     "rmq.features.topic_admin.resize": "ResizeResult",
     "rmq.features.workers.status": "HandlerRun HandlerStatus WorkerStatus",
+    "rmq.features.workers.wanted": "WorkersWanted",
     "rmq.kernel.consumer.consumer": "AsyncConsumer AsyncDelivery",
     "rmq.kernel.consumer.consumer_blocking": "Consumer Delivery",
     "rmq.kernel.core.access": "AccessToken",
@@ -206,5 +208,5 @@ __all__ = [
     "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent",
     "StageLost", "StorageError", "Topic", "TopicNotEmpty", "TopicNotFound", "TopicPaused",
     "TopicSettings", "TopicVanished", "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus",
-    "acl_rules", "idempotent",
+    "WorkersWanted", "acl_rules", "idempotent",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import click
 import rmq
 from rmq.cli import worker_summary
 from rmq.cli.worker_summary import WorkerReport
-from rmq.features.workers.cli import list_workers, show
+from rmq.features.workers.cli import list_workers, show, wanted
 from rmq.kernel.core import packages, process
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.terminal import loader, logs, output
@@ -406,3 +406,4 @@ worker = _WorkerGroup("worker", help="Run handlers, or list the processes that r
 worker.add_command(run)
 worker.add_command(list_workers)
 worker.add_command(show)
+worker.add_command(wanted)

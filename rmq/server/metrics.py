@@ -8,8 +8,10 @@ from typing import Any
 
 from rmq.features.queries import held
 from rmq.features.queries.held import HeldQuery
+from rmq.features.workers.wanted import WorkersWanted
 from rmq.kernel.core import packages, telemetry
 from rmq.kernel.core.counts import COUNTERS
+from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Metric
 from rmq.web.service import ServiceStatus
 from rmq.web.survey import TopicCounts
@@ -35,7 +37,8 @@ class ServerMetrics:
         leads: whether this server leads.
         missing: returns by topic how many messages the last audit found missing.
         queries: returns the queries of topics, as `topics` does.
-        before: returns the counts of topics with an slo, as they were five minutes before.
+        before: returns the figures of topics, as they were five minutes before.
+        wanted: returns by topic how many worker processes it needs.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class ServerMetrics:
         leads: Callable[[], bool],
         missing: Callable[[], dict[str, int]] = dict,
         queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
-        before: Callable[[], dict[str, TopicCounts]] = dict,
+        before: Callable[[], dict[str, Figures]] = dict,
+        wanted: Callable[[], dict[str, WorkersWanted]] = dict,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
         self._families = packages.load("prometheus_client.core", "server", "/metrics")
         self._topics, self._services, self._leads = topics, services, leads
-        self._missing, self._queries, self._before = missing, queries, before
+        self._missing, self._queries = missing, queries
+        self._before, self._wanted = before, wanted
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
         self._library = library
@@ -76,6 +81,9 @@ class ServerMetrics:
         yield of_topics(telemetry.OLDEST_DUE, lambda count: count["late_ms"] / 1000)
         yield self._lateness(topics)
         yield from self._of_slos(topics)
+        wanted = [((name,), of) for name, of in self._wanted().items() if name in topics]
+        yield self._family(telemetry.WORKERS_WANTED, [(at, of.processes) for at, of in wanted])
+        yield self._family(telemetry.WORKERS_RUNNING, [(at, of.running) for at, of in wanted])
         yield of_topics(telemetry.HELD_BACK, lambda count: count["held"])
         yield of_topics(telemetry.PAUSED, lambda count: count["paused_ms"] > 0)
         yield of_topics(telemetry.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)

@@ -20,7 +20,7 @@ from rmq.features.messages.service import Rollback
 from rmq.features.queries.service import Queries
 from rmq.features.schedules.service import Schedules
 from rmq.features.topic_admin.service import Resizes, Retention, Sampler
-from rmq.features.workers.service import WorkerRecords
+from rmq.features.workers.service import Wanted, WorkerRecords
 from rmq.kernel.core.process import STOPPING, handling
 from rmq.server.application import make_api, make_application, open_client
 from rmq.server.authentication import Authentication, Proxy
@@ -76,6 +76,7 @@ class Server:
         self._jobs = Jobs(transport, config.prefix)
         self.audits = Audits(transport, self.survey)
         self.queries = Queries(transport, self.survey)
+        self.wanted = Wanted(transport, config.prefix, self.survey)
         services: list[Service] = [
             self.leadership,
             self.survey,
@@ -88,6 +89,7 @@ class Server:
             self.audits,
             self.queries,
             WorkerRecords(transport, config.prefix),
+            self.wanted,
             Resizes(transport, config.prefix, self.survey),
         ]
         self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
@@ -98,6 +100,7 @@ class Server:
             self._missing,
             lambda: self.queries.held if self.leadership.leads() else {},
             lambda: self.survey.before,
+            lambda: self.wanted.by_topic if self.leadership.leads() else {},
         )
         api = make_api(
             lambda: open_client(url, config.prefix),

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rmq.errors import (
     AccessDenied,
@@ -17,8 +17,9 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.core import slo, telemetry
+from rmq.kernel.core import history, slo, telemetry
 from rmq.kernel.core.codec import JSON
+from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import overview, stats
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
@@ -28,7 +29,6 @@ log = logging.getLogger("rmq")
 
 SLOTS_PER_S = 5.0  # of an idle installation: below 10 commands a second with 400 slots
 EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
-WINDOW_S = slo.WINDOW_MS / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,17 @@ class TopicCounts:
     context: TopicContext
     slots: list[dict[str, int]]
     lateness: Counts
-    at: float
+    at: float = field(default_factory=time.monotonic)
 
     @property
     def total(self) -> dict[str, int]:
         """The counts of the topic."""
         return stats.total(self.slots)
+
+    @property
+    def figures(self) -> Figures:
+        """What is kept of them as a sample."""
+        return history.figures_of(self.total, self.lateness)
 
 
 class Survey:
@@ -61,7 +66,7 @@ class Survey:
         resizing: names of topics whose resize goes on; their counts may be missing in `topics`,
             where slots have not been created yet.
         passes: how often all topics were read.
-        before: what was read five minutes before `topics`, or as early as this server led.
+        before: the figures of topics five minutes before, or since this server leads.
     """
 
     name = "survey"
@@ -74,9 +79,10 @@ class Survey:
         self._sessions = ReplaySessions()
         self._reported: dict[str, str] = {}
         self._denied: frozenset[str] = frozenset()
-        self._looks: dict[str, deque[TopicCounts]] = {}  # of topics with an slo, the newest last
+        # By topic: its stamp, and its figures of the last minutes, the newest last.
+        self._looks: dict[str, tuple[bytes, deque[Figures]]] = {}
         self.topics: dict[str, TopicCounts] = {}
-        self.before: dict[str, TopicCounts] = {}
+        self.before: dict[str, Figures] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
 
@@ -116,21 +122,23 @@ class Survey:
         self.passes += 1
         return len(topics)
 
-    def _keep(self, topics: dict[str, TopicCounts]) -> dict[str, TopicCounts]:
-        """Keep what was read of topics with an slo; return what was read five minutes before."""
-        looks: dict[str, deque[TopicCounts]] = {}
+    def _keep(self, topics: dict[str, TopicCounts]) -> dict[str, Figures]:
+        """Keep the figures of topics; return those of five minutes before.
+
+        With more topics a pass is made more seldom, so all of them are not many more than of few.
+        """
+        looks: dict[str, tuple[bytes, deque[Figures]]] = {}
         for name, counts in topics.items():
-            if counts.context.settings.objective is None:
-                continue
-            kept = self._looks.get(name) or deque()
-            if kept and kept[-1].context.identity != counts.context.identity:
-                kept.clear()  # the topic was deleted and made anew
-            kept.append(counts)
-            while len(kept) > 1 and kept[1].at <= counts.at - WINDOW_S:
+            figures, created = counts.figures, counts.context.identity
+            stamp, kept = self._looks.get(name) or (created, deque())
+            if stamp != created:
+                kept = deque()  # the topic was deleted and made anew
+            kept.append(figures)
+            while len(kept) > 1 and kept[1].at_ms <= figures.at_ms - slo.WINDOW_MS:
                 kept.popleft()
-            looks[name] = kept
+            looks[name] = created, kept
         self._looks = looks
-        return {name: kept[0] for name, kept in looks.items()}
+        return {name: kept[0] for name, (_, kept) in looks.items()}
 
     def _report_denied(self, denied: dict[str, AccessDenied]) -> None:
         """Log once how many topics the server's user may not read, until these are others."""
@@ -150,7 +158,7 @@ class Survey:
     def _read(self, context: TopicContext) -> TopicCounts:
         slots = self._transport.run(stats.counts_and_lateness(context))
         late = telemetry.total(slot.lateness for slot in slots)
-        return TopicCounts(context, [slot.counts for slot in slots], late, time.monotonic())
+        return TopicCounts(context, [slot.counts for slot in slots], late)
 
 
 def _is_resizing(context: TopicContext) -> bool:

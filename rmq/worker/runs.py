@@ -329,6 +329,7 @@ class RunTimes:
         self._prefetch = prefetch
         self._is_chosen = is_chosen
         self._mean = -1.0  # run time, seconds; negative: no run has ended
+        self.busy_s = 0.0  # all run times; two threads that end at once may lose one
 
     def begin(self, run: Any) -> None:
         """Note that a run begins."""
@@ -341,6 +342,7 @@ class RunTimes:
             return False
         self.moved = now = time.monotonic()
         mean, took = self._mean, now - began
+        self.busy_s += took
         self._mean = took if mean < 0 else mean + (took - mean) * WEIGHT
         return True
 

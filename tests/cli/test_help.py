@@ -42,7 +42,7 @@ def test_the_commands_are_these():
         "token create", "token ls", "token revoke",
         "top", "topic apply", "topic create", "topic delete", "topic export", "topic ls",
         "topic pause", "topic resize", "topic resume", "topic set", "topic show",
-        "worker ls", "worker run", "worker show",
+        "worker ls", "worker run", "worker show", "worker wanted",
     ]  # fmt: skip
 
 

@@ -83,6 +83,7 @@ VERBS: dict[str, Verb] = {
     "topic_set": Verb("Admin.topic_set", "set_topic", "topic set"),
     "topics": Verb("Admin.topics", "list_topics", "topic ls"),
     "unclaim": Verb("Admin.unclaim", "delete_claim", None),
+    "workers_wanted": Verb("Admin.workers_wanted", "get_workers_wanted", "worker wanted"),
     "workers": Verb("Admin.workers", "list_workers", "worker ls"),
 }
 

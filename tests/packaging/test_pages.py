@@ -40,7 +40,7 @@ PAGES = {
     "docs/coming-from/sqs.md": 1,
     "docs/frameworks.md": 0,
     "docs/tutorial.md": 0,
-    "docs/cli.md": 12,
+    "docs/cli.md": 13,
     "docs/audit.md": 0,
     "docs/codecs.md": 0,
     "docs/errors.md": 0,

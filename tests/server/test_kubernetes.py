@@ -14,12 +14,15 @@ from urllib.error import URLError
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 import rmq
+from rmq.cli import cli
 from rmq.kernel.core.validation import parse_duration
 from rmq.server.config import SETTINGS, ServerConfig
 from tests.server.running import get, until
 from tests.server.test_deployment import command_of
+from tests.server.test_monitoring import mistakes
 from tests.servers import Server as Redis, free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -217,6 +220,64 @@ def test_the_server_takes_its_words_and_variables() -> None:
 
     assert config.choose_auth(config.read_token()) == "token"
     assert config.hosts == ("*",)
+
+
+# --- scaling ------------------------------------------------------------------------------------
+
+
+def scaling_faults(documents: list[Document]) -> list[str]:
+    """Return what is wrong with the object that scales workers."""
+    (scaled,) = of_kind(documents, "ScaledObject")
+    spec, found = scaled["spec"], []
+    if spec["scaleTargetRef"]["name"] not in {name for name, _, _ in pods(documents)}:
+        found.append("scales nothing")
+    (trigger,) = spec["triggers"]
+    found += mistakes(trigger["metadata"]["query"])
+    ((_, container),) = [(s, c) for n, s, c in pods(documents) if n == "rmq-worker"]
+    words = container["args"]
+    in_a_pod = words[words.index("--processes") + 1] if "--processes" in words else "1"
+    if trigger["metadata"]["threshold"] != in_a_pod or trigger["metricType"] != "AverageValue":
+        found.append("the metric counts processes, and not so many are in a pod")
+    if not 1 <= spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]:
+        found.append("bounds")
+    return found
+
+
+def test_what_scales_asks_for_a_metric_that_exists_and_scales_the_workers() -> None:
+    assert scaling_faults(manifests()) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "instead"),
+    [
+        ("scaleTargetRef: {name: rmq-worker}", "scaleTargetRef: {name: worker}"),
+        ("max(rmq_workers_wanted{", "max(rmq_worker_wanted{"),
+        ("wanted{topic=", "wanted{queue="),
+        ('threshold: "1"', 'threshold: "2"'),
+        ("metricType: AverageValue", "metricType: Value"),
+        ("maxReplicaCount: 20", "maxReplicaCount: 2"),
+    ],
+)
+def test_a_slip_in_what_scales_is_found(there: str, instead: str) -> None:
+    text = (FOLDER / "autoscale.yaml").read_text()
+    assert text.count(there) == 1
+    others = [document for document in manifests() if document["kind"] != "ScaledObject"]
+
+    assert scaling_faults([*others, yaml.safe_load(text.replace(there, instead))])
+
+
+def test_command_of_the_comment_prints_a_number(
+    server: Redis, prefix: str, monkeypatch: pytest.MonkeyPatch, client: rmq.Client
+) -> None:
+    text = (FOLDER / "autoscale.yaml").read_text()
+    (command,) = re.findall(r"\$\(rmq (.*) \| tail -1\)", text)
+    client.topic("hello").send(1)
+    monkeypatch.setenv("RMQ_URL", server.url)
+    monkeypatch.setenv("RMQ_PREFIX", prefix)
+
+    ran = CliRunner().invoke(cli, command.split())
+
+    assert (ran.exit_code, ran.output.splitlines()[-1]) == (0, "1")
 
 
 # --- as processes ---------------------------------------------------------------------------------

@@ -107,6 +107,9 @@ SHOWN = {
         rmq.ResizeResult, 'POST /topics/other/resize {{"slots":2,"dry_run":true}}', "",
         "topic resize other 2 --dry-run", "",
     ),
+    "workers_wanted": Places(
+        rmq.WorkersWanted, "/topics/orders/workers-wanted", "", "worker wanted orders", ""
+    ),
     "workers": Places(rmq.WorkerStatus, "/workers", "workers.0", "worker ls", "0"),
 }  # fmt: skip
 
@@ -129,6 +132,7 @@ DIFFERENCES = {
         "topic_delete topic": "command",
         "topic_resize dry_run": "http command",
         "topic_resize topic": "command",
+        "workers_wanted topic": "http command",
     },
     "a command counts what matches before it asks": {
         "purge count": "http",

@@ -53,7 +53,7 @@ PLAIN_ENGLISH = {
     # definitions as a file
     "apply",
     # metrics
-    "idle", "done", "event", "oldest", "slo",
+    "idle", "done", "event", "oldest", "slo", "wanted", "running",
     # streaming queries, as Spark and Kafka name them
     "rows", "bytes", "batches", "lapses", "lag", "commands",
     # scripts of the audit and of the query log

@@ -244,7 +244,7 @@ def slo(look: Look) -> Flow[list[Sight]]:
             else:
                 text += "none was taken of late; the oldest message has waited "
             text += format_duration(round(lateness_s, 3))
-            found.append(Sight("warning", text, "rmq top"))
+            found.append(Sight("warning", text, f"rmq worker wanted {topic.name}"))
         elif before is None:
             text = f"{topic.name}: slo {objective}; how late messages were taken is not known"
             found.append(Sight("note", f"{text}, as no server has kept samples", "rmq server"))

@@ -140,7 +140,7 @@ class Sampler(SurveyedService):
         self._written = {name: each for name, each in self._written.items() if name in topics}
         self._unwritten = {name: each for name, each in self._unwritten.items() if name in topics}
         for name, counts in topics.items():
-            figures = history.figures_of(counts.total, counts.lateness)
+            figures = counts.figures
             created = counts.context.identity
             stamp, before, written_ms = self._written.get(name, (b"", None, 0))
             is_same = stamp == created and before is not None and before.content == figures.content

@@ -1,4 +1,4 @@
-"""`rmq worker ls` and `show`: the worker processes, as they last reported."""
+"""`rmq worker ls`, `show` and `wanted`: the worker processes, and how many a topic needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
     """Return a process for JSON."""
     handlers = [
         {"topic": handler.topic, "handler": handler.name}  # as a run names it
-        | text.fields(handler, "concurrency", "running", "held", "counts")
+        | text.fields(handler, "concurrency", "running", "held", "counts", "run_s")
         for handler in status.handlers
     ]
     return text.fields(status) | {"handlers": handlers}
@@ -120,3 +120,43 @@ def show(worker: str) -> None:
                 for run in status.running
             ],
         )  # fmt: skip
+
+
+@click.command(
+    "wanted",
+    cls=Command,
+    examples=("rmq worker wanted orders", "rmq worker wanted orders --min 2 --max 20 --json"),
+)
+@click.argument("topic")
+@click.option("--min", type=int, default=1, show_default=True, help="The least, 0 or more.")
+@click.option("--max", type=int, help="The most.")
+def wanted(topic: str, min: int, max: int | None) -> None:
+    """Tell how many worker processes TOPIC needs, and from what that follows.
+
+    Busy executors (threads or tasks) are what arrives in a second x the mean run time; the backlog
+    x the run time / the time to work it off in, which the topic's slo says (60 seconds without
+    one), is added; processes are that / the executors of a process. What is not known is said.
+    """
+    common = common_options()
+    with common.client() as client:
+        found = client.admin.workers_wanted(topic, min=min, max=max)
+    if common.json:
+        output.document({"topic": topic} | text.fields(found))
+        return
+
+    def shown(value: float | None, unit: str = "") -> str:
+        return "not known" if value is None else f"{value:.4g}{unit}"
+
+    output.details(
+        [
+            ("processes", text.number(found.processes)),
+            ("running", text.number(found.running)),
+            ("executors", shown(found.executors)),
+            ("arrival", shown(found.arrival_per_s, " a second")),
+            ("run time", shown(found.run_s, " s")),
+            ("backlog", text.number(found.backlog)),
+            ("work off in", shown(found.work_off_s, " s")),
+            ("executors of a process", shown(found.executors_per_process)),
+            *([("not known", found.unknown)] if found.unknown else []),
+        ]
+    )

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rmq.features.workers import wanted as of_wanted
 from rmq.features.workers.status import WorkerStatus, read_status
+from rmq.features.workers.wanted import WorkersWanted
+from rmq.kernel.core import history, slo
 from rmq.kernel.core.keys import worker_key, workers_key
 from rmq.kernel.core.settings import BATCH_MAX
+from rmq.kernel.topic import opening, samples, stats
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
 
 REPORT, LIST = "report of a worker", "workers"  # what errors call these flows
@@ -72,3 +77,14 @@ def workers(prefix: str) -> Flow[list[WorkerStatus]]:
                 found.append(status)
         offset += len(page)
     return sorted(found, key=lambda status: (status.host, status.pid, status.id))
+
+
+def wanted(context: TopicContext, low: int, high: int | None) -> Flow[WorkersWanted]:
+    """Return how many worker processes a topic needs."""
+    yield from opening.ensure_open(context, create=False)
+    slots = yield from stats.counts_and_lateness(context)
+    now = history.figures_of(stats.total([slot.counts for slot in slots]))
+    before = yield from samples.before(context, now.at_ms, slo.WINDOW_MS)
+    found = yield from workers(context.prefix)
+    objective = context.settings.objective
+    return of_wanted.wanted(context.name, objective, now, before, found, low, high)

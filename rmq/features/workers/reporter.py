@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.features.workers import flows
-from rmq.features.workers.status import RUNNING_MOST, HandlerStatus, write_status
+from rmq.features.workers.status import RUN_VERBS, RUNNING_MOST, HandlerStatus, write_status
 from rmq.kernel.core.packages import VERSION
 from rmq.kernel.transport.blocking import Transport
 
@@ -26,8 +26,32 @@ log = logging.getLogger("rmq")
 
 HEARTBEAT_S = 10.0  # between two reports
 KEEP_HEARTBEATS = 3  # a report expires after so many heartbeats without another one
+HALF_S = 300.0  # a run counts half as much in the mean run time when it ended so long ago
 STOP_S = 1.0  # for the removal of the report; a stop waits no longer for the thread
 PROCESS_NUMBER = "RMQ_PROCESS_NUMBER"  # set by the supervisor
+
+
+class _MeanRun:
+    """The mean run time of a delivery of one handler, in which the last minutes count most."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+        self._seen = (0.0, 0)  # busy seconds and deliveries since the start, at the last update
+        self._busy_s = self._count = 0.0  # of them all, those of long ago for less
+
+    def update(self, now: float, busy_s: float, count: int) -> float | None:
+        """Return the mean; None: no run has ended.
+
+        Args:
+            now: by the monotonic clock.
+            busy_s: for how long runs have kept threads or tasks busy since the start.
+            count: deliveries since the start that were run.
+        """
+        weight = 0.5 ** ((now - self._at) / HALF_S)
+        self._busy_s = self._busy_s * weight + busy_s - self._seen[0]
+        self._count = self._count * weight + count - self._seen[1]
+        self._at, self._seen = now, (busy_s, count)
+        return self._busy_s / self._count if self._count >= 1e-6 else None
 
 
 class StatusReporter:
@@ -47,6 +71,7 @@ class StatusReporter:
         self._began = time.monotonic()
         self._stop = threading.Event()
         self._refusal: type[RMQError] | None = None  # the kind of refusal that was logged last
+        self._means = [_MeanRun(self._began) for _ in queues]
         self._thread = threading.Thread(target=self._run, name="rmq-status", daemon=True)
         self._thread.start()
 
@@ -87,8 +112,13 @@ class StatusReporter:
             topic = handler.context.name
             counts = queue.counts()
             held = counts.pop("held")
+            run_s = self._means[index].update(
+                now, queue.runs.times.busy_s, sum(counts[verb] for verb in RUN_VERBS)
+            )
             handlers.append(
-                HandlerStatus(topic, handler.name, handler.concurrency, len(running), held, counts)
+                HandlerStatus(
+                    topic, handler.name, handler.concurrency, len(running), held, counts, run_s
+                )
             )
             runs += [(began, index, delivery) for delivery, began in running.items()]
         oldest = heapq.nsmallest(RUNNING_MOST, runs, key=lambda run: run[0])

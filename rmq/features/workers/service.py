@@ -1,11 +1,13 @@
-"""Forget the records of worker processes that have died, and log that they have."""
+"""The services of `rmq server` for workers: forget those that died, count how many are wanted."""
 
 from __future__ import annotations
 
 import logging
 
 from rmq.features.workers import flows
+from rmq.features.workers.wanted import WorkersWanted, wanted
 from rmq.kernel.transport.blocking import Transport
+from rmq.web.survey import Survey
 
 log = logging.getLogger("rmq")
 
@@ -33,3 +35,37 @@ class WorkerRecords:
         for worker in lapsed:
             log.warning("worker %s has ended without a word, or cannot reach Redis", worker)
         return len(lapsed)
+
+
+WANTED_EVERY_S = 15.0
+
+
+class Wanted:
+    """Counts how many worker processes each topic needs, of what the survey read.
+
+    Attributes:
+        by_topic: the last count; replaced as a whole.
+    """
+
+    name = "wanted"
+    every_s = WANTED_EVERY_S
+    needs_leadership = True
+
+    def __init__(self, transport: Transport, prefix: str, survey: Survey) -> None:
+        self._transport = transport
+        self._prefix = prefix
+        self._survey = survey
+        self.by_topic: dict[str, WorkersWanted] = {}
+
+    def run_once(self) -> int:
+        """Count for all topics; return how many."""
+        topics, before = self._survey.topics, self._survey.before
+        workers = self._transport.run(flows.workers(self._prefix)) if topics else []
+        self.by_topic = {
+            name: wanted(
+                name, counts.context.settings.objective, counts.figures, before.get(name), workers,
+                low=0,
+            )
+            for name, counts in topics.items()
+        }  # fmt: skip
+        return len(topics)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 RUNNING_MOST = 20  # runs that a report lists, the oldest ones
+RUN_VERBS = ("ack", "nack", "reject")  # counts of deliveries that a handler has run for
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class HandlerStatus:
         running: how many went on at the time of the report.
         held: deliveries held: waiting, running, or about to be settled.
         counts: deliveries since the start: "taken", and settled by each verb.
+        run_s: for how long a delivery keeps a thread or task busy, in the mean, in which the last
+            minutes count most; None: no run has ended, or its RMQ does not tell.
     """
 
     topic: str
@@ -34,6 +37,7 @@ class HandlerStatus:
     running: int
     held: int
     counts: Mapping[str, int]
+    run_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,8 @@ def write_status(
         {
             "at_ms": at_ms, "host": host, "pid": pid, "process": process, "version": version,
             "age_ms": age_ms, "keep_ms": keep_ms, "runs": runs,
+            # Apart from the handlers: an older RMQ reads reports of this one, too.
+            "run_s": [handler.run_s for handler in handlers],
             "handlers": [
                 [
                     handler.topic, handler.name, handler.concurrency, handler.running, handler.held,
@@ -138,7 +144,13 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
         report: dict[str, Any] = json.loads(stored)
         heartbeat_age_ms = max(0, now_ms - report["at_ms"])
         reported = datetime.fromtimestamp(report["at_ms"] / 1000, UTC)
-        handlers = tuple(HandlerStatus(*fields) for fields in report["handlers"])
+        means = report.get("run_s") or [None] * len(report["handlers"])
+        handlers = tuple(
+            HandlerStatus(topic, name, most, running, held, counts, run_s)
+            for (topic, name, most, running, held, counts), run_s in zip(
+                report["handlers"], means, strict=True
+            )
+        )
         return WorkerStatus(
             worker, report["host"], report["pid"], report["process"], report["version"],
             reported - timedelta(milliseconds=report["age_ms"]), heartbeat_age_ms / 1000,

@@ -289,6 +289,14 @@ SLO_LATENESS = Metric(
     "How late the percentile of the topic's slo was of the messages taken in the last 5 minutes; "
     "while none is taken, how long the oldest one waits.",
 )  # fmt: skip
+WORKERS_WANTED = Metric(
+    "rmq_workers_wanted", "gauge", "processes", ("topic",),
+    "How many worker processes the topic needs to hold its slo, as rmq worker wanted tells.",
+)  # fmt: skip
+WORKERS_RUNNING = Metric(
+    "rmq_workers_running", "gauge", "processes", ("topic",),
+    "Worker processes that handle the topic, as they last reported.",
+)  # fmt: skip
 HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
     "Waiting messages that a pause or a limit of the topic holds back.",
@@ -363,8 +371,8 @@ SERVICE_FAILURES = Metric(
 )  # fmt: skip
 
 SERVER_METRICS = (
-    MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, HELD_BACK, PAUSED, SENDS_PAUSED,
-    TOPICS_NOT_COUNTED,
+    MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
+    WORKERS_RUNNING, HELD_BACK, PAUSED, SENDS_PAUSED, TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,
     LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,
