@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
+from rmq.kernel.core import slo
 from rmq.kernel.core.history import Sample
+from rmq.kernel.core.slo import Slo
 from rmq.web.charts import Drawn, Line, line_chart
 from rmq.web.page import PageRequest
 from rmq.web.render import span
@@ -178,6 +180,20 @@ def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
     if not any(value is not None for value in most):
         return _chart([], "s", [])
     return _chart(samples, "s", [("50 %", "blue", halves), ("99 %", "orange", most)])
+
+
+def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
+    """Return how late the percentile of an slo was, as the newest sample that has it; None: none.
+
+    A sample of more than five minutes ago does not count.
+    """
+    if objective is None or not samples:
+        return None
+    since = samples[-1].at - timedelta(milliseconds=slo.WINDOW_MS)
+    found = (
+        getattr(s, f"late_p{objective.percentile}_s") for s in reversed(samples) if s.at > since
+    )
+    return next((late_s for late_s in found if late_s is not None), None)
 
 
 async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:

@@ -73,6 +73,8 @@ class Sample:
         late_p50_s: half of the messages taken since the sample before were at most so late; None:
             none was taken for the first time, or it is not known. To within a factor of 2.
         late_p99_s: the same for 99 of 100.
+        late_p90_s: the same for 90 of 100.
+        late_p95_s: the same for 95 of 100.
     """
 
     at: datetime
@@ -81,6 +83,8 @@ class Sample:
     rates: Mapping[str, float]
     late_p50_s: float | None = None
     late_p99_s: float | None = None
+    late_p90_s: float | None = None
+    late_p95_s: float | None = None
 
 
 class Figures(NamedTuple):
@@ -237,6 +241,5 @@ def _point(
         dict(zip(LEVELS, figures.levels, strict=True)),
         max(0, at_ms - due_since_ms) / 1000 if due_since_ms else 0.0,
         rates,
-        telemetry.percentile_s(taken, 0.50),
-        telemetry.percentile_s(taken, 0.99),
+        *(telemetry.percentile_s(taken, share) for share in (0.50, 0.99, 0.90, 0.95)),
     )

@@ -268,7 +268,7 @@ def test_slo_is_set_and_marks_the_oldest_message_that_is_later(
 
     page = until(lambda: "warn" in oldest(found := fetch(url).text) and found, "the mark")
 
-    assert "p99&lt;1ms" in page
+    assert "late, slo p99&lt;1ms" in page
     refused = fetch(settings, {"csrf": csrf, "slo": "p99"})
     assert (refused.status, "as p99&lt;2s" in refused.text) == (400, True)
 

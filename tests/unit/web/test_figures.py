@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rmq.kernel.core.history import Sample
+from rmq.kernel.core.slo import Slo
 from rmq.web import figures
 
 AT = datetime(2030, 1, 1, tzinfo=UTC)
@@ -27,3 +28,19 @@ def test_where_the_rates_of_one_topic_are_not_known_yet_those_of_all_are_not() -
         (found,) = figures.summed(order)
 
         assert found.rates == {}, "less than there is would look like a fall"
+
+
+def test_lateness_beside_an_slo_is_that_of_its_percentile_in_the_newest_sample_that_has_it() -> (
+    None
+):
+    def at(seconds: int, late_s: float | None) -> Sample:
+        moment = AT + timedelta(seconds=seconds)
+        return Sample(moment, {}, 0.0, {}, 0.1, 9.0, 0.2, late_s)
+
+    samples = [at(0, 0.3), at(10, 0.4), at(20, None)]
+
+    assert figures.slo_lateness(Slo(95, 2.0), samples) == 0.4
+    assert figures.slo_lateness(Slo(99, 2.0), samples) == 9.0
+    assert figures.slo_lateness(Slo(95, 2.0), [*samples, at(310, None)]) is None, "too long ago"
+    assert figures.slo_lateness(Slo(95, 2.0), []) is None
+    assert figures.slo_lateness(None, samples) is None
