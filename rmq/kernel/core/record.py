@@ -55,6 +55,11 @@ def set_apart(head: bytes, body: bytes, random: bytes) -> tuple[bytes, bytes]:
     return bytes((head[0] | LARGE,)) + head[1:], reference(len(body), random)
 
 
+def joined(head: bytes, rest: bytes, body: bytes) -> tuple[bytes, bytes]:
+    """Return head and rest of a record with its body in place of the reference to it."""
+    return bytes((head[0] & ~LARGE,)) + head[1:], rest[:-REFERENCE] + body
+
+
 def name_of(member: bytes, record: bytes) -> bytes:
     """Return the name of the body that a record, or the rest of one, refers to."""
     return member + record[-RANDOM:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -64,8 +64,16 @@ def send(
     `parts`: head and rest of each record, in the order of ids. `bodies`: the large bodies, by the
     positions of records that refer to them.
     """
+    members = (b"", *members_of(ids))
+
+    def in_records() -> tuple[bytes, ...]:
+        whole = list(parts)
+        for at, body in (bodies or {}).items():
+            whole[2 * at : 2 * at + 2] = record.joined(whole[2 * at], whole[2 * at + 1], body)
+        return (*members, *whole)
+
     write = _write_bodies(keys, ids, parts[1::2], bodies)
-    return _send(context, keys, session, len(ids), (b"", *members_of(ids), *parts), write)
+    return _send(context, keys, session, len(ids), (*members, *parts), write, in_records)
 
 
 def send_one(
@@ -81,11 +89,12 @@ def send_one(
 
     `apart`: a body of so many bytes stands beside its record.
     """
+    whole = (head, member_of(id), body)
     if len(body) < apart:
-        return _send(context, keys, session, 1, (head, member_of(id), body), ())
+        return _send(context, keys, session, 1, whole)
     head, reference = record.set_apart(head, body, os.urandom(record.RANDOM))
     write = _write_bodies(keys, (id,), (reference,), {0: body})
-    return _send(context, keys, session, 1, (head, member_of(id), reference), write)
+    return _send(context, keys, session, 1, (head, whole[1], reference), write, lambda: whole)
 
 
 def send_uniform(
@@ -102,9 +111,14 @@ def send_uniform(
     `ids`: with stamps that follow each other; no other message has one of them. `bodies`: as in
     `send`; then all records refer to large ones.
     """
+    first = member_of(ids[0])
+
+    def in_records() -> tuple[bytes, ...]:
+        whole = [record.joined(head, rest, (bodies or {})[at]) for at, rest in enumerate(rests)]
+        return (whole[0][0], first, *(rest for _, rest in whole))
+
     write = _write_bodies(keys, ids, rests, bodies)
-    messages = (head, member_of(ids[0]), *rests)
-    return _send(context, keys, session, len(rests), messages, write)
+    return _send(context, keys, session, len(rests), (head, first, *rests), write, in_records)
 
 
 def _write_bodies(
@@ -129,20 +143,27 @@ def _send(
     session: ReplaySession,
     count: int,
     messages: tuple[bytes, ...],
-    write: tuple[Any, ...],
+    write: tuple[Any, ...] = (),
+    in_records: Callable[[], tuple[bytes, ...]] | None = None,
 ) -> Command[SendReply]:
+    """Return the call of the script.
+
+    `write` writes large bodies beside the records; `in_records` returns the messages with these in
+    their records, for a server that does not write both in one transaction.
+    """
+    before = [
+        topic_context.now_us, session.call, context.channel, keys.index, keys.created, count,
+    ]  # fmt: skip
     return Command(
         scripts.load("send"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
             keys.merge, keys.audit, keys.bodies, keys.prepare,
         ),
-        [
-            topic_context.now_us, session.call, context.channel, keys.index, keys.created, count,
-            *messages,
-        ],
+        [*before, *messages],
         _send_reply,
         write=write,
+        args_alone=(lambda: [*before, *in_records()]) if write and in_records else None,
     )  # fmt: skip
 
 

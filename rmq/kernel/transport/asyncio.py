@@ -57,6 +57,7 @@ from rmq.kernel.transport.steps import (
     Sleep,
     Step,
     Subscription,
+    TakesTransactions,
 )
 from rmq.kernel.transport.subscription import RUNG, SubscribedConnection, await_signal
 from rmq.kernel.transport.url import Address
@@ -169,6 +170,8 @@ class AsyncTransport:
             return await self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
+        if isinstance(step, TakesTransactions):
+            return await self._drive(self._calls.takes_transactions(step.key))
         if isinstance(step, InBackground):
             return self._start_in_background(step)
         if isinstance(step, Await):
@@ -179,6 +182,8 @@ class AsyncTransport:
         return await self.raw_command(step.what, *step.words)
 
     async def _command(self, command: Command[T]) -> T:
+        if command.write:
+            return command.parse(await self._drive(self._calls.first_command(command)))
         try:
             reply = reply_of(await self._exchange(*request_of(command)))
             if isinstance(reply, BaseException):

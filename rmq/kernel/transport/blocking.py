@@ -57,6 +57,7 @@ from rmq.kernel.transport.steps import (
     Sleep,
     Step,
     Subscription,
+    TakesTransactions,
 )
 from rmq.kernel.transport.subscription import RUNG, SubscribedConnection, await_signal
 from rmq.kernel.transport.url import Address
@@ -218,6 +219,8 @@ class Transport:
             return self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
+        if isinstance(step, TakesTransactions):
+            return self._drive(self._calls.takes_transactions(step.key))
         if isinstance(step, InBackground):
             return self._start_in_background(step)
         if isinstance(step, Await):
@@ -228,6 +231,8 @@ class Transport:
         return self.raw_command(step.what, *step.words)
 
     def _command(self, command: Command[T]) -> T:
+        if command.write:
+            return command.parse(self._drive(self._calls.first_command(command)))
         # The first attempt goes without generators: it is the hot path of every call.
         try:
             reply = reply_of(self._exchange(*request_of(command)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import hiredis
 import redis
+from redis.exceptions import AskError
 
 from rmq.errors import ConfigurationError, OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.kernel.core import keys as rmq_keys
@@ -29,6 +31,7 @@ from rmq.kernel.transport.errors import (
     advice,
     code_of,
     denied,
+    forbids,
     kind_of,
     refusal_of_writes,
     translate,
@@ -37,6 +40,8 @@ from rmq.kernel.transport.pool import ConnectionsBusy, StaleConnection, reply_of
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import Command, Subscription
 from rmq.kernel.transport.url import Address, redact
+
+_log = logging.getLogger("rmq")
 
 
 def check_wait(durability: Replicated | Fsync, timeout_s: float) -> None:
@@ -195,6 +200,22 @@ Operation = (
 Operations = Generator[Operation, Any, T]
 
 
+def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
+    """Look whether the server runs a script in a transaction; return its refusal.
+
+    It calls a script that there is not, so nothing is changed, whatever is refused.
+    """
+    words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
+    replies = yield Exchange(b"".join(map(hiredis.pack_command, words)), len(words))
+    for reply in (*replies[:2], *(replies[2] if isinstance(replies[2], list) else replies[2:])):
+        if not isinstance(reply, BaseException) or kind_of(reply) is Kind.RELOAD:
+            continue
+        if kind_of(reply) is not Kind.REFUSED or isinstance(reply, AskError):
+            raise reply
+        return reply
+    return None
+
+
 def call(*words: Any) -> Operations[Any]:
     """Send one command; return its reply, or raise the server's error."""
     (reply,) = yield Exchange(hiredis.pack_command(words), 1)
@@ -318,10 +339,51 @@ class ScriptCalls:
         # Whether a proxy makes a cluster look like one server. A consumer of several slots takes no
         # hand-overs there: it would leave and withdraw its credits in calls of all its slots.
         self.is_divided = False
+        # Whether the server runs a script in a transaction; None: it was not asked yet.
+        self._takes_transactions: bool | None = None
 
     def deadline(self, name: str) -> RetryDeadline:
         """Begin the retry deadline of a command."""
         return RetryDeadline(name, self._address, self._retry_for)
+
+    def takes_transactions(self, key: bytes) -> Operations[bool]:
+        """Look whether the server runs a script in a transaction, in the slot of a key.
+
+        Raises:
+            RMQError: no reply came before the retry deadline.
+        """
+        if self._takes_transactions is None:
+            try:
+                refusal = yield from repeat(
+                    lambda: refusal_of_transactions(key), self.deadline("multi")
+                )
+            except REDIS_ERRORS as error:
+                raise translate(error, "multi", [rmq_keys.printable(key)]) from error
+            self._takes_transactions = refusal is None
+            if refusal is not None:
+                _log.info(
+                    "%s runs no script in a transaction (%s), so large bodies stand in their "
+                    "records, which takes it more time. Nothing is lost",
+                    self._address.described,
+                    str(refusal)[:200],
+                )
+        return self._takes_transactions
+
+    def for_this_server(self, command: Command[Any]) -> Operations[Command[Any]]:
+        """Return a command as this server takes it: without its transaction, if it refuses them."""
+        if not command.write or (yield from self.takes_transactions(command.keys[0])):
+            return command
+        return command.alone()
+
+    def first_command(self, command: Command[Any]) -> Operations[Any]:
+        """Carry out a command of which it is not known whether this server takes it."""
+        suited = yield from self.for_this_server(command)
+        error: BaseException
+        try:
+            return (yield from self._call(suited))
+        except REDIS_ERRORS as failure:
+            error = failure
+        return (yield from self.repeat_command(suited, error))
 
     def repeat_command(self, command: Command[Any], error: BaseException) -> Operations[Any]:
         """Carry out a command whose first attempt failed with `error`; return its raw reply.
@@ -363,6 +425,11 @@ class ScriptCalls:
         """
         if durability is not None:
             check_wait(durability, self._timeout_s)
+        if any(command.write for command in commands):
+            suited = []
+            for command in commands:
+                suited.append((yield from self.for_this_server(command)))
+            commands = suited
 
         deadline = self.deadline(commands[0].script.name)
 
@@ -429,7 +496,17 @@ class ScriptCalls:
         return reply
 
     def _load(self, script: Script) -> Operations[None]:
-        yield from call("SCRIPT", "LOAD", script.text)
+        try:
+            yield from call("SCRIPT", "LOAD", script.text)
+        except redis.ResponseError as refusal:
+            if not forbids(refusal):
+                raise
+            # EVAL loads it, too. Without keys every script fails before it does anything.
+            try:
+                yield from call("EVAL", script.text, 0)
+            except redis.ResponseError as error:
+                if forbids(error):
+                    raise refusal from None
         self.loaded.add(script)
 
     def _explain(

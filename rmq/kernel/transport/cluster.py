@@ -18,7 +18,7 @@ from rmq.kernel.transport.errors import REDIS_ERRORS
 from rmq.kernel.transport.node_pools import AsyncNodePools, NodePools
 from rmq.kernel.transport.pool import NotConnected, PooledConnection
 from rmq.kernel.transport.scripts import Script
-from rmq.kernel.transport.steps import AwaitSignal, Command, OnEveryMaster, Step
+from rmq.kernel.transport.steps import AwaitSignal, Command, OnEveryMaster, Step, TakesTransactions
 from rmq.kernel.transport.subscription import SubscribedConnection
 from rmq.kernel.transport.url import Address
 
@@ -67,6 +67,8 @@ class AsyncClusterTransport(AsyncTransport):
             subscription.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
             return await self._drive(self._cluster_calls.on_every_master(step))
+        if isinstance(step, TakesTransactions):
+            return True  # a client of a cluster speaks to Redis servers, not to a proxy
         return await super()._step(step)
 
     async def _perform(self, operation: Operation) -> Any:
@@ -170,6 +172,8 @@ class ClusterTransport(Transport):
             subscription.follow(step.subscription, self._table)
         if isinstance(step, OnEveryMaster):
             return self._drive(self._cluster_calls.on_every_master(step))
+        if isinstance(step, TakesTransactions):
+            return True
         return super()._step(step)
 
     def _brief(self, timeout_s: float) -> Transport:

@@ -43,11 +43,14 @@ class Command(Generic[T]):
         parse: turns the reply into a value, or raises one of RMQ's errors.
         marks_repeats: a repeated call has 1 as its last argument.
         write: a plain command that Redis runs just before the script, in one transaction with it.
+        args_alone: returns the ARGV of a call that does the same without `write`.
         fails_fast: on a cluster, it is not repeated while the master of its slot is away: it fails
             with an error whose `_repeat_for` says how long its caller may repeat it.
     """
 
-    __slots__ = ("args", "fails_fast", "keys", "marks_repeats", "parse", "script", "write")
+    __slots__ = (
+        "args", "args_alone", "fails_fast", "keys", "marks_repeats", "parse", "script", "write",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Command(Generic[T]):
         marks_repeats: bool = False,
         write: tuple[Any, ...] = (),
         fails_fast: bool = False,
+        args_alone: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
         self.script = script
         self.fails_fast = fails_fast
@@ -66,6 +70,16 @@ class Command(Generic[T]):
         self.parse = parse
         self.marks_repeats = marks_repeats
         self.write = write
+        self.args_alone = args_alone
+
+    def alone(self) -> Command[T]:
+        """Return a call that does the same without a transaction, if this one has one."""
+        if self.args_alone is None:
+            return self
+        return Command(
+            self.script, self.keys, self.args_alone(), self.parse, self.marks_repeats,
+            fails_fast=self.fails_fast,
+        )  # fmt: skip
 
     def again(self) -> Command[T]:
         """Return the same call as it is sent after one that got no reply."""
@@ -140,6 +154,18 @@ class OnEveryMaster:
         self.without = without
         self.addresses: list[str] = []
         self.away: list[str] = []
+
+
+class TakesTransactions:
+    """A look whether the server runs a script in a transaction; nothing is changed.
+
+    The value is True or False. `key`: of a slot; a proxy sends the look where that one is.
+    """
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
 
 
 class Sleep:
@@ -279,6 +305,7 @@ Step = (
     | DurablePipeline
     | RawCommand
     | OnEveryMaster
+    | TakesTransactions
     | Sleep
     | InBackground
     | Await

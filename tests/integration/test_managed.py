@@ -1,0 +1,271 @@
+"""The life of a message on servers that refuse what managed services refuse."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.kernel.transport import scripts
+from tests.conftest import any_binary
+from tests.integration.driven import both_clients, connect
+from tests.patience import PATIENCE_S
+from tests.restricted import (
+    Rule,
+    aborts_scripts_in_transactions,
+    lacks,
+    leaves_scripts_out_of_transactions,
+    proxy,
+    tells_little,
+)
+from tests.servers import Server
+
+LARGE = "x" * 40_000
+ANSWER = "large bodies stand in their records"
+
+
+def live(url: str, kind: str, name: str) -> None:
+    """Send, receive, settle, repeat and handle messages, small and large ones."""
+    with connect(kind, url, retry_for=2) as client:
+        topic = client.topic(name, retry="immediate")
+        topic.send("small")
+        topic.send(LARGE)
+        topic.send_many([rmq.Outgoing(LARGE, headers={"n": str(n)}) for n in range(3)])
+        topic.send_many([rmq.Outgoing(LARGE[:9000] + str(n)) for n in range(5)])
+        assert topic.send(LARGE, dedup_key="once").status == "stored"
+        assert topic.send(LARGE, dedup_key="once").status == "duplicate"
+        topic.send("later", delay=0.05)
+
+        with topic.consumer() as consumer:
+            held = consumer.receive(100)
+            assert [len(one.body) for one in held] == [5, *[40_000] * 4, *[9001] * 5, 40_000]
+            held[0].extend(5)
+            held[1].nack(delay=0)
+            held[2].release()
+            consumer.ack([one for one in held if one not in held[1:3]])
+            again = consumer.receive(100, wait=PATIENCE_S)
+            while len(again) < 3:
+                again += consumer.receive(100, wait=PATIENCE_S)
+            assert sorted(len(one.body) for one in again) == [5, 40_000, 40_000]
+            consumer.ack(again)
+    handled: SimpleQueue[Any] = SimpleQueue()
+    with rmq.Client(url, retry_for=2) as client:
+        topic = client.topic(name)
+        topic.handler(handled.put)
+        with rmq.Worker(client, heartbeat="thread"):
+            topic.send_many([rmq.Outgoing(LARGE), rmq.Outgoing("small")])
+            assert {len(handled.get(timeout=PATIENCE_S)) for _ in range(2)} == {40_000, 5}
+
+
+def apart(server: Server, name: str) -> int:
+    with server.raw() as raw:
+        return int(raw.hlen(f"rmq:{{{name}_0}}:bodies"))
+
+
+@both_clients
+@pytest.mark.parametrize(
+    "rule",
+    [aborts_scripts_in_transactions, leaves_scripts_out_of_transactions,
+     lacks("MULTI", "EXEC"), lacks("MULTI")],
+    ids=["aborts", "leaves-out", "no-multi-exec", "no-multi"],
+)  # fmt: skip
+def test_large_bodies_need_no_transaction(
+    server: Server, kind: str, name: str, rule: Rule, caplog: pytest.LogCaptureFixture
+) -> None:
+    with proxy(server.port, rule) as url, caplog.at_level(logging.INFO, "rmq"):
+        with connect(kind, url) as client:
+            topic = client.topic(name)
+            for _ in range(2):
+                topic.send(LARGE)
+            topic.send_many([rmq.Outgoing(LARGE), rmq.Outgoing("small")])
+            told = [line for line in caplog.messages if ANSWER in line]
+            assert apart(server, name) == 0
+            with topic.consumer() as consumer:
+                consumer.ack(consumer.receive(10))
+        live(url, kind, f"{name}-life")
+
+    assert len(told) == 1
+    assert (apart(server, name), apart(server, f"{name}-life")) == (0, 0)
+
+
+@both_clients
+def test_where_transactions_are_taken_large_bodies_stand_apart(
+    server: Server, kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The control of the test before: the proxy refuses nothing."""
+    with proxy(server.port, lacks()) as url, caplog.at_level(logging.INFO, "rmq"):
+        live(url, kind, name)
+        with connect(kind, url) as client:
+            client.topic(name).send(LARGE)
+
+    assert [line for line in caplog.messages if ANSWER in line] == []
+    assert apart(server, name) == 1
+
+
+@both_clients
+@pytest.mark.parametrize("right", ["-multi", "-exec"])
+def test_user_without_transactions_sends_large_bodies(
+    ours: Server, kind: str, name: str, right: str
+) -> None:
+    url = user(ours, name, right)
+
+    live(url, kind, name)
+
+    with connect(kind, url) as client:
+        client.topic(name).send(LARGE)
+    assert apart(ours, name) == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [lacks("CONFIG", "SLOWLOG", "MEMORY", "ACL", "COMMAND", "CLUSTER", "LATENCY", "DEBUG"),
+     lacks("CLIENT"), lacks("HELLO"), lacks("WAIT", "WAITAOF"), lacks("INFO", "ROLE"),
+     tells_little, lacks("SUBSCRIBE", "SSUBSCRIBE", "PSUBSCRIBE"),
+     lacks("SCAN", "KEYS", "DBSIZE", "RANDOMKEY"), lacks("FUNCTION", "FCALL"), lacks("SELECT")],
+    ids=["config", "client", "resp2", "wait", "info", "info-sections", "subscribe", "scan",
+         "function", "select"],
+)  # fmt: skip
+def test_message_lives_where_a_service_lacks_commands(
+    server: Server, name: str, rule: Rule
+) -> None:
+    with proxy(server.port, rule) as url:
+        live(url, "sync", name)
+
+
+# --- scripts -------------------------------------------------------------------------------------
+
+
+@both_clients
+def test_where_script_load_is_refused_eval_loads_the_scripts(
+    ours: Server, kind: str, name: str
+) -> None:
+    with ours.raw() as raw:
+        raw.script_flush()
+    with proxy(ours.port, lacks("SCRIPT")) as url:
+        live(url, kind, name)
+
+
+@pytest.mark.parametrize("rights", ["-script", "-script|load"])
+def test_user_without_script_load_needs_eval(ours: Server, name: str, rights: str) -> None:
+    with ours.raw() as raw:
+        raw.script_flush()
+    live(user(ours, name, rights), "sync", name)
+
+
+def test_scripts_without_keys_do_nothing_and_are_loaded(ours: Server) -> None:
+    """This is how EVAL loads them; the control is one that does something."""
+    with ours.raw() as raw:
+        raw.flushall()
+        raw.script_flush()
+        for name in scripts.names():
+            script = scripts.load(name)
+            with pytest.raises(Exception, match=r"."):
+                raw.execute_command("EVAL", script.text, 0)
+            assert raw.script_exists(script.sha) == [True], name
+        assert raw.dbsize() == 0
+        raw.execute_command("EVAL", "redis.call('SET', 'a', 1)", 0)
+        assert raw.dbsize() == 1
+        raw.delete("a")
+
+
+@both_clients
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [(lacks("EVALSHA"), "has no EVALSHA"), (lacks("SCRIPT", "EVAL"), "has no SCRIPT")],
+    ids=["evalsha", "script-and-eval"],
+)
+def test_without_scripts_the_error_says_what_to_allow(
+    ours: Server, kind: str, name: str, rule: Rule, told: str
+) -> None:
+    with ours.raw() as raw:
+        raw.script_flush()
+    with (
+        proxy(ours.port, rule) as url,
+        connect(kind, url, retry_for=2) as client,
+        pytest.raises(rmq.ConfigurationError, match=rf"{told}.*Allow both"),
+    ):
+        client.topic(name).send("x")
+
+
+# --- users, settings, connections ----------------------------------------------------------------
+
+
+def user(server: Server, name: str, *rights: str) -> str:
+    """Make a user that may do all but this; return its URL."""
+    with server.raw() as raw:
+        raw.execute_command(
+            "ACL", "SETUSER", name, "reset", "on", ">pw", "~*", "&*", "+@all", *rights
+        )
+    return server.url.replace("redis://", f"redis://{name}:pw@")
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [("-@admin", "-@dangerous"), ("-config", "-info", "-role", "-client"), ("-publish",),
+     ("-subscribe", "-ssubscribe", "-psubscribe"), ("-wait", "-scan", "-keys"), ("-eval",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_message_lives_as_a_user_without_rights(
+    ours: Server, name: str, rights: tuple[str, ...]
+) -> None:
+    live(user(ours, name, *rights), "sync", name)
+
+
+TIMEOUT_S = 1
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """A server as the smallest plan of a service has it, without CONFIG from within."""
+    made = Server(
+        any_binary(), "--databases", "1", "--maxclients", "40", "--timeout", str(TIMEOUT_S),
+        "--rename-command", "CONFIG", "", "--rename-command", "SLOWLOG", "",
+    )  # fmt: skip
+    yield made
+    made.stop()
+
+
+def test_message_lives_on_a_small_server(small: Server, name: str) -> None:
+    live(small.url, "sync", name)
+
+
+def test_database_that_is_not_there_is_named(small: Server, name: str) -> None:
+    with (
+        rmq.Client(small.url[:-1] + "1", retry_for=1) as client,
+        pytest.raises(rmq.RMQError, match="DB index is out of range"),
+    ):
+        client.topic(name).send(1)
+
+
+@both_clients
+def test_idle_connections_that_the_server_closes_cost_no_error(
+    small: Server, kind: str, name: str
+) -> None:
+    with connect(kind, small.url, retry_for=0) as client:
+        topic = client.topic(name)
+        with topic.consumer() as consumer:
+            assert consumer.receive(wait=0.01) == []  # subscribes
+            time.sleep(2 * TIMEOUT_S + 0.5)
+            with small.raw() as raw:
+                assert len(raw.client_list(_type="normal")) == 1  # the connection of this look
+            topic.send(1)
+            (delivery,) = consumer.receive(wait=PATIENCE_S)
+            delivery.ack()
+
+
+def test_more_clients_than_the_server_takes_wait_for_their_turn(small: Server, name: str) -> None:
+    with rmq.Client(f"{small.url}?max_connections=64") as client:
+        topic = client.topic(name)
+        topic.open()
+        threads = [threading.Thread(target=topic.send, args=(n,)) for n in range(60)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert client.admin.stats(name)["records"] == 60
