@@ -269,3 +269,59 @@ def test_more_clients_than_the_server_takes_wait_for_their_turn(small: Server, n
         for thread in threads:
             thread.join(PATIENCE_S)
         assert client.admin.stats(name)["records"] == 60
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+
+def told(url: str) -> str:
+    with rmq.Client(url, retry_for=2) as client:
+        findings = client.admin.doctor(["restrictions"])
+        assert {finding.severity for finding in findings} <= {"ok", "note"}
+        return "\n".join(finding.evidence for finding in findings)
+
+
+def test_doctor_finds_no_restriction_where_there_is_none(server: Server) -> None:
+    assert told(server.url) == "none that RMQ notices"
+
+
+@pytest.mark.parametrize(
+    ("rule", "lines"),
+    [
+        (aborts_scripts_in_transactions, ["EVALSHA inside MULTI: refused. Large bodies"]),
+        (lacks("SCRIPT"), ["SCRIPT LOAD: refused. EVAL loads"]),
+        (lacks("PUBLISH"), ["PUBLISH: refused. Waiting consumers poll"]),
+        (lacks("WAIT", "WAITAOF"), ["WAIT: refused", "WAITAOF: refused"]),
+        (lacks("SCAN"), ["SCAN: refused"]),
+        (lacks("HELLO"), ["HELLO: refused. RMQ speaks RESP2"]),
+        (
+            lacks("CONFIG", "INFO", "SLOWLOG", "MEMORY", "ACL"),
+            ["CONFIG GET: refused", "INFO: ref", "SLOWLOG GET: ref", "MEMORY USAGE: ref",
+             "ACL WHOAMI: refused"],
+        ),
+        (tells_little, ["INFO lacks role, maxmemory, aof_enabled, connected_clients"]),
+    ],
+    ids=["multi", "script", "publish", "wait", "scan", "resp2", "config", "info"],
+)  # fmt: skip
+def test_doctor_tells_each_restriction(server: Server, rule: Rule, lines: list[str]) -> None:
+    with proxy(server.port, rule) as url:
+        evidence = told(url)
+
+    assert [line for line in lines if line not in evidence] == []
+    assert len(evidence.splitlines()) == len(lines)
+
+
+def test_doctor_tells_limits_and_missing_rights(small: Server, ours: Server, name: str) -> None:
+    evidence = told(small.url)
+    denied = told(user(ours, name, "-multi", "-config", "-wait"))
+
+    assert "40 connections at most" in evidence
+    assert "CONFIG GET: refused" in evidence  # so neither time-out nor databases are known
+    assert "EVALSHA inside MULTI: refused" in denied
+    assert "WAIT: this user has no right to it" in denied
+    with ours.raw() as raw:
+        raw.config_set("timeout", 300)
+        try:
+            assert "idle for 300 s are closed" in told(ours.url)
+        finally:
+            raw.config_set("timeout", 0)

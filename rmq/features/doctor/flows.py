@@ -4,6 +4,7 @@ look            what the checks read, each thing once
 memory          maxmemory, its policy, fragmentation, how hashes and sorted sets are stored
 copies          persistence and replication, against the durability that topics promise
 programs        clocks, slow scripts, versions, rights
+restrictions    commands that a server, a service or a user lacks, and what RMQ does without
 topics          slots, heads, waiting messages, dead letters, pauses, resizes, schedules
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
-from rmq.features.doctor import copies, memory, programs, topics
+from rmq.features.doctor import copies, memory, programs, restrictions, topics
 from rmq.features.doctor.look import Finding, Look, Sight, some
 from rmq.kernel.transport.steps import Flow
 
@@ -38,6 +39,7 @@ CHECKS = (
     Check("slow-scripts", "scripts of RMQ in SLOWLOG above 5 ms", programs.slow_scripts),
     Check("versions", "Redis, redis-py, RMQ here and of workers", programs.versions),
     Check("rights", "the roles that this Redis user has", programs.rights),
+    Check("restrictions", "commands that are refused here, low limits", restrictions.restrictions),
     Check("topics", "topics that cannot be read", topics.readable),
     Check("big-keys", "slots with very many messages or bytes", topics.big_keys),
     Check("queue-members", "messages that are in no queue", topics.queue_members),
