@@ -31,6 +31,20 @@ def lacks(*commands: str) -> Rule:
     return rule
 
 
+def takes_words(most: int) -> Rule:
+    """Return the rule of a server that takes commands of so many words at most."""
+
+    def rule(words: list[bytes], is_open: bool) -> bytes | None:
+        return b"ERR too many arguments" if len(words) > most else None
+
+    return rule
+
+
+def each_of(*rules: Rule) -> Rule:
+    """Return a rule of several."""
+    return lambda words, is_open: next(filter(None, (one(words, is_open) for one in rules)), None)
+
+
 def aborts_scripts_in_transactions(words: list[bytes], is_open: bool) -> list[bytes] | None:
     """Refuse a script in a transaction, and the transaction with it (EXECABORT)."""
     return [b"EVALSHA-IN-MULTI"] if is_open and words[0] == b"EVALSHA" else None

@@ -31,11 +31,14 @@ def restrictions(look: Look) -> Flow[list[Sight]]:
         if refusal:
             found.append(f"{probe.name}: {refusal}. {probe.without}")
     key = SlotKeys(look.prefix, (yield from _a_topic(look)), 0).slot
-    if not (yield TakesTransactions(key)):
-        found.append(
-            "EVALSHA inside MULTI: refused. Large bodies stand in their records, which takes "
-            "Redis more time; nothing else changes"
-        )
+    try:
+        if not (yield TakesTransactions(key)):
+            found.append(
+                "EVALSHA inside MULTI: refused. Large bodies stand in their records, which takes "
+                "Redis more time; nothing else changes"
+            )
+    except AccessDenied:
+        found.append("MULTI: this user has no right to it. Sends of large bodies are refused")
     found += yield from _limits(look)
     return [Sight("note", text) for text in found] or [Sight("ok", "none that RMQ notices")]
 

@@ -203,14 +203,16 @@ Operations = Generator[Operation, Any, T]
 def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
     """Look whether the server runs a script in a transaction; return its refusal.
 
-    It calls a script that there is not, so nothing is changed, whatever is refused.
+    It calls a script that there is not, so nothing is changed, whatever is refused. That this user
+    has no right to one is raised: whoever wrote the ACL decides.
     """
     words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
     replies = yield Exchange(b"".join(map(hiredis.pack_command, words)), len(words))
     for reply in (*replies[:2], *(replies[2] if isinstance(replies[2], list) else replies[2:])):
         if not isinstance(reply, BaseException) or kind_of(reply) is Kind.RELOAD:
             continue
-        if kind_of(reply) is not Kind.REFUSED or isinstance(reply, AskError):
+        is_denied = code_of(reply) == "NOPERM"
+        if is_denied or kind_of(reply) is not Kind.REFUSED or isinstance(reply, AskError):
             raise reply
         return reply
     return None
@@ -350,15 +352,15 @@ class ScriptCalls:
         """Look whether the server runs a script in a transaction, in the slot of a key.
 
         Raises:
-            RMQError: no reply came before the retry deadline.
+            RMQError: this user has no right to one, or no reply came before the retry deadline.
         """
         if self._takes_transactions is None:
             try:
                 refusal = yield from repeat(
-                    lambda: refusal_of_transactions(key), self.deadline("multi")
+                    lambda: refusal_of_transactions(key), self.deadline("send")
                 )
             except REDIS_ERRORS as error:
-                raise translate(error, "multi", [rmq_keys.printable(key)]) from error
+                raise translate(error, "send", [rmq_keys.printable(key)]) from error
             self._takes_transactions = refusal is None
             if refusal is not None:
                 _log.info(
