@@ -103,6 +103,7 @@ class Text:
     def __init__(self, drawn: Sequence[bytes], recorded_at: float) -> None:
         loaded = [scripts.load(name) for name in scripts.names()]
         self._verbs = {script.sha.encode(): script.name for script in loaded}
+        self._verbs[b"0" * 40] = "a script that there is not"
         self._sources = {script.text.encode(): script.name for script in loaded}
         self._numbers: dict[bytes, int] = {}
         self._values = {form: value for value in drawn for form in _forms(value)}

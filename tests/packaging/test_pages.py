@@ -48,6 +48,7 @@ PAGES = {
     "docs/sending.md": 0,
     "docs/consuming.md": 0,
     "docs/faq.md": 0,
+    "docs/managed-redis.md": 1,
     "docs/outbox.md": 0,
     "docs/workers.md": 0,
     "docs/observability.md": 0,

@@ -19,7 +19,7 @@ FILES = sorted(
 )
 # Of what is written by hand: lines of code without blanks, comments and docstrings; files; uses of
 # private names of other objects, `x._name` where x is not self or cls.
-LIMITS = {"lines": 44_850, "files": 359, "private": 76}
+LIMITS = {"lines": 44_950, "files": 360, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
