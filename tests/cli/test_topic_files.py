@@ -13,7 +13,13 @@ from tests.cli.conftest import bury
 def defined(client, name):
     """A topic with settings and a schedule."""
     topic = client.topic(
-        name, slots=2, lease=60, retry="levels:1s,1m:0.5", limit="rate:5:1m", timed_priority=120
+        name,
+        slots=2,
+        lease=60,
+        retry="levels:1s,1m:0.5",
+        limit="rate:5:1m",
+        timed_priority=120,
+        slo="p99<2s",
     )
     topic.every(
         "nightly", every=3600, body={"a": "ü\x7f", "b": None}, headers={"h.1": "v"}
@@ -64,6 +70,7 @@ def test_differences_are_shown_and_need_a_yes(run, client, defined, tmp_path):
         ("max_retries = 3", "every lease that is out counts"),
         ('lease = "1 parsec"', "parsec"),
         ("leese = 3", "no such setting"),
+        ('slo = "p99"', "as p99<2s"),
         ('[topics."NAME".schedules.x]\nevery = "1h"\ncorn = "x"', "no such field"),
         ("x = [", "neither TOML nor JSON"),
     ],

@@ -33,6 +33,10 @@ def test_a_topic_is_created_changed_paused_and_deleted(api: Ask, client: rmq.Cli
     changed = api("/topics/orders/settings", "PATCH", {"lease": 90, "limit": "rate:5:1s"})
     assert changed.status == 200
     assert client.admin.settings("orders").lease_ms == 90_000
+    for given, kept in (("p99 < 2s", "p99<2s"), (None, "off")):
+        slo = api("/topics/orders/settings", "PATCH", {"slo": given})
+        assert slo.body["settings"]["slo"] == kept
+    assert api("/topics/orders/settings", "PATCH", {"slo": "p97<2s"}).body["field"] == "slo"
     refused = api("/topics/orders/settings", "PATCH", {"slots": 3})
     assert (refused.status, refused.body["field"]) == (400, "slots")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +12,12 @@ from hypothesis import assume, given, strategies as st
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.features.workers.reporter import _MeanRun
-from rmq.features.workers.status import HandlerStatus, WorkerStatus
+from rmq.features.workers.status import (
+    HandlerStatus,
+    WorkerStatus,
+    read_status,
+    write_status,
+)
 from rmq.features.workers.wanted import check_bounds, processes, wanted
 from rmq.kernel.core.history import COUNTERS, LEVELS, Figures
 from rmq.kernel.core.slo import Slo
@@ -150,3 +156,19 @@ def test_mean_run_time_follows_the_last_minutes() -> None:
 
     assert slower is not None
     assert 0.9 < slower < 1.0, "1 s for a run now; those of 20 minutes ago count little"
+
+
+def test_report_of_an_older_version_has_no_run_time_and_is_read() -> None:
+    def report(run_s: float | None) -> str:
+        handler = HandlerStatus("t", "handle", 8, 1, 2, {"ack": 3}, run_s)
+        return write_status(
+            at_ms=1000, host="h", pid=7, process=None, version="0.1.0", age_ms=10, keep_ms=30_000,
+            handlers=[handler], runs=[("id", 0, 5)],
+        )  # fmt: skip
+
+    new = report(0.25)
+    old = json.dumps({key: value for key, value in json.loads(new).items() if key != "run_s"})
+    read = [read_status("ab", text.encode(), 1000) for text in (new, old, report(None))]
+
+    assert [status and status.handlers[0].run_s for status in read] == [0.25, None, None]
+    assert [len(fields) for fields in json.loads(new)["handlers"]] == [6], "as older ones read them"
