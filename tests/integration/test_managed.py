@@ -246,6 +246,25 @@ def test_without_scripts_the_error_says_what_to_allow(
         client.topic(name).send("x")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["attempt to call a nil value (global 'unpack')", "attempt to call a nil value (field 'frexp')",
+     "Script attempted to access nonexistent global variable 'unpack'"],
+)  # fmt: skip
+def test_server_with_another_lua_is_refused_by_name(server: Server, name: str, text: str) -> None:
+    def lua_5_4(words: list[bytes], is_open: bool) -> bytes | None:
+        return b"ERR user_script:26: " + text.encode() if words[0] == b"EVALSHA" else None
+
+    with (
+        proxy(server.port, lua_5_4) as url,
+        rmq.Client(url) as client,
+        pytest.raises(
+            rmq.ConfigurationError, match=r"scripts need Lua 5\.1, which Redis and Valkey"
+        ),
+    ):
+        client.topic(name).send(1)
+
+
 # --- users, settings, connections ----------------------------------------------------------------
 
 

@@ -144,6 +144,8 @@ _WITHOUT = {
     "HELLO": "it speaks RESP2 only. Leave protocol=3 out of the URL",
     "PUBLISH": "nothing is lost, but sleeping consumers notice new messages up to 1 s late",
 }  # fmt: skip
+# What Lua 5.4 says of functions that 5.1 has.
+_OF_LUA_5_1 = re.compile(r"(?:global|field|variable) '(unpack|frexp|ldexp)'")
 # Errors of RMQ's pools: there was no connection to send anything on.
 _NEVER_SENT = ("NotConnected", "ConnectionsBusy")
 
@@ -219,6 +221,12 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
     missing = "HELLO" if code == "NOPROTO" else unknown and unknown[1].upper()
     if missing in _WITHOUT:
         return ConfigurationError(f"{script}: this server has no {missing}: {_WITHOUT[missing]}")
+    function = _OF_LUA_5_1.search(text)
+    if function:
+        return ConfigurationError(
+            f"{script}: the Lua of this server has no {function[1]}. RMQ's "
+            "scripts need Lua 5.1, which Redis and Valkey have. Use one of them"
+        )
     if isinstance(error, AskError):  # MOVED, too
         node = f"{error.host}:{error.port}"
         return ConfigurationError(
