@@ -111,12 +111,15 @@ class _Link:
         self, server: asyncio.StreamReader, client: asyncio.StreamWriter
     ) -> None:
         reader = hiredis.Reader()
-        while data := await server.read(1 << 16):
-            client.write(data)
-            reader.feed(data)
-            while reader.gets() is not False:
-                self._unanswered -= 1
-            self._drained.set()
+        with contextlib.suppress(OSError):
+            while data := await server.read(1 << 16):
+                client.write(data)
+                reader.feed(data)
+                while reader.gets() is not False:
+                    self._unanswered -= 1
+                self._drained.set()
+        self._unanswered = 0
+        self._drained.set()
         client.close()
 
 

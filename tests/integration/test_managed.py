@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+import redis
 
 import rmq
 from rmq.kernel.transport import scripts
@@ -26,7 +27,7 @@ from tests.restricted import (
     takes_words,
     tells_little,
 )
-from tests.servers import Server
+from tests.servers import OLDEST_SUPPORTED, Server, engines
 
 LARGE = "x" * 40_000
 ANSWER = "large bodies stand in their records"
@@ -94,6 +95,40 @@ def test_large_bodies_need_no_transaction(
 
     assert len(told) == 1
     assert (apart(server, name), apart(server, f"{name}-life")) == (0, 0)
+
+
+@both_clients
+def test_large_bodies_without_a_transaction_live_through_lost_connections(
+    ours: Server, kind: str, name: str
+) -> None:
+    killed, over = 0, threading.Event()
+
+    def kill() -> None:
+        nonlocal killed
+        with ours.raw() as raw:
+            while not over.wait(0.01):
+                killed += int(raw.client_kill_filter(_type="normal", skipme=True))
+
+    killer = threading.Thread(target=kill)
+    with proxy(ours.port, lacks("MULTI", "EXEC")) as url, connect(kind, url) as client:
+        topic = client.topic(name, codec="bytes")
+        topic.open()
+        killer.start()
+        try:
+            for number in range(300):
+                topic.send(b"%04d" % number + b"x" * 40_000)
+        finally:
+            over.set()
+            killer.join()
+        with topic.consumer() as consumer:
+            received = []
+            while held := consumer.receive(100, wait=0):
+                received += [int(one.body[:4]) for one in held]
+                consumer.ack(held)
+
+    assert received == list(range(300))
+    assert apart(ours, name) == 0
+    assert killed > 3
 
 
 @both_clients
@@ -270,6 +305,8 @@ def test_server_with_another_lua_is_refused_by_name(server: Server, name: str, t
 
 def user(server: Server, name: str, *rights: str) -> str:
     """Make a user that may do all but this; return its URL."""
+    if server.binary == engines().get(OLDEST_SUPPORTED):  # it counts subcommands as one
+        rights = tuple(right.split("|")[0] for right in rights if right != "-ssubscribe")
     with server.raw() as raw:
         raw.execute_command(
             "ACL", "SETUSER", name, "reset", "on", ">pw", "~*", "&*", "+@all", *rights
@@ -354,7 +391,19 @@ def told(url: str) -> str:
 
 
 def test_doctor_finds_no_restriction_where_there_is_none(server: Server) -> None:
-    assert told(server.url) == "none that RMQ notices"
+    found = told(server.url)
+
+    assert found == "none that RMQ notices" or not has_waitaof(server)
+    assert found.count("\n") == 0
+
+
+def has_waitaof(server: Server) -> bool:
+    with server.raw() as raw:
+        try:
+            raw.execute_command("WAITAOF", 0, 0, 1)
+        except redis.ResponseError:  # before Redis 7.2
+            return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -379,8 +428,9 @@ def test_doctor_tells_each_restriction(server: Server, rule: Rule, lines: list[s
     with proxy(server.port, rule) as url:
         evidence = told(url)
 
+    found = {line for line in evidence.splitlines() if not line.startswith("WAITAOF")}
     assert [line for line in lines if line not in evidence] == []
-    assert len(evidence.splitlines()) == len(lines)
+    assert len(found) == len([line for line in lines if not line.startswith("WAITAOF")])
 
 
 def test_doctor_tells_limits_and_missing_rights(small: Server, ours: Server, name: str) -> None:
