@@ -9,7 +9,7 @@ from typing import Any
 from rmq.features.queries import held
 from rmq.features.queries.held import HeldQuery
 from rmq.features.workers.wanted import WorkersWanted
-from rmq.kernel.core import packages, telemetry
+from rmq.kernel.core import packages, slo, telemetry
 from rmq.kernel.core.counts import COUNTERS
 from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Metric
@@ -37,7 +37,7 @@ class ServerMetrics:
         leads: whether this server leads.
         missing: returns by topic how many messages the last audit found missing.
         queries: returns the queries of topics, as `topics` does.
-        before: returns the figures of topics, as they were five minutes before.
+        before: returns the figures of a topic, as they were so many ms before; None: not known.
         wanted: returns by topic how many worker processes it needs.
     """
 
@@ -48,7 +48,7 @@ class ServerMetrics:
         leads: Callable[[], bool],
         missing: Callable[[], dict[str, int]] = dict,
         queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
-        before: Callable[[], dict[str, Figures]] = dict,
+        before: Callable[[str, int], Figures | None] = lambda topic, window_ms: None,
         wanted: Callable[[], dict[str, WorkersWanted]] = dict,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
@@ -142,13 +142,13 @@ class ServerMetrics:
 
     def _of_slos(self, topics: Mapping[str, TopicCounts]) -> Iterator[Any]:
         """Yield what topics promise, and how late their messages are; nothing of other topics."""
-        before, promised, measured = self._before(), [], []
+        promised, measured = [], []
         for name, counts in topics.items():
             objective = counts.context.settings.objective
             if objective is None:
                 continue
             promised.append(((name,), objective.within_s))
-            earlier = before.get(name)
+            earlier = self._before(name, slo.WINDOW_MS)
             taken = telemetry.growth(counts.lateness, earlier.lateness) if earlier else ()
             lateness_s = objective.lateness_s(taken, counts.total["late_ms"])
             measured.append(((name,), lateness_s or 0.0))

@@ -99,7 +99,7 @@ class Server:
             self.leadership.leads,
             self._missing,
             lambda: self.queries.held if self.leadership.leads() else {},
-            lambda: self.survey.before,
+            self.survey.before,
             lambda: self.wanted.by_topic if self.leadership.leads() else {},
         )
         api = make_api(

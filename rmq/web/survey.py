@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,7 +65,6 @@ class Survey:
         resizing: names of topics whose resize goes on; their counts may be missing in `topics`,
             where slots have not been created yet.
         passes: how often all topics were read.
-        before: the figures of topics five minutes before, or since this server leads.
     """
 
     name = "survey"
@@ -79,10 +77,10 @@ class Survey:
         self._sessions = ReplaySessions()
         self._reported: dict[str, str] = {}
         self._denied: frozenset[str] = frozenset()
-        # By topic: its stamp, and its figures of the last minutes, the newest last.
-        self._looks: dict[str, tuple[bytes, deque[Figures]]] = {}
+        # By topic: its stamp, and its figures of the last minutes, the newest last; replaced as a
+        # whole, since other threads read them.
+        self._looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         self.topics: dict[str, TopicCounts] = {}
-        self.before: dict[str, Figures] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
 
@@ -116,29 +114,31 @@ class Survey:
                     log.warning("topic %r cannot be read just now: %s", name, error)
         self._report_denied(denied)
         self._contexts = {name: counts.context for name, counts in topics.items()}
-        self.before = self._keep(topics)
+        self._keep(topics)
         self.topics = topics
         self.resizing = frozenset(name for name, each in contexts.items() if _is_resizing(each))
         self.passes += 1
         return len(topics)
 
-    def _keep(self, topics: dict[str, TopicCounts]) -> dict[str, Figures]:
-        """Keep the figures of topics; return those of five minutes before.
+    def before(self, name: str, window_ms: int) -> Figures | None:
+        """Return the figures of a topic so long before, at most five minutes, by `so_old`."""
+        _, kept = self._looks.get(name, (b"", ()))
+        return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
+
+    def _keep(self, topics: dict[str, TopicCounts]) -> None:
+        """Keep the figures of topics for five minutes.
 
         With more topics a pass is made more seldom, so all of them are not many more than of few.
         """
-        looks: dict[str, tuple[bytes, deque[Figures]]] = {}
+        looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         for name, counts in topics.items():
             figures, created = counts.figures, counts.context.identity
-            stamp, kept = self._looks.get(name) or (created, deque())
-            if stamp != created:
-                kept = deque()  # the topic was deleted and made anew
-            kept.append(figures)
-            while len(kept) > 1 and kept[1].at_ms <= figures.at_ms - slo.WINDOW_MS:
-                kept.popleft()
-            looks[name] = created, kept
+            stamp, kept = self._looks.get(name, (created, ()))
+            # A topic that was deleted and made anew begins anew.
+            kept = (*kept, figures) if stamp == created else (figures,)
+            first = history.so_old(kept, figures.at_ms - slo.WINDOW_MS)
+            looks[name] = created, kept[kept.index(first) :] if first else kept
         self._looks = looks
-        return {name: kept[0] for name, (_, kept) in looks.items()}
 
     def _report_denied(self, denied: dict[str, AccessDenied]) -> None:
         """Log once how many topics the server's user may not read, until these are others."""

@@ -132,7 +132,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
 def slo_metrics(look: Look) -> dict[str, float]:
     """What is exposed about the slo of topics, by the name of the metric."""
     survey = look.survey
-    metrics = ServerMetrics(lambda: survey.topics, list, lambda: True, before=lambda: survey.before)
+    metrics = ServerMetrics(lambda: survey.topics, list, lambda: True, before=survey.before)
     lines = [line for line in metrics.text().decode().splitlines() if not line.startswith("#")]
     found = [line.partition("{") for line in lines if line.startswith("rmq_topic_slo_")]
     return {name: float(rest.rpartition(" ")[2]) for name, _, rest in found}

@@ -233,7 +233,7 @@ def slo(look: Look) -> Flow[list[Sight]]:
     for topic in wanted:
         objective = topic.settings.objective
         assert objective is not None
-        before = yield from samples.before(topic.context, now_ms, slos.WINDOW_MS)
+        (before,) = yield from samples.before(topic.context, now_ms, slos.WINDOW_MS)
         taken = telemetry.growth(topic.lateness, before.lateness) if before else ()
         lateness_s = objective.lateness_s(taken, topic.total["late_ms"])
         if objective.is_missed(lateness_s):

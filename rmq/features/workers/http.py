@@ -40,7 +40,8 @@ class Wanted(Answer):
         processes: how many.
         running: how many processes handle the topic now.
         executors: arrival_per_s * run_s + backlog * run_s / work_off_s; null: not known.
-        arrival_per_s: messages that became ready in a second; null: not known.
+        arrival_per_s: messages that became ready in a second, of the last minute or, where that is
+            more, the last five; null: not known.
         run_s: for how long a message keeps an executor busy; null: not known.
         backlog: messages that may be taken now.
         work_off_s: in which time they are to be worked off.

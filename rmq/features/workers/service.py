@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from rmq.features.workers import flows
-from rmq.features.workers.wanted import WorkersWanted, wanted
+from rmq.features.workers.wanted import LATELY_MS, WorkersWanted, wanted
+from rmq.kernel.core import slo
 from rmq.kernel.transport.blocking import Transport
 from rmq.web.survey import Survey
 
@@ -60,11 +61,12 @@ class Wanted:
     def run_once(self) -> int:
         """Count for all topics; return how many."""
         topics, before = self._survey.topics, self._survey.before
+        windows = (slo.WINDOW_MS, LATELY_MS)
         workers = self._transport.run(flows.workers(self._prefix)) if topics else []
         self.by_topic = {
             name: wanted(
-                name, counts.context.settings.objective, counts.figures, before.get(name), workers,
-                low=0,
+                name, counts.context.settings.objective, counts.figures,
+                [before(name, window_ms) for window_ms in windows], workers, low=0,
             )
             for name, counts in topics.items()
         }  # fmt: skip

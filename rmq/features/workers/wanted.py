@@ -12,7 +12,7 @@ holds back, nor those in flight. It knows nothing of what Redis, a database or a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rmq.errors import InvalidValue
@@ -24,6 +24,7 @@ from rmq.kernel.core.validation import check_int
 PROCESSES_MAX = 1_000_000
 WORK_OFF_S = 60.0  # without an slo
 WORK_OFF_LEAST_S = 1.0  # nobody starts processes sooner, and ten waiting messages are no backlog
+LATELY_MS = 60_000  # of the shorter arrival rate
 WINDOW_LEAST_S = 10.0  # of which an arrival rate is made
 
 
@@ -37,7 +38,7 @@ class WorkersWanted:
         running: how many processes handle the topic now.
         executors: arrival_per_s * run_s + backlog * run_s / work_off_s; None: not known.
         arrival_per_s: messages that became ready in a second, sent or to be tried again, of the
-            last five minutes; None: not known.
+            last minute, or of the last five where that is more; None: not known.
         run_s: for how long a message keeps an executor busy, the last minutes above all; None: not
             known.
         backlog: messages that may be taken now.
@@ -72,7 +73,7 @@ def wanted(
     topic: str,
     slo: Slo | None,
     now: Figures,
-    before: Figures | None,
+    before: Iterable[Figures | None],
     workers: Sequence[WorkerStatus],
     low: int = 1,
     high: int | None = None,
@@ -83,7 +84,8 @@ def wanted(
         topic: its name.
         slo: what it promises; None: nothing.
         now: its figures.
-        before: its figures a while before; None: there are none.
+        before: its figures five minutes and a minute before; None: there are none. The larger rate
+            counts, so more work is seen soon, and a pause of a minute is not taken for its end.
         workers: all processes; those of other topics do not count.
         low: the least.
         high: the most; None: any number.
@@ -92,7 +94,8 @@ def wanted(
     backlog = max(0, levels["retries"] + levels["priority"] + levels["due"] - levels["held"])
     own = [worker for worker in workers if topic in worker.topics]
     work_off_s = WORK_OFF_S if slo is None else max(WORK_OFF_LEAST_S, slo.within_s)
-    arrival_per_s = _arrival_per_s(now, before)
+    rates = [_arrival_per_s(now, earlier) for earlier in before]
+    arrival_per_s = max((rate for rate in rates if rate is not None), default=None)
     run_s, per_process = _run_s(topic, own), _executors(topic, own)
     count, executors, unknown = processes(
         arrival_per_s, run_s, backlog, work_off_s, per_process, len(own)

@@ -151,6 +151,13 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
     return (*(0,) * first, *counters[:size], *(0,) * after)
 
 
+def so_old(found: Iterable[Figures], at_ms: int) -> Figures | None:
+    """Return the newest figures that are of a moment or before it, else the oldest; None: none."""
+    ordered = sorted(found, key=lambda figures: figures.at_ms)
+    old = [figures for figures in ordered if figures.at_ms <= at_ms]
+    return old[-1] if old else (ordered[0] if ordered else None)
+
+
 def places_between(ring: Ring, first_ms: int, last_ms: int) -> list[str]:
     """Return the fields of a ring for the moments between two, as far as it goes back."""
     begin = max(first_ms, last_ms - ring.span_ms + ring.step_ms) // ring.step_ms

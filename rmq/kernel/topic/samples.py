@@ -34,17 +34,16 @@ def stored(
     return found
 
 
-def before(context: TopicContext, now_ms: int, window_ms: int) -> Flow[Figures | None]:
-    """Return the newest sample of a topic that is so old, else its oldest one; None: it has none.
+def before(
+    context: TopicContext, now_ms: int, *windows_ms: int
+) -> Flow[tuple[Figures | None, ...]]:
+    """Return for each age the sample of a topic by `history.so_old`; None: it has none.
 
     Args:
         context: the topic, which is open.
         now_ms: epoch ms by Redis' clock.
-        window_ms: how old.
+        windows_ms: how old.
     """
-    begin_ms = now_ms - window_ms
-    found = yield from stored(context, history.RINGS, begin_ms - history.HOLDS_MS, now_ms)
-    old = [figures for figures in found if figures.at_ms <= begin_ms]
-    if old:
-        return max(old, key=lambda figures: figures.at_ms)
-    return min(found, key=lambda figures: figures.at_ms, default=None)
+    earliest_ms = now_ms - max(windows_ms) - history.HOLDS_MS
+    found = yield from stored(context, history.RINGS, earliest_ms, now_ms)
+    return tuple(history.so_old(found, now_ms - window_ms) for window_ms in windows_ms)

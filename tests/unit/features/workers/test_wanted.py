@@ -42,7 +42,7 @@ def figures(at_s: float = 0, **counts: int) -> Figures:
 def of(slo: Slo | None = None, workers: Any = None, **counts: int) -> Any:
     """What a topic wants that had nothing 100 s ago, and has these counts now."""
     found = [worker()] if workers is None else workers
-    return wanted("t", slo, figures(100, **counts), figures(0), found)
+    return wanted("t", slo, figures(100, **counts), [figures(0)], found)
 
 
 def test_executors_are_by_littles_law_and_a_backlog_takes_more_of_them() -> None:
@@ -70,8 +70,8 @@ def test_messages_held_back_or_due_later_want_nobody_and_failures_arrive_again()
 @pytest.mark.parametrize("counts", [{"due": 1}, {"in_flight": 1}, {"accepted": 1}])
 def test_one_process_while_anything_waits_is_in_flight_or_arrives(counts: dict[str, int]) -> None:
     now, workers = figures(100, **counts), [worker(run_s=1e-6)]
-    assert wanted("t", None, now, figures(0), workers, low=0).processes == 1
-    assert wanted("t", None, figures(100), figures(0), workers, low=0).processes == 0
+    assert wanted("t", None, now, [figures(0)], workers, low=0).processes == 1
+    assert wanted("t", None, figures(100), [figures(0)], workers, low=0).processes == 0
 
 
 def test_where_no_process_reports_it_is_one_while_anything_waits() -> None:
@@ -91,12 +91,20 @@ def test_where_no_run_has_ended_it_is_as_many_as_run() -> None:
 @pytest.mark.parametrize("before", [None, figures(95)])
 def test_where_the_arrival_is_not_known_it_is_not_fewer_than_run(before: Figures | None) -> None:
     workers = [worker()] * 4
-    few = wanted("t", None, figures(100, priority=1), before, workers)
-    many = wanted("t", None, figures(100, priority=60_000), before, workers)
+    few = wanted("t", None, figures(100, priority=1), [before], workers)
+    many = wanted("t", None, figures(100, priority=60_000), [before], workers)
 
     assert (few.processes, few.arrival_per_s) == (4, None)
     assert "no server has kept samples" in few.unknown
     assert many.processes == 13, "100 executors"
+
+
+@pytest.mark.parametrize(("lately", "rate"), [(2400, 60.0), (5000, 20.0), (None, 20.0)])
+def test_larger_arrival_rate_of_a_minute_and_five_counts(lately: int | None, rate: float) -> None:
+    minute = None if lately is None else figures(240, accepted=lately)
+    found = wanted("t", None, figures(300, accepted=6000), [figures(0), minute], [worker()])
+
+    assert found.arrival_per_s == rate
 
 
 def test_mean_run_time_is_that_of_the_messages_of_all_processes() -> None:
@@ -130,7 +138,7 @@ def test_more_work_never_wants_fewer_and_bounds_hold(
 ) -> None:
     def count(arrival: float, backlog: int) -> int:
         now = figures(1000, accepted=math.floor(arrival * 1000), priority=backlog)
-        found = wanted("t", None, now, figures(0), [worker(run_s=run_s)], low, low + width)
+        found = wanted("t", None, now, [figures(0)], [worker(run_s=run_s)], low, low + width)
         return found.processes
 
     assert low <= count(arrival, backlog) <= low + width
