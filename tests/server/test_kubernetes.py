@@ -290,7 +290,7 @@ client = rmq.Client()
 
 @client.topic("work").handler()
 def work(n: int) -> None:
-    time.sleep(0.5)
+    time.sleep(1)
 """
 
 
@@ -333,7 +333,10 @@ def test_worker_of_the_manifest_answers_its_probes_and_loses_nothing_at_sigterm(
     assert status(probes["liveness"]) == 200
     with rmq.Client(server.url, prefix=prefix) as client:
         ids = {client.topic("work").send(n).id for n in range(60)}
-        until(lambda: client.admin.stats("work")["settled"] >= 8, "the first runs")
+        until(
+            lambda: (now := client.admin.stats("work"))["settled"] >= 8 and now["in_flight"] >= 8,
+            "the first runs have ended, and others have begun",
+        )
         at = time.monotonic()
         running.send_signal(signal.Signals[end])
         code = running.wait()
