@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def test_a_forge_runs_all_that_make_check_does() -> None:
 
     assert wanted
     assert set(wanted[1].split()) <= set(runs_of(ROOT / ".github/workflows/ci.yml"))
+
+
+def test_the_files_of_make_oldest_and_newest_are_there() -> None:
+    command = ["make", "--silent", "--eval", "listed: ; @echo $(SMOKE)", "listed"]
+    names = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    assert len(names.split()) > 5
+    assert [name for name in names.split() if not (ROOT / name).exists()] == []
 
 
 def test_the_forms_of_issues_can_be_read() -> None:
