@@ -69,8 +69,10 @@ def _cpu(client: rmq.Client) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spark_sink")
     parser.add_argument("--rows", type=int, default=400_000)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help=f"more than {WARM}")
     asked = parser.parse_args()
+    if asked.rounds <= WARM:
+        parser.error(f"--rounds: {asked.rounds}; the first {WARM} warm Spark up, give more")
     load = os.getloadavg()[0]
     with server() as own:
         rounds = measure(own.url, asked.rows, asked.rounds)
