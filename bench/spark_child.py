@@ -118,9 +118,8 @@ class TaskMemory:
         while not self._ended.wait(self.PAUSE_S):
             for process in self._jvm.children(recursive=True):
                 try:
-                    if process.pid not in kinds:
-                        kinds[process.pid] = self._kind(process)
-                    kind = kinds[process.pid]
+                    # One that is none may have been seen between its fork and its exec.
+                    kind = kinds[process.pid] = kinds.get(process.pid) or self._kind(process)
                     if kind:
                         status = Path(f"/proc/{process.pid}/status").read_text()
                         peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
