@@ -13,6 +13,8 @@ from spark_connector.options import Connection
 
 T = TypeVar("T")
 PAUSE_S, PAUSE_MAX_S = 0.1, 5.0
+RETRY_S = 300.0  # Redis may be away for so long without ending a query
+COMMIT_RETRY_S = 60.0  # the same in the commit of a write, which fails the batch at its end
 
 
 def connect(at: Connection) -> rmq.Client:

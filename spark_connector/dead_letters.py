@@ -23,13 +23,12 @@ from pyspark.sql.types import BinaryType, StringType, StructType, TimestampType
 import rmq
 from rmq.errors import InvalidValue
 from spark_connector.columns import spelled
-from spark_connector.connection import connect, retry_while_away
+from spark_connector.connection import COMMIT_RETRY_S, connect, retry_while_away
 from spark_connector.options import DeadLetterOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-COMMIT_RETRY_S = 60.0  # as of a sink; a job that runs waits for Redis itself
 JOB_IDS = 10_000  # of one job, which has them in its conditions
 SHOWN = 10  # jobs in the driver's log
 _ROW = struct.Struct("<16sq")  # an id, and when it died in epoch ms

@@ -10,7 +10,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -125,11 +125,14 @@ def _topic(name: str, given: str) -> str:
 
 
 def _topics(name: str, given: str) -> tuple[str, ...]:
-    topics = tuple(check_name(topic.strip(), name) for topic in given.split(","))
-    twice = sorted({topic for topic in topics if topics.count(topic) > 1})
+    return _each_once(name, "topic", [check_name(one.strip(), name) for one in given.split(",")])
+
+
+def _each_once(name: str, kind: str, given: Sequence[str]) -> tuple[str, ...]:
+    twice = sorted({one for one in given if given.count(one) > 1})
     if twice:
-        raise InvalidValue(f"{name}: it names {twice[0]!r} twice; name each topic once")
-    return topics
+        raise InvalidValue(f"{name}: it names {twice[0]!r} twice; name each {kind} once")
+    return tuple(given)
 
 
 def _pattern(name: str, given: str) -> re.Pattern[str]:
@@ -198,11 +201,7 @@ def _headers(name: str, given: str) -> bool | tuple[str, ...]:
 
 
 def _columns(name: str, given: str) -> tuple[str, ...]:
-    columns = tuple(column.strip().lower() for column in given.split(","))
-    twice = sorted({column for column in columns if columns.count(column) > 1})
-    if twice:
-        raise InvalidValue(f"{name}: it names {twice[0]!r} twice; name each column once")
-    return columns
+    return _each_once(name, "column", [one.strip().lower() for one in given.split(",")])
 
 
 def _loss(name: str, given: str) -> str:

@@ -22,11 +22,10 @@ from pathlib import Path
 import rmq
 from rmq.connectors import Held
 from rmq.errors import QueryOwned, StorageError, TopicNotFound, TopicVanished
-from spark_connector.connection import connect, retry_while_away
+from spark_connector.connection import RETRY_S, connect, retry_while_away
 from spark_connector.offset import Numbers, Offset
 from spark_connector.options import StreamOptions
 
-RETRY_S = 300.0  # Redis may be away for so long without ending the query
 _MIN_OWNER_S = 1.0  # the shortest owner lease
 _JVM_CHECK_S = 1.0  # between two checks whether the JVM is alive
 _log = logging.getLogger("spark_connector")

@@ -15,10 +15,9 @@ from pyspark.sql.types import StructType
 
 from rmq.connectors import QueueBlock, QueuePart, open_queue
 from rmq.errors import InvalidValue
-from spark_connector.connection import client_of_task, connect, retry_while_away
+from spark_connector.connection import RETRY_S, client_of_task, connect, retry_while_away
 from spark_connector.options import SnapshotOptions
 from spark_connector.pushdown import Condition, Pushdown, died_within, may_fit
-from spark_connector.query_lease import RETRY_S
 from spark_connector.schema import Batches
 
 if TYPE_CHECKING:

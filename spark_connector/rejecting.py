@@ -22,9 +22,8 @@ from rmq.connectors import FailedMessage, Failures
 from rmq.errors import InvalidValue
 from spark_connector import options
 from spark_connector.columns import WHOLE, spelled
-from spark_connector.connection import client_of_task, retry_while_away
+from spark_connector.connection import RETRY_S, client_of_task, retry_while_away
 from spark_connector.options import Connection
-from spark_connector.query_lease import RETRY_S
 
 _TEXT = (StringType,)
 

@@ -39,16 +39,16 @@ from pyspark.sql.types import StructType
 from rmq.connectors import Held, HeldPart, open_parts
 from rmq.errors import ConfigurationError, LeaseLost, TopicNotFound, TopicVanished
 from spark_connector import offset as offsets, planning
-from spark_connector.connection import client_of_task, retry_while_away
+from spark_connector.connection import RETRY_S, client_of_task, retry_while_away
 from spark_connector.offset import Numbers, Offset, Position
 from spark_connector.options import StreamOptions
-from spark_connector.query_lease import RETRY_S, QueryLease
+from spark_connector.progress import Progress
+from spark_connector.query_lease import QueryLease
 from spark_connector.schema import Batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BACKLOG_S = 5.0  # between two counts of the backlog for Spark's progress
 TOPICS_S = 5.0  # between two looks at which topics match subscribePattern
 T = TypeVar("T")
 STOP_S = 2.0  # for what runs in the background when the query ends
@@ -90,15 +90,11 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ahead: dict[str, Numbers] | None = None  # the newest numbers taken, by topic
         self._first_ahead = 0.0  # when the first message was taken that is ahead
         self._topics: tuple[float, list[str]] | None = None  # since when; subscribed to
-        self._report: tuple[float, dict[str, Any]] | None = None
         self._found: dict[str, Numbers] | None = None  # the batch that a former run left, once
         self._inherited: dict[str, Numbers] = {}  # up to there a former run has taken
         self._lapses = 0  # of the lease, that a batch has been counted after
         self._checked: Offset | None = None  # the last batch that was found to be read
-        self._rows = self._batches = self._replays = 0
-        self._reported_rows = -1
-        self._lag_ms = 0  # as of the last count of the backlog
-        self._since_ms = int(time.time() * 1000)
+        self._progress = Progress()
         self._planned: Offset | None = None  # the end of the last batch with messages of this run
         self._committed: Offset | None = None  # the last commit of Spark
 
@@ -110,7 +106,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._query_lease.release_ownership()
             orphaned = _terminate if _stop_on_sigterm() else None
             self._query_lease = QueryLease(self._options, run, orphaned)
-            self._query_lease.report = partial(self._figures, self._query_lease)
+            self._query_lease.report = partial(self._progress.figures, self._query_lease)
             self._begun, self._ahead, self._taking, self._settling = False, None, None, None
         return self._query_lease
 
@@ -212,8 +208,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         spelled = end.spell()
         self._returned = known, end, spelled
-        self._rows += end.messages
-        self._batches += 1
+        self._progress.rows += end.messages
+        self._progress.batches += 1
         return spelled
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
@@ -239,18 +235,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first:
             self._begun = True
             self._inherited = {topic: dict(numbers) for topic, numbers in ahead.items()}
-            held = any(
-                number > known.slots(topic).get(slot, 0)
-                for topic, numbers in ahead.items()
-                for slot, number in numbers.items()
-            )
             # What tasks have read was in a batch, of which Spark may have lost the offset.
-            was_read = any(
-                number > known.slots(topic).get(slot, 0)
-                for topic, numbers in handed.items()
-                for slot, number in numbers.items()
-            )
-            self._found = (handed if was_read else ahead) if held else None
+            left = handed if _beyond(known, handed) else ahead
+            self._found = left if _beyond(known, ahead) else None
 
     def _hold(self, lease: QueryLease, topic: str, slots: Numbers) -> list[Held] | None:
         try:
@@ -373,10 +360,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             self._checked = end
             return False
-        text = unread(self._options, end.messages)
-        if self._options.on_loss == "fail":
-            raise ConfigurationError(text)
-        _log.warning("%s", text)
+        self._raise_or_log(ConfigurationError(unread(self._options, end.messages)))
         return True
 
     def _settle(self, lease: QueryLease, end: Offset) -> None:
@@ -386,12 +370,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             LeaseLost: others may have had messages of it, and onClaimLoss is `fail`.
         """
         missing = lease.settle(end)
-        if not missing:
-            return
-        text = missed(self._options, end.messages, missing)
+        if missing:
+            self._raise_or_log(LeaseLost(missed(self._options, end.messages, missing)))
+
+    def _raise_or_log(self, error: Exception) -> None:
+        """Raise an error about messages that others may have, unless onClaimLoss is `continue`."""
         if self._options.on_loss == "fail":
-            raise LeaseLost(text)
-        _log.warning("%s", text)
+            raise error
+        _log.warning("%s", error)
 
     def _log_gaps(self, topic: str, gone: int) -> None:
         """Log that messages with numbers of this batch are gone from it.
@@ -435,50 +421,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._query_lease is None or not self._begun:
             return None
-        now = time.monotonic()
-        if self._report is None or now - self._report[0] > BACKLOG_S:
-            topics = [
-                topic for topic in self._known_topics() if topic not in self._query_lease.lost
-            ]
-            is_busy = self._is_busy()
-            waiting = self._query_lease.waiting(topics) if is_busy else {}
-            self._lag_ms = self._query_lease.late_ms(topics) if is_busy else 0
-            by_topic = {
-                topic: {str(slot): n for slot, n in enumerate(counts) if n}
-                for topic, counts in waiting.items()
-            }
-            self._report = (
-                now,
-                {
-                    "waiting": sum(map(sum, waiting.values())),
-                    "topics": by_topic,
-                    "held": self._query_lease.held(),
-                    **self._figures(self._query_lease),
-                },
-            )
-            self._reported_rows = self._rows
-        return self._report[1]
-
-    def _figures(self, lease: QueryLease) -> dict[str, int]:
-        """Return what this run of the query has done, for those who watch it.
-
-        The lease sends it to Redis too: `Admin.queries`.
-        """
-        return {
-            "since_ms": self._since_ms,
-            "rows": self._rows,
-            "bytes": lease.bytes,
-            "batch_bytes": lease.batch_bytes,
-            "batches": self._batches,
-            "replays": self._replays,
-            "lapses": lease.lapses(),
-            "lag_ms": self._lag_ms,
-            "commands": lease.commands(),
-        }
-
-    def _is_busy(self) -> bool:
-        """Whether there was a batch since the last count; an idle query has nothing to count."""
-        return self._rows != self._reported_rows
+        return self._progress.report(self._query_lease, self._known_topics())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """Plan a batch, which an earlier run may have begun.
@@ -501,7 +444,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, at in known.topics.items():
             after, held = since.slots(topic), at.held
             if not ours:
-                self._replays += 1
+                self._progress.replays += 1
                 states = lease.hold(topic, after, at.slots)
                 offsets.check_slots(at.slots, len(states), topic)
                 held = {slot: state.messages for slot, state in enumerate(states)}
@@ -512,7 +455,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._gives_up(lease, known):
             return []
         if counts != known.messages:
-            self._lost(counts, known)
+            self._raise_or_log(LeaseLost(lost(self._options, known.messages, counts)))
         tasks = planning.wanted(
             counts, self._options.tasks, self._options.rows, planning.cores_of_cluster()
         )
@@ -565,12 +508,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _named(self._options), rejected, most,
         )  # fmt: skip
         return True
-
-    def _lost(self, count: int, end: Offset) -> None:
-        text = lost(self._options, end.messages, count)
-        if self._options.on_loss == "fail":
-            raise LeaseLost(text)
-        _log.warning("%s", text)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Settle a batch, unless `latestOffset` has done so or is about to.

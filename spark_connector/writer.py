@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 import rmq
 from rmq.errors import ConfigurationError, InvalidValue, QueueFull, RMQError, SendError
 from spark_connector import columns, options
-from spark_connector.connection import connect, retry_while_away
+from spark_connector.connection import COMMIT_RETRY_S, connect, retry_while_away
 from spark_connector.dead_letters import DeadLetterWriter
 from spark_connector.options import SinkOptions
 from spark_connector.versions import DataSourceStreamArrowWriter
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-COMMIT_RETRY_S = 60.0  # because a commit that fails ends the query
 STAGE_TTL_S = 86_400.0  # of a stage that is never committed
 
 

@@ -48,6 +48,8 @@ from pyspark.sql.types import StructType
 import rmq
 from spark_connector import RmqDataSource, options
 from spark_connector.offset import Numbers
+from spark_connector.options import StreamOptions
+from spark_connector.progress import Progress
 from spark_connector.query_lease import QueryLease
 from spark_connector.stream import Part, RmqStreamReader
 from tests import clusters
@@ -97,11 +99,17 @@ class DropsAhead(RmqStreamReader):
         return newest
 
 
+class _NoLapses(Progress):
+    def figures(self, lease: QueryLease) -> dict[str, int]:
+        return super().figures(lease) | {"lapses": 0}
+
+
 class Uncounted(RmqStreamReader):
     """Counts no lapse."""
 
-    def _figures(self, lease: QueryLease) -> dict[str, int]:
-        return super()._figures(lease) | {"lapses": 0}
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._progress = _NoLapses()
 
 
 def _source(broken: str) -> type[RmqDataSource]:

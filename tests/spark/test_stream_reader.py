@@ -267,7 +267,7 @@ def test_bytes_that_tasks_read_are_told_when_their_batch_is_settled(
     assert 4000 < told["bytes"] == told["batch_bytes"] < 4300
     latest(reader, second)
     latest(reader, second)
-    figures = reader._figures(reader._query_lease)
+    figures = reader._progress.figures(reader._query_lease)
     assert 8000 < figures["batch_bytes"] < 8300
     assert figures["bytes"] == told["bytes"] + figures["batch_bytes"]
 

@@ -1,0 +1,67 @@
+"""The progress of a query: what Spark shows of it, and what its lease reports to Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from spark_connector.query_lease import QueryLease
+
+BACKLOG_S = 5.0  # between two counts of the backlog
+
+
+class Progress:
+    """Counts of one run of a query.
+
+    Attributes:
+        rows: messages of its batches.
+        batches: how many it has begun.
+        replays: batches of an earlier run, counted in each of their topics.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.batches = self.replays = 0
+        self._since_ms = int(time.time() * 1000)
+        self._lag_ms = 0  # as of the last count of the backlog
+        self._counted_rows = -1
+        self._report: tuple[float, dict[str, Any]] | None = None
+
+    def report(self, lease: QueryLease, known: Iterable[str]) -> dict[str, Any]:
+        """Return how many messages wait, by topic and slot, and the figures.
+
+        The backlog is counted after a batch: an idle query has nothing to count.
+        """
+        now = time.monotonic()
+        if self._report is not None and now - self._report[0] <= BACKLOG_S:
+            return self._report[1]
+        waiting: dict[str, list[int]] = {}
+        self._lag_ms = 0
+        if self.rows != self._counted_rows:
+            topics = [topic for topic in known if topic not in lease.lost]
+            waiting, self._lag_ms = lease.waiting(topics), lease.late_ms(topics)
+        found = {
+            "waiting": sum(map(sum, waiting.values())),
+            "topics": {
+                topic: {str(slot): n for slot, n in enumerate(counts) if n}
+                for topic, counts in waiting.items()
+            },
+            "held": lease.held(),
+            **self.figures(lease),
+        }
+        self._report, self._counted_rows = (now, found), self.rows
+        return found
+
+    def figures(self, lease: QueryLease) -> dict[str, int]:
+        """Return the figures of this run. The lease sends them to Redis too: `Admin.queries`."""
+        return {
+            "since_ms": self._since_ms,
+            "rows": self.rows,
+            "bytes": lease.bytes,
+            "batch_bytes": lease.batch_bytes,
+            "batches": self.batches,
+            "replays": self.replays,
+            "lapses": lease.lapses(),
+            "lag_ms": self._lag_ms,
+            "commands": lease.commands(),
+        }
