@@ -13,11 +13,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
@@ -25,6 +25,26 @@ from spark_connector import RmqDataSource, options
 from spark_connector.stream import Part, RmqStreamReader
 
 GROUP, POINT = "RMQ_TEST_GROUP", "RMQ_TEST_POINT"
+
+
+def run_query(
+    spark: SparkSession, asked: dict[str, str], sink: Callable[[DataFrame, int], None], out: Path
+) -> str:
+    """Run a query over all that waits; return its error."""
+    query = (
+        spark.readStream.format("rmq")
+        .options(**asked)
+        .load()
+        .writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(out / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        query.awaitTermination()
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 def die_at(point: str) -> None:
@@ -86,20 +106,7 @@ def main(url: str, topic: str, directory: str, point: str, name: str) -> None:
             "url": url, "subscribe": topic, "maxMessagesPerTrigger": "10", "leaseSeconds": lease,
             "ownerLeaseSeconds": "1", "onClaimLoss": loss,
         }  # fmt: skip
-        query = (
-            spark.readStream.format("rmq")
-            .options(**asked)
-            .load()
-            .writeStream.foreachBatch(sink)
-            .option("checkpointLocation", str(out / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination()
-        except Exception as error:
-            return str(error)
-        return ""
+        return run_query(spark, asked, sink, out)
 
     (out / f"told-{name}").write_text(run("fail"))
     if point == "frozen":

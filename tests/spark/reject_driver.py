@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, functions as f
 
 import spark_connector
 from tests.spark.conftest import environment, session
+from tests.spark.driver import run_query
 
 
 def main(url: str, topic: str, directory: str, point: str) -> None:
@@ -40,24 +41,7 @@ def main(url: str, topic: str, directory: str, point: str) -> None:
             time.sleep(60)
 
     asked = {"url": url, "subscribe": topic, "ownerLeaseSeconds": "1", "includeQuery": "true"}
-
-    def run() -> str:
-        query = (
-            spark.readStream.format("rmq")
-            .options(**asked)
-            .load()
-            .writeStream.foreachBatch(sink)
-            .option("checkpointLocation", str(out / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination()
-        except Exception as error:
-            return str(error)
-        return ""
-
-    error = run()
+    error = run_query(spark, asked, sink, out)
     (out / "told").write_text(json.dumps({"error": error}))
 
 

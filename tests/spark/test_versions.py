@@ -15,25 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 import rmq
 from tests.servers import Server
 from tests.spark.target import taken
-from tests.spark.test_stream import Queries, fill, held
+from tests.spark.test_stream import Queries, fill, held, queries, topic
 
+__all__ = ["queries", "topic"]  # fixtures
 pytestmark = pytest.mark.timeout(300)  # a cold Spark on a busy machine
 
 OLD = pyspark.__version__.startswith(("4.0.", "4.1."))  # they do not say where a batch starts
 PATIENCE_S = 120.0
 reads_streams = pytest.mark.skipif(OLD, reason="streaming reads are refused there")
-
-
-@pytest.fixture
-def topic(client: rmq.Client, name: str) -> rmq.Topic:
-    made = client.topic(name, slots=3, retry="immediate")
-    made.open()
-    return made
-
-
-@pytest.fixture
-def queries(spark: SparkSession, server: Server, topic: rmq.Topic, tmp_path: Path) -> Queries:
-    return Queries(spark, server.url, topic.name, tmp_path / "checkpoint")
 
 
 def run_until(queries: Queries, done: Callable[[], bool], **given: object) -> None:
