@@ -36,7 +36,7 @@ QUERY = "org.apache.spark.sql.execution.ui.SparkListenerSQLExecutionStart"
 
 
 class Run(NamedTuple):
-    """One run of the audit: seconds by step, of processor time, and the JVM's most memory."""
+    """Seconds of one run of the audit by step, of processor time, and the JVM's most memory."""
 
     steps: dict[str, float]
     processor_s: float

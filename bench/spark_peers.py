@@ -39,7 +39,7 @@ class Share(InputPartition):
 
 
 class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What both readers share: the parts are named, and an offset has a number for each."""
+    """Common parts of both readers: the parts are named, and an offset has a number for each."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema

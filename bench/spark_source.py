@@ -1,4 +1,4 @@
-"""What Spark reads from topics, beside raw streams: `python -m bench.spark_source [--only PART]`.
+"""Measure how Spark reads topics, beside raw streams: `python -m bench.spark_source [--only PART]`.
 
 Not a part of `python -m bench`: it needs PySpark and Java. Spark runs in a child, with two tasks at
 a time; another checkout (`--against DIR`) has a child of its own. Sides take turns in each round,
@@ -184,7 +184,7 @@ def rows(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
 
 
 def slots(sides: Sides, rounds: int, size: Size) -> list[Measurement]:
-    """One batch of a topic with many slots, to one of a topic with few."""
+    """Compare one batch of a topic with many slots to one of a topic with few."""
     asked: dict[str, Any] = {}
     for count in (SLOTS, size.many):
         question = {

@@ -51,7 +51,7 @@ def fingerprint(error: str) -> str | None:
 
 
 class _Fields(NamedTuple):
-    """What stands before the bodies, by column; None where a record lacks it."""
+    """Fields before the bodies, by column; None where a record lacks it."""
 
     due_ms: list[int | None]
     expires_ms: list[int | None]

@@ -1,4 +1,4 @@
-"""What PySpark 4.0 and 4.1 lack, so that the other modules need not ask for its version.
+"""Stand-ins for what PySpark 4.0 and 4.1 lack, so that other modules need not ask its version.
 
 Since 4.2 Spark tells a streaming read where its batch starts; without that, a query that starts
 again after its last batch cannot know what it holds, so streaming reads are refused. 4.0 has no

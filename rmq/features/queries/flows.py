@@ -47,7 +47,7 @@ T = TypeVar("T", QueryLog, QuerySettleReply)
 
 
 class Known:
-    """What the owner of a query knows.
+    """Knowledge of the owner of a query.
 
     Args:
         subscription: to the signals of the topic.

@@ -16,7 +16,7 @@ PER_TOPIC = 50  # queries of a topic that are read
 
 
 class _Look(NamedTuple):
-    """What the last look at a topic found."""
+    """Result of the last look at a topic."""
 
     at: float  # by the monotonic clock
     delivered: int
