@@ -8,7 +8,7 @@ from typing import Any, Never, NoReturn, TypeVar, overload
 from rmq.errors import InvalidType
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
-from rmq.features.queries.query import AsyncQuery
+from rmq.features.queries.query import AsyncQuery, lease_of
 from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
 from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.admin import AsyncSchedules
@@ -304,7 +304,8 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             exact: a batch is settled only when all its messages were handed out. Then messages
                 whose lease ran out before can still be settled, see `AsyncQuery.settle`.
         """
-        return AsyncQuery(self._transport, self._context, run, owner, lease, owner_lease, exact)
+        leased = lease_of(run, owner, lease, owner_lease, exact)
+        return AsyncQuery(self._transport, self._context, leased)
 
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False

@@ -9,6 +9,7 @@ from typing import Any, Never
 from rmq.client.topic import TopicBase
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
+from rmq.features.queries.query import lease_of
 from rmq.features.queries.query_blocking import Query
 from rmq.features.queries.stage import discard_flow, publish_flow
 from rmq.features.queries.stage_blocking import Stage
@@ -199,7 +200,8 @@ class Topic(TopicBase, Schedules):
             exact: a batch is settled only when all its messages were handed out. Then messages
                 whose lease ran out before can still be settled, see `Query.settle`.
         """
-        return Query(self._transport, self._context, run, owner, lease, owner_lease, exact)
+        leased = lease_of(run, owner, lease, owner_lease, exact)
+        return Query(self._transport, self._context, leased)
 
     def stage(
         self, name: str | None = None, *, keep: Duration = 86_400.0, late: bool = False

@@ -8,14 +8,14 @@ the slot go back to the queue, which costs them a retry.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.features.queries import fail_flows, flows, read_flows, scripts
+from rmq.features.queries import fail_flows, flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
+from rmq.features.queries.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
 from rmq.kernel.consumer.scripts import QueryLease, check_run
-from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.context import TopicContext
@@ -23,7 +23,7 @@ from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Subscription
 
-__all__ = ["AsyncQuery", "Block", "Held", "Settlement"]
+__all__ = ["AsyncQuery", "Held", "Settlement"]
 
 Offsets = Mapping[int, int]
 
@@ -57,103 +57,36 @@ class Settlement(NamedTuple):
     missing: int
 
 
-class Block(NamedTuple):
-    """Messages of one slot, column by column, in the order of their numbers.
-
-    Attributes:
-        topic: its name.
-        slot: the index of the slot.
-        numbers: in the query's log.
-        ids: 16 bytes each, one after another; `rmq.MessageId(ids[:16])` reads the first.
-        attempts: 1 for the first delivery.
-        records: envelope and body as stored in Redis; `rmq.connectors` reads them.
-    """
-
-    topic: str
-    slot: int
-    numbers: range
-    ids: bytes
-    attempts: Sequence[int]
-    records: Sequence[bytes]
-
-
-class HeldPart(NamedTuple):
-    """A part of a batch that a program reads which has not opened the topic: a task of an engine.
-
-    Attributes:
-        prefix: of all keys.
-        topic: its name.
-        slot: the index of the slot.
-        after: the number before the first message.
-        upto: the number of the last one.
-        max_retries: of the topic.
-    """
-
-    prefix: str
-    topic: str
-    slot: int
-    after: int
-    upto: int
-    max_retries: int
-
-
-def part_reader(run: str, parts: Iterable[HeldPart], rows: int, size: int) -> read_flows.PartReader:
-    """Return what reads parts of a batch in pages of so many rows and bytes."""
-    held = [
-        read_flows.KeyedPart(
-            SlotKeys(part.prefix, part.topic, part.slot, b""), part.after, part.upto,
-            part.max_retries,
-        )
-        for part in parts
-    ]  # fmt: skip
-    return read_flows.PartReader(run, held, rows, size)
-
-
-def block_of(page: read_flows.HeldPage) -> Block:
-    """Return a page of one slot as columns."""
-    keys, max_retries, count = page.part.keys, page.part.max_retries, len(page.members)
-    attempts: Sequence[int] = [1] * count
-    if page.receipts:
-        attempts = [
-            max_retries - int(receipt % 1000) + 1 if receipt >= 0 else 0
-            for receipt in page.receipts
-        ]
-    ids = keys.join_ids(b"".join(page.members))
-    numbers = range(page.after + 1, page.after + 1 + count)
-    return Block(keys.topic, keys.index, numbers, ids, attempts, page.records)
-
-
 def wait_s(seconds: Duration) -> float:
     return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
-class QueryBase:
-    """The name and the leases of a query, checked."""
+def lease_of(
+    run: str, owner: str, lease: Duration, owner_lease: Duration, exact: bool
+) -> QueryLease:
+    """Return the name and the leases of a query, checked."""
+    check_run(run)
+    if not isinstance(owner, str):
+        raise InvalidType(f"owner: {type(owner).__name__}; give a str")
+    if not 1 <= len(owner.encode()) <= 200:
+        raise InvalidValue("owner: give 1 to 200 bytes")
+    return QueryLease(
+        run,
+        owner,
+        duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
+        duration_ms(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
+        exact,
+    )
 
-    def __init__(
-        self,
-        context: TopicContext,
-        run: str,
-        owner: str,
-        lease: Duration,
-        owner_lease: Duration,
-        exact: bool,
-    ) -> None:
-        check_run(run)
-        if not isinstance(owner, str):
-            raise InvalidType(f"owner: {type(owner).__name__}; give a str")
-        if not 1 <= len(owner.encode()) <= 200:
-            raise InvalidValue("owner: give 1 to 200 bytes")
+
+class QueryBase:
+    """The lease of a query, and what is known of its slots."""
+
+    def __init__(self, context: TopicContext, lease: QueryLease) -> None:
         self._context = context
         self._read_bytes = 0
         self._known = flows.Known(Subscription(context.channel))
-        self._holder = QueryLease(
-            run,
-            owner,
-            duration_ms(lease, "lease", LEASE_MIN_MS, LEASE_MAX_MS),
-            duration_ms(owner_lease, "owner_lease", LEASE_MIN_MS, LEASE_MAX_MS),
-            exact,
-        )
+        self._holder = lease
 
     @property
     def read_bytes(self) -> int:
@@ -188,24 +121,15 @@ def open_parts(
         rows: most messages of a page.
         size: about how many bytes of records and bodies a page may have.
     """
-    reader = part_reader(run, parts, rows, size)
-    return lambda: [block_of(page) for page in transport.run(reader.read())]
+    reader = PartReader(run, parts, rows, size)
+    return lambda: transport.run(reader.read())
 
 
 class AsyncQuery(QueryBase):
     """Messages of a topic for one run of a query. Made by `AsyncTopic.query`."""
 
-    def __init__(
-        self,
-        transport: AsyncTransport,
-        context: TopicContext,
-        run: str,
-        owner: str,
-        lease: Duration,
-        owner_lease: Duration,
-        exact: bool = False,
-    ) -> None:
-        super().__init__(context, run, owner, lease, owner_lease, exact)
+    def __init__(self, transport: AsyncTransport, context: TopicContext, lease: QueryLease) -> None:
+        super().__init__(context, lease)
         self._transport = transport
         self._run = transport.run
 
@@ -284,10 +208,10 @@ class AsyncQuery(QueryBase):
         part = HeldPart(
             self._context.prefix, self._context.name, slot, after, upto, self.max_retries
         )
-        reader = part_reader(self.run, [part], BATCH_MAX, read_flows.PAGE_BYTES)
-        while pages := await self._run(reader.read()):
-            for page in pages:
-                yield block_of(page)
+        reader = PartReader(self.run, [part], BATCH_MAX, PAGE_BYTES)
+        while blocks := await self._run(reader.read()):
+            for block in blocks:
+                yield block
 
     async def begun(self, batch: str, by: str) -> int:
         """Note that a run has begun a batch; return how many runs have begun it, this one too.

@@ -5,19 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from rmq.features.queries import fail_flows, flows, read_flows, scripts
+from rmq.features.queries import fail_flows, flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
-from rmq.features.queries.query import (
-    Block,
-    Held,
-    HeldPart,
-    Offsets,
-    QueryBase,
-    Settlement,
-    block_of,
-    part_reader,
-    wait_s,
-)
+from rmq.features.queries.query import Held, Offsets, QueryBase, Settlement, wait_s
+from rmq.features.queries.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
+from rmq.kernel.consumer.scripts import QueryLease
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.core.validation import Duration
 from rmq.kernel.topic.context import TopicContext
@@ -27,17 +19,8 @@ from rmq.kernel.transport.blocking import Transport
 class Query(QueryBase):
     """Messages of a topic for one run of a query. Made by `Topic.query`."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        context: TopicContext,
-        run: str,
-        owner: str,
-        lease: Duration,
-        owner_lease: Duration,
-        exact: bool = False,
-    ) -> None:
-        super().__init__(context, run, owner, lease, owner_lease, exact)
+    def __init__(self, transport: Transport, context: TopicContext, lease: QueryLease) -> None:
+        super().__init__(context, lease)
         self._transport = transport
         self._run = transport.run
 
@@ -116,10 +99,10 @@ class Query(QueryBase):
         part = HeldPart(
             self._context.prefix, self._context.name, slot, after, upto, self.max_retries
         )
-        reader = part_reader(self.run, [part], BATCH_MAX, read_flows.PAGE_BYTES)
-        while pages := self._run(reader.read()):
-            for page in pages:
-                yield block_of(page)
+        reader = PartReader(self.run, [part], BATCH_MAX, PAGE_BYTES)
+        while blocks := self._run(reader.read()):
+            for block in blocks:
+                yield block
 
     def begun(self, batch: str, by: str) -> int:
         """Note that a run has begun a batch; return how many runs have begun it, this one too.

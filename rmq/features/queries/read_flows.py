@@ -7,7 +7,8 @@ commands.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -25,33 +26,70 @@ PAGE_BYTES = 16 * 1024 * 1024  # of a page that is read, for a program that does
 FIRST_ROWS = 500  # of the first page of a part, when the size of its messages is not known
 
 
-class KeyedPart(NamedTuple):
-    """A part of a batch to be read, with all that it takes to read it.
+class Block(NamedTuple):
+    """Messages of one slot, column by column, in the order of their numbers.
 
     Attributes:
-        keys: of the slot.
+        topic: its name.
+        slot: the index of the slot.
+        numbers: in the query's log.
+        ids: 16 bytes each, one after another; `rmq.MessageId(ids[:16])` reads the first.
+        attempts: 1 for the first delivery.
+        records: envelope and body as stored in Redis; `rmq.connectors` reads them.
+    """
+
+    topic: str
+    slot: int
+    numbers: range
+    ids: bytes
+    attempts: Sequence[int]
+    records: Sequence[bytes]
+
+
+class HeldPart(NamedTuple):
+    """A part of a batch that a program reads which has not opened the topic: a task of an engine.
+
+    Attributes:
+        prefix: of all keys.
+        topic: its name.
+        slot: the index of the slot.
         after: the number before the first message.
         upto: the number of the last one.
         max_retries: of the topic.
     """
 
-    keys: SlotKeys
+    prefix: str
+    topic: str
+    slot: int
     after: int
     upto: int
     max_retries: int
 
 
-class HeldPage(NamedTuple):
-    """Held messages of one slot, column by column: their members and records, one for each number.
+@lru_cache
+def _keys_of(prefix: str, topic: str, slot: int) -> SlotKeys:
+    return SlotKeys(prefix, topic, slot)
 
-    `receipts` is empty where nothing in the slot has failed.
-    """
 
-    part: KeyedPart
-    after: int
-    members: list[bytes]
-    receipts: list[float]
-    records: list[bytes]
+def _keys(part: HeldPart) -> SlotKeys:
+    return _keys_of(part.prefix, part.topic, part.slot)
+
+
+def _members(page: QueryPage) -> list[bytes]:
+    joined = page.members
+    return [joined[at : at + MEMBER_SIZE] for at in range(0, len(joined), MEMBER_SIZE)]
+
+
+def _block(
+    part: HeldPart, after: int, members: list[bytes], receipts: list[float], records: list[bytes]
+) -> Block:
+    """Return messages as columns; `receipts` is empty where nothing in the slot has failed."""
+    attempts: Sequence[int] = [1] * len(members)
+    if receipts:
+        attempts = [part.max_retries - int(r % 1000) + 1 if r >= 0 else 0 for r in receipts]
+    ids = _keys(part).join_ids(b"".join(members))
+    numbers = range(after + 1, after + 1 + len(members))
+    return Block(part.topic, part.slot, numbers, ids, attempts, records)
 
 
 class PartReader:
@@ -67,15 +105,15 @@ class PartReader:
             they have been read, so a page after smaller ones may have more.
     """
 
-    def __init__(self, run: str, parts: Sequence[KeyedPart], rows: int, size: int) -> None:
+    def __init__(self, run: str, parts: Iterable[HeldPart], rows: int, size: int) -> None:
         self._run, self._rows, self._size = run, rows, size
         self._parts = [part for part in parts if part.after < part.upto][::-1]
-        self._found: list[tuple[KeyedPart, int, list[bytes], list[float]]] = []
+        self._found: list[tuple[HeldPart, int, list[bytes], list[float]]] = []
         self._count = min(rows, FIRST_ROWS)  # of the next page
         self._last = self._parts[0] if self._parts else None
         self._bytes = 0  # read, and not told to the query
 
-    def read(self) -> Flow[list[HeldPage]]:
+    def read(self) -> Flow[list[Block]]:
         """Return the next page; nothing at the end."""
         while not self._found:
             if not self._parts:
@@ -89,7 +127,7 @@ class PartReader:
             chosen.append((part, after, members[:room], receipts[:room]))
             room -= len(chosen[-1][2])
         replies = yield from pipeline(
-            [scripts.read_records(part.keys, members) for part, _, members, _ in chosen]
+            [scripts.read_records(_keys(part), members) for part, _, members, _ in chosen]
         )
         page, size = [], 0
         for (part, after, members, receipts), reply in zip(chosen, replies, strict=True):
@@ -104,14 +142,14 @@ class PartReader:
             large = record.positions(reply)
             records, cut = self._within(reply, large, size)
             if large:
-                ids = part.keys.ids_of(members[:cut])
-                records = yield from reading.fetch(part.keys, ids, records)
+                ids = _keys(part).ids_of(members[:cut])
+                records = yield from reading.fetch(_keys(part), ids, records)
             size += sum(map(len, records))
-            page.append(HeldPage(part, after, members[:cut], receipts[:cut], records))
+            page.append(_block(part, after, members[:cut], receipts[:cut], records))
             self._skip(gap + cut)
             if gap + cut < wanted:
                 break
-        rows = sum(len(held.members) for held in page)
+        rows = sum(len(block.numbers) for block in page)
         if rows:
             self._count = max(1, min(self._rows, 4 * rows, self._size * rows // (size + 1)))
         self._bytes += size
@@ -120,7 +158,7 @@ class PartReader:
     def _tell(self) -> Flow[None]:
         """Add what was read to a figure of the query: its driver does not see the records."""
         if self._bytes and self._last is not None:
-            keys, upto = self._last.keys, self._last.upto
+            keys, upto = _keys(self._last), self._last.upto
             yield scripts.query_read(keys, self._run, upto, upto, 1, False, self._bytes)
             self._bytes = 0
 
@@ -134,17 +172,13 @@ class PartReader:
             room -= min(CALL_MOST, part.upto - part.after)
         pages: list[QueryPage] = yield from pipeline(
             [
-                scripts.query_read(part.keys, self._run, part.after, part.upto, CALL_MOST, False)
+                scripts.query_read(_keys(part), self._run, part.after, part.upto, CALL_MOST, False)
                 for part in wanted
             ]
         )
         for part, page in zip(wanted, pages, strict=True):
             self._parts.pop()
-            members = [
-                page.members[at : at + MEMBER_SIZE]
-                for at in range(0, len(page.members), MEMBER_SIZE)
-            ]
-            if members:
+            if members := _members(page):
                 self._found.append((part, page.after, members, page.receipts))
         # What is left of them comes next, the first part before the others.
         for part, page in list(zip(wanted, pages, strict=True))[::-1]:
@@ -153,17 +187,15 @@ class PartReader:
                 self._parts.append(part._replace(after=after))
 
     def _read_at_once(
-        self, part: KeyedPart, after: int, count: int
+        self, part: HeldPart, after: int, count: int
     ) -> Flow[tuple[int, list[bytes], list[float], list[bytes]] | None]:
         """Read members and records in one step, where records were missing between two.
 
         The messages are no longer held, or their records are lost.
         """
         limit = min(count, BATCH_MAX)
-        page = yield scripts.query_read(part.keys, self._run, after, after + count, limit)
-        members = [
-            page.members[at : at + MEMBER_SIZE] for at in range(0, len(page.members), MEMBER_SIZE)
-        ]
+        page = yield scripts.query_read(_keys(part), self._run, after, after + count, limit)
+        members = _members(page)
         return (page.after, members, page.receipts, page.records) if members else None
 
     def _within(self, records: list[bytes], large: list[int], size: int) -> tuple[list[bytes], int]:
