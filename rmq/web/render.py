@@ -6,10 +6,12 @@ Everything is escaped by Jinja; nothing here or in a template marks text as safe
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rmq.kernel.core.ids import MessageId
@@ -28,6 +30,8 @@ NOTHING = "\u2013"  # a dash
 PREVIEW_CHARS = 120  # of a body in a list
 INDENTED_MAX = 512 * 1024  # characters of JSON with indents
 HEX_BYTES = 4096  # of a body of bytes that is shown
+ENDS = "{[]},"  # where a line of indented JSON ends
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # a tab and a line end stay
 
 
@@ -142,36 +146,17 @@ def indented(text: str) -> str:
 
     Where values are nested so deeply that it would grow beyond INDENTED_MAX, it stays as it is.
     """
-    out: list[str] = []
-    depth, in_string, escaped, size = 0, False, False, len(text)
-    for char in text:
-        if not in_string and char in "{[]},":
-            size += 2 * depth
-            if size > INDENTED_MAX:
-                return text
-        if in_string:
-            out.append(char)
-            in_string = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif char == '"':
-            in_string = True
-            out.append(char)
-        elif char in "{[":
-            depth += 1
-            out.append(f"{char}\n{'  ' * depth}")
-        elif char in "}]":
-            depth = max(0, depth - 1)
-            if out and out[-1].strip() in ("{", "["):  # nothing is inside
-                out[-1] = out[-1].strip() + char
-            else:
-                out.append(f"\n{'  ' * depth}{char}")
-        elif char == ",":
-            out.append(f",\n{'  ' * depth}")
-        elif char == ":":
-            out.append(": ")
-        elif not char.isspace():
-            out.append(char)
-    return "".join(out)
+    marks = _STRING.sub("", text)
+    depths = itertools.accumulate((mark in "{[") - (mark in "]}") for mark in marks)
+    size = len(text) + sum(
+        2 * deep for mark, deep in zip(marks, depths, strict=True) if mark in ENDS
+    )
+    if size > INDENTED_MAX:
+        return text
+    try:
+        return msgspec.json.format(text, indent=2)
+    except (msgspec.DecodeError, RecursionError):  # half of a surrogate pair, or too deep for it
+        return text
 
 
 def hex_dump(content: bytes) -> str:
