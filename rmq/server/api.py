@@ -43,7 +43,7 @@ from rmq.web.principal import ADDRESS, Principal, principal_of
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer
 from rmq.web.scope import root_of
-from rmq.web.service import ServiceStatus
+from rmq.web.service import ServerState, ServiceStatus
 
 log = logging.getLogger("rmq")
 
@@ -156,9 +156,8 @@ async def get_info(context: RequestContext) -> About:
     """Return the version of the server and of its Redis."""
     facts = await context.client.server_info()
     version = facts.get("valkey_version") or facts.get("redis_version", "")
-    return About(
-        version=VERSION, server=context.server, leads=context.leads(), redis_version=version
-    )
+    state = context.state
+    return About(version=VERSION, server=state.server, leads=state.leads(), redis_version=version)
 
 
 class ServiceList(Answer):
@@ -170,7 +169,7 @@ class ServiceList(Answer):
 @TABLE.get("/services")
 async def list_services(context: RequestContext) -> ServiceList:
     """List the services of the server that answers."""
-    return ServiceList(services=list(context.services()))
+    return ServiceList(services=list(context.state.services()))
 
 
 BASE = "/api/v1"
@@ -195,27 +194,20 @@ class Api:
 
     Args:
         make_client: makes the client of Redis, in the event loop.
-        server: the id of this server.
-        leads: whether it leads.
-        services: returns how its services do.
+        state: of this server.
         disclosure: takes out of answers what a principal is not shown.
         operations: all of them; None: those of TABLES.
-        missing: returns what the last audits of this server found missing, by topic.
     """
 
     def __init__(
         self,
         make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
-        server: str,
-        leads: Callable[[], bool],
-        services: Callable[[], Sequence[ServiceStatus]],
+        state: ServerState,
         disclosure: Disclosure | None = None,
         operations: Sequence[Operation] | None = None,
-        missing: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._make_client = make_client
-        self._facts = server, leads, services
-        self._missing = missing
+        self._state = state
         if operations is None:
             operations = [each for table in TABLES for each in table.operations]
         self._operations = operations
@@ -254,9 +246,8 @@ class Api:
     def context(self, scope: MutableMapping[str, Any]) -> RequestContext:
         """Return what answers a request; `scope` is the one that the guard has seen."""
         return RequestContext(
-            self.client, *self._facts, principal_of(scope), scope[ADDRESS], self._missing,
-            Headers(scope=scope),
-        )  # fmt: skip
+            self.client, self._state, principal_of(scope), scope[ADDRESS], Headers(scope=scope)
+        )
 
     def place(self, context: RequestContext) -> AbstractAsyncContextManager[None]:
         """Return a block in which a request of somebody is answered, or a page is made."""

@@ -14,7 +14,7 @@ import contextvars
 import functools
 import inspect
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -29,7 +29,7 @@ from rmq.server.authentication import Authentication, Refused
 from rmq.server.config import RATE, read_hosts
 from rmq.web.principal import Principal, can_be_name
 from rmq.web.scope import RootPath, root_of
-from rmq.web.service import ServiceStatus
+from rmq.web.service import ServerState
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -137,7 +137,7 @@ class ConsoleApp:
 
     def _make(self) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
         authentication = Authentication("host", find=self._find)
-        api = make_api(self._client, "", lambda: False, lambda: (), self._redact)
+        api = make_api(self._client, ServerState(), self._redact)
         return make_mounted(
             api, authentication, self._hosts, self._rate, self._sign_in_url, self._streams
         )
@@ -253,25 +253,20 @@ def open_client(url: str | None, prefix: str | None) -> AsyncClient:
 
 def make_api(
     make_client: Callable[[], AbstractAsyncContextManager[AsyncClient]],
-    server: str,
-    leads: Callable[[], bool],
-    services: Callable[[], Sequence[ServiceStatus]],
-    redact: Collection[str] = (),
-    missing: Callable[[], Mapping[str, int]] = dict,
+    state: ServerState,
+    redact: Collection[str],
 ) -> Api:
     """Return `/api/v1`; the arguments are those of `Api`, and what is redacted.
 
     Raises:
         ConfigurationError: a package of the extra "server" is missing.
     """
-    packages.load("starlette", "server", "rmq server")
-    packages.load("msgspec", "server", "rmq server")
-    packages.load("jinja2", "server", "rmq server")
-    packages.load("sse_starlette", "server", "rmq server")
+    for package in ("starlette", "msgspec", "jinja2", "sse_starlette"):
+        packages.load(package, "server", "rmq server")
     from rmq.server.api import Api
     from rmq.server.disclosure import Disclosure
 
-    return Api(make_client, server, leads, services, Disclosure(redact), missing=missing)
+    return Api(make_client, state, Disclosure(redact))
 
 
 def make_application(

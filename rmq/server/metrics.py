@@ -13,7 +13,7 @@ from rmq.kernel.core import packages, slo, telemetry
 from rmq.kernel.core.counts import COUNTERS
 from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Metric
-from rmq.web.service import ServiceStatus
+from rmq.web.service import ServerState
 from rmq.web.survey import TopicCounts
 
 QUEUES = ("retries", "priority", "due", "later", "in_flight", "dead")
@@ -33,9 +33,7 @@ class ServerMetrics:
     Args:
         topics: returns the counts of topics by name; none where this server does not lead, so that
             a sum over servers counts each message once.
-        services: returns how the services do.
-        leads: whether this server leads.
-        missing: returns by topic how many messages the last audit found missing.
+        state: of this server.
         queries: returns the queries of topics, as `topics` does.
         before: returns the figures of a topic, as they were so many ms before; None: not known.
         wanted: returns by topic how many worker processes it needs.
@@ -44,17 +42,14 @@ class ServerMetrics:
     def __init__(
         self,
         topics: Callable[[], dict[str, TopicCounts]],
-        services: Callable[[], Sequence[ServiceStatus]],
-        leads: Callable[[], bool],
-        missing: Callable[[], dict[str, int]] = dict,
+        state: ServerState,
         queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
         before: Callable[[str, int], Figures | None] = lambda topic, window_ms: None,
         wanted: Callable[[], dict[str, WorkersWanted]] = dict,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
         self._families = packages.load("prometheus_client.core", "server", "/metrics")
-        self._topics, self._services, self._leads = topics, services, leads
-        self._missing, self._queries = missing, queries
+        self._topics, self._state, self._queries = topics, state, queries
         self._before, self._wanted = before, wanted
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
@@ -92,13 +87,13 @@ class ServerMetrics:
             telemetry.TOPIC_EVENTS,
             [((name, event), count[event]) for name, count in totals.items() for event in COUNTERS],
         )
-        audited = sorted(self._missing().items())[:TOPICS_MAX]
+        audited = sorted(self._state.missing().items())[:TOPICS_MAX]
         yield self._family(
             telemetry.SERVER_AUDIT_MISSING, [((name,), count) for name, count in audited]
         )
         yield from self._of_queries()
-        yield self._family(telemetry.LEADER, [((), int(self._leads()))])
-        services = [((status.name,), status) for status in self._services()]
+        yield self._family(telemetry.LEADER, [((), int(self._state.leads()))])
+        services = [((status.name,), status) for status in self._state.services()]
         idle = [(of, status.idle_s) for of, status in services if status.idle_s is not None]
         yield self._family(telemetry.SERVICE_IDLE, idle)
         yield self._family(telemetry.SERVICE_DONE, [(of, each.done) for of, each in services])

@@ -44,7 +44,7 @@ async def health(request: PageRequest) -> View:
             "reading": reading,
             "findings": [each for each in found if each.severity not in ("ok", "skipped")],
             "fine": [each for each in found if each.severity in ("ok", "skipped")],
-            "services": request.context.services(), "about": about,
+            "services": request.context.state.services(), "about": about,
         },
         "Health",
     )  # fmt: skip

@@ -28,7 +28,7 @@ from rmq.server.config import ServerConfig
 from rmq.server.leadership import Leadership
 from rmq.server.listener import Listener
 from rmq.server.metrics import ServerMetrics
-from rmq.web.service import Service, ServiceStatus, ServiceThread
+from rmq.web.service import ServerState, Service, ServiceStatus, ServiceThread
 from rmq.web.survey import Survey
 
 log = logging.getLogger("rmq")
@@ -92,24 +92,17 @@ class Server:
             self.wanted,
             Resizes(transport, config.prefix, self.survey),
         ]
-        self._threads = [ServiceThread(service, self.leadership.leads) for service in services]
+        leads = self.leadership.leads
+        self._threads = [ServiceThread(service, leads) for service in services]
+        state = ServerState(self.leadership.server, leads, self.services, self._missing)
         metrics = ServerMetrics(
-            lambda: self.survey.topics if self.leadership.leads() else {},
-            self.services,
-            self.leadership.leads,
-            self._missing,
-            lambda: self.queries.held if self.leadership.leads() else {},
+            lambda: self.survey.topics if leads() else {},
+            state,
+            lambda: self.queries.held if leads() else {},
             self.survey.before,
-            lambda: self.wanted.by_topic if self.leadership.leads() else {},
+            lambda: self.wanted.by_topic if leads() else {},
         )
-        api = make_api(
-            lambda: open_client(url, config.prefix),
-            self.leadership.server,
-            self.leadership.leads,
-            self.services,
-            config.redact,
-            self._missing,
-        )  # fmt: skip
+        api = make_api(lambda: open_client(url, config.prefix), state, config.redact)
         hosts = {config.listen.host, *config.hosts}
         application = make_application(
             self.hanging, self.problems, metrics, api, authentication, hosts, config.rate,

@@ -19,7 +19,7 @@ import asyncio
 import base64
 import binascii
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -31,7 +31,7 @@ from starlette.types import Send
 from rmq.kernel.core.access import Role
 from rmq.web.principal import Principal
 from rmq.web.problems import ApiError
-from rmq.web.service import ServiceStatus
+from rmq.web.service import ServerState
 
 if TYPE_CHECKING:
     from rmq.client.admin import AsyncAdmin
@@ -118,22 +118,16 @@ class RequestContext:
 
     Attributes:
         client: of the Redis that is served.
-        server: the id of this server.
-        leads: whether it leads.
-        services: returns how its services do.
+        state: of this server.
         principal: who sent the request.
         address: from where it was sent.
-        missing: returns, by topic, how many messages the last audit of this server found missing.
         headers: of the request; names in any case.
     """
 
     client: AsyncClient
-    server: str
-    leads: Callable[[], bool]
-    services: Callable[[], Sequence[ServiceStatus]]
+    state: ServerState
     principal: Principal
     address: str
-    missing: Callable[[], Mapping[str, int]] = dict
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property

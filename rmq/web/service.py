@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +62,23 @@ class ServiceStatus:
     error: str
     idle_s: float | None
     is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """The state of a server; a mounted application runs no services, and does not lead.
+
+    Attributes:
+        server: its id.
+        leads: whether it leads.
+        services: returns how its services do.
+        missing: returns, by topic, how many messages its last audit found missing.
+    """
+
+    server: str = ""
+    leads: Callable[[], bool] = bool
+    services: Callable[[], Sequence[ServiceStatus]] = list
+    missing: Callable[[], Mapping[str, int]] = dict
 
 
 class ServiceThread:

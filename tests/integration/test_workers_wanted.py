@@ -12,6 +12,7 @@ from rmq.features.topic_admin.service import Sampler
 from rmq.features.workers import reporter
 from rmq.features.workers.service import Wanted
 from rmq.server.metrics import ServerMetrics
+from rmq.web.service import ServerState
 from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
@@ -57,7 +58,7 @@ def test_terms_are_those_of_the_workers_and_of_the_samples(
             wanted = Wanted(client._transport, prefix, survey)
             wanted.run_once()
             exposed = ServerMetrics(
-                lambda: survey.topics, list, lambda: True, wanted=lambda: wanted.by_topic
+                lambda: survey.topics, ServerState(), wanted=lambda: wanted.by_topic
             )
             text = exposed.text().decode()
 

@@ -13,6 +13,7 @@ from rmq.kernel.consumer import scripts
 from rmq.kernel.core import telemetry
 from rmq.kernel.topic import stats
 from rmq.server.metrics import ServerMetrics
+from rmq.web.service import ServerState
 from rmq.web.survey import Survey
 from tests.conftest import Clock
 from tests.integration.driven import connect
@@ -67,7 +68,7 @@ class Look:
 
 def metrics(look: Look) -> dict[str, float]:
     """The buckets of the topic on /metrics, by their upper bounds."""
-    exposed = ServerMetrics(lambda: look.survey.topics, list, lambda: True).text().decode()
+    exposed = ServerMetrics(lambda: look.survey.topics, ServerState()).text().decode()
     name = 'rmq_take_lateness_seconds_bucket{le="'
     lines = [line for line in exposed.splitlines() if line.startswith(name)]
     return {line.split('"')[1]: float(line.rpartition(" ")[2]) for line in lines}
@@ -132,7 +133,7 @@ def test_where_nothing_was_taken_or_nothing_reported_there_is_no_percentile(
 def slo_metrics(look: Look) -> dict[str, float]:
     """What is exposed about the slo of topics, by the name of the metric."""
     survey = look.survey
-    metrics = ServerMetrics(lambda: survey.topics, list, lambda: True, before=survey.before)
+    metrics = ServerMetrics(lambda: survey.topics, ServerState(), before=survey.before)
     lines = [line for line in metrics.text().decode().splitlines() if not line.startswith("#")]
     found = [line.partition("{") for line in lines if line.startswith("rmq_topic_slo_")]
     return {name: float(rest.rpartition(" ")[2]) for name, _, rest in found}

@@ -30,8 +30,8 @@ async def audit(request: PageRequest) -> View:
         {
             "topic": request.topic, "reading": reading, "found": found, "columns": COLUMNS,
             "ranges": found.lost[:RANGES] if found else [], "older_s": OLDER_S,
-            "leads": request.context.leads(),
-            "server_missing": request.context.missing().get(request.topic),
+            "leads": request.context.state.leads(),
+            "server_missing": request.context.state.missing().get(request.topic),
         },
         f"{request.topic}: loss audit",
     )  # fmt: skip

@@ -16,6 +16,7 @@ from rmq.web import requests
 from rmq.web.operation import RequestContext, Table
 from rmq.web.principal import Principal
 from rmq.web.problems import ApiError
+from rmq.web.service import ServerState
 
 OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {
@@ -73,7 +74,7 @@ def test_a_role_has_the_rights_of_those_before_it(role: Role, rights: set[Role])
 @pytest.mark.parametrize(("role", "kind"), [(Role.OPERATOR, "forbidden"), (Role.ADMIN, "invalid")])
 def test_a_job_that_purges_needs_the_role_of_purge(role: Role, kind: str) -> None:
     principal = Principal("somebody", role, True, "token")
-    at = RequestContext(AsyncClient(), "s", lambda: True, list, principal, "")
+    at = RequestContext(AsyncClient(), ServerState(), principal, "")
     unconfirmed = http.NewJob(verb="purge")
 
     with pytest.raises(ApiError) as caught:
