@@ -11,7 +11,7 @@ from rmq.features.messages.change import CancelStatus, PriorityStatus, Reschedul
 from rmq.features.queries.query import AsyncQuery, lease_of
 from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
 from rmq.features.queries.stage_flows import PublishResult, StageContent
-from rmq.features.schedules.admin import AsyncSchedules
+from rmq.features.schedules.declaration import AsyncSchedules
 from rmq.kernel.consumer.consumer import AsyncConsumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId

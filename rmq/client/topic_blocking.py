@@ -14,7 +14,7 @@ from rmq.features.queries.query_blocking import Query
 from rmq.features.queries.stage import discard_flow, publish_flow
 from rmq.features.queries.stage_blocking import Stage
 from rmq.features.queries.stage_flows import PublishResult, StageContent
-from rmq.features.schedules.admin_blocking import Schedules
+from rmq.features.schedules.declaration_blocking import Schedules
 from rmq.kernel.consumer.consumer_blocking import Consumer
 from rmq.kernel.consumer.flows import Mode
 from rmq.kernel.core.ids import Id, MessageId

@@ -41,7 +41,6 @@ async def leases(request: PageRequest) -> View:
 
 
 TABLE = Table("leases")
-NONE = "topic-not-found"
 
 
 class LeaseList(Answer):
@@ -55,7 +54,7 @@ class LeaseList(Answer):
     cursor: str | None
 
 
-@TABLE.get("/topics/{topic}/leases", NONE, "conflict")
+@TABLE.get("/topics/{topic}/leases")
 async def list_leases(context: RequestContext, path: TopicPath, query: LeasesQuery) -> LeaseList:
     """List the messages in flight, with the time that is left, and who has them.
 
@@ -81,7 +80,7 @@ class Consumers(Answer):
     queries: list[HeldQuery]
 
 
-@TABLE.get("/topics/{topic}/consumers", NONE, "conflict")
+@TABLE.get("/topics/{topic}/consumers")
 async def list_consumers(context: RequestContext, path: TopicPath) -> Consumers:
     """List the worker processes that handle a topic, and the queries that hold messages of it.
 

@@ -108,6 +108,7 @@ H = TypeVar("H", bound=Handler)
 
 ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "too-many",
           "head-too-large", "internal", "unavailable")  # fmt: skip
+OF_TOPICS = ("topic-not-found", "conflict")
 OF_READS = ("timeout",)
 OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json", "outcome-unknown")
 
@@ -168,7 +169,7 @@ class Operation:
         role: that a principal needs for it.
         status: of an answer that is no error.
         has_etag: whether a client may ask for what has changed, or change what has not.
-        errors: kinds of its own, beside those that every operation has.
+        errors: kinds of its own, beside those that every operation, or every one on a topic, has.
         handler: the function that answers.
         types: the structs that it reads, by "path", "query" and "body"; and "return".
         has_lines: whether it answers with lines of NDJSON, which the handler yields page by page.
@@ -200,7 +201,8 @@ class Operation:
         """The kinds of errors that it may answer with."""
         fields = getattr(self.types.get("body"), "__struct_fields__", ())
         of_reads = OF_READS if self.is_read or "dry_run" in fields else ()
-        return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + self.errors
+        of_topics = OF_TOPICS if "{topic}" in self.path else ()
+        return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + of_topics + self.errors
 
     def reads_only(self, given: Mapping[str, Any]) -> bool:
         """Return whether it changes nothing, given these: also a dry run."""

@@ -35,7 +35,7 @@ class Audited(Answer):
     lost: list[Missing]
 
 
-@TABLE.get("/topics/{topic}/audit", "topic-not-found", "conflict")
+@TABLE.get("/topics/{topic}/audit")
 async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> Audited:
     """Report which messages of producers with `rmq.Audit` were lost."""
     return show(await context.admin.audit(path.topic, older_than=query.older_than), Audited)
@@ -47,7 +47,7 @@ class ForgetMissing(Request):
     older_than: Seconds = 60
 
 
-@TABLE.post("/topics/{topic}/audit/forget", "topic-not-found", "conflict", role=Role.ADMIN)
+@TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)
 async def forget_missing(context: RequestContext, path: TopicPath, body: ForgetMissing) -> Audited:
     """Account for missing messages, so that they are not reported again; return the last report."""
     found = await context.admin.audit(path.topic, older_than=body.older_than, forget=True)

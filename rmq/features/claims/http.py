@@ -11,7 +11,6 @@ from rmq.web.problems import ApiError
 from rmq.web.requests import Answer, Done, Request, Text, TopicPath, show
 
 TABLE = Table("queries")
-NONE = "topic-not-found"
 
 
 class ClaimQuery(Request):
@@ -31,7 +30,7 @@ class Claim(Answer):
     left_s: float | None
 
 
-@TABLE.get("/topics/{topic}/claims", NONE, "not-found", "conflict")
+@TABLE.get("/topics/{topic}/claims", "not-found")
 async def get_claim(context: RequestContext, path: TopicPath, query: ClaimQuery) -> Claim:
     """Return the claim on a business key."""
     found = await context.admin.claim(path.topic, query.key, consumer=query.consumer)
@@ -40,7 +39,7 @@ async def get_claim(context: RequestContext, path: TopicPath, query: ClaimQuery)
     return show(found, Claim)
 
 
-@TABLE.delete("/topics/{topic}/claims", NONE, "conflict", role=Role.ADMIN)
+@TABLE.delete("/topics/{topic}/claims", role=Role.ADMIN)
 async def delete_claim(context: RequestContext, path: TopicPath, query: ClaimQuery) -> Done:
     """Delete the claim on a business key: the next message of the key is worked on."""
     done = await context.admin.unclaim(path.topic, query.key, consumer=query.consumer)

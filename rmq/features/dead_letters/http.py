@@ -144,14 +144,13 @@ class Purge(DeadLetterConditions, kw_only=True):
 
 
 TABLE = Table("dead letters")
-NONE = "topic-not-found"
 SAMPLE_MAX = 10  # dead letters that a dry run shows
 SAMPLE_SCAN = 10_000  # that it looks at for them
 # An export begins with a small page; the next have as many as make about 4 MiB.
 EXPORT_FIRST, EXPORT_BYTES = 20, 4 * 1024 * 1024
 
 
-@TABLE.get("/topics/{topic}/dead-letters", NONE, "conflict")
+@TABLE.get("/topics/{topic}/dead-letters")
 async def list_dead_letters(
     context: RequestContext, path: TopicPath, query: DeadQuery
 ) -> MessageList:
@@ -175,7 +174,7 @@ class DeadLetterGroups(Answer):
     total: int
 
 
-@TABLE.get("/topics/{topic}/dead-letters/groups", NONE, "conflict")
+@TABLE.get("/topics/{topic}/dead-letters/groups")
 async def list_dead_letter_groups(
     context: RequestContext, path: TopicPath, query: GroupsQuery
 ) -> DeadLetterGroups:
@@ -213,7 +212,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
     bodies_base64: list[str] | None = None
 
 
-@TABLE.get("/topics/{topic}/dead-letters/export", NONE, "conflict", role=Role.ADMIN)
+@TABLE.get("/topics/{topic}/dead-letters/export", role=Role.ADMIN)
 async def export_dead_letters(
     context: RequestContext, path: TopicPath, query: ExportQuery
 ) -> AsyncIterator[list[DeadLetterLine]]:
@@ -242,9 +241,7 @@ class Imported(Answer):
     duplicate: int
 
 
-@TABLE.post(
-    "/topics/{topic}/dead-letters/import", NONE, "conflict", "queue-full", role=Role.OPERATOR
-)
+@TABLE.post("/topics/{topic}/dead-letters/import", "queue-full", role=Role.OPERATOR)
 async def import_dead_letters(context: RequestContext, path: TopicPath, body: Import) -> Imported:
     """Send exported dead letters to a topic as messages to be consumed, with all their retries.
 
@@ -285,7 +282,7 @@ class Redriven(Answer):
     sample: list[StoredMessage]
 
 
-@TABLE.post("/topics/{topic}/dead-letters/redrive", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/dead-letters/redrive", role=Role.OPERATOR)
 async def redrive(context: RequestContext, path: TopicPath, body: Redrive) -> Redriven:
     """Send dead letters back to be consumed again, or to another topic, with all their retries.
 
@@ -309,7 +306,7 @@ class Purged(Answer):
     sample: list[StoredMessage]
 
 
-@TABLE.post("/topics/{topic}/purge", NONE, "conflict", role=Role.ADMIN)
+@TABLE.post("/topics/{topic}/purge", role=Role.ADMIN)
 async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged:
     """Delete waiting messages or dead letters; messages in flight are not touched.
 
@@ -324,7 +321,7 @@ async def purge(context: RequestContext, path: TopicPath, body: Purge) -> Purged
     return Purged(count=count, sample=await sample(context, path.topic, body) if is_shown else [])
 
 
-@TABLE.get("/topics/{topic}/trash", NONE, "conflict")
+@TABLE.get("/topics/{topic}/trash")
 async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery) -> MessageList:
     """List the trash of a topic, in each slot the letters first that are deleted first.
 
@@ -345,7 +342,7 @@ class Restored(Answer):
     sample: list[StoredMessage]
 
 
-@TABLE.post("/topics/{topic}/trash/restore", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/trash/restore", role=Role.OPERATOR)
 async def restore(context: RequestContext, path: TopicPath, body: Restore) -> Restored:
     """Put dead letters back from the trash, with the time at which they died.
 

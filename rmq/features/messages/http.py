@@ -92,10 +92,9 @@ class Priority(Request):
 
 
 TABLE = Table("messages")
-NONE = "topic-not-found"
 
 
-@TABLE.get("/topics/{topic}/messages", NONE, "conflict")
+@TABLE.get("/topics/{topic}/messages")
 async def list_messages(
     context: RequestContext, path: TopicPath, query: MessagesQuery
 ) -> MessageList:
@@ -107,7 +106,7 @@ async def list_messages(
     return await walk(context, path.topic, query, query.queue)
 
 
-@TABLE.get("/topics/{topic}/peek", NONE, "conflict")
+@TABLE.get("/topics/{topic}/peek")
 async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQuery) -> Peeked:
     """Show the messages of a queue, page by page: waiting ones as they would be taken.
 
@@ -132,9 +131,7 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
     return Peeked(messages=messages, cursor=page.cursor)
 
 
-@TABLE.post(
-    "/topics/{topic}/messages", NONE, "conflict", "queue-full", role=Role.OPERATOR, status=201
-)
+@TABLE.post("/topics/{topic}/messages", "queue-full", role=Role.OPERATOR, status=201)
 async def send_message(context: RequestContext, path: TopicPath, body: Send) -> Sent:
     """Send a message to a topic that exists.
 
@@ -156,7 +153,7 @@ async def send_message(context: RequestContext, path: TopicPath, body: Send) -> 
     return show(result, Sent)
 
 
-@TABLE.get("/topics/{topic}/messages/{id}", NONE, "not-found", "conflict")
+@TABLE.get("/topics/{topic}/messages/{id}", "not-found")
 async def get_message(
     context: RequestContext, path: MessagePath, query: MessageQuery
 ) -> StoredMessage:
@@ -173,7 +170,7 @@ class Cancelled(Answer):
     status: CancelStatus
 
 
-@TABLE.post("/topics/{topic}/messages/{id}/cancel", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/messages/{id}/cancel", role=Role.OPERATOR)
 async def cancel_message(context: RequestContext, path: MessagePath, body: Nothing) -> Cancelled:
     """Cancel a waiting message; any other is left as it is, and the status says where it is."""
     topic = context.client.topic(path.topic)
@@ -187,7 +184,7 @@ class Rescheduled(Answer):
     status: RescheduleStatus
 
 
-@TABLE.post("/topics/{topic}/messages/{id}/reschedule", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/messages/{id}/reschedule", role=Role.OPERATOR)
 async def reschedule_message(
     context: RequestContext, path: MessagePath, body: Reschedule
 ) -> Rescheduled:
@@ -203,7 +200,7 @@ class Prioritized(Answer):
     status: PriorityStatus
 
 
-@TABLE.post("/topics/{topic}/messages/{id}/priority", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/messages/{id}/priority", role=Role.OPERATOR)
 async def set_message_priority(
     context: RequestContext, path: MessagePath, body: Priority
 ) -> Prioritized:

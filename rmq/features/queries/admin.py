@@ -17,8 +17,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
 
         The lease that ends first is first. At most 1000 of each slot are listed.
         """
-        context = self._context(topic)
-        return await self._run(held.queries(context))
+        return await self._run(held.queries(self._context(topic)))
 
     async def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
@@ -57,8 +56,7 @@ class AsyncQueryAdmin(AsyncAdminPart):
         """
         if query is not None:
             check_text(query, "query")
-        context = self._context(topic)
-        return await self._run(held.sinks(context, query))
+        return await self._run(held.sinks(self._context(topic), query))
 
     async def forget_sink(self, topic: str, query: str) -> bool:
         """Forget which batches of a query are published; return whether anything was known.
@@ -68,5 +66,4 @@ class AsyncQueryAdmin(AsyncAdminPart):
         published would be published only if the query runs that batch again.
         """
         check_text(query, "query")
-        context = self._context(topic)
-        return await self._run(held.forget_sink(context, query))
+        return await self._run(held.forget_sink(self._context(topic), query))

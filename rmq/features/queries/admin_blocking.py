@@ -18,8 +18,7 @@ class QueryAdmin(AdminPart):
 
         The lease that ends first is first. At most 1000 of each slot are listed.
         """
-        context = self._context(topic)
-        return self._run(held.queries(context))
+        return self._run(held.queries(self._context(topic)))
 
     def release_query(
         self, topic: str, run: str, *, force: bool = False, dry_run: bool = False
@@ -58,8 +57,7 @@ class QueryAdmin(AdminPart):
         """
         if query is not None:
             check_text(query, "query")
-        context = self._context(topic)
-        return self._run(held.sinks(context, query))
+        return self._run(held.sinks(self._context(topic), query))
 
     def forget_sink(self, topic: str, query: str) -> bool:
         """Forget which batches of a query are published; return whether anything was known.
@@ -69,5 +67,4 @@ class QueryAdmin(AdminPart):
         published would be published only if the query runs that batch again.
         """
         check_text(query, "query")
-        context = self._context(topic)
-        return self._run(held.forget_sink(context, query))
+        return self._run(held.forget_sink(self._context(topic), query))

@@ -34,7 +34,6 @@ class ReleaseQuery(Request):
 
 
 TABLE = Table("queries")
-NONE = "topic-not-found"
 
 
 class QueryList(Answer):
@@ -43,13 +42,13 @@ class QueryList(Answer):
     queries: list[HeldQuery]
 
 
-@TABLE.get("/topics/{topic}/queries", NONE, "conflict")
+@TABLE.get("/topics/{topic}/queries")
 async def list_queries(context: RequestContext, path: TopicPath) -> QueryList:
     """List the queries that hold messages of a topic."""
     return QueryList(queries=await context.admin.queries(path.topic))
 
 
-@TABLE.post("/topics/{topic}/queries/{run}/release", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/queries/{run}/release", role=Role.OPERATOR)
 async def release_query(context: RequestContext, path: QueryPath, body: ReleaseQuery) -> Count:
     """Give back all messages of a query that is never started again."""
     count = await context.admin.release_query(
@@ -64,7 +63,7 @@ class SinkList(Answer):
     sinks: list[Sink]
 
 
-@TABLE.get("/topics/{topic}/sinks", NONE, "conflict")
+@TABLE.get("/topics/{topic}/sinks")
 async def list_sinks(context: RequestContext, path: TopicPath) -> SinkList:
     """List the last batch that each query has published to a topic.
 
@@ -73,7 +72,7 @@ async def list_sinks(context: RequestContext, path: TopicPath) -> SinkList:
     return SinkList(sinks=await context.admin.sinks(path.topic))
 
 
-@TABLE.delete("/topics/{topic}/sinks", NONE, "conflict", role=Role.ADMIN)
+@TABLE.delete("/topics/{topic}/sinks", role=Role.ADMIN)
 async def forget_sink(context: RequestContext, path: TopicPath, query: SinkQuery) -> Done:
     """Forget which batches a query has published, for one whose checkpoint is gone."""
     return Done(done=await context.admin.forget_sink(path.topic, query.query))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from rmq.features.schedules import flows as recurring_flow
-from rmq.features.schedules.declaration import Declaration
+from rmq.features.schedules.declaration import Declaration, Declaring
 from rmq.features.schedules.flows import DeclareStatus
 from rmq.features.schedules.schedule import Definition
 from rmq.kernel.topic.context import TopicContext
@@ -26,3 +26,12 @@ class Schedule(Declaration):
             "unchanged", where it is there already.
         """
         return self._run(recurring_flow.declare(self.context, self.definition))
+
+
+class Schedules(Declaring[Schedule]):
+    """Declares schedules of a topic."""
+
+    _transport: Transport
+
+    def _declaration(self, definition: Definition) -> Schedule:
+        return Schedule(self._transport, self._context, definition)

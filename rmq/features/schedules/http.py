@@ -18,7 +18,7 @@ class SchedulePath(TopicPath):
 
 
 TABLE = Table("schedules")
-NONE = ("topic-not-found", "not-found", "conflict")
+NONE = "not-found"
 PATH = "/topics/{topic}/schedules/{name}"
 
 
@@ -28,7 +28,7 @@ class ScheduleList(Answer):
     schedules: list[Schedule]
 
 
-@TABLE.get("/topics/{topic}/schedules", "topic-not-found", "conflict")
+@TABLE.get("/topics/{topic}/schedules")
 async def list_schedules(context: RequestContext, path: TopicPath) -> ScheduleList:
     """List the schedules of a topic."""
     found = await context.admin.schedules(path.topic)
@@ -58,31 +58,31 @@ class Schedule(Answer):
     sent: int
 
 
-@TABLE.get(PATH, *NONE)
+@TABLE.get(PATH, NONE)
 async def get_schedule(context: RequestContext, path: SchedulePath) -> Schedule:
     """Return a schedule."""
     return schedule_of(await context.admin.schedule(path.topic, path.name))
 
 
-@TABLE.delete(PATH, *NONE, role=Role.ADMIN)
+@TABLE.delete(PATH, NONE, role=Role.ADMIN)
 async def delete_schedule(context: RequestContext, path: SchedulePath) -> Done:
     """Delete a schedule; messages that it has sent stay, and a program may declare it again."""
     return Done(done=await context.admin.schedule_delete(path.topic, path.name))
 
 
-@TABLE.post(PATH + "/pause", *NONE, role=Role.OPERATOR)
+@TABLE.post(PATH + "/pause", NONE, role=Role.OPERATOR)
 async def pause_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Done:
     """Pause a schedule until it is resumed."""
     return Done(done=await context.admin.schedule_pause(path.topic, path.name))
 
 
-@TABLE.post(PATH + "/resume", *NONE, role=Role.OPERATOR)
+@TABLE.post(PATH + "/resume", NONE, role=Role.OPERATOR)
 async def resume_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Done:
     """Resume a paused schedule with its next time."""
     return Done(done=await context.admin.schedule_resume(path.topic, path.name))
 
 
-@TABLE.post(PATH + "/run", *NONE, "queue-full", role=Role.OPERATOR, status=201)
+@TABLE.post(PATH + "/run", NONE, "queue-full", role=Role.OPERATOR, status=201)
 async def run_schedule(context: RequestContext, path: SchedulePath, body: Nothing) -> Sent:
     """Send the message of a schedule now, paused or not; its times stay as they are."""
     return show(await context.admin.schedule_run(path.topic, path.name), Sent)

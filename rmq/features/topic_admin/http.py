@@ -114,7 +114,6 @@ class Resize(Request):
 
 
 TABLE = Table("topics")
-NONE = "topic-not-found"
 
 
 class TopicList(Answer):
@@ -166,7 +165,7 @@ async def create_topic(context: RequestContext, body: NewTopic) -> Topic:
     return topic_of(body.name, topic.settings)
 
 
-@TABLE.get("/topics/{topic}", NONE, "conflict", has_etag=True)
+@TABLE.get("/topics/{topic}", has_etag=True)
 async def get_topic(context: RequestContext, path: TopicPath) -> Topic:
     """Return the settings of a topic, its pauses, and how far a resize has come."""
     return topic_of(path.topic, await context.admin.settings(path.topic))
@@ -182,7 +181,7 @@ class Deleted(Answer):
     dry_run: bool
 
 
-@TABLE.delete("/topics/{topic}", NONE, "conflict", role=Role.ADMIN)
+@TABLE.delete("/topics/{topic}", role=Role.ADMIN)
 async def delete_topic(
     context: RequestContext, path: TopicPath, query: DeleteTopicQuery
 ) -> Deleted:
@@ -196,7 +195,7 @@ async def delete_topic(
     return show(deleted, Deleted, dry_run=query.dry_run)
 
 
-@TABLE.patch("/topics/{topic}/settings", NONE, "conflict", "changed", role=Role.ADMIN)
+@TABLE.patch("/topics/{topic}/settings", "changed", role=Role.ADMIN)
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
     """Change settings of a topic while it is used; `slots` and `max_retries` stay.
 
@@ -236,7 +235,7 @@ class Resized(Answer):
     dry_run: bool
 
 
-@TABLE.post("/topics/{topic}/resize", NONE, "conflict", role=Role.ADMIN)
+@TABLE.post("/topics/{topic}/resize", role=Role.ADMIN)
 async def resize_topic(context: RequestContext, path: TopicPath, body: Resize) -> Resized:
     """Change the number of slots of a topic while it is used, or continue an interrupted change.
 
@@ -257,7 +256,7 @@ class Paused(Answer):
     why: str
 
 
-@TABLE.post("/topics/{topic}/pause", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/pause", role=Role.OPERATOR)
 async def pause_topic(context: RequestContext, path: TopicPath, body: PauseTopic) -> Paused:
     """Stop every delivery of a topic, every send to it, or both, until it is resumed.
 
@@ -273,7 +272,7 @@ class Resumed(Answer):
     was: Paused | None
 
 
-@TABLE.post("/topics/{topic}/resume", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/resume", role=Role.OPERATOR)
 async def resume_topic(context: RequestContext, path: TopicPath, body: ResumeTopic) -> Resumed:
     """End pauses of a topic, and wake its consumers."""
     pause = await context.admin.topic_resume(path.topic, verb=body.verb)
@@ -287,7 +286,7 @@ class Stats(Answer):
     counts: dict[str, int]
 
 
-@TABLE.get("/topics/{topic}/stats", NONE, "conflict")
+@TABLE.get("/topics/{topic}/stats")
 async def get_stats(context: RequestContext, path: TopicPath) -> Stats:
     """Count what a topic holds and has done."""
     return Stats(topic=path.topic, counts=await context.admin.stats(path.topic))
@@ -300,7 +299,7 @@ class SlotStats(Answer):
     slots: list[dict[str, int]]
 
 
-@TABLE.get("/topics/{topic}/stats/slots", NONE, "conflict")
+@TABLE.get("/topics/{topic}/stats/slots")
 async def get_stats_by_slot(context: RequestContext, path: TopicPath) -> SlotStats:
     """Count what each slot of a topic holds and has done."""
     return SlotStats(topic=path.topic, slots=await context.admin.stats_by_slot(path.topic))
@@ -313,7 +312,7 @@ class DueCounts(Answer):
     counts: list[DueCount]
 
 
-@TABLE.get("/topics/{topic}/stats/due", NONE, "conflict")
+@TABLE.get("/topics/{topic}/stats/due")
 async def get_due_counts(context: RequestContext, path: TopicPath) -> DueCounts:
     """Count the messages of a topic that wait for a time, by when they are due."""
     counts = await context.admin.due_counts(path.topic)
@@ -327,14 +326,14 @@ class History(Answer):
     samples: list[Sample]
 
 
-@TABLE.get("/topics/{topic}/history", NONE, "conflict")
+@TABLE.get("/topics/{topic}/history")
 async def get_history(context: RequestContext, path: TopicPath, query: HistoryQuery) -> History:
     """Return the figures of a topic over time."""
     samples = await context.admin.history(path.topic, since=query.since, step=query.step)
     return History(topic=path.topic, samples=samples)
 
 
-@TABLE.post("/topics/{topic}/rollback", NONE, "conflict", role=Role.OPERATOR)
+@TABLE.post("/topics/{topic}/rollback", role=Role.OPERATOR)
 async def roll_back(context: RequestContext, path: TopicPath, body: Nothing) -> Count:
     """Give back every expired lease of a topic now; consumers and the server do it anyway."""
     return Count(count=await context.admin.rollback(path.topic))

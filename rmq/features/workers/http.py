@@ -61,7 +61,7 @@ class Wanted(Answer):
     unknown: str
 
 
-@TABLE.get("/topics/{topic}/workers-wanted", "topic-not-found", "conflict")
+@TABLE.get("/topics/{topic}/workers-wanted")
 async def get_workers_wanted(
     context: RequestContext, path: TopicPath, query: WantedQuery
 ) -> Wanted:

@@ -106,7 +106,7 @@ class Job(Answer):
     refused: dict[str, int]
 
 
-@TABLE.post("/topics/{topic}/jobs", "topic-not-found", "conflict", role=Role.OPERATOR, status=201)
+@TABLE.post("/topics/{topic}/jobs", role=Role.OPERATOR, status=201)
 async def start_job(context: RequestContext, path: TopicPath, body: http.NewJob) -> Job:
     """Start a redrive or purge of the dead letters of a topic, which continues after this answer.
 
