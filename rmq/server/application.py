@@ -26,7 +26,7 @@ from rmq.kernel.core.access import Role
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.transport import url as urls
 from rmq.server.authentication import Authentication, Refused
-from rmq.server.config import RATE, read_hosts
+from rmq.server.config import RATE, ServerConfig, read_hosts
 from rmq.web.principal import Principal, can_be_name
 from rmq.web.scope import RootPath, root_of
 from rmq.web.service import ServerState
@@ -275,9 +275,7 @@ def make_application(
     metrics: ServerMetrics,
     api: Api,
     authentication: Authentication,
-    hosts: Collection[str],
-    rate: float,
-    root_path: str,
+    config: ServerConfig,
 ) -> Starlette:
     """Return the application of the server: probes, metrics, the API and the console.
 
@@ -294,9 +292,7 @@ def make_application(
         metrics: what `/metrics` shows.
         api: what `/api/v1` answers.
         authentication: finds out who asks.
-        hosts: names of the server, without those of this machine.
-        rate: requests a second that a principal may make from an address.
-        root_path: below which a reverse proxy serves it; empty: at the top.
+        config: names of the server, rates, and the path below which a proxy serves it.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -325,6 +321,7 @@ def make_application(
         return JSONResponse({"paths": [root + path for path in PATHS]})
 
     console = Console(api)
+    hosts = {*OWN_NAMES, config.listen.host, *config.hosts}
 
     def lifespan(app: Starlette) -> AbstractAsyncContextManager[None]:
         return _opened(api, authentication, console, SECRET_WAIT_S)
@@ -340,8 +337,8 @@ def make_application(
         ],
         lifespan=lifespan,
         middleware=[
-            Middleware(RootPath, root=root_path),
-            Middleware(Guard, hosts={*OWN_NAMES, *hosts}, authentication=authentication, rate=rate),
+            Middleware(RootPath, root=config.root_path),
+            Middleware(Guard, hosts=hosts, authentication=authentication, rate=config.rate),
         ],
         exception_handlers={HTTPException: _refuse},
     )

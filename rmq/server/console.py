@@ -26,13 +26,13 @@ from starlette.routing import Route
 
 from rmq.server.api import Api, recorded
 from rmq.server.pages import PAGES
-from rmq.web import forms, problems
+from rmq.web import problems, requests
 from rmq.web.page import BASE, Page, PageRequest, Redirect, View
 from rmq.web.principal import KEY
 from rmq.web.problems import ApiError
 from rmq.web.readings import Readings
 from rmq.web.render import Renderer
-from rmq.web.scope import path_of, root_of
+from rmq.web.scope import csrf_holds, path_of, root_of
 
 log = logging.getLogger("rmq")
 
@@ -45,6 +45,8 @@ STREAM_S = 600.0  # a stream ends after so long; the browser asks again, with it
 ERROR = "error.html"
 NOTICE = "rmq_notice"  # the cookie that carries what was done to the next page
 NOTICE_MAX = 300
+CSRF = "csrf"  # the field of a form
+PACKED_LEAST = 1_000  # bytes; less is not worth compressing
 
 
 class Console:
@@ -181,7 +183,7 @@ class Console:
             headers["Set-Cookie"] = _notice(page_request.root, "", 0)
         if view.status == 200 and etag in request.headers.get("If-None-Match", ""):
             return Response(None, 304, headers)
-        return forms.packed(request, content, view.status, headers)
+        return _packed(request, content, view.status, headers)
 
     # --- a live page ---
 
@@ -223,9 +225,9 @@ class Console:
 
     async def _act(self, page: Page, request: Request, page_request: PageRequest) -> Response:
         try:
-            form = await forms.read(request)
+            form = await requests.read_form(request)
             page_request = self._page_request(request, form)
-            forms.check_origin(request, form)
+            _check_origin(request, form)
             if page.role is not None:
                 topic = page_request.path.get("topic", "")
                 await self._api.require(
@@ -273,6 +275,32 @@ def _notice(root: str, text: str, seconds: int) -> str:
     """Return the cookie that carries what was done to the next page; no text takes it away."""
     value = quote(text[:NOTICE_MAX])
     return f"{NOTICE}={value}; Path={root or '/'}; Max-Age={seconds}; HttpOnly; SameSite=Strict"
+
+
+def _check_origin(request: Request, form: dict[str, str]) -> None:
+    """Check that a form is of a page of this server, shown in the session that sends it.
+
+    Raises:
+        ApiError: it is not.
+    """
+    if not csrf_holds(request.scope, form.pop(CSRF, "")):
+        raise ApiError(
+            "cross-site", "the form is not of this session; go back, reload the page and try again"
+        )
+
+
+def _packed(request: Request, content: bytes, status: int, headers: dict[str, str]) -> Response:
+    """Return a page, compressed where the browser takes that.
+
+    Pages echo what a query says and have the token of their forms, whose sizes when compressed
+    could tell it (BREACH). Cookies are SameSite=Strict, so no other site can have a page of a
+    session made.
+    """
+    kind = "text/html; charset=utf-8"
+    if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return Response(content, status, headers, media_type=kind)
+    compressed = gzip.compress(content, 5, mtime=0)
+    return Response(compressed, status, {**headers, "Content-Encoding": "gzip"}, media_type=kind)
 
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

@@ -93,11 +93,6 @@ class Listener:
         assert self._socket is not None, "start it first"
         return f"http://{Address(self._address.host, self._socket.getsockname()[1])}"
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether its thread runs."""
-        return self._thread.is_alive()
-
     def stop(self, wait_s: float) -> None:
         """Finish the requests that are being answered, and end."""
         self._server.should_exit = True

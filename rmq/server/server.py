@@ -103,11 +103,9 @@ class Server:
             lambda: self.wanted.by_topic if leads() else {},
         )
         api = make_api(lambda: open_client(url, config.prefix), state, config.redact)
-        hosts = {config.listen.host, *config.hosts}
         application = make_application(
-            self.hanging, self.problems, metrics, api, authentication, hosts, config.rate,
-            config.root_path,
-        )  # fmt: skip
+            self.hanging, self.problems, metrics, api, authentication, config
+        )
         connections = config.connections_max, config.connections_per_address
         vouches = authentication.proxy.vouches
         self._listener = Listener(application, config.listen, connections, vouches)

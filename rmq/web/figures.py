@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from typing import TypeVar
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.core import slo
@@ -14,6 +16,8 @@ from rmq.kernel.core.slo import Slo
 from rmq.web.charts import Drawn, Line, line_chart
 from rmq.web.page import PageRequest
 from rmq.web.render import span
+
+T = TypeVar("T")
 
 AT_ONCE = 12  # topics read side by side; the client has 16 connections
 COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
@@ -60,15 +64,7 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
     """Return the counts of all topics, by name."""
 
     async def read() -> list[TopicFigures]:
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def figures(name: str) -> TopicFigures:
-            async with places:
-                return await topic_figures(request, name)
-
-        return list(
-            await asyncio.gather(*(figures(name) for name in await request.context.admin.topics()))
-        )
+        return await _of_each(topic_figures, request, await request.context.admin.topics())
 
     return await request.readings.get("counts of all topics", read, COUNTS_S)
 
@@ -91,13 +87,21 @@ async def histories(
     request: PageRequest, topics: Sequence[str], period: str
 ) -> dict[str, list[Sample]]:
     """Return the samples of several topics."""
+    samples = await _of_each(partial(history, period=period), request, topics)
+    return dict(zip(topics, samples, strict=True))
+
+
+async def _of_each(
+    read: Callable[[PageRequest, str], Awaitable[T]], request: PageRequest, topics: Sequence[str]
+) -> list[T]:
+    """Read something of topics, of so many at a time."""
     places = asyncio.Semaphore(AT_ONCE)
 
-    async def samples(name: str) -> list[Sample]:
+    async def read_one(topic: str) -> T:
         async with places:
-            return await history(request, name, period)
+            return await read(request, topic)
 
-    return dict(zip(topics, await asyncio.gather(*map(samples, topics)), strict=True))
+    return await asyncio.gather(*map(read_one, topics))
 
 
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
@@ -139,17 +143,12 @@ def rate_now(
 
 def rate_chart(samples: Sequence[Sample]) -> Drawn:
     """Return the chart of what came, was settled and failed, a second."""
+    failed = [sum(s.rates[name] for name in FAILED) if s.rates else None for s in samples]
     return _chart(
         samples, "/s",
-        [
-            ("accepted", "blue", [sample.rates.get("accepted") for sample in samples]),
-            ("settled", "green", [sample.rates.get("settled") for sample in samples]),
-            ("failed", "red", [
-                None if not sample.rates
-                else sum(sample.rates[name] for name in FAILED)
-                for sample in samples
-            ]),
-        ],
+        Line("accepted", "blue", [sample.rates.get("accepted") for sample in samples]),
+        Line("settled", "green", [sample.rates.get("settled") for sample in samples]),
+        Line("failed", "red", failed),
     )  # fmt: skip
 
 
@@ -161,16 +160,14 @@ def depth_chart(samples: Sequence[Sample]) -> Drawn:
 
     return _chart(
         samples, "",
-        [
-            ("waiting", "blue", of(*WAITING)), ("later", "violet", of("later")),
-            ("in flight", "green", of("in_flight")), ("dead", "red", of("dead")),
-        ],
+        Line("waiting", "blue", of(*WAITING)), Line("later", "violet", of("later")),
+        Line("in flight", "green", of("in_flight")), Line("dead", "red", of("dead")),
     )  # fmt: skip
 
 
 def late_chart(samples: Sequence[Sample]) -> Drawn:
     """Return the chart of how long the oldest due message had waited."""
-    return _chart(samples, "s", [("oldest due", "orange", [sample.late_s for sample in samples])])
+    return _chart(samples, "s", Line("oldest due", "orange", [sample.late_s for sample in samples]))
 
 
 def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
@@ -178,8 +175,8 @@ def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
     halves = [sample.late_p50_s for sample in samples]
     most = [sample.late_p99_s for sample in samples]
     if not any(value is not None for value in most):
-        return _chart([], "s", [])
-    return _chart(samples, "s", [("50 %", "blue", halves), ("99 %", "orange", most)])
+        return _chart([], "s")
+    return _chart(samples, "s", Line("50 %", "blue", halves), Line("99 %", "orange", most))
 
 
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
@@ -214,7 +211,5 @@ def _within(seconds: float | None) -> str:
     return span(seconds * 1000) if seconds else "now"
 
 
-def _chart(
-    samples: Sequence[Sample], unit: str, lines: list[tuple[str, str, list[float | None]]]
-) -> Drawn:
-    return line_chart([sample.at for sample in samples], [Line(*line) for line in lines], unit)
+def _chart(samples: Sequence[Sample], unit: str, *lines: Line) -> Drawn:
+    return line_chart([sample.at for sample in samples], lines, unit)

@@ -177,15 +177,12 @@ class MessageList(Answer):
     cursor: str | None
 
 
-class Peeked(Answer):
+class Peeked(MessageList):
     """Messages, in the order in which they would be taken inside a slot.
 
     Attributes:
         cursor: for the next page; null: this was the last one.
     """
-
-    messages: list[StoredMessage]
-    cursor: str | None
 
 
 class Sent(Answer):

@@ -60,24 +60,22 @@ def _operation(
     operation: Operation, refs: dict[int, dict[str, Any]], schemas: dict[str, Any]
 ) -> dict[str, Any]:
     summary, _, rest = (inspect.getdoc(operation.handler) or "").partition("\n")
+    parameters = [
+        parameter
+        for place in ("path", "query")
+        if place in operation.types
+        for parameter in _parameters(place, refs[id(operation.types[place])], schemas)
+    ]
+    if operation.name in HEADERS:
+        name, text = HEADERS[operation.name]
+        schema = {"type": "string"}
+        parameters.append({"name": name, "in": "header", "schema": schema, "description": text})
     described: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.tag],
         "summary": summary.rstrip("."),
         "description": " ".join(rest.split()),
-        "parameters": [
-            *(
-                parameter
-                for place in ("path", "query")
-                if place in operation.types
-                for parameter in _parameters(place, refs[id(operation.types[place])], schemas)
-            ),
-            *(
-                {"name": name, "in": "header", "schema": {"type": "string"}, "description": text}
-                for operation_name, (name, text) in HEADERS.items()
-                if operation_name == operation.name
-            ),
-        ],
+        "parameters": parameters,
         "responses": _responses(operation, refs),
     }
     if "body" in operation.types:

@@ -8,10 +8,6 @@ from typing import Any, Literal
 
 from rmq.kernel.core.access import Role
 
-__all__ = [
-    "ADDRESS", "KEY", "LOCAL", "STATIC", "Principal", "Role", "can_be_name", "principal_of",
-]  # fmt: skip
-
 KEY = "rmq.principal"  # in the scope of a request
 ADDRESS = "rmq.address"  # there, too: from where it comes, as far as proxies are believed
 NAME_MAX = 200

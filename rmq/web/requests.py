@@ -21,6 +21,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
@@ -248,3 +249,28 @@ async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -
             "too-slow", "the body of the request did not come; nothing was done"
         ) from None
     return bytes(body)
+
+
+FORM_MAX = 64 * 1024  # bytes
+FORM_S = 10.0
+FIELDS_MAX = 1_200  # a page has 500 rows that can be ticked
+
+
+async def read_form(request: StarletteRequest) -> dict[str, str]:
+    """Return the fields of a form; of a field that is given several times, the values by lines.
+
+    Raises:
+        ApiError: it is no form, or too large, or does not come in time.
+    """
+    content = await read(request, "application/x-www-form-urlencoded", FORM_MAX, FORM_S)
+    try:
+        pairs = parse_qsl(
+            content.decode("ascii"), keep_blank_values=True, errors="strict",
+            max_num_fields=FIELDS_MAX,
+        )  # fmt: skip
+    except ValueError:
+        raise ApiError("invalid", "the form cannot be read") from None
+    form: dict[str, str] = {}
+    for name, value in pairs:
+        form[name] = f"{form[name]}\n{value}" if name in form else value
+    return form

@@ -41,10 +41,8 @@ async def audit(context: RequestContext, path: TopicPath, query: AuditQuery) -> 
     return show(await context.admin.audit(path.topic, older_than=query.older_than), Audited)
 
 
-class ForgetMissing(Request):
+class ForgetMissing(AuditQuery):
     """Missing messages that are accounted for: those accepted so many seconds ago."""
-
-    older_than: Seconds = 60
 
 
 @TABLE.post("/topics/{topic}/audit/forget", role=Role.ADMIN)

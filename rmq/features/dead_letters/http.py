@@ -331,15 +331,12 @@ async def list_trash(context: RequestContext, path: TopicPath, query: TrashQuery
     return await _list(context, path.topic, query, "trash", dead_letters_filter.given(query.filter))
 
 
-class Restored(Answer):
+class Restored(Purged):
     """How many letters were put back from the trash.
 
     Attributes:
         sample: of a dry run: some that fit, at most 10.
     """
-
-    count: int
-    sample: list[StoredMessage]
 
 
 @TABLE.post("/topics/{topic}/trash/restore", role=Role.OPERATOR)
