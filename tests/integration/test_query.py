@@ -249,7 +249,7 @@ def test_message_whose_signal_is_lost_is_taken_within_seconds(
     topic: Any, query: Any, wait_s: float
 ) -> None:
     """However short each wait is: a slot is asked each second although no signal came."""
-    query._known.subscription.channel = b"another one"
+    query._flows.known.subscription.channel = b"another one"
     end = query.take({})
     query.wait(0.1)  # it listens now, and knows that nothing waits
     topic.send(1500, slot_basis="0")

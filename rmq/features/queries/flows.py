@@ -28,6 +28,7 @@ from rmq.kernel.transport.steps import (
     POLL_S,
     ROUND_S,
     AwaitSignal,
+    Command,
     Flow,
     RawCommand,
     Subscription,
@@ -103,19 +104,6 @@ class Known:
             self.ready_at[self._turn] = None
 
 
-def _check_owner(context: TopicContext, lease: QueryLease, answers: Sequence[T]) -> Sequence[T]:
-    for answer in answers:
-        if answer.owner:
-            left_s = max(0.0, answer.left_ms / 1000)
-            raise QueryOwned(
-                f"query {lease.run} of topic {context.name!r} is run by {answer.owner}, for "
-                f"{left_s:.1f} s more unless it renews; two drivers cannot share one checkpoint. "
-                "Stop the other one, or give this one a checkpoint and an output of its own",
-                left_s,
-            )
-    return answers
-
-
 def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
     """Divide calls, by slot with the number of their messages, so that no pipeline has too many."""
     part: list[tuple[int, int]] = []
@@ -128,155 +116,6 @@ def _in_pipelines(counts: Mapping[int, int]) -> Iterator[list[tuple[int, int]]]:
         messages += count
     if part:
         yield part
-
-
-def renew(
-    context: TopicContext,
-    lease: QueryLease,
-    after: Offsets,
-    upto: Offsets | None,
-    slots: Iterable[int] | None = None,
-    report: bytes = b"",
-) -> Flow[list[QueryLog]]:
-    """Renew the lease of a query; return for each slot how much it holds of a batch.
-
-    The ownership is in the first slot; only who has it goes on to the others.
-
-    Args:
-        context: the topic.
-        lease: of the query.
-        after: by slot, the number after which the batch begins.
-        upto: by slot, the number with which it ends; None: with the newest.
-        slots: the others to renew; None: all.
-        report: of the owner, kept in the first slot; b"": the one before stays.
-
-    Raises:
-        QueryOwned: another driver runs it.
-    """
-    yield from opening.ensure_open(context, create=False)
-    home, *others = context.slots
-    if slots is not None:
-        others = [context.slots[index] for index in slots if 0 < index < len(context.slots)]
-    answers: list[QueryLog] = []
-    for group in ([home], others):
-        calls = [
-            scripts.query_renew(
-                keys, lease, after.get(keys.index, 0),
-                NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
-                report=report if keys is home else b"",
-            )
-            for keys in group
-        ]  # fmt: skip
-        if calls:
-            answers += _check_owner(context, lease, (yield from pipeline(calls)))
-    return answers
-
-
-def take(
-    context: TopicContext,
-    lease: QueryLease,
-    known: Known,
-    after: Offsets,
-    most: int | None,
-    most_bytes: int = 0,
-) -> Flow[dict[int, int]]:
-    """Take messages beyond `after`; return the newest number of each slot.
-
-    If the query has taken messages beyond `after` before, they are the answer, and nothing more is
-    taken: the caller may have used them as a batch, and a batch of that number must not get other
-    messages. Messages whose lease expired since then leave a gap in the numbers, so the answer may
-    be a batch without any message.
-
-    Args:
-        context: the topic.
-        lease: of the query.
-        known: what is known of it.
-        after: the newest number of each slot that the caller has noted.
-        most: over all slots; None: all that may be taken now.
-        most_bytes: of records and bodies over all slots, and a message of each more; 0: any number.
-
-    Raises:
-        QueryOwned: another driver runs it.
-    """
-    resizes = 0
-    while True:
-        try:
-            return (yield from _take(context, lease, known, after, most, most_bytes))
-        except TopicVanished as error:
-            resizes = yield from opening.follow_resize(context, error, resizes)
-
-
-def _take(
-    context: TopicContext,
-    lease: QueryLease,
-    known: Known,
-    after: Offsets,
-    most: int | None,
-    most_bytes: int,
-) -> Flow[dict[int, int]]:
-    yield from opening.ensure_open(context, create=False)
-    # In slots that a resize has added it becomes the owner before it takes.
-    if known.newest is None or len(known.newest) < len(context.slots):
-        logs = yield from renew(context, lease, after, None)
-        known.newest = {index: log.newest for index, log in enumerate(logs)}
-    known.fit(len(context.slots))
-    try:
-        newest = {
-            index: max(known.newest.get(index, 0), after.get(index, 0))
-            for index in range(len(context.slots))
-        }
-        if any(newest[index] > after.get(index, 0) for index in newest):
-            return newest
-        yield from _ask(context, known)
-        yield from _take_ready(context, lease, known, newest, most, most_bytes)
-    except Exception:
-        known.forget()
-        raise
-    known.newest = newest
-    return dict(newest)
-
-
-def _take_ready(
-    context: TopicContext,
-    lease: QueryLease,
-    known: Known,
-    newest: dict[int, int],
-    most: int | None,
-    most_bytes: int,
-) -> Flow[None]:
-    """Take from the slots that are ready, the same number from each as far as they have it."""
-    wanted, rolled_back = known.ready(), set[int]()
-    left = NEVER if most is None else most
-    bytes_left = most_bytes
-    for _ in range(ROUNDS_MAX):
-        if not wanted or left <= 0 or (most_bytes and bytes_left <= 0):
-            return
-        limits = _limits(wanted, left)
-        room = max(1, bytes_left // len(limits)) if most_bytes else 0
-        for part in _in_pipelines(limits):
-            answers = yield from pipeline(
-                [
-                    scripts.query_take(context.slots[index], lease, newest[index], limit, room)
-                    for index, limit in part
-                ]
-            )
-            for (index, limit), answer in zip(
-                part, _check_owner(context, lease, answers), strict=True
-            ):
-                newest[index] = answer.newest
-                left -= answer.held
-                bytes_left -= answer.bytes
-                if answer.held == limit or answer.more:
-                    continue
-                if answer.expired and index not in rolled_back:
-                    rolled_back.add(index)
-                    keys = context.slots[index]
-                    if answer.expired & LONG_EXPIRED:
-                        yield from rollback.rollback_long(keys)
-                    yield from rollback.rollback(context, keys)
-                else:
-                    wanted.remove(index)
-                    known.ready_at[index] = None
 
 
 def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
@@ -292,194 +131,319 @@ def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
     return limits
 
 
-def _ask(context: TopicContext, known: Known) -> Flow[None]:
-    """Ask the slots of which nothing is known when they have something.
+class QueryFlows:
+    """The flows of a query, for its owner.
 
-    Where they have nothing, they note that somebody sleeps, and signal what comes.
-    """
-    asked = known.unknown()
-    if not asked:
-        return
-    waits = yield from receive.next_ready([context.slots[index] for index in asked], True)
-    now = time.monotonic()
-    for index, wait_us in zip(asked, waits, strict=True):
-        known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
-
-
-def wait(context: TopicContext, known: Known, seconds: float) -> Flow[bool]:
-    """Sleep until there may be messages to take, for so long at most; return whether so."""
-    until, resizes = time.monotonic() + seconds, 0
-    while True:
-        try:
-            return (yield from _wait(context, known, until))
-        except TopicVanished as error:
-            resizes = yield from opening.follow_resize(context, error, resizes)
-
-
-def _wait(context: TopicContext, known: Known, until: float) -> Flow[bool]:
-    yield from opening.ensure_open(context, create=False)
-    try:
-        while True:
-            if known.subscription.held is None:
-                yield AwaitSignal(known.subscription, 0)
-                known.ready_at = []  # what came before the subscription sent it no signal
-            known.fit(len(context.slots))
-            if known.ready():
-                return True
-            yield from _ask(context, known)
-            now = time.monotonic()
-            known.look_at = known.look_at or now + POLL_S
-            soonest = min(at for at in known.ready_at if at is not None)
-            pause = min(until, soonest, known.look_at) - now
-            if pause > 0:
-                known.note_signals((yield AwaitSignal(known.subscription, pause)))
-            now = time.monotonic()
-            if now >= known.look_at:  # also if each wait is shorter: the next call asks then
-                known.look()
-            if now >= until:
-                return bool(known.ready())
-    except Exception:
-        known.forget()
-        raise
-
-
-def open(context: TopicContext) -> Flow[None]:
-    """Read the topic's settings, once."""
-    yield from opening.ensure_open(context, create=False)
-
-
-def waiting(context: TopicContext) -> Flow[list[int]]:
-    """Count the messages of each slot that may be taken now."""
-    yield from opening.ensure_open(context, create=False)
-    return (yield from pipeline([topic_scripts.ready_count(keys) for keys in context.slots]))
-
-
-def count_run(context: TopicContext, run: str, batch: str, by: str) -> Flow[int]:
-    """Note that a run has begun a batch; return how many runs have begun it, this one included.
-
-    Args:
-        context: the topic.
-        run: the query.
-        batch: the name of the batch; it takes the place of the one before.
-        by: the name of the run of the engine; given twice in a row, it counts once.
-    """
-    yield from opening.ensure_open(context, create=False)
-    key = context.slots[0].query_stem + run.encode()
-    kept = (yield RawCommand("query_begun", "HGET", key, "begun")) or b"\n\n0"
-    name, last, runs = kept.decode().rsplit("\n", 2)
-    count = int(runs) + (last != by) if name == batch else 1
-    yield RawCommand("query_begun", "HSET", key, "begun", f"{batch}\n{by}\n{count}")
-    return count
-
-
-def handed(context: TopicContext, run: str, slot: int) -> Flow[int]:
-    """Return the number of the newest message of a slot that was handed out."""
-    yield from opening.ensure_open(context, create=False)
-    number = yield RawCommand(
-        "query_handed", "HGET", context.slots[slot].query_stem + run.encode(), "read"
-    )
-    return int(number or 0)
-
-
-def settle(
-    context: TopicContext, lease: QueryLease, upto: Offsets, batch: Offsets | None = None
-) -> Flow[tuple[int, int, int]]:
-    """Settle messages up to these numbers; return how many, how many are missing, and bytes read.
+    Each but `waiting`, `count_run` and `handed` raises QueryOwned where another driver runs it.
 
     Args:
         context: the topic.
         lease: of the query.
-        upto: a batch ends with these numbers.
-        batch: and has so many messages; absent: 0. Messages of it whose lease expired are settled
-            too if they wait ever since. None: not known, so only messages held are settled.
-
-    Raises:
-        QueryOwned: another driver runs it.
     """
-    yield from opening.ensure_open(context, create=False)
-    total, missing, bytes_read = 0, 0, 0
-    sizes = batch or {}
-    since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
-    left = {
-        index: min(CALL_MOST, sizes.get(index, CALL_MOST) or 1)
-        for index, end in upto.items()
-        if end > 0 and index < len(context.slots)
-    }
-    while left:
-        again = {}
-        for part in _in_pipelines(left):
-            answers = yield from pipeline(
+
+    def __init__(self, context: TopicContext, lease: QueryLease) -> None:
+        self.context = context
+        self.lease = lease
+        self.known = Known(Subscription(context.channel))
+
+    def open(self) -> Flow[None]:
+        """Read the topic's settings, once."""
+        yield from opening.ensure_open(self.context, create=False)
+
+    def _asked(self, calls: Sequence[Command[T]]) -> Flow[list[T]]:
+        """Make calls that the owner alone may make."""
+        answers: list[T] = yield from pipeline(calls)
+        for answer in answers:
+            if answer.owner:
+                left_s = max(0.0, answer.left_ms / 1000)
+                raise QueryOwned(
+                    f"query {self.lease.run} of topic {self.context.name!r} is run by "
+                    f"{answer.owner}, for {left_s:.1f} s more unless it renews; two drivers cannot "
+                    "share one checkpoint. Stop the other one, or give this one a checkpoint and "
+                    "an output of its own",
+                    left_s,
+                )
+        return answers
+
+    def renew(
+        self,
+        after: Offsets,
+        upto: Offsets | None,
+        slots: Iterable[int] | None = None,
+        report: bytes = b"",
+    ) -> Flow[list[QueryLog]]:
+        """Renew the lease of a query; return for each slot how much it holds of a batch.
+
+        The ownership is in the first slot; only who has it goes on to the others.
+
+        Args:
+            after: by slot, the number after which the batch begins.
+            upto: by slot, the number with which it ends; None: with the newest.
+            slots: the others to renew; None: all.
+            report: of the owner, kept in the first slot; b"": the one before stays.
+        """
+        yield from self.open()
+        home, *others = self.context.slots
+        if slots is not None:
+            known = self.context.slots
+            others = [known[index] for index in slots if 0 < index < len(known)]
+        answers: list[QueryLog] = []
+        for group in ([home], others):
+            calls = [
+                scripts.query_renew(
+                    keys, self.lease, after.get(keys.index, 0),
+                    NEWEST if upto is None else upto.get(keys.index, 0), owns=keys is home,
+                    report=report if keys is home else b"",
+                )
+                for keys in group
+            ]  # fmt: skip
+            if calls:
+                answers += yield from self._asked(calls)
+        return answers
+
+    def take(self, after: Offsets, most: int | None, most_bytes: int = 0) -> Flow[dict[int, int]]:
+        """Take messages beyond `after`; return the newest number of each slot.
+
+        If the query has taken messages beyond `after` before, they are the answer, and nothing more
+        is taken: the caller may have used them as a batch, and a batch of that number must not get
+        other messages. Messages whose lease expired since then leave a gap in the numbers, so the
+        answer may be a batch without any message.
+
+        Args:
+            after: the newest number of each slot that the caller has noted.
+            most: over all slots; None: all that may be taken now.
+            most_bytes: of records and bodies over all slots, and a message of each more; 0: any
+                number.
+        """
+        resizes = 0
+        while True:
+            try:
+                return (yield from self._take(after, most, most_bytes))
+            except TopicVanished as error:
+                resizes = yield from opening.follow_resize(self.context, error, resizes)
+
+    def _take(self, after: Offsets, most: int | None, most_bytes: int) -> Flow[dict[int, int]]:
+        yield from self.open()
+        known, count = self.known, len(self.context.slots)
+        # In slots that a resize has added it becomes the owner before it takes.
+        if known.newest is None or len(known.newest) < count:
+            logs = yield from self.renew(after, None)
+            known.newest = {index: log.newest for index, log in enumerate(logs)}
+        known.fit(count)
+        try:
+            newest = {
+                index: max(known.newest.get(index, 0), after.get(index, 0))
+                for index in range(count)
+            }
+            if any(newest[index] > after.get(index, 0) for index in newest):
+                return newest
+            yield from self._ask()
+            yield from self._take_ready(newest, most, most_bytes)
+        except Exception:
+            known.forget()
+            raise
+        known.newest = newest
+        return dict(newest)
+
+    def _take_ready(self, newest: dict[int, int], most: int | None, most_bytes: int) -> Flow[None]:
+        """Take from the slots that are ready, the same number from each as far as they have it."""
+        wanted, rolled_back = self.known.ready(), set[int]()
+        left = NEVER if most is None else most
+        bytes_left = most_bytes
+        for _ in range(ROUNDS_MAX):
+            if not wanted or left <= 0 or (most_bytes and bytes_left <= 0):
+                return
+            limits = _limits(wanted, left)
+            room = max(1, bytes_left // len(limits)) if most_bytes else 0
+            for part in _in_pipelines(limits):
+                answers = yield from self._asked(
+                    [
+                        scripts.query_take(
+                            self.context.slots[index], self.lease, newest[index], limit, room
+                        )
+                        for index, limit in part
+                    ]
+                )
+                for (index, limit), answer in zip(part, answers, strict=True):
+                    newest[index] = answer.newest
+                    left -= answer.held
+                    bytes_left -= answer.bytes
+                    if answer.held == limit or answer.more:
+                        continue
+                    if answer.expired and index not in rolled_back:
+                        rolled_back.add(index)
+                        keys = self.context.slots[index]
+                        if answer.expired & LONG_EXPIRED:
+                            yield from rollback.rollback_long(keys)
+                        yield from rollback.rollback(self.context, keys)
+                    else:
+                        wanted.remove(index)
+                        self.known.ready_at[index] = None
+
+    def _ask(self) -> Flow[None]:
+        """Ask the slots of which nothing is known when they have something.
+
+        Where they have nothing, they note that somebody sleeps, and signal what comes.
+        """
+        asked = self.known.unknown()
+        if not asked:
+            return
+        waits = yield from receive.next_ready([self.context.slots[index] for index in asked], True)
+        now = time.monotonic()
+        for index, wait_us in zip(asked, waits, strict=True):
+            self.known.ready_at[index] = NEVER if wait_us < 0 else now + wait_us / 1_000_000
+
+    def wait(self, seconds: float) -> Flow[bool]:
+        """Sleep until there may be messages to take, for so long at most; return whether so."""
+        until, resizes = time.monotonic() + seconds, 0
+        while True:
+            try:
+                return (yield from self._wait(until))
+            except TopicVanished as error:
+                resizes = yield from opening.follow_resize(self.context, error, resizes)
+
+    def _wait(self, until: float) -> Flow[bool]:
+        yield from self.open()
+        known = self.known
+        try:
+            while True:
+                if known.subscription.held is None:
+                    yield AwaitSignal(known.subscription, 0)
+                    known.ready_at = []  # what came before the subscription sent it no signal
+                known.fit(len(self.context.slots))
+                if known.ready():
+                    return True
+                yield from self._ask()
+                now = time.monotonic()
+                known.look_at = known.look_at or now + POLL_S
+                soonest = min(at for at in known.ready_at if at is not None)
+                pause = min(until, soonest, known.look_at) - now
+                if pause > 0:
+                    known.note_signals((yield AwaitSignal(known.subscription, pause)))
+                now = time.monotonic()
+                if now >= known.look_at:  # also if each wait is shorter: the next call asks then
+                    known.look()
+                if now >= until:
+                    return bool(known.ready())
+        except Exception:
+            known.forget()
+            raise
+
+    def waiting(self) -> Flow[list[int]]:
+        """Count the messages of each slot that may be taken now."""
+        yield from self.open()
+        calls = [topic_scripts.ready_count(keys) for keys in self.context.slots]
+        return (yield from pipeline(calls))
+
+    def _key(self, slot: int) -> bytes:
+        return self.context.slots[slot].query_stem + self.lease.run.encode()
+
+    def count_run(self, batch: str, by: str) -> Flow[int]:
+        """Note that a run has begun a batch; return how many runs have begun it, this one included.
+
+        Args:
+            batch: the name of the batch; it takes the place of the one before.
+            by: the name of the run of the engine; given twice in a row, it counts once.
+        """
+        yield from self.open()
+        kept = (yield RawCommand("query_begun", "HGET", self._key(0), "begun")) or b"\n\n0"
+        name, last, runs = kept.decode().rsplit("\n", 2)
+        count = int(runs) + (last != by) if name == batch else 1
+        text = f"{batch}\n{by}\n{count}"
+        yield RawCommand("query_begun", "HSET", self._key(0), "begun", text)
+        return count
+
+    def handed(self, slot: int) -> Flow[int]:
+        """Return the number of the newest message of a slot that was handed out."""
+        yield from self.open()
+        return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
+
+    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Flow[tuple[int, int, int]]:
+        """Settle messages up to these numbers.
+
+        Returns how many, how many are missing, and the bytes that were read of them.
+
+        Args:
+            upto: a batch ends with these numbers.
+            batch: and has so many messages; absent: 0. Messages of it whose lease expired are
+                settled too if they wait ever since. None: not known, so only messages held are
+                settled.
+        """
+        yield from self.open()
+        context, total, missing, bytes_read = self.context, 0, 0, 0
+        sizes = batch or {}
+        since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
+        left = {
+            index: min(CALL_MOST, sizes.get(index, CALL_MOST) or 1)
+            for index, end in upto.items()
+            if end > 0 and index < len(context.slots)
+        }
+        while left:
+            again = {}
+            for part in _in_pipelines(left):
+                replies = yield from self._asked(
+                    [
+                        scripts.query_settle(
+                            context, context.slots[index], self.lease, since[index], upto[index],
+                            CALL_MOST,
+                        )
+                        for index, _ in part
+                    ]
+                )  # fmt: skip
+                for (index, _), reply in zip(part, replies, strict=True):
+                    total += reply.settled
+                    bytes_read += reply.bytes
+                    if reply.left > 0:
+                        again[index] = min(CALL_MOST, reply.left)
+                    else:
+                        missing += reply.missing
+            left = again
+        return total, missing, bytes_read
+
+    def again(self, upto: Offsets) -> Flow[None]:
+        """Give a batch new numbers."""
+        self.known.forget()
+        yield from self.open()
+        slots = self.context.slots
+        yield from self._asked(
+            [scripts.query_again(keys, self.lease, upto.get(keys.index, 0)) for keys in slots]
+        )
+
+    def give_back(self, after: Offsets) -> Flow[int]:
+        """Give back what was taken after these numbers and never handed out; return how many."""
+        self.known.forget()
+        yield from self.open()
+        total, left = 0, list(self.context.slots)
+        while left:
+            answers = yield from self._asked(
                 [
-                    scripts.query_settle(
-                        context, context.slots[index], lease, since[index], upto[index], CALL_MOST
+                    scripts.query_release(
+                        self.context, keys, self.lease, after.get(keys.index, 0), QUERY_MOST
                     )
-                    for index, _ in part
+                    for keys in left
                 ]
             )
-            for (index, _), reply in zip(part, _check_owner(context, lease, answers), strict=True):
-                total += reply.settled
-                bytes_read += reply.bytes
-                if reply.left > 0:
-                    again[index] = min(CALL_MOST, reply.left)
-                else:
-                    missing += reply.missing
-        left = again
-    return total, missing, bytes_read
+            total += sum(answer.held for answer in answers)
+            left = [keys for keys, answer in zip(left, answers, strict=True) if answer.more]
+        return total
 
-
-def again(context: TopicContext, lease: QueryLease, upto: Offsets) -> Flow[None]:
-    """Give a batch new numbers.
-
-    Raises:
-        QueryOwned: another driver runs it.
-    """
-    yield from opening.ensure_open(context, create=False)
-    answers = yield from pipeline(
-        [scripts.query_again(keys, lease, upto.get(keys.index, 0)) for keys in context.slots]
-    )
-    _check_owner(context, lease, answers)
-
-
-def give_back(context: TopicContext, lease: QueryLease, after: Offsets) -> Flow[int]:
-    """Give back what was taken after these numbers and never handed out; return how many.
-
-    Raises:
-        QueryOwned: another driver runs it.
-    """
-    yield from opening.ensure_open(context, create=False)
-    total, left = 0, list(context.slots)
-    while left:
-        answers = yield from pipeline(
-            [
-                scripts.query_release(context, keys, lease, after.get(keys.index, 0), QUERY_MOST)
-                for keys in left
-            ]
-        )
-        total += sum(answer.held for answer in _check_owner(context, lease, answers))
-        left = [keys for keys, answer in zip(left, answers, strict=True) if answer.more]
-    return total
-
-
-def reject(context: TopicContext, lease: QueryLease, upto: Offsets, reason: str) -> Flow[int]:
-    """Make all messages up to these numbers dead letters; return how many were held.
-
-    Raises:
-        QueryOwned: another driver runs it.
-    """
-    yield from opening.ensure_open(context, create=False)
-    failure_entry, total = failure.encode(reason, failure.this_worker()), 0
-    left = {keys.index: keys for keys in context.slots if upto.get(keys.index, 0) > 0}
-    while left:
-        answers = yield from pipeline(
-            [
-                scripts.query_reject(context, keys, lease, upto[index], failure_entry, QUERY_MOST)
-                for index, keys in left.items()
-            ]
-        )
-        ended = dict(zip(left, _check_owner(context, lease, answers), strict=True))
-        total += sum(reply.settled for reply in ended.values())
-        left = {index: left[index] for index, reply in ended.items() if reply.left == QUERY_MOST}
-    return total
+    def reject(self, upto: Offsets, reason: str) -> Flow[int]:
+        """Make all messages up to these numbers dead letters; return how many were held."""
+        yield from self.open()
+        failure_entry, total = failure.encode(reason, failure.this_worker()), 0
+        left = [keys for keys in self.context.slots if upto.get(keys.index, 0) > 0]
+        while left:
+            replies = yield from self._asked(
+                [
+                    scripts.query_reject(
+                        self.context, keys, self.lease, upto[keys.index], failure_entry, QUERY_MOST
+                    )
+                    for keys in left
+                ]
+            )
+            total += sum(reply.settled for reply in replies)
+            left = [k for k, reply in zip(left, replies, strict=True) if reply.left == QUERY_MOST]
+        return total
 
 
 def release(context: TopicContext, run: str) -> Flow[int]:

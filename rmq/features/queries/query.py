@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rmq.errors import InvalidType, InvalidValue
 from rmq.features.queries import fail_flows, flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
+from rmq.features.queries.flows import Offsets, QueryFlows
 from rmq.features.queries.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
 from rmq.kernel.consumer.scripts import QueryLease, check_run
 from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
@@ -21,11 +22,8 @@ from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.blocking import Transport
-from rmq.kernel.transport.steps import Subscription
 
 __all__ = ["AsyncQuery", "Held", "Settlement"]
-
-Offsets = Mapping[int, int]
 
 
 class Held(NamedTuple):
@@ -84,9 +82,8 @@ class QueryBase:
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
         self._context = context
+        self._flows = QueryFlows(context, lease)
         self._read_bytes = 0
-        self._known = flows.Known(Subscription(context.channel))
-        self._holder = lease
 
     @property
     def read_bytes(self) -> int:
@@ -99,7 +96,7 @@ class QueryBase:
     @property
     def run(self) -> str:
         """The query's name: 32 hex digits, the same for the life of its checkpoint."""
-        return self._holder.run
+        return self._flows.lease.run
 
     @property
     def max_retries(self) -> int:
@@ -135,12 +132,12 @@ class AsyncQuery(QueryBase):
 
     async def slots(self) -> int:
         """Return the number of slots of the topic. Raises TopicNotFound."""
-        await self._run(flows.open(self._context))
+        await self._run(self._flows.open())
         return len(self._context.slots)
 
     async def waiting(self) -> list[int]:
         """Return how many messages of each slot may be taken now."""
-        return await self._run(flows.waiting(self._context))
+        return await self._run(self._flows.waiting())
 
     async def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
@@ -160,17 +157,15 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        return await self._run(
-            flows.take(self._context, self._holder, self._known, after, most, most_bytes or 0)
-        )
+        return await self._run(self._flows.take(after, most, most_bytes or 0))
 
     async def wait(self, seconds: Duration) -> bool:
         """Sleep until there may be something to take, at most for this long; return whether so."""
-        return await self._run(flows.wait(self._context, self._known, wait_s(seconds)))
+        return await self._run(self._flows.wait(wait_s(seconds)))
 
     async def close(self) -> None:
         """Close the connection of its subscription. The messages it holds stay held."""
-        await self._transport.unsubscribe(self._known.subscription)
+        await self._transport.unsubscribe(self._flows.known.subscription)
 
     async def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Hold everything for another lease; return how much of a batch is held, by slot.
@@ -178,7 +173,7 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        logs = await self._run(flows.renew(self._context, self._holder, after, upto))
+        logs = await self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     async def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
@@ -193,18 +188,18 @@ class AsyncQuery(QueryBase):
             QueryOwned: another owner runs it.
         """
         said = scripts.encode_report(report)
-        await self._run(flows.renew(self._context, self._holder, {}, {}, slots, said))
+        await self._run(self._flows.renew({}, {}, slots, said))
 
     async def handed(self, slot: int) -> int:
         """Return the number of the newest message of a slot that was handed out."""
-        return await self._run(flows.handed(self._context, self.run, slot))
+        return await self._run(self._flows.handed(slot))
 
     async def read(self, slot: int, after: int, upto: int) -> AsyncIterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
         Reading changes nothing: the query keeps holding them.
         """
-        await self._run(flows.open(self._context))
+        await self._run(self._flows.open())
         part = HeldPart(
             self._context.prefix, self._context.name, slot, after, upto, self.max_retries
         )
@@ -222,7 +217,7 @@ class AsyncQuery(QueryBase):
             batch: the name of the batch; it takes the place of the one before.
             by: the name of the run; given twice in a row, it counts once.
         """
-        return await self._run(flows.count_run(self._context, self.run, batch, by))
+        return await self._run(self._flows.count_run(batch, by))
 
     async def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
         """Settle everything up to these numbers for good.
@@ -236,9 +231,7 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        settled, missing, read_bytes = await self._run(
-            flows.settle(self._context, self._holder, upto, batch)
-        )
+        settled, missing, read_bytes = await self._run(self._flows.settle(upto, batch))
         self._read_bytes += read_bytes
         return Settlement(settled, missing)
 
@@ -250,8 +243,7 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        self._known.forget()
-        await self._run(flows.again(self._context, self._holder, upto))
+        await self._run(self._flows.again(upto))
 
     async def give_back(self, after: Offsets) -> int:
         """Give back what it took after these numbers, as if it had not; return how many messages.
@@ -266,8 +258,7 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        self._known.forget()
-        return await self._run(flows.give_back(self._context, self._holder, after))
+        return await self._run(self._flows.give_back(after))
 
     async def reject(self, upto: Offsets, reason: str) -> int:
         """Make everything up to these numbers dead letters; return how many messages.
@@ -275,7 +266,7 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        return await self._run(flows.reject(self._context, self._holder, upto, reason))
+        return await self._run(self._flows.reject(upto, reason))
 
     async def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
         """Fail single messages of a batch, each once, however often and by whom this is called.
@@ -295,5 +286,5 @@ class AsyncQuery(QueryBase):
 
     async def release(self) -> int:
         """Give back all that it holds, now; return how many messages. It costs each a retry."""
-        self._known.forget()
+        self._flows.known.forget()
         return await self._run(flows.release(self._context, self.run))

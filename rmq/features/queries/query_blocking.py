@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rmq.features.queries import fail_flows, flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
-from rmq.features.queries.query import Held, Offsets, QueryBase, Settlement, wait_s
+from rmq.features.queries.flows import Offsets
+from rmq.features.queries.query import Held, QueryBase, Settlement, wait_s
 from rmq.features.queries.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
 from rmq.kernel.consumer.scripts import QueryLease
 from rmq.kernel.core.settings import BATCH_MAX
@@ -26,12 +27,12 @@ class Query(QueryBase):
 
     def slots(self) -> int:
         """Return the number of slots of the topic. Raises TopicNotFound."""
-        self._run(flows.open(self._context))
+        self._run(self._flows.open())
         return len(self._context.slots)
 
     def waiting(self) -> list[int]:
         """Return how many messages of each slot may be taken now."""
-        return self._run(flows.waiting(self._context))
+        return self._run(self._flows.waiting())
 
     def take(
         self, after: Offsets, most: int | None = None, most_bytes: int | None = None
@@ -51,17 +52,15 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        return self._run(
-            flows.take(self._context, self._holder, self._known, after, most, most_bytes or 0)
-        )
+        return self._run(self._flows.take(after, most, most_bytes or 0))
 
     def wait(self, seconds: Duration) -> bool:
         """Sleep until there may be something to take, at most for this long; return whether so."""
-        return self._run(flows.wait(self._context, self._known, wait_s(seconds)))
+        return self._run(self._flows.wait(wait_s(seconds)))
 
     def close(self) -> None:
         """Close the connection of its subscription. The messages it holds stay held."""
-        self._transport.unsubscribe(self._known.subscription)
+        self._transport.unsubscribe(self._flows.known.subscription)
 
     def renew(self, after: Offsets, upto: Offsets | None = None) -> list[Held]:
         """Hold everything for another lease; return how much of a batch is held, by slot.
@@ -69,7 +68,7 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        logs = self._run(flows.renew(self._context, self._holder, after, upto))
+        logs = self._run(self._flows.renew(after, upto))
         return [Held(log.newest, log.held, log.settled, log.handed) for log in logs]
 
     def keep(self, slots: Iterable[int], report: Mapping[str, int] | None = None) -> None:
@@ -84,18 +83,18 @@ class Query(QueryBase):
             QueryOwned: another owner runs it.
         """
         said = scripts.encode_report(report)
-        self._run(flows.renew(self._context, self._holder, {}, {}, slots, said))
+        self._run(self._flows.renew({}, {}, slots, said))
 
     def handed(self, slot: int) -> int:
         """Return the number of the newest message of a slot that was handed out."""
-        return self._run(flows.handed(self._context, self.run, slot))
+        return self._run(self._flows.handed(slot))
 
     def read(self, slot: int, after: int, upto: int) -> Iterator[Block]:
         """Iterate over the held messages of a slot between two numbers, in blocks.
 
         Reading changes nothing: the query keeps holding them.
         """
-        self._run(flows.open(self._context))
+        self._run(self._flows.open())
         part = HeldPart(
             self._context.prefix, self._context.name, slot, after, upto, self.max_retries
         )
@@ -113,7 +112,7 @@ class Query(QueryBase):
             batch: the name of the batch; it takes the place of the one before.
             by: the name of the run; given twice in a row, it counts once.
         """
-        return self._run(flows.count_run(self._context, self.run, batch, by))
+        return self._run(self._flows.count_run(batch, by))
 
     def settle(self, upto: Offsets, batch: Offsets | None = None) -> Settlement:
         """Settle everything up to these numbers for good.
@@ -127,9 +126,7 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        settled, missing, read_bytes = self._run(
-            flows.settle(self._context, self._holder, upto, batch)
-        )
+        settled, missing, read_bytes = self._run(self._flows.settle(upto, batch))
         self._read_bytes += read_bytes
         return Settlement(settled, missing)
 
@@ -141,8 +138,7 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        self._known.forget()
-        self._run(flows.again(self._context, self._holder, upto))
+        self._run(self._flows.again(upto))
 
     def give_back(self, after: Offsets) -> int:
         """Give back what it took after these numbers, as if it had not; return how many messages.
@@ -157,8 +153,7 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        self._known.forget()
-        return self._run(flows.give_back(self._context, self._holder, after))
+        return self._run(self._flows.give_back(after))
 
     def reject(self, upto: Offsets, reason: str) -> int:
         """Make everything up to these numbers dead letters; return how many messages.
@@ -166,7 +161,7 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        return self._run(flows.reject(self._context, self._holder, upto, reason))
+        return self._run(self._flows.reject(upto, reason))
 
     def fail(self, messages: Iterable[FailedMessage], *, retry: bool) -> Failures:
         """Fail single messages of a batch, each once, however often and by whom this is called.
@@ -186,5 +181,5 @@ class Query(QueryBase):
 
     def release(self) -> int:
         """Give back all that it holds, now; return how many messages. It costs each a retry."""
-        self._known.forget()
+        self._flows.known.forget()
         return self._run(flows.release(self._context, self.run))
