@@ -10,6 +10,7 @@ KEYS[6]   settled odd    set   the same for odd turns
 KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   DeadQueue      zset  only counted, where messages have failed
 KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
+KEYS[10]  StoreQueue     zset  of a slot with groups: the next messages of them go out
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -33,14 +34,15 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
 local RUNS_FROM = 6 -- where the runs begin in ARGV
 local slot, prepare, records, failures, dead, call = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8], ARGV[2]
 local session, number = split_call(call)
-local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large = unpack(redis.call('HMGET',
-  slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled', session, 'large'))
+local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large, grouped =
+  unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled',
+    session, 'large', 'groups'))
 
 -- One delivery in a session that goes on, of a slot without order, audit or large bodies, whose id nobody sends again: as
 -- most are. This is the long way below without anything that such an ack does not need.
 local id, receipt = ARGV[RUNS_FROM + 3], ARGV[RUNS_FROM + 1]
-if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and string.byte(call, 1) == AT
-    and string.byte(id, 1) < KEPT and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and not grouped
+    and string.byte(call, 1) == AT and string.byte(id, 1) < KEPT and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score = redis.call('ZSCORE', prepare, id)
   local failed = count_failed(slot, dead, failures)
   if failed == 0 and score and (score == receipt or tonumber(score) == tonumber(receipt)) then
@@ -168,9 +170,18 @@ if audited and #held_ids > 0 then
   account_for(slot, KEYS[7], 'seen', numbers, now)
 end
 if #held_ids > 0 then
+  local bring_up
+  if grouped then
+    --- @include "lib/leave_groups"
+    bring_up = leaving_groups(slot, KEYS[10], records, held_ids)
+  end
   local removed = remove_held(slot, prepare, records, failures, large and KEYS[9], held_ids, failed, low, high)
   if kept then
     remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
+  end
+  if bring_up and bring_up() then
+    --- @include "lib/wake"
+    wake_sleepers(slot, now, ARGV[3], ARGV[4])
   end
   if blocked then
     --- @include "lib/in_order"

@@ -15,6 +15,8 @@ KEYS[11]  large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   member               13 bytes: the id without slot and check
+ARGV[4]   channel              where sleeping consumers of the topic listen
+ARGV[5]   index                the slot's index, sent to the consumers that are woken
 Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
 Atomic    Only a waiting message is removed, with everything that belongs to it, and remembered as settled if its
@@ -61,11 +63,17 @@ if audited then
   --- @include "lib/audit"
   account_for(slot, KEYS[10], 'accounted', add_numbers({ record }, number_of, {}), now)
 end
+--- @include "lib/leave_groups"
+local bring_up = leaving_groups(slot, store, records, { id }, nil, nil, { waiting })
 redis.call('ZREM', store, id)
 drop_records(slot, records, KEYS[11], { id })
 redis.call('HDEL', KEYS[6], id)
 if entry and string.sub(entry, 1, MEMBER) == id then
   redis.call('HDEL', KEYS[7], key)
+end
+if bring_up and bring_up() then
+  --- @include "lib/wake"
+  wake_sleepers(slot, now, ARGV[4], ARGV[5])
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
 local window, kept = tonumber(dedup_ms), kept_ids({ id })

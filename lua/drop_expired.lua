@@ -23,6 +23,7 @@ Atomic    Types are checked before the first write, and the first write frees me
 --- @include "lib/record"
 --- @include "lib/dead_letters"
 --- @include "lib/envelope"
+--- @include "lib/leave_groups"
 --- @include "lib/member"
 local slot, store, records, dead, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local bodies = KEYS[8]
@@ -41,12 +42,12 @@ redis.call('HLEN', merge)
 redis.call('ZCARD', KEYS[7])
 redis.call('HLEN', bodies)
 local page = redis.call('ZRANGE', store, rank, rank + limit - 1, 'WITHSCORES')
-local members = {}
+local members, score_of = {}, {}
 for i = 1, #page, 2 do
   if tonumber(page[i + 1]) >= now + 1 then
     break
   end
-  members[#members + 1] = page[i]
+  members[#members + 1], score_of[page[i]] = page[i], page[i + 1]
 end
 local ids, expired, merge_keys, soonest, looked, bytes = {}, {}, {}, 0, 0, 0
 local chunk = tonumber(slot_chunk)
@@ -77,7 +78,11 @@ local reply = { #ids, is_end and -1 or rank + looked - #ids, soonest }
 if #ids == 0 then
   return reply
 end
-local entries = redis.call('HMGET', failures, unpack(ids))
+local entries, scores = redis.call('HMGET', failures, unpack(ids)), {}
+for i = 1, #ids do
+  scores[i] = score_of[ids[i]]
+end
+local bring_up = leaving_groups(slot, store, records, ids, on_expire ~= 'drop', nil, scores)
 if on_expire == 'drop' and audited then
   --- @include "lib/audit"
   account_for(slot, KEYS[7], 'accounted', add_numbers(expired, number_of, {}), now)
@@ -90,6 +95,9 @@ if on_expire == 'drop' then
   drop_records(slot, records, bodies, ids)
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HINCRBY', slot, 'expired', #ids)
+  if bring_up then
+    bring_up()
+  end
   return reply
 end
 local mades = {}
@@ -97,4 +105,7 @@ for i = 1, #ids do
   mades[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
 add_dead(slot, dead, records, bodies, failures, audited and KEYS[7], ids, now, mades, 'x', '', tonumber(dead_retention_ms))
+if bring_up then
+  bring_up()
+end
 return reply

@@ -72,7 +72,7 @@ local known = fields[SESSION]
 local limit, lease, takes, now, now_us = tonumber(ARGV[3]) or 0, tonumber(ARGV[4]) or 0, tonumber(fields[TAKES] or 0) + 1, nil, nil
 local none_due = false
 if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED] == created and not fields[ORDERED]
-    and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and string.byte(call, 1) == AT
+    and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and not fields[GROUPED] and string.byte(call, 1) == AT
     and limit >= 1 and limit <= MOST and (limit == 1 or waits ~= '0')
     and lease >= LEASE_LEAST_MS and lease <= LEASE_MOST_MS and lease % 1 == 0
     and tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END
@@ -104,7 +104,7 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
   end
   if #page == 2 and score >= PRIORITY_MIN and score < PRIORITY_END and (not lease_end or lease_end - now >= lease / 2)
       and tonumber(fields[LEASES_UNTIL] or now + 1) > now
-      and (takes % TURNS > 0 or redis.call('ZCOUNT', store, '-inf', BELOW_PRIORITY_MIN) == 0) then
+      and (takes % TURNS > 0 or redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) == 0) then
     local record = redis.call('HGET', records, id)
     local failed = count_failed(slot, dead, failures)
     if failed == 0 and record and #record >= FIXED and string.byte(record, 1) % HEADERS < EXPIRES then

@@ -70,10 +70,18 @@ if any_merge_key then
     end
   end
 end
+local bring_up
+if string.sub(queue, -5) == 'store' then
+  --- @include "lib/leave_groups"
+  bring_up = leaving_groups(slot, queue, records, ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
+end
 local purged = redis.call('ZREM', queue, unpack(ids))
 drop_for_good(slot, records, KEYS[7], failures, audited and KEYS[6], tonumber(chunk), ids, now)
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
+end
+if bring_up then
+  bring_up()
 end
 redis.call('HINCRBY', slot, 'purged', purged)
 remember(slot, ARGV[2], now, purged)

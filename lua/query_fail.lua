@@ -97,15 +97,18 @@ if reason == 'f' then
 else
   --- @include "lib/dead_letters"
   --- @include "lib/in_order"
+  --- @include "lib/leave_groups"
   --- @include "lib/wake"
   local mades = {}
   for m = 1, #ids do
     mades[m], outcomes[m] = tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1, 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
+  local bring_up = leaving_groups(slot, store, records, ids, true)
   redis.call('ZREM', prepare, unpack(ids))
   add_dead(slot, dead, records, KEYS[8], failures, audit, ids, now, mades, 'r', details, tonumber(retention))
-  if unblock(slot, prepare, blocked, now) then
+  local moved = bring_up and bring_up()
+  if unblock(slot, prepare, blocked, now) or moved and is_awaited(waiting, now) then
     wake(slot, ARGV[2], ARGV[3])
   end
 end

@@ -11,6 +11,7 @@ KEYS[7]   query          hash  tail: the newest number in the log; settled; owne
 KEYS[8]   query log      list  members that the query holds; the last one has the number `tail`
 KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 KEYS[10]  query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
+KEYS[11]  StoreQueue     zset  of a slot with groups: the next messages of them go out
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -33,6 +34,7 @@ Atomic    A message leaves the log in the step that rejects it: one that is redr
 --- @include "lib/dead_letters"
 --- @include "lib/wake"
 --- @include "lib/in_order"
+--- @include "lib/leave_groups"
 --- @include "lib/query"
 local slot, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local query, log, marks = KEYS[7], KEYS[8], KEYS[10]
@@ -73,6 +75,7 @@ for i = 1, #page do
 end
 allow_oom(prepare)
 if #held_ids > 0 then
+  local bring_up = leaving_groups(slot, KEYS[11], records, held_ids, true)
   redis.call('ZREM', prepare, unpack(held_ids))
   local mades = {}
   for m = 1, #held_ids do
@@ -80,8 +83,11 @@ if #held_ids > 0 then
   end
   add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES),
     tonumber(dead_retention_ms))
+  local moved = bring_up and bring_up()
   if unblock(slot, prepare, blocked, now) then
     wake(slot, ARGV[4], ARGV[5])
+  elseif moved then
+    wake_sleepers(slot, now, ARGV[4], ARGV[5])
   end
 end
 if size > 0 then

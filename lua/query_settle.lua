@@ -106,7 +106,7 @@ local page = redis.call('LRANGE', log, 0, size) -- and the one behind the end, w
 local following = page[size + 1]
 page[size + 1] = nil
 local any_marked = redis.call('ZCOUNT', marks, '-inf', first + size + 1) > 0
-local held_ids, marked, late = page, {}, {}
+local held_ids, marked, late, late_scores = page, {}, {}, {}
 if any_marked then
   held_ids, marked = {}, read_marks(marks, first + 1, first + size + 1)
   for i = 1, size do
@@ -175,7 +175,7 @@ if not high then
       local given_back = flags < 8 and details == ARGV[9]
       if given_back and (score and score < 2000 or waiting[i]) then
         held_ids[#held_ids + 1] = page[i]
-        late[#late + 1] = waiting[i] and page[i] or nil
+        late[#late + 1], late_scores[#late_scores + 1] = waiting[i] and page[i] or nil, waiting[i] or nil
       else
         missing = missing + 1
       end
@@ -192,6 +192,15 @@ if #held_ids > 0 then
     --- @include "lib/audit"
     account_for(slot, KEYS[7], 'seen', read_numbers(records, held_ids, tonumber(chunk)), now)
   end
+  --- @include "lib/leave_groups"
+  local scores = {}
+  for i = 1, #late do
+    scores[late[i]] = late_scores[i]
+  end
+  for i = 1, #held_ids do
+    scores[i] = scores[held_ids[i]] or false
+  end
+  local bring_up = leaving_groups(slot, store, records, held_ids, nil, nil, scores)
   local removed = remove_held(slot, prepare, records, failures, large and bodies, held_ids, failed, low, high)
   if kept then
     remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
@@ -205,6 +214,10 @@ if #held_ids > 0 then
   end
   if #late > 0 then
     redis.call('ZREM', store, unpack(late))
+  end
+  if bring_up and bring_up() then
+    --- @include "lib/wake"
+    wake_sleepers(slot, now, ARGV[4], ARGV[5])
   end
   settled = removed + #late
   redis.call('HINCRBY', slot, 'settled', settled)

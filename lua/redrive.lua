@@ -36,8 +36,8 @@ local before = replayed(slot, ARGV[2])
 if before then
   return before
 end
-local created, order, waiting, holds, max_retries = unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds',
-  'max_retries'))
+local created, order, waiting, holds, max_retries, grouped, default = unpack(redis.call('HMGET', slot, 'created', 'order',
+  'waiting', 'holds', 'max_retries', 'groups', 'timed_priority'))
 if not created then
   fail('GONE', slot)
 end
@@ -52,6 +52,11 @@ end
 local died_by = ARGV[5] == '' and math.huge or whole_number(ARGV[5], 0, NUMBER_MOST, 'died_by')
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
+local redrive, write_heads
+if grouped then
+  --- @include "lib/enter_groups"
+  redrive, write_heads = redriving_groups(slot, store, grouped)
+end
 local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
 order = tonumber(order or 0)
 local seen = {}
@@ -71,13 +76,17 @@ for i = 6, #ARGV do
       seen[id] = true
       ids[#ids + 1] = id
       local priority, score = priority_of(record), nil
-      if priority > 0 then
+      if redrive then
+        redrive(record, id, priority > 0 and priority or tonumber(default))
+      elseif priority > 0 then
         order = order + 1
         score = ordered_score(priority, order)
       else
         score = next_timed_score(store, now, 0)
       end
-      add[#add + 1], add[#add + 2] = score, id
+      if score then
+        add[#add + 1], add[#add + 2] = score, id
+      end
       local due, expiry = envelope(record)
       if expiry and expiry <= now then
         local at = due and 15 or 9
@@ -90,7 +99,11 @@ for i = 6, #ARGV do
   letters[#letters + 1] = letter
 end
 if #ids > 0 then
-  redis.call('ZADD', store, unpack(add))
+  if write_heads then
+    write_heads()
+  else
+    redis.call('ZADD', store, unpack(add))
+  end
   if #without_expiry > 0 then
     redis.call('HSET', records, unpack(without_expiry))
   end

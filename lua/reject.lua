@@ -8,6 +8,7 @@ KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
 KEYS[5]   failures       hash  member -> failure entry
 KEYS[6]   audit          zset  open numbers of audited messages
 KEYS[7]   large bodies   hash  member and 8 bytes of the record -> body
+KEYS[8]   StoreQueue     zset  of a slot with groups: the next messages of them go out
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -24,6 +25,7 @@ Atomic    As nack. In a slot in order, the last reject of a batch wakes the cons
 --- @include "lib/dead_letters"
 --- @include "lib/wake"
 --- @include "lib/in_order"
+--- @include "lib/leave_groups"
 --- @include "lib/receipts"
 local slot, prepare = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
@@ -52,6 +54,7 @@ end
 if #held_ids == 0 then
   return letters
 end
+local bring_up = leaving_groups(slot, KEYS[8], KEYS[3], held_ids, true)
 redis.call('ZREM', prepare, unpack(held_ids))
 local mades, details = {}, {}
 for m = 1, #held_ids do
@@ -60,8 +63,11 @@ for m = 1, #held_ids do
   details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
 end
 add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids, now, mades, ARGV[5], details, tonumber(dead_retention_ms))
+local moved = bring_up and bring_up()
 if unblock(slot, prepare, blocked, now) then
   wake(slot, ARGV[3], ARGV[4])
+elseif moved then
+  wake_sleepers(slot, now, ARGV[3], ARGV[4])
 end
 local answer = string.gsub(letters, '1', 'd')
 remember(slot, ARGV[2], now, answer)

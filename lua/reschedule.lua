@@ -54,6 +54,8 @@ end
 if not old_due then
   head = head + TIMED
 end
+--- @include "lib/leave_groups"
+local bring_up = score < PRIORITY_END and leaving_groups(slot, store, records, { id }, nil, nil, { score })
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0
 local place, had_priority = timed_fraction(score)
@@ -63,6 +65,9 @@ if math.floor(score) == due then
   end
 else
   redis.call('ZADD', store, next_timed_score(store, due, has_priority), id)
+end
+if bring_up then
+  bring_up()
 end
 local waiting, holder, blocked = unpack(redis.call('HMGET', slot, 'waiting', 'holder', 'blocked'))
 if holder == id then

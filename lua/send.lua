@@ -54,7 +54,7 @@ local known = fields[SESSION]
 -- message does not need; whatever is unusual goes the long way below.
 if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == HEAD and #first == MEMBER
     and string.byte(call, 1) == AT and fields[CREATED] == ARGV[5] and fields[CAPACITY] == '0' and not fields[PAUSED_SEND]
-    and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+    and not fields[GROUPS] and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local flags, a, b, c = string.byte(head, 1, HEAD)
   local priority = a * 65536 + b * 256 + c
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
@@ -127,7 +127,7 @@ if head ~= '' then
   if is_large(head) and not large then
     fail('BODY', bodies)
   end
-  if known then
+  if known and not fields[GROUPS] then
     --- @include "lib/store_uniform"
     accepted = store_uniform(KEYS, fields, head, members, function(from)
       return ARGV, BEFORE + from

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from rmq.kernel.core.codec import Compressed, Encrypted
     from rmq.kernel.core.delivery import Reject, Retry, Snooze
     from rmq.kernel.core.failure import Attempt, Failure
+    from rmq.kernel.core.groups import Groups
     from rmq.kernel.core.history import Sample
     from rmq.kernel.core.ids import MessageId
     from rmq.kernel.core.interceptor import Interceptor, Outcome
@@ -162,6 +163,7 @@ _MODULES = {
     "rmq.kernel.core.message": "Message Outgoing Receipt SendResult",
     "rmq.kernel.core.pause": "Pause",
     "rmq.kernel.core.retry": "Exponential Immediate Levels",
+    "rmq.kernel.core.groups": "Groups",
     "rmq.kernel.core.settings": "Fsync Replicated Settings TopicSettings",
     "rmq.kernel.handlers.dependencies": "Depends",
     "rmq.kernel.handlers.idempotency": "Claims idempotent",
@@ -198,7 +200,7 @@ __all__ = [
     "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups", "DeadLetterPage", "DecodeError",
     "DeleteResult", "Delivery", "DeliveryError", "Depends", "DueCount", "EmbeddedError",
     "EncodeError", "Encrypted", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync",
-    "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
+    "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
     "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
     "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
     "Missing", "NotDurable", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",

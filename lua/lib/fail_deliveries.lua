@@ -3,16 +3,26 @@
 --- @include "lib/dead_letters"
 --- @include "lib/given_back"
 --- @include "lib/in_order"
+--- @include "lib/leave_groups"
 --- @include "lib/retry"
 local SEED_MOST = 2147483647 -- of random numbers: 2^31 - 1
 
+-- The set of some ids.
+local function set_of(ids)
+  local set = {}
+  for i = 1, #ids do
+    set[ids[i]] = true
+  end
+  return set
+end
+
 -- Add deliveries to the StoreQueue again, with the failure of each, except those without retries. `places`: of read_places in a
 -- slot in order, else nil. Returns a letter for each, r retry or d dead, and of the dead, or nil: their ids, their texts, and
--- how often each was delivered.
+-- how often each was delivered; then the set of those that wait for their retry.
 --- @inline
 local function store_retries(slot, store, records, failures, ids, receipts, details, reason, wait, max_retries, ladder, jitter,
     places, now)
-  local letters, dead_ids, dead_texts, mades = {}, nil, nil, nil
+  local letters, dead_ids, dead_texts, mades, later = {}, nil, nil, nil, {}
   local waits = type(wait) == 'table' and wait
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
@@ -41,6 +51,7 @@ local function store_retries(slot, store, records, failures, ids, receipts, deta
         local score = places and retry_score(places, records, id, receipt, pause > 0 and now + pause or 0)
         if score or pause > 0 then
           add_waiting_retry(store, id, now, pause, score)
+          later[id] = true
         else
           at_once[#at_once + 1], lefts[#lefts + 1] = id, left
         end
@@ -54,7 +65,7 @@ local function store_retries(slot, store, records, failures, ids, receipts, deta
       redis.call('HSET', failures, unpack(noted))
     end
   end
-  return letters, dead_ids, dead_texts, mades
+  return letters, dead_ids, dead_texts, mades, later
 end
 
 -- Give failed deliveries back: a message with retries remaining goes to the StoreQueue again, another to the DeadQueue. The first
@@ -74,9 +85,15 @@ local function fail_deliveries(keys, ids, receipts, details, reason, wait, max_r
   max_retries = tonumber(max_retries)
   math.randomseed(now_us % SEED_MOST)
   redis.call('ZREM', prepare, unpack(ids))
-  local letters, dead_ids, dead_texts, mades = store_retries(slot, store, records, failures, ids, receipts, details, reason, wait,
-    max_retries, ladder, tonumber(jitter), places, now)
-  local dead_count = dead_ids and #dead_ids or 0
+  local letters, dead_ids, dead_texts, mades, later = store_retries(slot, store, records, failures, ids, receipts, details, reason,
+    wait, max_retries, ladder, tonumber(jitter), places, now)
+  local dead_count, leaving = dead_ids and #dead_ids or 0, {}
+  for i = 1, #ids do
+    if letters[i] == 'd' or later[ids[i]] then
+      leaving[#leaving + 1] = ids[i]
+    end
+  end
+  local bring_up = leaving_groups(slot, store, records, leaving, dead_ids and set_of(dead_ids), later)
   if dead_count > 0 then
     add_dead(slot, dead, records, keys[8], failures, audited and keys[7], dead_ids, now, mades, reason, dead_texts,
       tonumber(retention))
@@ -84,7 +101,8 @@ local function fail_deliveries(keys, ids, receipts, details, reason, wait, max_r
   if places then
     write_places(slot, places)
   end
-  if dead_count < #ids then
+  local moved = bring_up and bring_up()
+  if dead_count < #ids or moved then
     note_given_back(slot)
   end
   return letters, dead_count

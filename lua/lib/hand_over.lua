@@ -93,7 +93,7 @@ local function hand_over_waiting(slot, store, prepare, records, failures, index,
       local page = redis.call('ZREVRANGEBYSCORE', store, past, 0, 'WITHSCORES', 'LIMIT', 0, math.min(limit, HAND_OVER_MOST))
       left_over = #page > 0
       if not left_over or tonumber(page[2]) >= PRIORITY_END
-          or (takes + 1) % TURNS == 0 and redis.call('ZCOUNT', store, '-inf', BELOW_PRIORITY_MIN) > 0 then
+          or (takes + 1) % TURNS == 0 and redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) > 0 then
         break
       end
       local ids, taken, marks, bytes, any_failed = plain_messages(records, failures, page, max_retries, failed, now)
@@ -128,10 +128,11 @@ end
 -- Hand over what waits, then wake the consumers that sleep, if something is left. Everything is stored by then, so a key of a
 -- wrong type is no error here. A hand-over that no connection was counted for has moved nothing; its credit goes.
 local function serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
-  local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit = unpack(redis.call('HMGET', slot,
-    'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front', 'paused', 'limit'))
+  local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit, grouped = unpack(redis.call('HMGET',
+    slot,
+    'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups'))
   local left_over = true
-  if (credits or '') ~= '' and not ordered and not paused and not limit and tonumber(order or 0) < ORDER_END
+  if (credits or '') ~= '' and not ordered and not paused and not limit and not grouped and tonumber(order or 0) < ORDER_END
       and tonumber(front or 0) > -ORDER_END and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
     left_over = hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, tonumber(max_retries),
       tonumber(delivered or 0), tonumber(takes or 0), tonumber(accepted or 0))

@@ -32,12 +32,18 @@ local function pick_due(slot, store, records, fields, page, past, limit)
   local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(store, tonumber(fields[ORDER] or 0))
+  local enter, write_heads
+  if fields[GROUPED] then
+    --- @include "lib/enter_groups"
+    enter, write_heads = entering_groups(slot, store, fields[GROUPED])
+  end
   while #page > 0 and not full do
     for i = 1, #page, 2 do
       local id, score, priority = page[i], tonumber(page[i + 1]), 0
       local _, has_priority = timed_fraction(score)
-      if has_priority == 1 and score >= TIMED_MIN then
-        local record = redis.call('HGET', records, id)
+      local record = nil
+      if has_priority == 1 and score >= TIMED_MIN or enter then
+        record = redis.call('HGET', records, id)
         if not record or #record < FIXED then
           fail('RECORD', records)
         end
@@ -45,7 +51,10 @@ local function pick_due(slot, store, records, fields, page, past, limit)
         priority = priority_of(record)
       end
       priority = priority > 0 and priority or timed_priority
-      if priority == 0 then
+      if enter then
+        joining[#joining + 1], joining[#joining + 2] = 0, id -- counted; enter chooses the score
+        enter(id, priority > 0 and priority or PRIORITY_MIN, record)
+      elseif priority == 0 then
         ids[#ids + 1] = id
       else
         order = order + 1
@@ -63,8 +72,12 @@ local function pick_due(slot, store, records, fields, page, past, limit)
   end
   if #joining > 0 then
     allow_oom(store)
-    redis.call('ZADD', store, unpack(joining))
-    redis.call('HSET', slot, 'order', order)
+    if enter then
+      write_heads()
+    else
+      redis.call('ZADD', store, unpack(joining))
+      redis.call('HSET', slot, 'order', order)
+    end
   end
   return ids, #joining / 2
 end

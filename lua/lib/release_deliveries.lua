@@ -1,6 +1,7 @@
 -- Giving deliveries back that were not worked on, for release and lease_release.
 --- @include "lib/given_back"
 --- @include "lib/in_order"
+--- @include "lib/leave_groups"
 --- @include "lib/score"
 --- @include "lib/timed_score"
 
@@ -35,8 +36,16 @@ local function release_deliveries(slot, store, prepare, records, failures, held_
     end
     add[2 * m - 1], add[2 * m] = score, held_ids[m]
   end
+  local later = {}
+  for m = 1, wait > 0 and #held_ids or 0 do
+    later[held_ids[m]] = true
+  end
+  local bring_up = wait > 0 and leaving_groups(slot, store, records, held_ids, nil, later)
   redis.call('ZREM', prepare, unpack(held_ids))
   redis.call('ZADD', store, unpack(add))
+  if bring_up then
+    bring_up()
+  end
   if in_order then
     write_places(slot, in_order)
   else

@@ -62,9 +62,9 @@ end
 
 -- What is to be written for messages that are new: (how many they are; scores and ids in turn; ids and records in turn; the
 -- counters after them; when the first timed one is due, or nil; whether there are others; the positions of duplicates, or nil;
--- whether one expires).
+-- whether one expires). `enter`: a function where the slot has groups, else nil: it chooses the scores of those without a time.
 --- @inline
-local function make_entries(keys, given, at, count, stored, settled, large, now, accepted, order)
+local function make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)
   local n, scores, records, earliest, at_once, duplicates, expires = 0, {}, {}, nil, false, nil, false
   local heads, last_id, seen, score_of_time = {}, '', nil, nil
   for i = 1, count do
@@ -108,13 +108,20 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
         score = score_of_time(keys[2], due, kind.priority > 0 and 1 or 0)
         rest = timed_rest(rest, due, kind.expires)
       else
-        at_once, order = true, order + 1
-        score = ordered_text(kind.priority, order)
+        at_once = true
+        if enter then
+          enter(id, kind.priority, head, rest)
+        else
+          order = order + 1
+          score = ordered_text(kind.priority, order)
+        end
         if kind.expires then
           rest = write48(now + read48(rest, 1)) .. string.sub(rest, 7)
         end
       end
-      scores[2 * n - 1], scores[2 * n] = score, id
+      if score then
+        scores[#scores + 1], scores[#scores + 2] = score, id
+      end
       records[2 * n - 1], records[2 * n] = id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
     end
   end
@@ -147,8 +154,13 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   front = restarted_front(store, front)
   local stored, settled = find_stored(keys, given, at, count, fields, now)
   local n, scores, new_records, earliest, at_once, duplicates, expires
+  local enter, write_heads
+  if fields[GROUPS] then
+    --- @include "lib/enter_groups"
+    enter, write_heads = entering_groups(slot, store, fields[GROUPS], given, at, count)
+  end
   n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires =
-    make_entries(keys, given, at, count, stored, settled, large, now, accepted, order)
+    make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)
   local letters = ''
   if duplicates then
     letters = letters_of(count, duplicates)
@@ -174,7 +186,12 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
     first_due = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   end
   -- The sorted set first: a wrong type there shows before anything is written.
-  add_members(store, scores, n)
+  if #scores > 0 then
+    add_members(store, scores, #scores / 2)
+  end
+  if write_heads then
+    at_once = write_heads()
+  end
   redis.call('HSET', records, unpack(new_records))
   redis.call('HSET', slot, 'accepted', accepted, 'order', order)
   if expires then

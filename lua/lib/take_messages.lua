@@ -165,6 +165,7 @@ end
 --- @inline
 local function drop_expired(keys, fields, ids, taken, expired, retries_left, now)
   --- @include "lib/dead_letters"
+  --- @include "lib/leave_groups"
   local slot, records, bodies, failures, audit = keys[SLOT], keys[RECORDS], keys[BODIES], keys[FAILURES], keys[AUDIT]
   local on_expire, dead_retention_ms = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
   local n, live, gone, mades, dropped, max_retries = 0, {}, {}, {}, {}, tonumber(fields[MAX_RETRIES])
@@ -178,6 +179,7 @@ local function drop_expired(keys, fields, ids, taken, expired, retries_left, now
       mades[#mades + 1] = max_retries - (left or max_retries)
     end
   end
+  local bring_up = leaving_groups(slot, keys[STORE], records, gone, on_expire ~= 'drop')
   if on_expire == 'drop' then
     drop_records(slot, records, bodies, gone)
     redis.call('HDEL', failures, unpack(gone))
@@ -189,6 +191,9 @@ local function drop_expired(keys, fields, ids, taken, expired, retries_left, now
   else
     add_dead(slot, keys[DEAD], records, bodies, failures, fields[AUDITED] and audit, gone, now, mades, 'x', '',
       tonumber(dead_retention_ms))
+  end
+  if bring_up then
+    bring_up()
   end
   return n, retries_left and live
 end
@@ -226,14 +231,21 @@ local function remove_picked(store, ids, count, on_top, above)
 end
 
 -- Move `front` past the places of what came back since the last take; lib/in_order counts from there. A caller that does not
--- ask for order ends it: nothing is in flight and nothing held.
+-- ask for order ends it: nothing is in flight and nothing held. In a slot with groups, `last_score`: of the message that was taken
+-- last, by its share.
 --- @inline
-local function advance_front(slot, ordered)
-  local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))
-  redis.call('HSET', slot, 'front', tonumber(front or 0) - tonumber(span or 0), 'ordered', 1)
-  redis.call('HDEL', slot, 'span', 'holder', 'mixed')
-  if not ordered then
-    redis.call('HDEL', slot, 'ordered')
+local function note_progress(slot, hold, ordered, last_score)
+  if last_score then
+    --- @include "lib/groups"
+    note_taken(slot, tonumber(last_score))
+  end
+  if hold then
+    local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))
+    redis.call('HSET', slot, 'front', tonumber(front or 0) - tonumber(span or 0), 'ordered', 1)
+    redis.call('HDEL', slot, 'span', 'holder', 'mixed')
+    if not ordered then
+      redis.call('HDEL', slot, 'ordered')
+    end
   end
 end
 
@@ -314,6 +326,7 @@ local function take_messages(keys, fields, takes, limit, ordered, now, none_due,
   if n == 0 then
     return 0, gate, hold, promoted > 0
   end
+  local last_score = fields[GROUPED] and redis.call('ZSCORE', store, ids[on_top > 0 and math.min(on_top, n) or n])
   if to_inspect then
     n, retries_left = remove_inspected(keys, fields, ids, taken, to_inspect, retries_left, now)
     if n == 0 then
@@ -322,9 +335,7 @@ local function take_messages(keys, fields, takes, limit, ordered, now, none_due,
   else
     remove_picked(store, ids, all, on_top, promoted == 0 and above)
   end
-  if hold then
-    advance_front(slot, ordered)
-  end
+  note_progress(slot, hold, ordered, last_score)
   if picked > n then
     ids, taken = { unpack(ids, 1, n) }, { unpack(taken, 1, n) }
   end

@@ -12,6 +12,9 @@
 -- depends on others; `field`, of those who wait for that.
 local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
   local first, ready = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2], nil
+  if first and tonumber(first) < 0 then -- it is held behind others of its group
+    first = redis.call('ZRANGEBYSCORE', store, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  end
   if first and tonumber(first) < PRIORITY_END then
     if not hold and not gate then
       return 0, 'waiting'
@@ -77,4 +80,11 @@ end
 local function wake(slot, channel, index)
   redis.call('HSET', slot, 'waiting', 0)
   publish(channel, index)
+end
+
+-- Wake the consumers of the topic that may be asleep.
+local function wake_sleepers(slot, now, channel, index)
+  if is_awaited(redis.call('HGET', slot, 'waiting'), now) then
+    wake(slot, channel, index)
+  end
 end

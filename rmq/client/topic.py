@@ -177,6 +177,9 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         type: str | None = None,
+        group: str | None = None,
+        share_key: str | None = None,
+        weight: int | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
         **unknown: Never,
@@ -210,6 +213,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
+            group, share_key, weight,
         )  # fmt: skip
         return await self._run(send_flow.send(self._context, out, durability, timeout))
 

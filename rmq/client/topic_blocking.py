@@ -73,6 +73,9 @@ class Topic(TopicBase, Schedules):
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         type: str | None = None,
+        group: str | None = None,
+        share_key: str | None = None,
+        weight: int | None = None,
         durability: Durability | str | None = None,
         timeout: Duration | None = None,
         **unknown: Never,
@@ -106,6 +109,7 @@ class Topic(TopicBase, Schedules):
         out = Outgoing(
             body, priority, delay, at, merge_key, time_range, merge, extend, max_wait, slot_basis,
             headers, expires, id, dedup_key, retry, max_runtime, type,
+            group, share_key, weight,
         )  # fmt: skip
         return self._run(send_flow.send(self._context, out, durability, timeout))
 

@@ -86,7 +86,7 @@ CALLS: dict[str, Call] = {
     ),
     "ack": _call(lambda f, b: b.ack_command([f.leased, f.failed], b.session())),
     "audit_open": _call(lambda f, b: audit_scripts.audit_open(b.keys, every_ms=1000)),
-    "cancel": _call(lambda f, b: messages_scripts.cancel(b.keys, b.session(), f.window)),
+    "cancel": _call(lambda f, b: messages_scripts.cancel(b.handle, b.keys, b.session(), f.window)),
     "audit_scan": _call(lambda f, b: audit_scripts.audit_scan(b.keys, b"0", 100)),
     "claim": _call(lambda f, b: consumer_scripts.claim(b.keys, [CLAIM], [OWNER], 600_000)),
     "due_counts": _call(lambda f, b: topic_scripts.due_counts(b.keys, [0, 1000])),
@@ -237,7 +237,7 @@ CALLS: dict[str, Call] = {
 REACHING: dict[tuple[str, str], Call] = {
     (script, place): _call(
         lambda f, b, script=script: {  # type: ignore[misc]
-            "cancel": lambda: messages_scripts.cancel(b.keys, b.session(), b.ids()[0]),
+            "cancel": lambda: messages_scripts.cancel(b.handle, b.keys, b.session(), b.ids()[0]),
             "get": lambda: topic_scripts.get(b.keys, b.ids()[0]),
             "reschedule": lambda: messages_scripts.reschedule(
                 b.handle, b.keys, b.session(), b.ids()[0], 5000

@@ -122,7 +122,9 @@ def test_cancel_accounts_for_it(box):
     id = numbered(box, 2)
     session = box.session()
 
-    assert box.twice(lambda: messages_scripts.cancel(box.keys, session, id)) == "cancelled"
+    assert (
+        box.twice(lambda: messages_scripts.cancel(box.handle, box.keys, session, id)) == "cancelled"
+    )
 
     assert open_of(box) == [(1, 1), (3, None)]
     assert box.counter("accounted") == 1
@@ -281,7 +283,10 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
         if script == "ack":
             box.ack(leases[0], leases[2])
         elif script == "cancel":
-            assert box.run(messages_scripts.cancel(box.keys, box.session(), ids[0])) == "cancelled"
+            assert (
+                box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), ids[0]))
+                == "cancelled"
+            )
         else:
             box.run(dead_letters_scripts.purge(box.keys, box.session(), "store"))
         assert told(box, 5) == 0

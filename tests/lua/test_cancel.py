@@ -9,7 +9,7 @@ from tests.lua.box import GONE
 
 
 def cancel(box, id):
-    return box.run(scripts.cancel(box.keys, box.session(), id))
+    return box.run(scripts.cancel(box.handle, box.keys, box.session(), id))
 
 
 def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
@@ -17,7 +17,7 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
     before = box.state()
     session = box.session()
 
-    assert box.run(scripts.cancel(box.keys, session, id)) == "cancelled"
+    assert box.run(scripts.cancel(box.handle, box.keys, session, id)) == "cancelled"
 
     assert box.changed(before, replay=True) == {
         ("slot", "cancelled"): "1",

@@ -28,7 +28,7 @@ def test_hold_ends_when_the_message_it_is_for_is_cancelled_or_purged(box):
         assert box.run(scripts.next_ready([box.keys], False)) == [60_000_000]
 
         if verb == "cancel":
-            box.run(messages_scripts.cancel(box.keys, box.session(), given[0]))
+            box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), given[0]))
         else:
             box.run(dead_letters_scripts.purge(box.keys, box.session(), "store", ids=[given[0]]))
 
@@ -56,7 +56,7 @@ def test_hold_stays_when_another_message_is_cancelled_or_gets_another_time(box):
     box.nack(first, wait_ms=60_000)
     box.release(second, third)
 
-    box.run(messages_scripts.cancel(box.keys, box.session(), second.id))
+    box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), second.id))
     box.run(messages_scripts.reschedule(box.handle, box.keys, box.session(), third.id, 5000))
 
     assert take(box) == []

@@ -130,7 +130,7 @@ def test_messages_keep_their_bodies_while_they_fail_die_and_are_redriven(box):
 
 def test_cancel_purge_and_slot_delete_remove_bodies(box):
     a, b, c, d = box.send(4, large=BODY)
-    box.run(messages_scripts.cancel(box.keys, box.session(), a))
+    box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), a))
     assert set(bodies(box)) == {name_of(id) for id in (b, c, d)}
 
     box.run(dead_letters_scripts.purge(box.keys, box.session(), "store", ids=[c]))

@@ -371,7 +371,7 @@ def test_cancelled_window_is_gone_from_the_index(box):
     id, _ = box.merge()
     before = box.state()
 
-    assert box.run(messages_scripts.cancel(box.keys, box.session(), id)) == "cancelled"
+    assert box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), id)) == "cancelled"
 
     assert box.changed(before)[("merge", b"key")] is GONE
     assert box.merge()[1].letters == "s"

@@ -23,6 +23,7 @@ WAKING = (
 )  # fmt: skip
 # They signal where they end a batch in order.
 FREEING = ("ack", "query_reject", "query_settle", "reject")
+LETTING_OUT = ("cancel",)  # where it lets the next message of a group out: test_groups
 PROBING = ("next_ready", "prepare", "withdraw")  # for credits: test_credits
 
 
@@ -41,7 +42,7 @@ def limited(request: pytest.FixtureRequest, raw: redis.Redis) -> redis.Redis:
 
 def test_every_script_that_signals_is_looked_at_here() -> None:
     signalling = {name for name in scripts.names() if "'PUBLISH'" in scripts.load(name).text}
-    assert signalling == {*WAKING, *FREEING, *PROBING, "slot"}
+    assert signalling == {*WAKING, *FREEING, *LETTING_OUT, *PROBING, "slot"}
 
 
 @pytest.mark.parametrize("script", WAKING)

@@ -66,7 +66,7 @@ def _late(box: Box) -> Build:
 
 def _cancel(box: Box) -> Build:
     id = box.one(due=5000)
-    return lambda session: messages_scripts.cancel(box.keys, session, id)
+    return lambda session: messages_scripts.cancel(box.handle, box.keys, session, id)
 
 
 def _settling(verb: str) -> Callable[[Box], Build]:

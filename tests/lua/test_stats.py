@@ -147,7 +147,7 @@ def test_every_counter_tells_what_was_done(make_box):
     box.rollback()
     assert lapses.id in box.order()
     box.run(dead_letters_scripts.redrive(box.handle, box.keys, box.session(), [dead.id]))
-    box.run(messages_scripts.cancel(box.keys, box.session(), ids[8]))
+    box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), ids[8]))
     box.merge(kept=True)
     box.merge(kept=True)
     box.one(expires=10, priority=900)

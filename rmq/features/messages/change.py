@@ -24,7 +24,7 @@ def cancel(context: TopicContext, id: Id) -> Flow[CancelStatus]:
     message_id = context.check_id(id)
     keys = context.slots[message_id.slot]
     with context.sessions.borrowed() as session:
-        status: CancelStatus = yield scripts.cancel(keys, session, message_id)
+        status: CancelStatus = yield scripts.cancel(context, keys, session, message_id)
     return status
 
 

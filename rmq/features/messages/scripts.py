@@ -10,7 +10,9 @@ from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
 
-def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
+def cancel(
+    context: TopicContext, keys: SlotKeys, session: ReplaySession, id: bytes
+) -> Command[str]:
     """Withdraw a waiting message: cancelled, in_flight, dead or gone."""
     return Command(
         scripts.load("cancel"),
@@ -18,7 +20,7 @@ def cancel(keys: SlotKeys, session: ReplaySession, id: bytes) -> Command[str]:
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.settled0, keys.settled1, keys.audit, keys.bodies,
         ),
-        [topic_context.now_us, session.call, member_of(id)],
+        [topic_context.now_us, session.call, member_of(id), context.channel, keys.index],
         bytes.decode,
     )  # fmt: skip
 

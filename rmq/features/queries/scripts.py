@@ -268,7 +268,7 @@ def query_reject(
         scripts.load("query_reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
-            *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run),
+            *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run), keys.store,
         ),
         [
             topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, upto, limit,

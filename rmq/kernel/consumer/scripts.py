@@ -467,7 +467,7 @@ def ack(
         scripts.load("ack"),
         (
             keys.slot, keys.prepare, keys.records, keys.failures, keys.settled0, keys.settled1,
-            keys.audit, keys.dead, keys.bodies,
+            keys.audit, keys.dead, keys.bodies, keys.store,
         ),
         [
             topic_context.now_us, session.call, context.channel, keys.index,
@@ -515,7 +515,7 @@ def reject(
         scripts.load("reject"),
         (
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures,
-            keys.audit, keys.bodies,
+            keys.audit, keys.bodies, keys.store,
         ),
         [
             topic_context.now_us, session.call, context.channel, keys.index, reason,

@@ -63,6 +63,13 @@ class Outgoing:
         max_runtime: how long one run of a handler may take for this message.
         type: what kind of message it is, 1 to 128 of A-Z a-z 0-9 . _ - : /, by which a worker
             chooses the handler. Messages of two types do not merge. None: the default handler.
+        group: the name of its group, 1 to 200 bytes of UTF-8 without control characters: see the
+            topic's setting `groups`. All of a group is in the slot that its name chooses, so a
+            slot_basis that is given too must be the same. Not with merge_key.
+        share_key: the name by which it takes part in sharing, if not by its group: a tenant with
+            many groups has one share. Needs `group`.
+        weight: 1 to 64: how much more often than others of weight 1 its group or share key gets
+            its turn; None: as the topic's setting says. Needs `group`.
         marks: headers that RMQ itself adds; their names begin with `rmq-`.
     """
 
@@ -83,6 +90,9 @@ class Outgoing:
     retry: RetryPolicy | None = None
     max_runtime: Duration | None = None
     type: str | None = None
+    group: str | None = None
+    share_key: str | None = None
+    weight: int | None = None
     marks: dict[str, str] | None = None
 
 
@@ -94,6 +104,9 @@ def is_plain(out: Outgoing) -> bool:
         and out.slot_basis is None
         and out.headers is None
         and out.type is None
+        and out.group is None
+        and out.share_key is None
+        and out.weight is None
         and out.marks is None
         and out.retry is None
         and out.max_runtime is None

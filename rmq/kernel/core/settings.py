@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict
 
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
 from rmq.kernel.core import layout as layouts, limits, pause, retry as policies, slo as slos
+from rmq.kernel.core.groups import OFF as NO_GROUPS, Groups, parse_groups
 from rmq.kernel.core.keys import SLOTS_MAX
 from rmq.kernel.core.layout import Layout
 from rmq.kernel.core.limits import Limit, Limits, parse_limits
@@ -175,6 +176,7 @@ class TopicSettings(TypedDict, total=False):
     unhandled: Duration | None
     limit: Limit | Limits | Sequence[Limit] | str | None
     slo: str | None
+    groups: Groups | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,7 @@ class Settings:
             a share.
         slo: how late messages may be delivered, as "p99<2s"; "off": not said. Nothing is delivered
             sooner for it: doctor, console, metrics and alerts say when it is missed.
+        groups: how messages with a group are delivered; None: a group is only a label.
         paused: since when no consumer gets messages; None: they do. `Admin.topic_pause` sets it.
         sends_paused: the same for sends.
         layout: what `Admin.topic_resize` has done to the slots; None: nothing.
@@ -230,6 +233,7 @@ class Settings:
     unhandled_ms: int = 3_600_000
     limit: Limits = field(default_factory=Limits)
     slo: str = slos.OFF
+    groups: Groups | None = None
     paused: Pause | None = None
     sends_paused: Pause | None = None
     layout: Layout | None = None
@@ -237,6 +241,11 @@ class Settings:
     def __post_init__(self) -> None:
         """Check what settings must have of each other."""
         self.limit.check_slots(self.all_slots)
+        if self.groups and self.overflow == "drop_lowest":
+            raise InvalidValue(
+                "overflow: drop_lowest in a topic with groups; there is no order over all that is "
+                "held: give reject or block"
+            )
 
     @property
     def objective(self) -> Slo | None:
@@ -260,7 +269,7 @@ class Settings:
 
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash."""
-        return {"format": str(FORMAT)} | {name: _to_redis(getattr(self, name)) for name in NAMES}
+        return {"format": str(FORMAT)} | to_redis({name: getattr(self, name) for name in NAMES})
 
     def for_slot(self, index: int = 0) -> dict[str, str]:
         """Return the fields of a slot's hash, which scripts read."""
@@ -272,7 +281,10 @@ class Settings:
             "paused": paused,
             "paused_send": str(self.sends_paused.since_ms) if self.sends_paused else "",
             "limit": self.limit.of_slot(index, self.slots, parts),
-            "timed_priority": str(self.timed_priority or ""),
+            "groups": self.groups.of_slot() if self.groups else "",
+            "timed_priority": str(
+                self.timed_priority or (self.default_priority if self.groups else "")
+            ),
             "resizes": str(layout.resizes) if layout else "",
             "delivered_from": str(layout.delivered_from or "")
             if layout and index < self.slots
@@ -332,6 +344,7 @@ _CHECKS: dict[str, tuple[str, Any]] = {
     "unhandled": ("unhandled_ms", lambda v: _off_or(v, "unhandled", 1000)),
     "limit": ("limit", parse_limits),
     "slo": ("slo", slos.check),
+    "groups": ("groups", parse_groups),
 }
 PUBLIC = tuple(_CHECKS)
 _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
@@ -340,14 +353,15 @@ _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 FIXED = {
     "slots": "messages with one slot_basis share a slot, and must keep their order",
     "max_retries": "every lease that is out counts its deliveries down from it",
+    "groups": "what waits was put behind others of its group, or was not",
 }
 
 CHANGEABLE = tuple(name for name in PUBLIC if name not in FIXED)
 
 
-def _to_redis(value: Any) -> str:
+def _to_redis(name: str, value: Any) -> str:
     if value is None:
-        return "memory"
+        return NO_GROUPS if name == "groups" else "memory"
     return value.to_redis() if hasattr(value, "to_redis") else str(value)
 
 
@@ -359,6 +373,8 @@ def _describe(name: str, value: Any) -> Any:
         return format_duration(value / 1000) if value else "off"
     if name == "retry":
         return policies.describe(value)
+    if name == "groups":
+        return str(value or NO_GROUPS)
     return describe_durability(value) if name == "durability" else str(value)
 
 
@@ -392,14 +408,16 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
         )
     values: dict[str, Any] = {}
     for name in NAMES:
-        # Topics of an older version have no `slo`.
-        text = stored.get(name, slos.OFF) if name == "slo" else stored[name]
+        # Topics of an older version have neither `slo` nor `groups`.
+        text = stored.get(name, "off") if name in ("slo", "groups") else stored[name]
         if name == "retry":
             values[name] = policies.from_redis(text)
         elif name == "durability":
             values[name] = _read_durability(text)
         elif name == "limit":
             values[name] = limits.from_redis(text)
+        elif name == "groups":
+            values[name] = parse_groups(text)
         else:
             values[name] = text if name in ("overflow", "on_expire", "slo") else int(text)
     return Settings(
@@ -432,7 +450,7 @@ def check_changes(requested: Mapping[str, object]) -> dict[str, Any]:
 
 def to_redis(values: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as fields of the topic's hash."""
-    return {name: _to_redis(value) for name, value in values.items()}
+    return {name: _to_redis(name, value) for name, value in values.items()}
 
 
 def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) -> None:
@@ -445,7 +463,7 @@ def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) ->
         name: f"{_describe(name, getattr(actual, name))} for {_PUBLIC[name]} in Redis and "
         f"{_describe(name, value)} in settings"
         for name, value in requested.items()
-        if _to_redis(getattr(actual, name)) != _to_redis(value)
+        if _to_redis(name, getattr(actual, name)) != _to_redis(name, value)
     }
     if differences:
         slots = actual.slots, requested.get("slots", 1)

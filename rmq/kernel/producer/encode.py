@@ -11,6 +11,7 @@ import msgpack
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import ids, record
 from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.groups import GROUP_MARK, WEIGHT_MAX, check_group, mark_of
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
 from rmq.kernel.core.message import Outgoing
@@ -19,6 +20,7 @@ from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.validation import (
     check_due_ms,
     check_epoch_ms,
+    check_int,
     check_message_type,
     check_priority,
     duration_ms,
@@ -77,14 +79,16 @@ def encode(
     message = EncodedMessage()
     message.settings = settings
     due = _check_merge(out, message) or _check_due(out, allow_past)
-    priority = 0 if due else settings.default_priority
+    # Whatever waits for its time in a topic with groups joins a priority then.
+    priority = 0 if due and settings.groups is None else settings.default_priority
     if out.priority is not None:
         priority = check_priority(out.priority)
     expires = settings.expires_ms
     if out.expires is not None:
         expires = duration_ms(out.expires, "expires")
-    if out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
-        message.headers = encode_headers(out)
+    group = _group_mark(settings, out)
+    if group or out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
+        message.headers = encode_headers(out, group)
     elif out.type is not None:
         message.headers = _encode_type(out.type)
     message.body = context.codec.encode(out.body)
@@ -98,8 +102,14 @@ def encode(
         merge_key=message.merge_key,
         collects=message.mode == "collect",
     )
-    if out.slot_basis is not None:
-        message.basis = out.slot_basis
+    if group and out.slot_basis not in (None, out.group):
+        raise InvalidValue(
+            f"slot_basis: {out.slot_basis!r:.80} with group {out.group!r:.80}; the group chooses "
+            "the slot: leave slot_basis out"
+        )
+    basis = out.slot_basis if out.group is None else out.group
+    if basis is not None:
+        message.basis = basis
         message.slot = slot_of(message.basis, settings.slots)
     elif message.merge_key:
         assert out.merge_key is not None  # checked above
@@ -147,8 +157,8 @@ def _encode_type(message_type: str) -> bytes:
     return packed
 
 
-def encode_headers(out: Outgoing) -> bytes:
-    """Encode the sender's headers, and RMQ's own marks."""
+def encode_headers(out: Outgoing, group: str = "") -> bytes:
+    """Encode the sender's headers, and RMQ's own marks, the group's first."""
     headers: Any = {} if out.headers is None else out.headers
     if not hasattr(headers, "items"):
         raise InvalidType(f"headers: {type(headers).__name__}; give a mapping of str to str")
@@ -160,12 +170,29 @@ def encode_headers(out: Outgoing) -> bytes:
         if not name or name.startswith(record.RESERVED):
             raise InvalidValue(f"headers: {name!r}; names are not empty and do not begin with rmq-")
     try:
-        packed: bytes = msgpack.packb(dict(headers) | _marks(out))
+        first = {GROUP_MARK: group} if group else {}
+        packed: bytes = msgpack.packb(first | dict(headers) | _marks(out))
     except UnicodeEncodeError as error:
         raise InvalidValue(f"headers: {error}; give text that UTF-8 can carry") from error
     if len(packed) > HEADERS_BYTES:
         raise InvalidValue(f"headers: {len(packed)} bytes; give at most {HEADERS_BYTES}")
     return packed
+
+
+def _group_mark(settings: Settings, out: Outgoing) -> str:
+    """Check the group of a message; return the value of its header, empty without one."""
+    if out.group is None:
+        if out.share_key is not None or out.weight is not None:
+            raise InvalidValue("share_key, weight: they need a group; give group too")
+        return ""
+    group = check_group(out.group)
+    if out.merge_key is not None:
+        raise InvalidValue("group: given with merge_key; a merged message has no place in a group")
+    share = None if out.share_key is None else check_group(out.share_key, "share_key")
+    if out.weight is not None:
+        return mark_of(group, share, check_int(out.weight, "weight", 1, WEIGHT_MAX))
+    weights = settings.groups.weights if settings.groups else {}
+    return mark_of(group, share, weights.get(group if share is None else share, 1))
 
 
 def _marks(out: Outgoing) -> dict[str, str]:
