@@ -327,17 +327,13 @@ class Assets:
     """
 
     def __init__(self) -> None:
-        contents = {
-            file.name: file.read_bytes()
-            for file in sorted(
-                files("rmq.web").joinpath("static").iterdir(), key=lambda file: file.name
-            )
-            if file.name.rpartition(".")[2] in KINDS
-        }
-        self.digest = hashlib.sha256(
-            b"".join(hashlib.sha256(content).digest() for content in contents.values())
-        ).hexdigest()[:12]
-        self.by_name = {
-            name: Asset(KINDS[name.rpartition(".")[2]], content, gzip.compress(content, mtime=0))
-            for name, content in contents.items()
-        }
+        found = hashlib.sha256()
+        self.by_name: dict[str, Asset] = {}
+        static = files("rmq.web").joinpath("static")
+        for file in sorted(static.iterdir(), key=lambda file: file.name):
+            kind = KINDS.get(file.name.rpartition(".")[2])
+            if kind is not None:
+                content = file.read_bytes()
+                found.update(hashlib.sha256(content).digest())
+                self.by_name[file.name] = Asset(kind, content, gzip.compress(content, mtime=0))
+        self.digest = found.hexdigest()[:12]

@@ -29,15 +29,12 @@ async def leases(request: PageRequest) -> View:
     found, consumers = await asyncio.gather(
         list_leases(request.context, path, query), list_consumers(request.context, path)
     )
-    return View(
-        "leases.html",
-        {
-            "topic": request.topic, "found": request.shown(found.leases), "cursor": found.cursor,
-            "is_first": not query.cursor, "workers": consumers.workers[:ROWS],
-            "held": consumers.queries[:ROWS], "in_flight": consumers.in_flight,
-        },
-        f"{request.topic}: leases",
-    )  # fmt: skip
+    values = {
+        "topic": request.topic, "found": request.shown(found.leases), "cursor": found.cursor,
+        "is_first": not query.cursor, "workers": consumers.workers[:ROWS],
+        "held": consumers.queries[:ROWS], "in_flight": consumers.in_flight,
+    }  # fmt: skip
+    return View("leases.html", values, f"{request.topic}: leases")
 
 
 TABLE = Table("leases")

@@ -38,16 +38,13 @@ async def health(request: PageRequest) -> View:
     found: list[Finding] = sorted(
         reading.found or (), key=lambda finding: -SEVERITIES.index(finding.severity)
     )
-    return View(
-        "health.html",
-        {
-            "reading": reading,
-            "findings": [each for each in found if each.severity not in ("ok", "skipped")],
-            "fine": [each for each in found if each.severity in ("ok", "skipped")],
-            "services": request.context.state.services(), "about": about,
-        },
-        "Health",
-    )  # fmt: skip
+    values = {
+        "reading": reading,
+        "findings": [each for each in found if each.severity not in ("ok", "skipped")],
+        "fine": [each for each in found if each.severity in ("ok", "skipped")],
+        "services": request.context.state.services(), "about": about,
+    }  # fmt: skip
+    return View("health.html", values, "Health")
 
 
 THEN_MAX = 1000

@@ -59,13 +59,9 @@ class Server:
         token = config.read_token()
         mode = config.choose_auth(token)
         self.asks_for_tokens = mode == "token"
-        authentication = Authentication(
-            mode, token,
-            Proxy(
-                tuple(map(ipaddress.ip_network, config.proxy_addresses)),
-                config.proxy_user_header, config.proxy_role_header or "",
-            ),
-        )  # fmt: skip
+        proxies = tuple(map(ipaddress.ip_network, config.proxy_addresses))
+        proxy = Proxy(proxies, config.proxy_user_header, config.proxy_role_header or "")
+        authentication = Authentication(mode, token, proxy)
         url = config.url
         if config.embedded is not None:
             url = "embedded://" + quote(os.path.abspath(config.embedded))
@@ -107,8 +103,7 @@ class Server:
             self.hanging, self.problems, metrics, api, authentication, config
         )
         connections = config.connections_max, config.connections_per_address
-        vouches = authentication.proxy.vouches
-        self._listener = Listener(application, config.listen, connections, vouches)
+        self._listener = Listener(application, config.listen, connections, proxy.vouches)
 
     @property
     def url(self) -> str:

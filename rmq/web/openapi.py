@@ -104,20 +104,13 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    answer = refs[id(operation.types["return"])]
-    responses: dict[str, Any] = {
-        str(operation.status): {
-            "description": "Done",
-            "content": {
-                web_operation.MEDIA_TYPE if operation.has_lines else "application/json": {
-                    "schema": answer
-                }
-            },
-        }
-    }
+    kind = web_operation.MEDIA_TYPE if operation.has_lines else "application/json"
+    content = {kind: {"schema": refs[id(operation.types["return"])]}}
+    responses: dict[str, Any] = {str(operation.status): {"description": "Done", "content": content}}
     if operation.has_etag and operation.is_read:
         responses["304"] = {"description": "It is as the ETag in If-None-Match says"}
     problem = {MEDIA_TYPE: {"schema": refs[id(Problem)]}}
+    seconds = {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}
     by_status: dict[int, list[str]] = {}
     for kind in operation.all_errors:
         by_status.setdefault(KINDS[kind].status, []).append(kind)
@@ -125,11 +118,7 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
         titles = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in kinds)
         responses[str(status)] = {"description": titles, "content": problem}
         if any(KINDS[kind].is_passing for kind in kinds):
-            responses[str(status)]["headers"] = {
-                "Retry-After": {
-                    "description": "Seconds", "schema": {"type": "integer", "minimum": 1}
-                }
-            }  # fmt: skip
+            responses[str(status)]["headers"] = {"Retry-After": seconds}
     return responses
 
 

@@ -256,12 +256,8 @@ class Table:
             assert ("body" in types) == (method in ("POST", "PATCH")), handler
             assert ("path" in types) == ("{" in path), handler
             assert inspect.getdoc(handler), handler
-            self.operations.append(
-                Operation(
-                    method, path, self.tag, role, status, has_etag, errors, handler, types,
-                    has_lines,
-                )
-            )  # fmt: skip
+            facts = method, path, self.tag, role, status, has_etag, errors
+            self.operations.append(Operation(*facts, handler, types, has_lines))
             return handler
 
         return register

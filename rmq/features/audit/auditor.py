@@ -46,16 +46,12 @@ class Auditor:
                 self._audit_topic(context)
 
     def _audit_topic(self, context: TopicContext) -> None:
-        every_ms = round((self._audit.every_ms or 0) * 0.9)
+        older_ms, every_ms = self._audit.older_ms, round((self._audit.every_ms or 0) * 0.9)
+        flow = audit_flow.audit(
+            context, older_ms, every_ms=every_ms, progress=self._raise_if_stopping
+        )
         try:
-            report = self._transport.run(
-                audit_flow.audit(
-                    context,
-                    self._audit.older_ms,
-                    every_ms=every_ms,
-                    progress=self._raise_if_stopping,
-                )
-            )
+            report = self._transport.run(flow)
         except _Stopped:
             return
         except RMQError as error:

@@ -25,16 +25,13 @@ async def audit(request: PageRequest) -> View:
     await request.context.admin.settings(request.topic)  # there is such a topic
     reading = request.readings.known(_key(request))
     found: AuditResult | None = reading.found if reading else None
-    return View(
-        "audit.html",
-        {
-            "topic": request.topic, "reading": reading, "found": found, "columns": COLUMNS,
-            "ranges": found.lost[:RANGES] if found else [], "older_s": OLDER_S,
-            "leads": request.context.state.leads(),
-            "server_missing": request.context.state.missing().get(request.topic),
-        },
-        f"{request.topic}: loss audit",
-    )  # fmt: skip
+    state = request.context.state
+    values = {
+        "topic": request.topic, "reading": reading, "found": found, "columns": COLUMNS,
+        "ranges": found.lost[:RANGES] if found else [], "older_s": OLDER_S,
+        "leads": state.leads(), "server_missing": state.missing().get(request.topic),
+    }  # fmt: skip
+    return View("audit.html", values, f"{request.topic}: loss audit")
 
 
 @PAGES.post("/topics/{topic}/audit", Role.OPERATOR)

@@ -17,11 +17,8 @@ async def audit_trail(request: PageRequest) -> View:
     lines = await request.context.admin.audit_trail(ROWS_MOST if contains else limit)
     if contains:
         lines = [line for line in lines if contains in " ".join(map(str, line[1:]))]
-    return View(
-        "audit_trail.html",
-        {
-            "lines": lines[:limit], "contains": contains,
-            "limit": limit, "is_more": len(lines) >= limit,
-        },
-        "Audit trail",
-    )  # fmt: skip
+    values = {
+        "lines": lines[:limit], "contains": contains, "limit": limit,
+        "is_more": len(lines) >= limit,
+    }  # fmt: skip
+    return View("audit_trail.html", values, "Audit trail")

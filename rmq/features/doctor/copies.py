@@ -10,6 +10,7 @@ from rmq.kernel.transport.steps import Flow
 REPLICA_LAG_S = 10
 WAITAOF_SINCE = (7, 2)
 HASH_SLOTS = 16_384  # of a Cluster
+UNUSABLE = "slots of topics there cannot be used"
 
 # What appendfsync means for a message that was acknowledged; the words of a check.
 _WINDOWS = {
@@ -102,9 +103,8 @@ def replication(look: Look) -> Flow[list[Sight]]:
                 f"{info.address}: this is a replica of {info.get('master_host', '?')}; RMQ "
                 "writes to the master"
             )
-            found.append(
-                Sight("error", text, "rmq doctor --url (that of the master, or redis+sentinel://)")
-            )
+            fix = "rmq doctor --url (that of the master, or redis+sentinel://)"
+            found.append(Sight("error", text, fix))
             continue
         good = [
             replica
@@ -113,21 +113,16 @@ def replication(look: Look) -> Flow[list[Sight]]:
         ]
         text = f"{info.address}: {len(good)} of {len(info.replicas)} replicas follow"
         if len(good) < needed:
-            found.append(
-                Sight(
-                    "error",
-                    f"{text}, and topics wait for {needed} ({some(names)}): their sends fail with "
-                    "NotDurable",
-                    f"rmq topic set {names[0]} --durability replicated:{len(good)}"
-                    if good
-                    else f"rmq topic set {names[0]} --durability memory",
-                )
+            text += (
+                f", and topics wait for {needed} ({some(names)}): their sends fail with NotDurable"
             )
+            level = f"replicated:{len(good)}" if good else "memory"
+            found.append(Sight("error", text, f"rmq topic set {names[0]} --durability {level}"))
             continue
         if len(good) < len(info.replicas):
             found.append(Sight("warning", f"{text}; the others lag or are not online", "ROLE"))
         found.append(
-            _least_to_write(text, needed, None if settings is None else settings[index], len(good))
+            _least_to_write(text, needed, settings[index] if settings else None, len(good))
         )
     return found
 
@@ -140,16 +135,14 @@ def _least_to_write(text: str, needed: int, settings: dict[str, str] | None, goo
     least = next((int(settings[name]) for name in names if name in settings), 0)
     text = f"{text}; min-replicas-to-write {least}"
     if least > good:
-        return Sight(
-            "error", f"{text}: Redis refuses writes", f"CONFIG SET min-replicas-to-write {good}"
-        )
+        text += ": Redis refuses writes"
+        return Sight("error", text, f"CONFIG SET min-replicas-to-write {good}")
     if least < needed:
-        return Sight(
-            "note",
-            f"{text}: a master that is cut off takes sends until they fail with NotDurable, and "
-            "its copies are lost when it comes back",
-            f"CONFIG SET min-replicas-to-write {needed}",
+        text += (
+            ": a master that is cut off takes sends until they fail with NotDurable, and its "
+            "copies are lost when it comes back"
         )
+        return Sight("note", text, f"CONFIG SET min-replicas-to-write {needed}")
     return Sight("ok", text)
 
 
@@ -159,15 +152,9 @@ def cluster(look: Look) -> Flow[list[Sight]]:
     if infos[0].get("cluster_enabled") != "1":
         return [Sight("ok", "it is no Redis Cluster")]
     addresses, replies = yield from look.on_masters("CLUSTER INFO", "CLUSTER", "INFO")
-    found = [
-        Sight(
-            "error",
-            f"{address}: this master does not answer, and no replica has taken its place: slots "
-            "of topics there cannot be used",
-            f"redis-cli --cluster check {addresses[0]}",
-        )
-        for address in look.away
-    ]
+    away = "this master does not answer, and no replica has taken its place: " + UNUSABLE
+    check = f"redis-cli --cluster check {addresses[0]}"
+    found = [Sight("error", f"{address}: {away}", check) for address in look.away]
     for address, reply in zip(addresses, replies, strict=True):
         facts = Info.read(reply)
         unassigned = HASH_SLOTS - facts.number("cluster_slots_assigned")
@@ -175,8 +162,7 @@ def cluster(look: Look) -> Flow[list[Sight]]:
         if facts.get("cluster_state") != "ok" or unassigned or failed:
             text = (
                 f"{address}: state {facts.get('cluster_state')}; {unassigned} hash slots have "
-                f"no master, and the masters of {failed} have failed: slots of topics there "
-                "cannot be used"
+                f"no master, and the masters of {failed} have failed: {UNUSABLE}"
             )
             found.append(Sight("error", text, f"redis-cli --cluster check {address}"))
         elif doubted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmq.features.doctor.look import MIB, Look, Sight, at
+from rmq.features.doctor.look import MIB, Look, Severity, Sight, at
 from rmq.kernel.topic.opening import SAFE_POLICY
 from rmq.kernel.transport.steps import Flow
 
@@ -21,15 +21,11 @@ def policy(look: Look) -> Flow[list[Sight]]:
             wrong.setdefault(name, []).append(info.node)
     if not wrong:
         return [Sight("ok", f"{SAFE_POLICY}: Redis evicts nothing")]
-    return [
-        Sight(
-            "error",
-            f"{at(sorted({node for nodes in wrong.values() for node in nodes}))}"
-            f"{', '.join(sorted(wrong))}: when memory is full, Redis removes keys of RMQ, and the "
-            "messages in them are lost",
-            f"CONFIG SET maxmemory-policy {SAFE_POLICY}",
-        )
-    ]
+    text = (
+        f"{at(sorted(set().union(*wrong.values())))}{', '.join(sorted(wrong))}: when memory is "
+        "full, Redis removes keys of RMQ, and the messages in them are lost"
+    )
+    return [Sight("error", text, f"CONFIG SET maxmemory-policy {SAFE_POLICY}")]
 
 
 def limit(look: Look) -> Flow[list[Sight]]:
@@ -39,32 +35,23 @@ def limit(look: Look) -> Flow[list[Sight]]:
         used, most = info.number("used_memory"), info.number("maxmemory")
         machine = info.number("total_system_memory")
         if not most:
-            half = machine and used > machine / 2
+            severity: Severity = "warning" if machine and used > machine / 2 else "note"
             text = (
                 f"{info.address}: no maxmemory; {used // MIB} MiB of {machine // MIB} MiB are "
                 "used. A machine without memory kills Redis, where maxmemory refuses sends"
             )
-            found.append(
-                Sight(
-                    "warning" if half else "note",
-                    text,
-                    f"CONFIG SET maxmemory {max(256, machine * 3 // 4 // MIB)}mb",
-                )
-            )
+            fix = f"CONFIG SET maxmemory {max(256, machine * 3 // 4 // MIB)}mb"
+            found.append(Sight(severity, text, fix))
             continue
         part = used / most
         text = f"{info.address}: {used // MIB} of {most // MIB} MiB used ({part:.0%})"
         if part < NEAR:
             found.append(Sight("ok", text))
         else:
+            severity = "error" if part >= AT_LIMIT else "warning"
             text = f"{text}; at the limit every send fails with QueueFull"
-            found.append(
-                Sight(
-                    "error" if part >= AT_LIMIT else "warning",
-                    text,
-                    f"CONFIG SET maxmemory {most * 3 // 2 // MIB + 1}mb",
-                )
-            )
+            fix = f"CONFIG SET maxmemory {most * 3 // 2 // MIB + 1}mb"
+            found.append(Sight(severity, text, fix))
     return found
 
 
@@ -89,9 +76,8 @@ def _packed(settings: dict[str, str]) -> list[Sight]:
                 f"{name} {value}: queues of up to {value} small messages are packed lists, "
                 "and each send and ack walks through them"
             )
-            found.append(
-                Sight("warning", text, f"CONFIG SET {name} {512 if kind == 'hash' else 128}")
-            )
+            fix = f"CONFIG SET {name} {512 if kind == 'hash' else 128}"
+            found.append(Sight("warning", text, fix))
     return found
 
 
@@ -129,11 +115,9 @@ def fragmentation(look: Look) -> Flow[list[Sight]]:
             found.append(Sight("ok", text))
             continue
         settings = yield from look.config_if_allowed("activedefrag")
-        is_on = settings is not None and settings[place].get("activedefrag") == "yes"
-        text = f"{text}; activedefrag {'works on it' if is_on else 'is off, or cannot be read'}"
-        found.append(
-            Sight(
-                "note" if is_on else "warning", text, "" if is_on else "CONFIG SET activedefrag yes"
-            )
-        )
+        if settings is not None and settings[place].get("activedefrag") == "yes":
+            found.append(Sight("note", f"{text}; activedefrag works on it"))
+        else:
+            text = f"{text}; activedefrag is off, or cannot be read"
+            found.append(Sight("warning", text, "CONFIG SET activedefrag yes"))
     return found

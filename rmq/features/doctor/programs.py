@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from rmq.errors import AccessDenied, RMQError
-from rmq.features.doctor.look import Look, Sight, age, at, plural, some
+from rmq.features.doctor.look import Look, Severity, Sight, age, at, plural, some
 from rmq.kernel.core.keys import topics_key, wake_channel
 from rmq.kernel.core.packages import VERSION
 from rmq.kernel.transport import acl, scripts
@@ -30,13 +30,9 @@ def clock(look: Look) -> Flow[list[Sight]]:
     )
     if abs(ahead) < CLOCK_NOTE_S:
         return [Sight("ok", text)]
-    return [
-        Sight(
-            "warning" if abs(ahead) >= CLOCK_WARNING_S else "note",
-            f"{text}: due times that programs compute from their own clocks are as far off",
-            "chronyc tracking",
-        )
-    ]
+    text += ": due times that programs compute from their own clocks are as far off"
+    severity: Severity = "warning" if abs(ahead) >= CLOCK_WARNING_S else "note"
+    return [Sight(severity, text, "chronyc tracking")]
 
 
 # --- slow scripts --------------------------------------------------------------------------------
@@ -64,15 +60,13 @@ def slow_scripts(look: Look) -> Flow[list[Sight]]:
     found = []
     for name, calls in sorted(slow.items(), key=lambda item: -max(item[1])[0]):
         last_s = now_ms / 1000 - max(at for _, at in calls)
-        found.append(
-            Sight(
-                "warning" if last_s < SLOW_RECENT_S else "note",
-                f"{at(sorted(where[name]))}{name}: {len(calls)} calls above 5 ms, the slowest "
-                f"{max(calls)[0] / 1000:.1f} ms, the last {age(max(0, last_s * 1000))} ago. "
-                "Everybody waits meanwhile: give smaller batches, or look at big-keys",
-                "SLOWLOG RESET  (once it is seen)",
-            )
+        severity: Severity = "warning" if last_s < SLOW_RECENT_S else "note"
+        text = (
+            f"{at(sorted(where[name]))}{name}: {len(calls)} calls above 5 ms, the slowest "
+            f"{max(calls)[0] / 1000:.1f} ms, the last {age(max(0, last_s * 1000))} ago. "
+            "Everybody waits meanwhile: give smaller batches, or look at big-keys"
         )
+        found.append(Sight(severity, text, "SLOWLOG RESET  (once it is seen)"))
     return found
 
 
@@ -105,11 +99,8 @@ def versions(look: Look) -> Flow[list[Sight]]:
         f"{version}: {some(processes)}" for version, processes in sorted(by_version.items())
     )
     if len(by_version) > 1:
-        found.append(
-            Sight(
-                "warning", f"workers of several versions of RMQ: {versions}", "rmq worker ls --json"
-            )
-        )
+        text = f"workers of several versions of RMQ: {versions}"
+        found.append(Sight("warning", text, "rmq worker ls --json"))
     elif by_version and VERSION not in by_version:
         found.append(Sight("note", f"{here}, workers have {versions}", "rmq worker ls --json"))
     count = sum(map(len, by_version.values()))
@@ -144,12 +135,8 @@ def rights(look: Look) -> Flow[list[Sight]]:
     )
     if not has:
         nearest = min(lacking, key=lambda role: len(lacking[role]))
-        return [
-            Sight(
-                "warning", f"user {user} has no role of RMQ as a whole: {lack}",
-                f"rmq acl generate {nearest} --user {user}",
-            )
-        ]  # fmt: skip
+        text = f"user {user} has no role of RMQ as a whole: {lack}"
+        return [Sight("warning", text, f"rmq acl generate {nearest} --user {user}")]
     text = f"user {user} has the rights of {', '.join(has)}"
     return [Sight("ok", f"{text}; {lack}" if lack else text)]
 

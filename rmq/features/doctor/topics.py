@@ -60,13 +60,9 @@ def _fix(topic: TopicOverview) -> str:
 
 def _fullest(topics: list[TopicOverview]) -> list[tuple[TopicOverview, int]]:
     """Return slots that hold messages, the fullest first."""
-    pairs = [
-        (topic, index)
-        for topic in topics
-        for index, counts in enumerate(topic.slots)
-        if counts["records"]
-    ]
-    return sorted(pairs, key=lambda pair: -pair[0].slots[pair[1]]["records"])
+    pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
+    full = [(topic, index) for topic, index in pairs if topic.slots[index]["records"]]
+    return sorted(full, key=lambda pair: -pair[0].slots[pair[1]]["records"])
 
 
 def big_keys(look: Look) -> Flow[list[Sight]]:
@@ -210,16 +206,13 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
 def late(look: Look) -> Flow[list[Sight]]:
     """Messages that could have been taken long ago."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
-    found = [
-        Sight(
-            "warning",
-            f"{topic.name}: the oldest due message has waited {age(topic.total['late_ms'])}; "
-            f"{_ready(topic)} wait",
-            f"rmq peek {topic.name}",
-        )
-        for topic in topics
-        if topic.total["late_ms"] >= LATE_MS
-    ]
+    found = []
+    for topic in topics:
+        late_ms = topic.total["late_ms"]
+        if late_ms >= LATE_MS:
+            text = f"{topic.name}: the oldest due message has waited {age(late_ms)}"
+            text += f"; {_ready(topic)} wait"
+            found.append(Sight("warning", text, f"rmq peek {topic.name}"))
     most = max((topic.total["late_ms"] for topic in topics), default=0)
     return found or [Sight("ok", f"the oldest due message has waited {age(most)}")]
 
@@ -286,9 +279,8 @@ def paused(look: Look) -> Flow[list[Sight]]:
                 continue
             why = f": {pause.why}" if pause.why else ""
             text = (
-                f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by "
-                f"{pause.by}{why}; "
-                f"{topic.total['held']} messages are held"
+                f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by {pause.by}{why}"
+                f"; {topic.total['held']} messages are held"
             )
             found.append(Sight("warning", text, f"rmq topic resume {topic.name}"))
     return found or [Sight("ok", "no topic is paused for longer than a day")]
@@ -326,12 +318,10 @@ def _resize(
         return Sight("warning", f"{text}no process continues it, and slots hold messages", command)
     if leader:
         return Sight("ok", f"{text}server {leader.decode(errors='replace')} finishes it")
-    return Sight(
-        "warning" if for_ms >= UNATTENDED_MS else "note",
-        f"{text}it waits for older messages, and no server runs that finishes it when the "
-        "command does not",
-        "rmq server",
+    text += (
+        "it waits for older messages, and no server runs that finishes it when the command does not"
     )
+    return Sight("warning" if for_ms >= UNATTENDED_MS else "note", text, "rmq server")
 
 
 def schedules(look: Look) -> Flow[list[Sight]]:

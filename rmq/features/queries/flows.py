@@ -247,7 +247,7 @@ class QueryFlows:
 
     def _take_ready(self, newest: dict[int, int], most: int | None, most_bytes: int) -> Flow[None]:
         """Take from the slots that are ready, the same number from each as far as they have it."""
-        wanted, rolled_back = self.known.ready(), set[int]()
+        slots, wanted, rolled_back = self.context.slots, self.known.ready(), set[int]()
         left = NEVER if most is None else most
         bytes_left = most_bytes
         for _ in range(ROUNDS_MAX):
@@ -256,14 +256,11 @@ class QueryFlows:
             limits = _limits(wanted, left)
             room = max(1, bytes_left // len(limits)) if most_bytes else 0
             for part in _in_pipelines(limits):
-                answers = yield from self._asked(
-                    [
-                        scripts.query_take(
-                            self.context.slots[index], self.lease, newest[index], limit, room
-                        )
-                        for index, limit in part
-                    ]
-                )
+                calls = [
+                    scripts.query_take(slots[index], self.lease, newest[index], limit, room)
+                    for index, limit in part
+                ]
+                answers = yield from self._asked(calls)
                 for (index, limit), answer in zip(part, answers, strict=True):
                     newest[index] = answer.newest
                     left -= answer.held
@@ -272,10 +269,9 @@ class QueryFlows:
                         continue
                     if answer.expired and index not in rolled_back:
                         rolled_back.add(index)
-                        keys = self.context.slots[index]
                         if answer.expired & LONG_EXPIRED:
-                            yield from rollback.rollback_long(keys)
-                        yield from rollback.rollback(self.context, keys)
+                            yield from rollback.rollback_long(slots[index])
+                        yield from rollback.rollback(self.context, slots[index])
                     else:
                         wanted.remove(index)
                         self.known.ready_at[index] = None
@@ -370,26 +366,24 @@ class QueryFlows:
                 settled.
         """
         yield from self.open()
-        context, total, missing, bytes_read = self.context, 0, 0, 0
-        sizes = batch or {}
+        context, slots, sizes = self.context, self.context.slots, batch or {}
+        total, missing, bytes_read = 0, 0, 0
         since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
         left = {
             index: min(CALL_MOST, sizes.get(index, CALL_MOST) or 1)
             for index, end in upto.items()
-            if end > 0 and index < len(context.slots)
+            if end > 0 and index < len(slots)
         }
         while left:
             again = {}
             for part in _in_pipelines(left):
-                replies = yield from self._asked(
-                    [
-                        scripts.query_settle(
-                            context, context.slots[index], self.lease, since[index], upto[index],
-                            CALL_MOST,
-                        )
-                        for index, _ in part
-                    ]
-                )  # fmt: skip
+                calls = [
+                    scripts.query_settle(
+                        context, slots[index], self.lease, since[index], upto[index], CALL_MOST
+                    )
+                    for index, _ in part
+                ]
+                replies = yield from self._asked(calls)
                 for (index, _), reply in zip(part, replies, strict=True):
                     total += reply.settled
                     bytes_read += reply.bytes
@@ -413,16 +407,14 @@ class QueryFlows:
         """Give back what was taken after these numbers and never handed out; return how many."""
         self.known.forget()
         yield from self.open()
-        total, left = 0, list(self.context.slots)
+        context, lease, total = self.context, self.lease, 0
+        left = list(context.slots)
         while left:
-            answers = yield from self._asked(
-                [
-                    scripts.query_release(
-                        self.context, keys, self.lease, after.get(keys.index, 0), QUERY_MOST
-                    )
-                    for keys in left
-                ]
-            )
+            calls = [
+                scripts.query_release(context, keys, lease, after.get(keys.index, 0), QUERY_MOST)
+                for keys in left
+            ]
+            answers = yield from self._asked(calls)
             total += sum(answer.held for answer in answers)
             left = [keys for keys, answer in zip(left, answers, strict=True) if answer.more]
         return total
@@ -430,17 +422,15 @@ class QueryFlows:
     def reject(self, upto: Offsets, reason: str) -> Flow[int]:
         """Make all messages up to these numbers dead letters; return how many were held."""
         yield from self.open()
-        failure_entry, total = failure.encode(reason, failure.this_worker()), 0
-        left = [keys for keys in self.context.slots if upto.get(keys.index, 0) > 0]
+        context, lease, total = self.context, self.lease, 0
+        entry = failure.encode(reason, failure.this_worker())
+        left = [keys for keys in context.slots if upto.get(keys.index, 0) > 0]
         while left:
-            replies = yield from self._asked(
-                [
-                    scripts.query_reject(
-                        self.context, keys, self.lease, upto[keys.index], failure_entry, QUERY_MOST
-                    )
-                    for keys in left
-                ]
-            )
+            calls = [
+                scripts.query_reject(context, keys, lease, upto[keys.index], entry, QUERY_MOST)
+                for keys in left
+            ]
+            replies = yield from self._asked(calls)
             total += sum(reply.settled for reply in replies)
             left = [k for k, reply in zip(left, replies, strict=True) if reply.left == QUERY_MOST]
         return total

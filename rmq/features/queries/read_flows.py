@@ -170,12 +170,11 @@ class PartReader:
                 break
             wanted.append(part)
             room -= min(CALL_MOST, part.upto - part.after)
-        pages: list[QueryPage] = yield from pipeline(
-            [
-                scripts.query_read(_keys(part), self._run, part.after, part.upto, CALL_MOST, False)
-                for part in wanted
-            ]
-        )
+        calls = [
+            scripts.query_read(_keys(part), self._run, part.after, part.upto, CALL_MOST, False)
+            for part in wanted
+        ]
+        pages: list[QueryPage] = yield from pipeline(calls)
         for part, page in zip(wanted, pages, strict=True):
             self._parts.pop()
             if members := _members(page):

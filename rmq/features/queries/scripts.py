@@ -75,6 +75,11 @@ def _marks_key(keys: SlotKeys, run: str) -> bytes:
     return keys.querymarks_stem + run.encode()
 
 
+def _asked_by(lease: QueryLease) -> tuple[Any, ...]:
+    """Return the first arguments of what the owner of a query alone may do."""
+    return topic_context.now_us, lease.run, lease.owner
+
+
 def _other_owner(rest: list[Any]) -> tuple[int, str]:
     """Return the ms that another owner has left, and its name."""
     return (rest[0], rest[1].decode()) if rest else (0, "")
@@ -110,10 +115,7 @@ def query_take(
             keys.slot, keys.store, keys.prepare, keys.records, keys.dead, keys.failures, keys.merge,
             keys.audit, *_query_keys(keys, lease.run), keys.queries, keys.bodies, keys.rates,
         ),
-        [
-            topic_context.now_us, lease.run, lease.owner, lease.lease_ms, after, limit, most_bytes,
-            keys.created,
-        ],
+        [*_asked_by(lease), lease.lease_ms, after, limit, most_bytes, keys.created],
         _taken_log,
     )  # fmt: skip
 
@@ -135,9 +137,8 @@ def query_renew(
         scripts.load("query_renew"),
         (keys.slot, *_query_keys(keys, lease.run), keys.queries, keys.leases),
         [
-            topic_context.now_us, lease.run, lease.owner, lease.lease_ms,
-            lease.owner_ms if owns else 0, int(lease.exact), after, upto,
-            report,
+            *_asked_by(lease), lease.lease_ms, lease.owner_ms if owns else 0, int(lease.exact),
+            after, upto, report,
         ],
         _renewed_log,
     )  # fmt: skip
@@ -223,8 +224,7 @@ def query_settle(
             _marks_key(keys, lease.run),
         ),
         [
-            topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, since, upto,
-            limit,
+            *_asked_by(lease), context.channel, keys.index, since, upto, limit,
             rollback_failure(lease.run),
         ],
         _settle_reply,
@@ -236,7 +236,7 @@ def query_again(keys: SlotKeys, lease: QueryLease, upto: int) -> Command[QueryLo
     return Command(
         scripts.load("query_again"),
         (keys.slot, *_query_keys(keys, lease.run)),
-        [topic_context.now_us, lease.run, lease.owner, upto],
+        [*_asked_by(lease), upto],
         _log,
     )
 
@@ -251,12 +251,8 @@ def query_release(
             keys.slot, keys.store, keys.prepare, keys.failures, keys.records,
             *_query_keys(keys, lease.run), keys.queries,
         ),
-        [
-            topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, after, limit,
-        ],
-        lambda reply: QueryLog(
-            reply[0], reply[1], *_other_owner(reply[3:]), more=reply[2] == 1
-        ),
+        [*_asked_by(lease), context.channel, keys.index, after, limit],
+        lambda reply: QueryLog(reply[0], reply[1], *_other_owner(reply[3:]), more=reply[2] == 1),
     )  # fmt: skip
 
 
@@ -270,10 +266,7 @@ def query_reject(
             keys.slot, keys.prepare, keys.records, keys.dead, keys.failures, keys.audit,
             *_query_keys(keys, lease.run), keys.bodies, _marks_key(keys, lease.run), keys.store,
         ),
-        [
-            topic_context.now_us, lease.run, lease.owner, context.channel, keys.index, upto, limit,
-            reason,
-        ],
+        [*_asked_by(lease), context.channel, keys.index, upto, limit, reason],
         lambda reply: QuerySettleReply(reply[0], reply[1], 0, *_other_owner(reply[2:])),
     )  # fmt: skip
 
@@ -392,8 +385,7 @@ def publish(
         scripts.load("publish"),
         (
             keys.slot, keys.store, keys.records, keys.settled0, keys.settled1, keys.failures,
-            keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies,
-            keys.prepare,
+            keys.merge, keys.audit, keys.stage_stem + name.encode(), keys.bodies, keys.prepare,
         ),
         [topic_context.now_us, context.channel, keys.index, session.call, keys.created],
         _publish_reply,
@@ -405,9 +397,10 @@ def _sink_keys(context: TopicContext, query: str) -> tuple[bytes]:
 
 
 def _sink_reply(reply: list[Any]) -> SinkReply:
-    if len(reply) > 1:
-        return SinkReply(reply[0].decode(), int(reply[1]), reply[2])
-    return SinkReply(reply[0].decode())
+    state, *begun = reply
+    return (
+        SinkReply(state.decode(), int(begun[0]), begun[1]) if begun else SinkReply(state.decode())
+    )
 
 
 def sink_begin(

@@ -164,12 +164,10 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
     if not asked:
         return []
     slots = [SlotKeys(prefix, each.topic, SLOT, each.created) for each in asked]
-    replies = yield Pipeline(
-        [
-            scripts.schedule_due(keys, each.generation)
-            for keys, each in zip(slots, asked, strict=True)
-        ]
-    )
+    calls = [
+        scripts.schedule_due(keys, each.generation) for keys, each in zip(slots, asked, strict=True)
+    ]
+    replies = yield Pipeline(calls)
     found, stale = [], []
     for each, reply in zip(asked, replies, strict=True):
         if isinstance(reply, DueReply) and reply.wait_ms == STALE:

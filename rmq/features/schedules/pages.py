@@ -21,11 +21,8 @@ async def schedules(request: PageRequest) -> View:
     """List the schedules of a topic; those that are due first come first."""
     found = await request.context.admin.schedules(request.topic)
     shown = request.shown([http.schedule_of(state) for state in found[:ROWS]])
-    return View(
-        "schedules.html",
-        {"topic": request.topic, "found": shown, "count": len(found)},
-        f"{request.topic}: schedules",
-    )
+    values = {"topic": request.topic, "found": shown, "count": len(found)}
+    return View("schedules.html", values, f"{request.topic}: schedules")
 
 
 @PAGES.post("/topics/{topic}/schedules/{name}/{verb}", Role.OPERATOR)
@@ -49,18 +46,14 @@ async def change(request: PageRequest) -> Redirect:
 @PAGES.get("/topics/{topic}/queries")
 async def queries(request: PageRequest) -> View:
     """Show the queries that hold messages of a topic, and those that publish to it."""
+    topic, admin = request.topic, request.context.admin
     held, sinks, figures = await asyncio.gather(
-        request.context.admin.queries(request.topic),
-        request.readings.get(
-            f"sinks {request.topic}", lambda: request.context.admin.sinks(request.topic), SINKS_S
-        ),
-        topic_figures(request, request.topic),
+        admin.queries(topic),
+        request.readings.get(f"sinks {topic}", lambda: admin.sinks(topic), SINKS_S),
+        topic_figures(request, topic),
     )
-    return View(
-        "queries.html",
-        {"topic": request.topic, "held": held[:ROWS], "sinks": sinks[:ROWS], "figures": figures},
-        f"{request.topic}: queries",
-    )
+    values = {"topic": topic, "held": held[:ROWS], "sinks": sinks[:ROWS], "figures": figures}
+    return View("queries.html", values, f"{topic}: queries")
 
 
 @PAGES.get("/topics/{topic}/queries/{run}/release", Role.ADMIN)
@@ -69,19 +62,15 @@ async def ask_release(request: PageRequest) -> View:
     run = request.path["run"]
     count = await request.context.admin.release_query(request.topic, run, force=True, dry_run=True)
     held = [each for each in await request.context.admin.queries(request.topic) if each.run == run]
-    return View(
-        "release_query.html",
-        {"topic": request.topic, "run": run, "count": count, "held": held[0] if held else None},
-        f"{request.topic}: release a query",
-    )
+    found = held[0] if held else None
+    values = {"topic": request.topic, "run": run, "count": count, "held": found}
+    return View("release_query.html", values, f"{request.topic}: release a query")
 
 
 @PAGES.post("/topics/{topic}/queries/{run}/release", Role.ADMIN)
 async def release_query(request: PageRequest) -> Redirect:
     """Give back all that a query holds."""
     request.confirm(request.topic)
-    force = request.form.get("force") == "on"
-    count = await request.context.admin.release_query(
-        request.topic, request.path["run"], force=force
-    )
+    run, force = request.path["run"], request.form.get("force") == "on"
+    count = await request.context.admin.release_query(request.topic, run, force=force)
     return Redirect(request.url("topics", request.topic, "queries"), f"Released {count} messages")
