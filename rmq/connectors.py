@@ -12,7 +12,8 @@ Beside the names of `rmq`: checks of the text that a user gives, the codecs, and
 """
 
 from rmq.features.queries.fail_flows import FailedMessage, Failures
-from rmq.features.queries.query import Held, Settlement, open_parts
+from rmq.features.queries.flows import Settlement
+from rmq.features.queries.query import Held, open_parts
 from rmq.features.queries.read_flows import Block, HeldPart
 from rmq.features.queries.stage import check_text as check_query
 from rmq.kernel.core.codec import Codec, by_name as codec_of

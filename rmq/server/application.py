@@ -136,11 +136,30 @@ class ConsoleApp:
         return running.app
 
     def _make(self) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
+        """Return an application of the API and the console, and what opens it."""
+        api = make_api(self._client, ServerState(), self._redact)  # it checks for the packages
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.responses import RedirectResponse
+        from starlette.routing import Route
+
+        from rmq.server.console import Console
+        from rmq.server.guard import Guard
+        from rmq.server.pages import WITHOUT_SIGN_IN
+
+        async def to_console(request: Request) -> Response:
+            return RedirectResponse(root_of(request.scope) + "/console")
+
         authentication = Authentication("host", find=self._find)
-        api = make_api(self._client, ServerState(), self._redact)
-        return make_mounted(
-            api, authentication, self._hosts, self._rate, self._sign_in_url, self._streams
+        console = Console(
+            api, WITHOUT_SIGN_IN, sign_in_url=self._sign_in_url, streams=self._streams
         )
+        app = Starlette(
+            routes=[Route("/", to_console), *api.routes(), *console.routes()],
+            exception_handlers={HTTPException: _refuse},
+        )
+        guard = Guard(app, self._hosts, authentication, self._rate)
+        return guard, functools.partial(_opened, api, authentication, console, SECRET_MOUNTED_S)
 
     def _client(self) -> AbstractAsyncContextManager[AsyncClient]:
         if isinstance(self._redis, AsyncClient):
@@ -342,36 +361,6 @@ def make_application(
         ],
         exception_handlers={HTTPException: _refuse},
     )
-
-
-def make_mounted(
-    api: Api,
-    authentication: Authentication,
-    hosts: Collection[str],
-    rate: float,
-    sign_in_url: str | None,
-    streams: bool,
-) -> tuple[ASGIApp, Callable[[], AbstractAsyncContextManager[None]]]:
-    """Return an application of the API and the console, and what opens it; see `ConsoleApp`."""
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.responses import RedirectResponse
-    from starlette.routing import Route
-
-    from rmq.server.console import Console
-    from rmq.server.guard import Guard
-    from rmq.server.pages import WITHOUT_SIGN_IN
-
-    async def to_console(request: Request) -> Response:
-        return RedirectResponse(root_of(request.scope) + "/console")
-
-    console = Console(api, WITHOUT_SIGN_IN, sign_in_url=sign_in_url, streams=streams)
-    app = Starlette(
-        routes=[Route("/", to_console), *api.routes(), *console.routes()],
-        exception_handlers={HTTPException: _refuse},
-    )
-    guard = Guard(app, hosts, authentication, rate)
-    return guard, functools.partial(_opened, api, authentication, console, SECRET_MOUNTED_S)
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rmq.kernel.core.validation import UNSEEN
+from rmq.kernel.core.validation import UNSEEN, span as span
 
 if TYPE_CHECKING:
     import rmq
@@ -182,20 +182,6 @@ def clock(value: datetime | None) -> str:
 def fine_clock(value: datetime | None) -> str:
     """Format a time in full: UTC, to the ms."""
     return iso(value) or "-"
-
-
-def span(ms: float) -> str:
-    """Format a length of time in at most two units."""
-    if ms < 1000:
-        return f"{ms:.0f}ms"
-    seconds = int(ms / 1000)
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60)):
-        if seconds >= size:
-            rest = seconds % size // part
-            return f"{seconds // size}{unit}" + (f" {rest}{smaller}" if rest else "")
-    if seconds >= 60:
-        return f"{seconds // 60}m" + (f" {seconds % 60}s" if seconds % 60 else "")
-    return f"{ms / 1000:.1f}s"
 
 
 def number(value: float) -> str:

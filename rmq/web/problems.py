@@ -174,30 +174,27 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
             )
     if isinstance(error, errors.RMQError):
         text = _URL.sub("Redis", str(error))
-        for kinds, kind in _BY_EXCEPTION:
-            if isinstance(error, kinds):
-                named = _FIELD.match(text)
-                return ApiError(kind, text, named[1] if named else None)
+        kind = next(
+            (_BY_EXCEPTION[each] for each in type(error).mro() if each in _BY_EXCEPTION), None
+        )
+        if kind is not None:
+            named = _FIELD.match(text)
+            return ApiError(kind, text, named[1] if named else None)
     log.error("request %s failed", request_id, exc_info=error)
     return ApiError("internal", f"the log of the server has more: request {request_id}")
 
 
-_BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
-    ((errors.TopicNotFound, errors.TopicVanished), "topic-not-found"),
-    ((errors.ScheduleNotFound, errors.JobNotFound), "not-found"),
-    (
-        (
-            errors.TopicNotEmpty, errors.SettingsMismatch, errors.FormatMismatch, errors.QueryOwned,
-            errors.TopicPaused,
-        ),
-        "conflict",
-    ),
-    ((errors.AccessDenied,), "redis-denied"),
-    ((errors.PayloadTooLarge,), "too-large"),
-    ((errors.QueueFull,), "queue-full"),
-    ((errors.NotDurable,), "outcome-unknown"),
-    ((errors.EncodeError, errors.ConfigurationError), "invalid"),
-)  # fmt: skip
+# Of an exception, the one of its class, or of the nearest class above.
+_BY_EXCEPTION: dict[type, str] = {
+    errors.TopicNotFound: "topic-not-found", errors.TopicVanished: "topic-not-found",
+    errors.ScheduleNotFound: "not-found", errors.JobNotFound: "not-found",
+    errors.TopicNotEmpty: "conflict", errors.SettingsMismatch: "conflict",
+    errors.FormatMismatch: "conflict", errors.QueryOwned: "conflict",
+    errors.TopicPaused: "conflict", errors.AccessDenied: "redis-denied",
+    errors.PayloadTooLarge: "too-large", errors.QueueFull: "queue-full",
+    errors.NotDurable: "outcome-unknown", errors.EncodeError: "invalid",
+    errors.ConfigurationError: "invalid",
+}  # fmt: skip
 
 
 def _field_of_path(text: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from rmq.kernel.core import validation
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.packages import VERSION
 from rmq.kernel.core.score import moment
@@ -81,20 +82,7 @@ def rate(value: float | None) -> str:
 
 def span(ms: float | None) -> str:
     """Write a length of time in at most two units."""
-    if ms is None:
-        return NOTHING
-    if ms < 1000:
-        return f"{ms:.0f} ms"
-    seconds = int(ms / 1000)
-    if seconds < 60:
-        return f"{ms / 1000:.1f} s"
-    for unit, size, smaller, part in (
-        ("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1),
-    ):  # fmt: skip
-        if seconds >= size:
-            rest = seconds % size // part
-            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    raise AssertionError(ms)
+    return NOTHING if ms is None else validation.span(ms, " ", "min")
 
 
 def iso(value: datetime | None) -> str:

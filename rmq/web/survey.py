@@ -8,14 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from rmq.errors import (
-    AccessDenied,
-    OutcomeUnknown,
-    RMQError,
-    TopicNotFound,
-    TopicVanished,
-    Unavailable,
-)
+from rmq import errors
 from rmq.kernel.core import history, slo, telemetry
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.history import Figures
@@ -95,19 +88,21 @@ class Survey:
         names = self._transport.run(overview.topics(self._prefix))
         topics: dict[str, TopicCounts] = {}
         contexts: dict[str, TopicContext] = {}
-        denied: dict[str, AccessDenied] = {}
+        denied: dict[str, errors.AccessDenied] = {}
         for name in names:
-            context = contexts[name] = self._context(name)
+            context = contexts[name] = self._contexts.get(name) or TopicContext(
+                self._prefix, name, JSON, self._sessions, {}
+            )
             try:
                 topics[name] = self._read(context)
                 self._reported.pop(name, None)
-            except (Unavailable, OutcomeUnknown):
+            except (errors.Unavailable, errors.OutcomeUnknown):
                 raise
-            except RMQError as error:
+            except errors.RMQError as error:
                 self._contexts.pop(name, None)
-                if isinstance(error, TopicNotFound | TopicVanished):
+                if isinstance(error, errors.TopicNotFound | errors.TopicVanished):
                     continue  # it was deleted meanwhile, or is made anew: the next pass sees
-                if isinstance(error, AccessDenied):
+                if isinstance(error, errors.AccessDenied):
                     denied[name] = error
                 elif self._reported.get(name) != str(error):
                     self._reported[name] = str(error)
@@ -140,7 +135,7 @@ class Survey:
             looks[name] = created, kept[kept.index(first) :] if first else kept
         self._looks = looks
 
-    def _report_denied(self, denied: dict[str, AccessDenied]) -> None:
+    def _report_denied(self, denied: dict[str, errors.AccessDenied]) -> None:
         """Log once how many topics the server's user may not read, until these are others."""
         if denied and frozenset(denied) != self._denied:
             first = next(iter(denied))
@@ -150,10 +145,6 @@ class Survey:
                 len(denied), "" if len(denied) == 1 else "s", first, denied[first],
             )  # fmt: skip
         self._denied = frozenset(denied)
-
-    def _context(self, name: str) -> TopicContext:
-        context = self._contexts.get(name)
-        return context or TopicContext(self._prefix, name, JSON, self._sessions, {})
 
     def _read(self, context: TopicContext) -> TopicCounts:
         slots = self._transport.run(stats.counts_and_lateness(context))
@@ -181,5 +172,5 @@ class SurveyedService:
         """Leave the block where its topic was deleted since the survey."""
         try:
             yield
-        except (TopicNotFound, TopicVanished) as error:
+        except (errors.TopicNotFound, errors.TopicVanished) as error:
             log.debug("topic %r: %s", topic, error)

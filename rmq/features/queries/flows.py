@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rmq.errors import QueryOwned, TopicVanished
 from rmq.features.queries import scripts
@@ -131,6 +131,19 @@ def _limits(wanted: Sequence[int], left: float) -> dict[int, int]:
     return limits
 
 
+class Settlement(NamedTuple):
+    """The result of settling a batch.
+
+    Attributes:
+        settled: how many messages were settled by this call.
+        missing: how many of the batch can no longer be settled: the lease expired, and other
+            consumers have taken them since, or they are dead letters.
+    """
+
+    settled: int
+    missing: int
+
+
 class QueryFlows:
     """The flows of a query, for its owner.
 
@@ -139,9 +152,13 @@ class QueryFlows:
     Args:
         context: the topic.
         lease: of the query.
+
+    Attributes:
+        read_bytes: of records and bodies that anyone read of the batches that were settled here.
     """
 
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
+        self.read_bytes = 0
         self.context = context
         self.lease = lease
         self.known = Known(Subscription(context.channel))
@@ -354,10 +371,8 @@ class QueryFlows:
         yield from self.open()
         return int((yield RawCommand("query_handed", "HGET", self._key(slot), "read")) or 0)
 
-    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Flow[tuple[int, int, int]]:
+    def settle(self, upto: Offsets, batch: Offsets | None = None) -> Flow[Settlement]:
         """Settle messages up to these numbers.
-
-        Returns how many, how many are missing, and the bytes that were read of them.
 
         Args:
             upto: a batch ends with these numbers.
@@ -367,7 +382,7 @@ class QueryFlows:
         """
         yield from self.open()
         context, slots, sizes = self.context, self.context.slots, batch or {}
-        total, missing, bytes_read = 0, 0, 0
+        total = missing = 0
         since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
         left = {
             index: min(CALL_MOST, sizes.get(index, CALL_MOST) or 1)
@@ -386,13 +401,13 @@ class QueryFlows:
                 replies = yield from self._asked(calls)
                 for (index, _), reply in zip(part, replies, strict=True):
                     total += reply.settled
-                    bytes_read += reply.bytes
+                    self.read_bytes += reply.bytes
                     if reply.left > 0:
                         again[index] = min(CALL_MOST, reply.left)
                     else:
                         missing += reply.missing
             left = again
-        return total, missing, bytes_read
+        return Settlement(total, missing)
 
     def again(self, upto: Offsets) -> Flow[None]:
         """Give a batch new numbers."""

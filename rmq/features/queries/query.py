@@ -14,7 +14,7 @@ from typing import NamedTuple
 from rmq.errors import InvalidType, InvalidValue
 from rmq.features.queries import fail_flows, flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
-from rmq.features.queries.flows import Offsets, QueryFlows
+from rmq.features.queries.flows import Offsets, QueryFlows, Settlement
 from rmq.features.queries.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
 from rmq.kernel.consumer.scripts import QueryLease, check_run
 from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
@@ -22,8 +22,6 @@ from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.blocking import Transport
-
-__all__ = ["AsyncQuery", "Held", "Settlement"]
 
 
 class Held(NamedTuple):
@@ -42,20 +40,8 @@ class Held(NamedTuple):
     handed: int
 
 
-class Settlement(NamedTuple):
-    """The result of settling a batch.
-
-    Attributes:
-        settled: how many messages were settled by this call.
-        missing: how many of the batch can no longer be settled: the lease expired, and other
-            consumers have taken them since, or they are dead letters.
-    """
-
-    settled: int
-    missing: int
-
-
 def wait_s(seconds: Duration) -> float:
+    """Return a time to wait, in seconds, checked."""
     return duration_ms(seconds, "seconds", zero=True) / 1000
 
 
@@ -83,7 +69,6 @@ class QueryBase:
     def __init__(self, context: TopicContext, lease: QueryLease) -> None:
         self._context = context
         self._flows = QueryFlows(context, lease)
-        self._read_bytes = 0
 
     @property
     def read_bytes(self) -> int:
@@ -91,7 +76,7 @@ class QueryBase:
 
         Whoever reads tells them at the end of its parts; what is read twice counts twice.
         """
-        return self._read_bytes
+        return self._flows.read_bytes
 
     @property
     def run(self) -> str:
@@ -231,9 +216,7 @@ class AsyncQuery(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        settled, missing, read_bytes = await self._run(self._flows.settle(upto, batch))
-        self._read_bytes += read_bytes
-        return Settlement(settled, missing)
+        return await self._run(self._flows.settle(upto, batch))
 
     async def again(self, upto: Offsets) -> None:
         """Give a batch that ends with these numbers new ones, so that `take` returns it again.

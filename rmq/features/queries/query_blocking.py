@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rmq.features.queries import fail_flows, flows, scripts
 from rmq.features.queries.fail_flows import FailedMessage, Failures
-from rmq.features.queries.flows import Offsets
-from rmq.features.queries.query import Held, QueryBase, Settlement, wait_s
+from rmq.features.queries.flows import Offsets, Settlement
+from rmq.features.queries.query import Held, QueryBase, wait_s
 from rmq.features.queries.read_flows import PAGE_BYTES, Block, HeldPart, PartReader
 from rmq.kernel.consumer.scripts import QueryLease
 from rmq.kernel.core.settings import BATCH_MAX
@@ -126,9 +126,7 @@ class Query(QueryBase):
         Raises:
             QueryOwned: another owner runs it.
         """
-        settled, missing, read_bytes = self._run(self._flows.settle(upto, batch))
-        self._read_bytes += read_bytes
-        return Settlement(settled, missing)
+        return self._run(self._flows.settle(upto, batch))
 
     def again(self, upto: Offsets) -> None:
         """Give a batch that ends with these numbers new ones, so that `take` returns it again.

@@ -22,16 +22,6 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.asyncio import AsyncTransport
 from rmq.kernel.transport.steps import Flow
 
-__all__ = [
-    "AsyncStage",
-    "PublishResult",
-    "StageContent",
-    "check_text",
-    "columns_of",
-    "discard_flow",
-    "publish_flow",
-]
-
 KEEP_MAX_MS = 30 * 86_400_000
 _TEXT = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 

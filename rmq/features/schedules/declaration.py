@@ -10,14 +10,9 @@ from rmq.errors import InvalidType, InvalidValue
 from rmq.features.schedules import flows as recurring_flow, schedule
 from rmq.features.schedules.flows import DeclareStatus
 from rmq.features.schedules.schedule import CatchUp, Definition
+from rmq.kernel.core import validation
 from rmq.kernel.core.keys import check_name
-from rmq.kernel.core.validation import (
-    Duration,
-    check_int,
-    check_message_type,
-    check_priority,
-    duration_ms,
-)
+from rmq.kernel.core.validation import Duration
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
@@ -129,7 +124,7 @@ class Declaring(Generic[ScheduleT]):
         every_ms = None
         jitter_most = schedule.JITTER_MAX_MS
         if every is not None:
-            every_ms = duration_ms(every, "every", low_ms=schedule.EVERY_MIN_MS)
+            every_ms = validation.duration_ms(every, "every", low_ms=schedule.EVERY_MIN_MS)
             jitter_most = min(jitter_most, every_ms - 1)
         if headers is not None and not isinstance(headers, Mapping):
             raise InvalidType("headers: give a mapping of str to str")
@@ -138,15 +133,17 @@ class Declaring(Generic[ScheduleT]):
             every_ms=every_ms,
             cron=None if cron is None else schedule.check_cron(cron),
             tz=_zone_name(tz),
-            jitter_ms=duration_ms(jitter, "jitter", high_ms=jitter_most, zero=True),
+            jitter_ms=validation.duration_ms(jitter, "jitter", high_ms=jitter_most, zero=True),
             catch_up=schedule.check_catch_up(catch_up),
-            catch_up_limit=check_int(catch_up_limit, "catch_up_limit", 1, schedule.CATCH_UP_MOST),
+            catch_up_limit=validation.check_int(
+                catch_up_limit, "catch_up_limit", 1, schedule.CATCH_UP_MOST
+            ),
             codec=self._context.codec.number,
             body=self._context.codec.encode(body),
-            priority=None if priority is None else check_priority(priority),
+            priority=None if priority is None else validation.check_priority(priority),
             headers=dict(headers or {}),
-            expires_ms=None if expires is None else duration_ms(expires, "expires"),
-            type=None if type is None else check_message_type(type),
+            expires_ms=None if expires is None else validation.duration_ms(expires, "expires"),
+            type=None if type is None else validation.check_message_type(type),
         )
         if definition.after(topic_context.now_ms()) is None:
             raise InvalidValue(f"cron: {cron!r} has no time in the next 50 years")

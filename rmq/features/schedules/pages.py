@@ -30,16 +30,12 @@ async def change(request: PageRequest) -> Redirect:
     """Pause, resume or run a schedule."""
     name, verb = request.path["name"], request.path["verb"]
     admin = request.context.admin
-    if verb == "pause":
-        done = await admin.schedule_pause(request.topic, name)
-    elif verb == "resume":
-        done = await admin.schedule_resume(request.topic, name)
-    elif verb == "run":
-        await admin.schedule_run(request.topic, name)
-        done = True
-    else:
+    act = {
+        "pause": admin.schedule_pause, "resume": admin.schedule_resume, "run": admin.schedule_run,
+    }.get(verb)  # fmt: skip
+    if act is None:
         raise ApiError("not-found", "no such page")
-    notice = f"{name}: {verb}" if done else f"{name}: nothing to do"
+    notice = f"{name}: {verb}" if await act(request.topic, name) else f"{name}: nothing to do"
     return Redirect(request.url("topics", request.topic, "schedules"), notice)
 
 

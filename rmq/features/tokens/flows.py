@@ -18,15 +18,8 @@ from dataclasses import replace
 from typing import Any
 
 from rmq.errors import InvalidValue
-from rmq.kernel.core import access, pause
+from rmq.kernel.core import access, keys, pause
 from rmq.kernel.core.access import AccessToken
-from rmq.kernel.core.keys import (
-    check_name,
-    server_secret_key,
-    session_key,
-    tokens_key,
-    tokens_used_key,
-)
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
@@ -36,28 +29,28 @@ _WHAT = "sessions"  # what errors call these flows
 
 def session_store(prefix: str, digest: str, text: str, idle_ms: int) -> Flow[None]:
     """Store a session; it expires unless it is touched."""
-    yield RawCommand(_WHAT, "SET", session_key(prefix, digest), text, "PX", idle_ms)
+    yield RawCommand(_WHAT, "SET", keys.session_key(prefix, digest), text, "PX", idle_ms)
 
 
 def session_read(prefix: str, digest: str) -> Flow[bytes | None]:
     """Return a session; None: there is none, or it has expired."""
-    found: bytes | None = yield RawCommand(_WHAT, "GET", session_key(prefix, digest))
+    found: bytes | None = yield RawCommand(_WHAT, "GET", keys.session_key(prefix, digest))
     return found
 
 
 def session_touch(prefix: str, digest: str, idle_ms: int) -> Flow[None]:
     """Let a session that is used last longer."""
-    yield RawCommand(_WHAT, "PEXPIRE", session_key(prefix, digest), idle_ms)
+    yield RawCommand(_WHAT, "PEXPIRE", keys.session_key(prefix, digest), idle_ms)
 
 
 def session_end(prefix: str, digest: str) -> Flow[None]:
     """End a session."""
-    yield RawCommand(_WHAT, "UNLINK", session_key(prefix, digest))
+    yield RawCommand(_WHAT, "UNLINK", keys.session_key(prefix, digest))
 
 
 def server_secret(prefix: str) -> Flow[bytes]:
     """Return the secret of all servers of a prefix, which the first one makes."""
-    key = server_secret_key(prefix)
+    key = keys.server_secret_key(prefix)
     yield RawCommand(_WHAT, "SET", key, secrets.token_hex(32), "NX")
     found: bytes = yield RawCommand(_WHAT, "GET", key)
     return found
@@ -76,8 +69,8 @@ def token_create(
     """
     lasts_ms = None if expires is None else duration_ms(expires, "expires")
     known = access.role_of(role)
-    check_name(name, "name")
-    key = tokens_key(prefix)
+    keys.check_name(name, "name")
+    key = keys.tokens_key(prefix)
     if (yield RawCommand("token_create", "HLEN", key)) >= TOKENS_MAX:
         raise InvalidValue(f"there are {TOKENS_MAX} tokens; revoke some: rmq token ls")
     token = access.new_token(
@@ -97,7 +90,7 @@ def token_create(
 def tokens(prefix: str) -> Flow[list[AccessToken]]:
     """Return all tokens by name, also those that have expired, without their text."""
     found = yield from _read(prefix)
-    used = _pairs((yield RawCommand("tokens", "HGETALL", tokens_used_key(prefix))))
+    used = _pairs((yield RawCommand("tokens", "HGETALL", keys.tokens_used_key(prefix))))
     used_ms = {id.decode(): int(text) for id, text in used.items()}
     return [
         replace(token, used_ms=used_ms.get(token.id))
@@ -107,13 +100,13 @@ def tokens(prefix: str) -> Flow[list[AccessToken]]:
 
 def token_revoke(prefix: str, name: str) -> Flow[bool]:
     """Delete a token; return whether there was one."""
-    check_name(name, "name")
-    packed = yield RawCommand("token_revoke", "HGET", tokens_key(prefix), name)
+    keys.check_name(name, "name")
+    packed = yield RawCommand("token_revoke", "HGET", keys.tokens_key(prefix), name)
     if packed is None:
         return False
-    yield RawCommand("token_revoke", "HDEL", tokens_key(prefix), name)
+    yield RawCommand("token_revoke", "HDEL", keys.tokens_key(prefix), name)
     id = access.unpack(name.encode(), packed).id
-    yield RawCommand("token_revoke", "HDEL", tokens_used_key(prefix), id)
+    yield RawCommand("token_revoke", "HDEL", keys.tokens_used_key(prefix), id)
     now_ms = yield from server_ms("token_revoke")
     yield from note(prefix, AuditLine(now_ms, pause.who(None), "token revoke", name, ""))
     return True
@@ -131,11 +124,11 @@ def tokens_by_id(prefix: str) -> Flow[tuple[dict[str, AccessToken], int]]:
 
 def note_use(prefix: str, id: str, now_ms: int) -> Flow[None]:
     """Store when a token was last used."""
-    yield RawCommand("tokens", "HSET", tokens_used_key(prefix), id, now_ms)
+    yield RawCommand("tokens", "HSET", keys.tokens_used_key(prefix), id, now_ms)
 
 
 def _read(prefix: str) -> Flow[list[AccessToken]]:
-    packed = _pairs((yield RawCommand("tokens", "HGETALL", tokens_key(prefix))))
+    packed = _pairs((yield RawCommand("tokens", "HGETALL", keys.tokens_key(prefix))))
     return [access.unpack(name, value) for name, value in packed.items()]
 
 

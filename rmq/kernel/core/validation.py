@@ -118,6 +118,26 @@ def format_duration(value: Duration) -> str:
     return f"{value:.10g}s"
 
 
+def span(ms: float, gap: str = "", minute: str = "m") -> str:
+    """Return a length of time for people, in at most two units.
+
+    Args:
+        ms: how long.
+        gap: between a number and its unit.
+        minute: how that unit is written.
+    """
+    if ms < 1000:
+        return f"{ms:.0f}{gap}ms"
+    seconds = int(ms / 1000)
+    for unit, size, smaller, part in (
+        ("d", 86400, "h", 3600), ("h", 3600, minute, 60), (minute, 60, "s", 1),
+    ):  # fmt: skip
+        if seconds >= size:
+            rest = seconds % size // part
+            return f"{seconds // size}{gap}{unit}" + (f" {rest}{gap}{smaller}" if rest else "")
+    return f"{ms / 1000:.1f}{gap}s"
+
+
 def utf8(text: str, field: str) -> bytes:
     """Return a text as UTF-8, if it can be."""
     try:
