@@ -9,7 +9,7 @@ from rmq.errors import InvalidType
 from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.queries.query import AsyncQuery, lease_of
-from rmq.features.queries.stage import AsyncStage, discard_flow, publish_flow
+from rmq.features.queries.stage import AsyncStage, discard_flow, flows_of, publish_flow
 from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.declaration import AsyncSchedules
 from rmq.kernel.consumer.consumer import AsyncConsumer
@@ -321,7 +321,7 @@ class AsyncTopic(TopicBase, AsyncSchedules):
             keep: how long unpublished messages stay after the last push, 1 s to 30 days.
             late: take messages whose time passed more than a year ago, too.
         """
-        return AsyncStage(self._transport, self._context, name, keep, late)
+        return AsyncStage(self._transport, flows_of(self._context, name, keep, late))
 
     async def publish(
         self,

@@ -11,7 +11,7 @@ from rmq.features.messages import change
 from rmq.features.messages.change import CancelStatus, PriorityStatus, RescheduleStatus
 from rmq.features.queries.query import lease_of
 from rmq.features.queries.query_blocking import Query
-from rmq.features.queries.stage import discard_flow, publish_flow
+from rmq.features.queries.stage import discard_flow, flows_of, publish_flow
 from rmq.features.queries.stage_blocking import Stage
 from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.features.schedules.declaration_blocking import Schedules
@@ -217,7 +217,7 @@ class Topic(TopicBase, Schedules):
             keep: how long unpublished messages stay after the last push, 1 s to 30 days.
             late: take messages whose time passed more than a year ago, too.
         """
-        return Stage(self._transport, self._context, name, keep, late)
+        return Stage(self._transport, flows_of(self._context, name, keep, late))
 
     def publish(
         self,

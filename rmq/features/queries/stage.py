@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rmq.errors import InvalidType, InvalidValue, StageLost
+from rmq.errors import InvalidType, InvalidValue
 from rmq.features.queries import stage_flows
 from rmq.features.queries.stage_flows import PublishResult, StageContent
 from rmq.kernel.core.message import Outgoing
@@ -73,16 +73,20 @@ def columns_of(
     return {field: column for field, column in columns.items() if column is not None}
 
 
-class StageBase:
-    """The name of a stage, and the record of its entries."""
+def flows_of(
+    context: TopicContext, name: str | None, keep: Duration, late: bool
+) -> stage_flows.StageFlows:
+    """The flows of a stage, the arguments of `Topic.stage` checked."""
+    keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
+    chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
+    return stage_flows.StageFlows(context, chosen, keep_ms, late)
 
-    def __init__(self, context: TopicContext, name: str | None, keep: Duration, late: bool) -> None:
-        self._context = context
-        self._keep_ms = duration_ms(keep, "keep", 1000, KEEP_MAX_MS)
-        self._late = late
-        chosen = uuid.uuid4().hex if name is None else check_text(name, "name")
-        self._staged = StageContent(chosen, {}, 0, context.name)
-        self._failed = False
+
+class StageBase:
+    """The content of a stage."""
+
+    def __init__(self, flows: stage_flows.StageFlows) -> None:
+        self._flows = flows
 
     @property
     def staged(self) -> StageContent:
@@ -91,19 +95,11 @@ class StageBase:
         Raises:
             StageLost: a push has failed, half-way perhaps.
         """
-        if self._failed:
-            raise StageLost(f"stage {self._staged.name}: a push has failed; write another stage")
-        return self._staged
-
-    def _noting(self, push: Flow[StageContent]) -> Flow[int]:
-        """Run a push and note its outcome; return how many messages the stage has."""
-        self._failed = True  # until it succeeds: a repeated push would make new message ids
-        self._staged = yield from push
-        self._failed = False
-        return self._staged.messages
+        return self._flows.staged
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._staged.name!r}, {self._staged.messages} messages)"
+        content = self._flows.content
+        return f"{type(self).__name__}({content.name!r}, {content.messages} messages)"
 
 
 class AsyncStage(StageBase):
@@ -112,15 +108,8 @@ class AsyncStage(StageBase):
     Made by `AsyncTopic.stage`; one writer uses it.
     """
 
-    def __init__(
-        self,
-        transport: AsyncTransport,
-        context: TopicContext,
-        name: str | None,
-        keep: Duration,
-        late: bool,
-    ) -> None:
-        super().__init__(context, name, keep, late)
+    def __init__(self, transport: AsyncTransport, flows: stage_flows.StageFlows) -> None:
+        super().__init__(flows)
         self._run = transport.run
 
     async def push(self, messages: Iterable[Outgoing]) -> int:
@@ -134,8 +123,7 @@ class AsyncStage(StageBase):
             QueueFull: Redis is at maxmemory.
             StageLost: it has expired, or another writer uses its name.
         """
-        push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
-        return await self._run(self._noting(push))
+        return await self._run(self._flows.push(messages))
 
     async def push_bodies(
         self,
@@ -152,11 +140,8 @@ class AsyncStage(StageBase):
         to each. A column has a value for each body; None is a field that is not given.
         """
         columns = columns_of(priorities, slot_bases, headers, types)
-        push = stage_flows.push_bodies(
-            self._context, self.staged, bodies, columns, self._keep_ms, self._late
-        )
-        return await self._run(self._noting(push))
+        return await self._run(self._flows.push_bodies(bodies, columns))
 
     async def discard(self) -> None:
         """Drop all messages of this stage, whether or not the last push succeeded."""
-        await self._run(stage_flows.drop_everywhere(self._context, self._staged.name))
+        await self._run(self._flows.discard())

@@ -9,8 +9,6 @@ from typing import Any
 from rmq.features.queries import stage_flows
 from rmq.features.queries.stage import StageBase, columns_of
 from rmq.kernel.core.message import Outgoing
-from rmq.kernel.core.validation import Duration
-from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.blocking import Transport
 
 
@@ -20,15 +18,8 @@ class Stage(StageBase):
     Made by `Topic.stage`; one writer uses it.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        context: TopicContext,
-        name: str | None,
-        keep: Duration,
-        late: bool,
-    ) -> None:
-        super().__init__(context, name, keep, late)
+    def __init__(self, transport: Transport, flows: stage_flows.StageFlows) -> None:
+        super().__init__(flows)
         self._run = transport.run
 
     def push(self, messages: Iterable[Outgoing]) -> int:
@@ -42,8 +33,7 @@ class Stage(StageBase):
             QueueFull: Redis is at maxmemory.
             StageLost: it has expired, or another writer uses its name.
         """
-        push = stage_flows.push(self._context, self.staged, messages, self._keep_ms, self._late)
-        return self._run(self._noting(push))
+        return self._run(self._flows.push(messages))
 
     def push_bodies(
         self,
@@ -60,11 +50,8 @@ class Stage(StageBase):
         to each. A column has a value for each body; None is a field that is not given.
         """
         columns = columns_of(priorities, slot_bases, headers, types)
-        push = stage_flows.push_bodies(
-            self._context, self.staged, bodies, columns, self._keep_ms, self._late
-        )
-        return self._run(self._noting(push))
+        return self._run(self._flows.push_bodies(bodies, columns))
 
     def discard(self) -> None:
         """Drop all messages of this stage, whether or not the last push succeeded."""
-        self._run(stage_flows.drop_everywhere(self._context, self._staged.name))
+        self._run(self._flows.discard())

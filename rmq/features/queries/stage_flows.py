@@ -17,7 +17,7 @@ from itertools import chain, islice, repeat
 from types import NoneType
 from typing import Any, NamedTuple
 
-from rmq.errors import InvalidType, InvalidValue, NotDurable, QueueFull, RMQError
+from rmq.errors import InvalidType, InvalidValue, NotDurable, QueueFull, RMQError, StageLost
 from rmq.features.queries import scripts
 from rmq.features.queries.scripts import PUBLISH_PAUSED, PublishReply
 from rmq.kernel.core import ids, record
@@ -95,55 +95,87 @@ def _entry_max(settings: Settings) -> int:
     return min(BATCH_MAX, -(-settings.max_length // settings.slots) or BATCH_MAX)
 
 
-def push(
-    context: TopicContext,
-    stage: StageContent,
-    messages: Iterable[Outgoing],
-    keep_ms: int,
-    late: bool,
-) -> Flow[StageContent]:
-    """Put messages into a stage; return its content then."""
-    settings, groups = (yield from _ready(context)), list[Group]()
-    group_messages(context, messages, groups, _entry_max(settings), late, staged=True)
-    calls = _StageCalls(context, stage, keep_ms)
-    for group in groups:
-        if group.is_uniform():
-            calls.add_alike(group.slot, group.parts[0], group.ids[0].member, group.parts[1::2])
-        else:
-            calls.add(group.slot, _entry(context, group), len(group.ids))
-    return (yield from calls.run())
+class StageFlows:
+    """The flows of a stage, for its one writer.
 
-
-def push_bodies(
-    context: TopicContext,
-    stage: StageContent,
-    bodies: Iterable[Any],
-    columns: Columns,
-    keep_ms: int,
-    late: bool,
-) -> Flow[StageContent]:
-    """Put messages into a stage, given as columns; return its content then.
-
-    The same as `push` of `Outgoing`, in a fraction of the time: no message is made, only
-    the first of each run is named, and the others take the stamps that follow.
+    Args:
+        context: the topic.
+        name: of the stage.
+        keep_ms: how long it stays after its last push.
+        late: take messages whose time passed more than a year ago, too.
     """
-    settings = yield from _ready(context)
-    if columns and not isinstance(bodies, list):
-        bodies = list(bodies)
-    for field, column in columns.items():
-        if len(column) != len(bodies):  # type: ignore[arg-type]  # a list by now
-            raise InvalidValue(f"{field}: {len(column)} values; give one for each body, or None")
-    if settings.expires_ms:
-        return (yield from push(context, stage, _rows(bodies, columns), keep_ms, late))
-    calls = _StageCalls(context, stage, keep_ms)
-    try:
-        _add_columns(context, calls, bodies, columns)
-    except (RMQError, TypeError):
-        if not columns:
-            raise
-        # Row by row, so that a caller sees where the faulty one is.
-        return (yield from push(context, stage, _rows(bodies, columns), keep_ms, late))
-    return (yield from calls.run())
+
+    def __init__(self, context: TopicContext, name: str, keep_ms: int, late: bool) -> None:
+        self._context, self._keep_ms, self._late = context, keep_ms, late
+        self.content = StageContent(name, {}, 0, context.name)
+        self._failed = False
+
+    @property
+    def staged(self) -> StageContent:
+        """The content; raises StageLost where a push has failed."""
+        if self._failed:
+            raise StageLost(f"stage {self.content.name}: a push has failed; write another stage")
+        return self.content
+
+    def _noting(self, push: Flow[StageContent]) -> Flow[int]:
+        """Run a push and note its outcome; return how many messages the stage has."""
+        self._failed = True  # until it succeeds: a repeated push would make new message ids
+        self.content = yield from push
+        self._failed = False
+        return self.content.messages
+
+    def push(self, messages: Iterable[Outgoing]) -> Flow[int]:
+        """Put messages into the stage; return how many it has then."""
+        return self._noting(self._push(self.staged, messages))
+
+    def push_bodies(self, bodies: Iterable[Any], columns: Columns) -> Flow[int]:
+        """Put messages into the stage, given as columns; return how many it has then.
+
+        The same as `push` of `Outgoing`, in a fraction of the time: no message is made, only
+        the first of each run is named, and the others take the stamps that follow.
+        """
+        return self._noting(self._push_bodies(self.staged, bodies, columns))
+
+    def _push(self, stage: StageContent, messages: Iterable[Outgoing]) -> Flow[StageContent]:
+        context, groups = self._context, list[Group]()
+        most = _entry_max((yield from _ready(context)))
+        group_messages(context, messages, groups, most, self._late, staged=True)
+        calls = _StageCalls(context, stage, self._keep_ms)
+        for group in groups:
+            if group.is_uniform():
+                calls.add_alike(group.slot, group.parts[0], group.ids[0].member, group.parts[1::2])
+            else:
+                calls.add(group.slot, _entry(context, group), len(group.ids))
+        return (yield from calls.run())
+
+    def _push_bodies(
+        self, stage: StageContent, bodies: Iterable[Any], columns: Columns
+    ) -> Flow[StageContent]:
+        settings = yield from _ready(self._context)
+        if columns and not isinstance(bodies, list):
+            bodies = list(bodies)
+        for field, column in columns.items():
+            if len(column) != len(bodies):  # type: ignore[arg-type]  # a list by now
+                raise InvalidValue(
+                    f"{field}: {len(column)} values; give one for each body, or None"
+                )
+        if settings.expires_ms:
+            return (yield from self._push(stage, _rows(bodies, columns)))
+        calls = _StageCalls(self._context, stage, self._keep_ms)
+        try:
+            _add_columns(self._context, calls, bodies, columns)
+        except (RMQError, TypeError):
+            if not columns:
+                raise
+            # Row by row, so that a caller sees where the faulty one is.
+            return (yield from self._push(stage, _rows(bodies, columns)))
+        return (yield from calls.run())
+
+    def discard(self) -> Flow[None]:
+        """Drop the stage in every slot, whatever was written."""
+        if self._context.is_open:  # else nothing was
+            lengths = dict.fromkeys(range(len(self._context.slots)), 0)
+            yield from _keep(self._context, [self.content._replace(lengths=lengths)], 0)
 
 
 def _rows(bodies: Iterable[Any], columns: Columns) -> Iterator[Outgoing]:
@@ -313,14 +345,6 @@ def drop(
 def _drop(context: TopicContext, staged: Sequence[StageContent]) -> Flow[None]:
     for topic, part in (yield from _by_topic(context, staged)):
         yield from _keep(topic, part, 0)
-
-
-def drop_everywhere(context: TopicContext, name: str) -> Flow[None]:
-    """Drop a stage in every slot, for a writer that does not know what it has written."""
-    if context.is_open:  # else nothing was written
-        yield from _keep(
-            context, [StageContent(name, dict.fromkeys(range(len(context.slots)), 0), 0)], 0
-        )
 
 
 def _keep(
