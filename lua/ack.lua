@@ -34,14 +34,14 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
 local RUNS_FROM = 6 -- where the runs begin in ARGV
 local slot, prepare, records, failures, dead, call = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8], ARGV[2]
 local session, number = split_call(call)
-local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large, grouped =
+local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large, grouped, offloaded =
   unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled',
-    session, 'large', 'groups'))
+    session, 'large', 'groups', 'offloaded'))
 
--- One delivery in a session that goes on, of a slot without order, audit or large bodies, whose id nobody sends again: as
--- most are. This is the long way below without anything that such an ack does not need.
+-- One delivery in a session that goes on, of a slot without order, audit, large or offloaded bodies, whose id nobody sends
+-- again: as most are. This is the long way below without anything that such an ack does not need.
 local id, receipt = ARGV[RUNS_FROM + 3], ARGV[RUNS_FROM + 1]
-if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and not grouped
+if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and not grouped and not offloaded
     and string.byte(call, 1) == AT and string.byte(id, 1) < KEPT and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score = redis.call('ZSCORE', prepare, id)
   local failed = count_failed(slot, dead, failures)
@@ -175,7 +175,7 @@ if #held_ids > 0 then
     --- @include "lib/leave_groups"
     bring_up = leaving_groups(slot, KEYS[10], records, held_ids)
   end
-  local removed = remove_held(slot, prepare, records, failures, large and KEYS[9], held_ids, failed, low, high)
+  local removed = remove_held(slot, prepare, records, failures, (large or offloaded) and KEYS[9], held_ids, failed, low, high)
   if kept then
     remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
   end

@@ -53,8 +53,8 @@ local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local since, upto = whole_number(ARGV[6], 0, NUMBER_MOST, 'since'), whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
 local limit = whole_number(ARGV[8], 1, QUERY_MOST, 'limit')
-local created, dedup_ms, settled_turn, blocked, audited, chunk, large = unpack(redis.call('HMGET', slot, 'created', 'dedup_ms',
-  'settled_turn', 'blocked', 'audited', 'chunk', 'large'))
+local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded = unpack(redis.call('HMGET', slot, 'created',
+  'dedup_ms', 'settled_turn', 'blocked', 'audited', 'chunk', 'large', 'offloaded'))
 if not created then
   fail('GONE', slot)
 end
@@ -201,7 +201,7 @@ if #held_ids > 0 then
     scores[i] = scores[held_ids[i]] or false
   end
   local bring_up = leaving_groups(slot, store, records, held_ids, nil, nil, scores)
-  local removed = remove_held(slot, prepare, records, failures, large and bodies, held_ids, failed, low, high)
+  local removed = remove_held(slot, prepare, records, failures, (large or offloaded) and bodies, held_ids, failed, low, high)
   if kept then
     remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
   end

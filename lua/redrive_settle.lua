@@ -73,7 +73,7 @@ if #stored + #let_go > 0 then
   drop_holds(slot, let_go)
   if #stored > 0 then
     redis.call('ZREM', dead, unpack(stored))
-    drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], audited and KEYS[5], tonumber(chunk), stored, now)
+    drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], audited and KEYS[5], tonumber(chunk), stored, now, true)
     redis.call('HINCRBY', slot, 'redriven', #stored)
     local kept = kept_ids(stored)
     if kept then

@@ -6,6 +6,11 @@ rmq/kernel/core/record.py.
 Such a record has the flag 8 without the flag 4, and ends with a reference instead of a body: the size (4 bytes), then 8 random
 bytes of its sender. The body has the name <member><8 bytes>, so two senders of one id never write the same field.
 The field `large` of the slot counts them.
+
+An offloaded body is in a store outside of Redis; its record has a reference to it: codec 3, and a first byte of its own. The
+script that removes such a record for good leaves the reference in `bodies`, as `gone:<number>`, a tombstone: whoever has the
+store removes the object, then the tombstone. `offloaded` of the slot is the newest number, 0 before the first; a slot without
+that field has had no such body, and its scripts read no record for this. `released` is the number up to which they are removed.
 ]]
 --- @include "lib/record"
 local REFERENCE = 12
@@ -26,16 +31,51 @@ local function large_size(record)
   return #record >= FIXED + REFERENCE and struct.unpack('>I4', record, #record - REFERENCE + 1) or 0
 end
 
--- Remove records, with the large bodies that they refer to. Every write here frees memory, until bodies were removed.
-local function drop_records(slot, records, bodies, ids)
-  local names = {}
-  if redis.call('HLEN', bodies) > 0 then
-    local page = tonumber(redis.call('HGET', slot, 'chunk') or 1)
+-- Whether the body of a record may be offloaded, by its head. One that merges never is.
+local function may_offload(head)
+  local first = string.byte(head, 1)
+  return math.floor(first / 32) == CODED and first % HEADERS < MERGES
+end
+
+-- The reference to an offloaded body that a record ends with, or nil.
+local function offloaded_reference(record)
+  if #record <= FIXED or not may_offload(record) then
+    return nil
+  end
+  local flags, at = string.byte(record, 1) % 32, FIXED + 1
+  at = at + (flags % 2 == TIMED and 6 or 0) + (flags % MERGES >= EXPIRES and 6 or 0)
+  if flags >= HEADERS and #record > at then
+    at = at + 2 + struct.unpack('>I2', record, at)
+  end
+  return string.byte(record, at) == OFFLOADED and string.sub(record, at + 1) or nil
+end
+
+-- Note in the slot that it has offloaded bodies, if one of these records has: ids and records, in turn. Return whether.
+local function note_offloaded(slot, new_records)
+  for i = 2, #new_records, 2 do
+    if offloaded_reference(new_records[i]) then
+      redis.call('HSETNX', slot, 'offloaded', 0)
+      return true
+    end
+  end
+  return false
+end
+
+-- Remove records, with the large bodies that they refer to, and leave the references of the offloaded ones, unless the messages
+-- were `moved` to another slot. Every write here frees memory, until records were removed.
+local function drop_records(slot, records, bodies, ids, moved)
+  local names, gone = {}, {}
+  local chunk, large, offloaded = unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded'))
+  if large or offloaded then
+    redis.call('HLEN', bodies) -- a wrong type shows before anything is written
+    local page = tonumber(chunk or 1)
     for from = 1, #ids, page do
       local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + page - 1)))
       for i = 1, #batch do
         if batch[i] and is_large(batch[i]) then
           names[#names + 1] = body_name(ids[from + i - 1], batch[i])
+        elseif batch[i] and offloaded and not moved then
+          gone[#gone + 1] = offloaded_reference(batch[i])
         end
       end
     end
@@ -45,7 +85,15 @@ local function drop_records(slot, records, bodies, ids)
     redis.call('HDEL', bodies, unpack(names))
     if redis.call('HINCRBY', slot, 'large', -#names) <= 0 then
       redis.call('HDEL', slot, 'large')
-      redis.call('UNLINK', bodies) -- with what a send has left that failed after its bodies were written
+      if not offloaded then
+        redis.call('UNLINK', bodies) -- with what a send has left that failed after its bodies were written
+      end
+    end
+  end
+  if #gone > 0 then
+    local first = redis.call('HINCRBY', slot, 'offloaded', #gone) - #gone
+    for i = 1, #gone do
+      redis.call('HSET', bodies, 'gone:' .. first + i, gone[i])
     end
   end
 end

@@ -1,8 +1,8 @@
 -- Removing deliveries that are settled.
 
 -- Remove deliveries that the caller holds, one at least, with their records; return how many were removed. `bodies`: the key of
--- large bodies where the slot has any, else nil; `failed`: how many messages of the slot have failed; `low`, `high`: a range of
--- receipts that has these and no others, or nil. Every write here frees memory.
+-- large bodies where the slot has any, or has had offloaded ones, else nil; `failed`: how many messages of the slot have failed;
+-- `low`, `high`: a range of receipts that has these and no others, or nil. The first write frees memory.
 --- @inline
 local function remove_held(slot, prepare, records, failures, bodies, held_ids, failed, low, high)
   -- Removing the records also notices a wrong type there, before anything else is removed.

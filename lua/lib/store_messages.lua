@@ -62,11 +62,12 @@ end
 
 -- What is to be written for messages that are new: (how many they are; scores and ids in turn; ids and records in turn; the
 -- counters after them; when the first timed one is due, or nil; whether there are others; the positions of duplicates, or nil;
--- whether one expires). `enter`: a function where the slot has groups, else nil: it chooses the scores of those without a time.
+-- whether one expires; whether one may have an offloaded body). `enter`: a function where the slot has groups, else nil: it
+-- chooses the scores of those without a time.
 --- @inline
 local function make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)
   local n, scores, records, earliest, at_once, duplicates, expires = 0, {}, {}, nil, false, nil, false
-  local heads, last_id, seen, score_of_time = {}, '', nil, nil
+  local heads, last_id, seen, score_of_time, coded = {}, '', nil, nil, false
   for i = 1, count do
     local id = given[at + i]
     if #id ~= MEMBER then
@@ -91,6 +92,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       if not kind then
         kind = read_head(head, large, keys[9])
         heads[head] = kind
+        coded = coded or math.floor(string.byte(head, 1) / 32) == CODED
       end
       n, accepted, expires = n + 1, accepted + 1, expires or kind.expires
       if kind.timed then
@@ -125,7 +127,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       records[2 * n - 1], records[2 * n] = id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
     end
   end
-  return n, scores, records, accepted, order, earliest, at_once, duplicates, expires
+  return n, scores, records, accepted, order, earliest, at_once, duplicates, expires, coded
 end
 
 -- A letter for each message: s stored, d duplicate.
@@ -146,22 +148,20 @@ end
 --   large: whether messages with large bodies may be among them
 -- Returns the reply of send.
 local function store_messages(keys, given, at, count, fields, large, now, channel, index)
-  local slot, store, records = keys[1], keys[2], keys[3]
+  local slot, store, records, capacity = keys[1], keys[2], keys[3], tonumber(fields[CAPACITY])
   local accepted, order, front = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
-  local capacity = tonumber(fields[CAPACITY])
   local waiting_now, old_front = capacity > 0 and redis.call('ZCARD', store), front
   order = restarted_order(store, order)
   front = restarted_front(store, front)
   local stored, settled = find_stored(keys, given, at, count, fields, now)
-  local n, scores, new_records, earliest, at_once, duplicates, expires
-  local enter, write_heads
+  local n, scores, new_records, earliest, at_once, duplicates, expires, coded, enter, write_heads
   if fields[GROUPS] then
     --- @include "lib/enter_groups"
     enter, write_heads = entering_groups(slot, store, fields[GROUPS], given, at, count)
   end
-  n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires =
+  n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires, coded =
     make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)
-  local letters = ''
+  local drop_lowest, letters = nil, ''
   if duplicates then
     letters = letters_of(count, duplicates)
   end
@@ -169,7 +169,6 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
     return { accepted, letters }
   end
 
-  local drop_lowest
   if capacity > 0 and waiting_now + n > capacity then
     if fields[OVERFLOW] == 'drop_lowest' and n <= capacity then
       --- @include "lib/drop_lowest"
@@ -196,6 +195,10 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   redis.call('HSET', slot, 'accepted', accepted, 'order', order)
   if expires then
     redis.call('HDEL', slot, 'no_expiry')
+  end
+  if coded then
+    --- @include "lib/large_bodies"
+    note_offloaded(slot, new_records)
   end
   if front ~= old_front then
     redis.call('HSET', slot, 'front', front)

@@ -69,6 +69,7 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
   local scores = ordered_scores(priority, order, members, count)
   add_members(store, scores, count)
   local bytes, stem = ready_bytes(accepted + 1, count), nil
+  local coded = math.floor(string.byte(head, 1) / 32) == CODED
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
     local bodies, before = bodies_of(at + 1, at + size)
@@ -81,6 +82,10 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
       new_records[2 * i - 1], new_records[2 * i] = members[at + i], stem .. bytes[last] .. bodies[before + i]
     end
     redis.call('HSET', records, unpack(new_records))
+    if coded then
+      --- @include "lib/large_bodies"
+      coded = not note_offloaded(slot, new_records)
+    end
   end
   redis.call('HSET', slot, 'accepted', accepted, 'order', order + count)
   if front ~= old_front then

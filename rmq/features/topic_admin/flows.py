@@ -160,7 +160,8 @@ def topic_delete(
 
     Raises:
         TopicNotFound: there is no such topic.
-        TopicNotEmpty: it holds messages, and this is not forced; it stands as it was.
+        TopicNotEmpty: it holds messages, and this is not forced, or bodies in a store belong to
+            it; it stands as it was.
         FormatMismatch: another version of RMQ wrote it, in another format.
     """
     opened = yield topic_scripts.topic(context, None)
@@ -170,9 +171,11 @@ def topic_delete(
         )
     kept = settings.from_redis(context.name, opened.kept)
     opening.adopt(context, opened, kept)
-    held = yield from _delete_slots(context, context.slots, None, None)
+    held, has_objects = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:
         return held
+    if has_objects and (force or not held.messages):
+        raise _has_objects(context)
     if not force:
         if "deleting" in opened.kept:  # an earlier deletion was not finished
             yield from _restore(context)
@@ -180,16 +183,22 @@ def topic_delete(
             why = "the topic is being deleted"
             paused = yield scripts.topic_pause(context, context.identity, DELETION, why, "send")
             yield from _give_changed(context, paused)
-            held = yield from _delete_slots(context, context.slots, None, None)
-        if held.messages:
+            held, has_objects = yield from _delete_slots(context, context.slots, None, None)
+        if held.messages or has_objects:
             pause = context.settings.sends_paused
             if pause is not None and pause.by == DELETION:  # this one, or one that died
                 resumed = yield scripts.topic_resume(context, context.identity, "send")
                 yield from _give_changed(context, resumed)
+            if not held.messages:
+                raise _has_objects(context)
             raise _not_empty(context, held, "they are kept, and the topic stands")
     if not (yield scripts.topic_close(context, context.identity, True)):
         raise TopicNotFound(f"topic {context.name!r} was deleted meanwhile by another client")
-    held = yield from _delete_slots(context, context.slots, MOST if force else 0, progress)
+    most = MOST if force else 0
+    held, has_objects = yield from _delete_slots(context, context.slots, most, progress)
+    if has_objects and (force or not held.messages):
+        yield from _restore(context)
+        raise _has_objects(context)
     if held.messages and not force:
         yield from _restore(context)
         raise _not_empty(
@@ -216,29 +225,40 @@ def _not_empty(context: TopicContext, held: DeleteResult, consequence: str) -> T
     )
 
 
+def _has_objects(context: TopicContext) -> TopicNotEmpty:
+    return TopicNotEmpty(
+        f"objects in a store belong to messages of topic {context.name!r}, or to some that are "
+        "gone; they would stay there. Consume or purge the messages, those in the trash too; when "
+        "a consumer or `rmq server` that has the store has removed the objects, delete the topic"
+    )
+
+
 def _delete_slots(
     context: TopicContext, slots: Sequence[SlotKeys], most: int | None, progress: Progress | None
-) -> Flow[DeleteResult]:
+) -> Flow[tuple[DeleteResult, bool]]:
     """Delete slots of at most so many messages each, or count what they hold (None).
 
-    Stops at a slot that holds more.
+    Stops at a slot that holds more. Returns what they held, and whether objects in a store belong
+    to one of them, which is left.
     """
     waiting = in_flight = dead = 0
+    has_objects = False
     for at in range(0, len(slots), SLOTS_AT_ONCE):
         page = slots[at : at + SLOTS_AT_ONCE]
         replies = yield from pipeline(
             [topic_scripts.slot_delete(keys, context.created, most) for keys in page]
         )
         for reply in replies:
-            if most is None or most or reply.state == 0:
+            has_objects |= reply.state == -2
+            if most is None or most or reply.state in (0, -2):
                 waiting += reply.waiting
                 in_flight += reply.in_flight
                 dead += reply.dead
         if progress:
             progress(at + len(page), len(slots))
-        if most == 0 and waiting + in_flight + dead:
+        if most == 0 and (waiting + in_flight + dead or has_objects):
             break
-    return DeleteResult(waiting, in_flight, dead)
+    return DeleteResult(waiting, in_flight, dead), has_objects
 
 
 def _delete_other_keys(context: TopicContext) -> Flow[int]:

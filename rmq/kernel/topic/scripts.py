@@ -214,7 +214,11 @@ class TopicReply(NamedTuple):
 
 
 class SlotDeleteReply(NamedTuple):
-    """The reply to slot_delete: 1 deleted, 0 left, -1 of a newer topic; and what it held."""
+    """The reply to slot_delete, and what the slot held.
+
+    Attributes:
+        state: 1 deleted, 0 left, -1 of a newer topic, -2 left: bodies in a store belong to it.
+    """
 
     state: int
     waiting: int
