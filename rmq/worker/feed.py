@@ -194,11 +194,13 @@ class TopicFeed:
 
     def due_at(self) -> float:
         """Return when there is something to do: to receive, or to hand over a partial batch."""
-        ready_at = self.state.ready_at
-        work_at = max(min(ready_at), self._not_before) if ready_at else self._not_before
-        if self.is_full:
-            work_at = NEVER
+        work_at = NEVER if self.is_full else self._work_at()
         return min([work_at, *(queue.linger_until() for queue in self.queues.values())])
+
+    def _work_at(self) -> float:
+        """Return when a slot has work, or there is something to hand back."""
+        slots_at = min(self.ready_at, default=0.0)
+        return max(0.0 if self.state.is_to_hand_back else slots_at, self._not_before)
 
     # --- receiving and dispatching ----------------------------------------------------------------
 
@@ -216,8 +218,7 @@ class TopicFeed:
         if not room:
             room = self.room()  # deliveries settled just now did not find it full
             self.is_full = not room
-        now = time.monotonic()
-        if not room or now < self._not_before or (self.ready_at and min(self.ready_at) > now):
+        if not room or self._work_at() > time.monotonic():
             return False
         count = self._take(room, partial(receive.receive_ready, self.state, room))
         if self._trickle.is_trickling(count) and not self.handlers.ordered:
@@ -342,6 +343,7 @@ class TopicFeed:
         """Take hand-overs on a channel of the fetcher's connection; b"": it has gone."""
         if self.has_credit:
             self.state.credits.in_doubt = True
+            self.ready_at[0] = 0.0
         self.own_channel = own_channel
         self.subscription.wait, self.subscription.held = wait, bool(own_channel) or None
         self.subscription.forget_messages(own_channel)

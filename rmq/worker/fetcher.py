@@ -328,6 +328,7 @@ class Fetcher:
             for feed in self._feeds:
                 if feed.own_channel:
                     feed.listen(self._read, b"")
+                    self._due.schedule(feed)  # what was handed over is still to come
             self._by_own_channel.clear()
 
     def _ask_for_hand_overs(self, feed: TopicFeed) -> None:

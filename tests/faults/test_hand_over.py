@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 import rmq
 from bench.soak.proxy import between
 from rmq.kernel.consumer import hand_over, receive
 from rmq.kernel.consumer.state import ReceiveState
 from rmq.kernel.transport import scripts
+from rmq.kernel.transport.blocking import Doorbell
 from rmq.kernel.transport.steps import AwaitSignal, Command, Flow, Step
 from tests.faults.child import running, wait_for_lines
 from tests.forkserver import Forked
 from tests.integration.driven import connect
-from tests.integration.test_hand_over import credits_in
+from tests.integration.test_hand_over import credits_in, leave_a_credit
 from tests.lua.crediting import break_script
 from tests.patience import PATIENCE_S, wait_for
 from tests.servers import Server
@@ -201,6 +203,63 @@ def test_hand_overs_of_one_credit_that_were_not_heard_cost_no_retry(
         assert client.admin.stats(topic.name)["in_flight"] == 3
         assert not any(batch.lefts for _, batch in again)  # none of them failed
         assert credits_in(server, topic.name) == [0]
+
+
+def test_what_a_take_took_whose_master_was_away_is_taken_when_it_is_back(
+    topic: rmq.Topic, client: rmq.Client
+) -> None:
+    """Even if nothing is sent any more: a slot with messages in flight has no work to tell of."""
+    with listening(topic, 1) as (state, run):
+        topic.send("x")
+        away = rmq.OutcomeUnknown("the master stands still")
+        away._repeat_for = PATIENCE_S
+        without_reply = receive.receive_ready(state, LIMIT)
+        run(_once(next(without_reply)))
+        with pytest.raises(StopIteration) as end:
+            without_reply.throw(away)
+        assert end.value.value == []
+        assert client.admin.stats(topic.name)["in_flight"] == 1
+
+        state.ready_at = [0.0]
+        given = run(receive.receive_ready(state, LIMIT))
+
+        assert [len(batch.ids) for _, batch in given] == [1]
+        assert not any(batch.lefts for _, batch in given)  # it costs no retry
+        assert not state.is_to_hand_back
+
+
+def test_what_was_handed_over_to_a_workers_connection_that_died_comes_soon(
+    server: Server, client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before another message comes, and long before its lease ends."""
+    topic = client.topic(name, lease=20 * PATIENCE_S)
+    topic.open()
+    ran: list[tuple[str, int]] = []
+    dies = threading.Event()
+    read = Doorbell.read
+
+    def read_unless_it_dies(self: Doorbell, seconds: float) -> Any:
+        reply = read(self, seconds)
+        if dies.is_set() and isinstance(reply, list) and b"last" in reply[2]:
+            dies.clear()
+            raise redis.ConnectionError("cut")
+        return reply
+
+    monkeypatch.setattr(Doorbell, "read", read_unless_it_dies)
+
+    @topic.handler()
+    def note(delivery: rmq.Delivery) -> None:
+        ran.append((delivery.body, delivery.attempt))
+
+    with rmq.Worker(client, heartbeat="thread"):
+        leave_a_credit(server, topic, ran)
+        warm = len(ran)
+        dies.set()
+        topic.send("last")
+        wait_for(lambda: len(ran) > warm)
+
+    assert not dies.is_set(), "it was not handed over: this has shown nothing"
+    assert ran[warm:] == [("last", 1)]
 
 
 def test_a_hand_over_that_a_look_tells_of_and_that_does_not_come_is_recovered(

@@ -196,8 +196,8 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     context = state.context
     if not context.is_current():
         yield from opening.ensure_open(context)
-    has_more = state.unanswered is not None or state.undelivered or state.unconfirmed_offers
-    if state.handing_back or has_more or (state.credits.standing and not keeps_credits):
+    has_credits = state.credits.standing and not keeps_credits
+    if state.handing_back or state.is_to_hand_back or has_credits:
         yield from hand_back(state)
     slots = state.current_slots()
     state.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
@@ -322,6 +322,8 @@ def _visit_slot(
     state.unanswered = state.masterless.takes.pop(keys.index, None)
     if state.unanswered is not None:
         yield from _run_take_again(state, state.unanswered)
+        # Now: nothing else may lead to another visit.
+        yield from _release_undelivered(state, state.fails_fast or len(state.ready_at) > 1)
     batch = yield from _take(state, keys, limit, waits)
     if batch.ids:
         batches.append((keys, batch))  # before anything else can fail
@@ -449,10 +451,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
                 raise
             except RMQError:
                 pass  # refused: what was handed over, if anything was, comes back with its lease
-        while state.undelivered:
-            keys, batch = state.undelivered[0]
-            yield from _release_batch(state, keys, batch)
-            del state.undelivered[0]
+        yield from _release_undelivered(state, state.fails_fast)
     finally:
         state.handing_back = False
 
@@ -474,13 +473,26 @@ def _run_take_again(state: ReceiveState, take: Take) -> Flow[None]:
         state.undelivered.append((take.keys, batch))
 
 
-def _release_batch(state: ReceiveState, keys: SlotKeys, batch: Batch) -> Flow[None]:
+def _release_undelivered(state: ReceiveState, fails_fast: bool) -> Flow[None]:
+    while state.undelivered:
+        keys, batch = state.undelivered[0]
+        yield from _release_batch(state, keys, batch, fails_fast)
+        del state.undelivered[0]
+        state.note_signals((keys.index,))
+
+
+def _release_batch(
+    state: ReceiveState, keys: SlotKeys, batch: Batch, fails_fast: bool
+) -> Flow[None]:
     leases = leases_of(keys, batch, state.context.settings.max_retries)
     if not leases.ids:
         return
     places = [place_of(entry) for entry in batch.records if entry]
     try:
-        yield from settle.release(state.context, leases, places, 0).run()
+        settling = settle.release(state.context, leases, places, 0)
+        _, error = yield from settling.try_run(fails_fast)
+        if error is not None:
+            raise error
     except (OutcomeUnknown, Unavailable):
         raise
     except RMQError:

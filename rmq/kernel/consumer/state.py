@@ -226,14 +226,14 @@ class ReceiveState:
             self.masterless.forget_from(len(slots))
         return slots
 
+    @property
+    def is_to_hand_back(self) -> bool:
+        """Whether the next call begins with messages that were leased, or may have been."""
+        return bool(self.unanswered is not None or self.undelivered or self.unconfirmed_offers)
+
     def may_hold_messages(self) -> bool:
         """Whether messages are leased to this consumer, or may be, that were never handed over."""
-        return bool(
-            self.unanswered is not None
-            or self.undelivered
-            or self.unconfirmed_offers
-            or self.credits.standing
-        )
+        return self.is_to_hand_back or bool(self.credits.standing)
 
     def count_lateness(self, batch: Batch, max_retries: int) -> None:
         """Count how late the messages of a batch were taken; a fresh one has `max_retries` left."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-from rmq.worker.feed import NEVER
+import pytest
+
+import rmq
+from rmq.worker.feed import NEVER, TopicFeed
 from rmq.worker.fetcher import DueFeeds
 
 
@@ -70,3 +73,21 @@ def test_a_feed_that_has_nothing_to_do_is_not_scheduled() -> None:
 
     assert due.next_at() == NEVER
     assert due.take(1e9) is None
+
+
+@pytest.mark.parametrize("held", ["undelivered", "unconfirmed_offers", "unanswered"])
+def test_a_feed_that_has_something_to_hand_back_is_due_though_no_slot_has_work(held: str) -> None:
+    nothing: Any = None
+    with rmq.Client("redis://localhost:1") as client:
+        topic = client.topic("orders")
+        topic.handler()(lambda body: None)
+        (handlers,) = topic._handlers.by_topic.values()
+        feed = TopicFeed(handlers, cast(Any, client._transport), nothing)
+        feed.state.ready_at = [NEVER]
+        assert feed.due_at() == NEVER
+
+        setattr(feed.state, held, [nothing])
+
+        assert feed.due_at() == 0.0
+        feed.is_full = True
+        assert feed.due_at() == NEVER
