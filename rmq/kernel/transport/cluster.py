@@ -15,7 +15,7 @@ from rmq.kernel.transport.calls import Operation, Subscribe
 from rmq.kernel.transport.cluster_calls import ClusterCalls
 from rmq.kernel.transport.cluster_slots import ExchangeAll, Node, RefreshTable, SlotTable, hash_slot
 from rmq.kernel.transport.errors import REDIS_ERRORS
-from rmq.kernel.transport.node_pools import AsyncNodePools, NodePools
+from rmq.kernel.transport.node_pools import ANSWER_S, AsyncNodePools, NodePools
 from rmq.kernel.transport.pool import NotConnected, PooledConnection
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import AwaitSignal, Command, OnEveryMaster, Step, TakesTransactions
@@ -23,6 +23,17 @@ from rmq.kernel.transport.subscription import SubscribedConnection
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
+
+
+def _new_subscriber(transport: Transport | AsyncTransport, node: Node) -> Any:
+    """Return a connection, not yet connected, for what a node publishes.
+
+    It waits for a node that stands still no longer than a brief exchange does: its caller has other
+    nodes to go on with, and those that are known to be away are left out the next time.
+    """
+    brief_s = min(ANSWER_S, transport.timeout_s)
+    timeouts = {"socket_timeout": brief_s, "socket_connect_timeout": brief_s}
+    return transport._connector.new(protocol=2, host=node[0], port=node[1], **timeouts)
 
 
 class AsyncClusterTransport(AsyncTransport):
@@ -108,7 +119,7 @@ class AsyncClusterTransport(AsyncTransport):
         node = subscription.node_for(wanted, self._table)
         if node is None:
             raise NotConnected("no node of the cluster is known")
-        connection = self._connector.new(protocol=2, host=node[0], port=node[1])
+        connection = _new_subscriber(self, node)
         try:
             subscribed = await self._subscribed_on(wanted, connection)
         except NotConnected:
@@ -227,7 +238,7 @@ class ClusterTransport(Transport):
         node = subscription.node_for(wanted, self._table)
         if node is None:
             raise NotConnected("no node of the cluster is known")
-        connection = self._connector.new(protocol=2, host=node[0], port=node[1])
+        connection = _new_subscriber(self, node)
         try:
             subscribed = self._subscribed_on(wanted, connection)
         except NotConnected:
@@ -244,7 +255,7 @@ class ClusterTransport(Transport):
             return False
         connection = held.connection if node == held.node else held.others.get(node)
         if connection is None:
-            connection = self._connector.new(protocol=2, host=node[0], port=node[1])
+            connection = _new_subscriber(self, node)
             try:
                 connection.connect()
             except REDIS_ERRORS:

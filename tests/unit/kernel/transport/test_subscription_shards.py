@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from typing import Any
+
 import pytest
 import redis
 from redis.exceptions import ClusterDownError, MovedError
 
+import rmq
 from rmq.kernel.transport import subscription as transport_subscription
 from rmq.kernel.transport.calls import Subscribe
 from rmq.kernel.transport.cluster_slots import SlotTable, hash_slot
+from rmq.kernel.transport.node_pools import ANSWER_S
+from rmq.kernel.transport.pool import NotConnected
 from rmq.kernel.transport.steps import Subscription
 from rmq.kernel.transport.subscription import SubscribedConnection
 
@@ -94,3 +101,25 @@ def test_a_refusal_that_may_end_is_tried_again_elsewhere(
     made = SubscribedConnection(None, 0, {CHANNEL: refusal})
     transport_subscription.note_node(made, wanted, HERE)
     assert made.node == node
+
+
+def test_a_node_that_stands_still_does_not_keep_who_subscribes_for_as_long_as_a_call() -> None:
+    """The kernel still connects to it; and nobody has asked it for anything since."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as frozen,
+        rmq.Client(f"redis+cluster://127.0.0.1:{frozen.getsockname()[1]}", timeout=15) as client,
+    ):
+        transport: Any = client._transport
+        node = frozen.getsockname()
+        transport._table.read([[0, 16383, [b"127.0.0.1", node[1]]]], node)
+        held = SubscribedConnection(None, 0)
+        began = time.monotonic()
+
+        with pytest.raises(NotConnected):
+            transport._subscribed(Subscribe([CHANNEL]))
+        transport._table.note_answered(node)
+        assert not transport.add_channel(held, CHANNEL)
+
+        assert time.monotonic() - began < 10 * ANSWER_S
+        assert node in transport._table.suspects
+        assert held.others == {}
