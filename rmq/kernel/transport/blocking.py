@@ -83,6 +83,8 @@ class Doorbell:
     def watch(self, connection: Any) -> None:
         """Read from a further connection, too."""
         sock = connection._sock
+        with contextlib.suppress(KeyError):  # the number was that of a socket that is closed
+            self._sockets.unregister(sock.fileno())
         self._sockets.register(sock, selectors.EVENT_READ)
         self._connections[sock.fileno()] = connection
 

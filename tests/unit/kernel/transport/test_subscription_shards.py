@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from redis.exceptions import ClusterDownError, MovedError
 
 import rmq
 from rmq.kernel.transport import subscription as transport_subscription
+from rmq.kernel.transport.blocking import Doorbell
 from rmq.kernel.transport.calls import Subscribe
 from rmq.kernel.transport.cluster_slots import SlotTable, hash_slot
 from rmq.kernel.transport.node_pools import ANSWER_S
@@ -123,3 +125,30 @@ def test_a_node_that_stands_still_does_not_keep_who_subscribes_for_as_long_as_a_
         assert time.monotonic() - began < 10 * ANSWER_S
         assert node in transport._table.suspects
         assert held.others == {}
+
+
+class Held:
+    """A connection of which only the socket counts."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def can_read(self, timeout: float) -> bool:
+        return False
+
+    def read_response(self, disconnect_on_error: bool) -> int:
+        return len(self._sock.recv(16))
+
+
+def test_a_connection_is_watched_whose_sockets_number_was_that_of_a_closed_one() -> None:
+    first, first_peer = socket.socketpair()
+    second, peer = socket.socketpair()
+    doorbell, number = Doorbell(Held(first)), first.fileno()
+    first.close()
+    os.dup2(second.fileno(), number)
+    with first_peer, second, peer, socket.socket(fileno=number) as again:
+        doorbell.watch(Held(again))
+        peer.send(b"four")
+
+        assert doorbell.read(1.0) == 4
+    doorbell.close()
