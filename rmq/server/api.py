@@ -264,10 +264,9 @@ class Api:
         try:
             context.require(role)
         except ApiError as error:
-            if not self._refusals.take(f"{context.principal.name} {context.address}"):
-                await record(
-                    context.client, context.principal, context.address, operation, topic, error.kind
-                )
+            principal, address = context.principal, context.address
+            if not self._refusals.take(f"{principal.name} {address}"):
+                await record(context.client, principal, address, operation, topic, error.kind)
             raise
 
     def _recorded(
@@ -325,9 +324,8 @@ class Api:
             elif name == "query":
                 given[name] = msgspec.convert(_query(request), kind, strict=False)
             elif name == "body":
-                given[name] = _decoded(
-                    await requests.read(request, "application/json", BODY_MAX, BODY_S), kind
-                )
+                body = await requests.read(request, "application/json", BODY_MAX, BODY_S)
+                given[name] = _decoded(body, kind)
         if "query" not in operation.types and request.url.query:
             raise ApiError("invalid", "this path takes no query")
         for part in given.values():

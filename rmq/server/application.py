@@ -331,9 +331,8 @@ def make_application(
         return answer
 
     async def answer_metrics(request: Request) -> Response:
-        return Response(
-            await run_in_threadpool(metrics.text), headers={"Content-Type": metrics.content_type}
-        )
+        text = await run_in_threadpool(metrics.text)
+        return Response(text, headers={"Content-Type": metrics.content_type})
 
     async def index(request: Request) -> Response:
         root = root_of(request.scope)

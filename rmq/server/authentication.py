@@ -278,22 +278,19 @@ class Tokens:
         """Return the time by Redis' clock, as far as it was asked."""
         return int(time.monotonic() * 1000 + self._ahead_ms)
 
-    async def refresh(self) -> None:
+    async def _find(self, id: str) -> AccessToken | None:
+        await self.refresh()
+        if id not in self._by_id:
+            await self.refresh(UNKNOWN_S)
+        token = self._by_id.get(id)
+        return None if token is None or token.has_expired(self.now_ms()) else token
+
+    async def refresh(self, kept_s: float = KEPT_S) -> None:
         """Read all tokens, unless that was done a moment ago.
 
         Raises:
             RMQError: Redis does not tell.
         """
-        await self._refresh(KEPT_S)
-
-    async def _find(self, id: str) -> AccessToken | None:
-        await self._refresh(KEPT_S)
-        if id not in self._by_id:
-            await self._refresh(UNKNOWN_S)
-        token = self._by_id.get(id)
-        return None if token is None or token.has_expired(self.now_ms()) else token
-
-    async def _refresh(self, kept_s: float) -> None:
         if time.monotonic() - self._read_at < kept_s:
             return
         async with self._reading:

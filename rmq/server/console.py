@@ -198,11 +198,9 @@ class Console:
                 while time.monotonic() < until:
                     view = await self._view(page, page_request)
                     began = time.monotonic()
-                    text = (
-                        self._renderer.page(page_request, view, "")
-                        if isinstance(view, View)
-                        else ""
-                    )
+                    text = ""
+                    if isinstance(view, View):
+                        text = self._renderer.page(page_request, view, "")
                     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
                     if isinstance(view, View) and view.template == ERROR:
                         yield ServerSentEvent(data=view.title, event="failure")
@@ -217,9 +215,8 @@ class Console:
             finally:
                 self._streams_open -= 1
 
-        return EventSourceResponse(
-            events(), ping=int(SILENT_S), headers={"Cache-Control": "no-store"}
-        )
+        headers = {"Cache-Control": "no-store"}
+        return EventSourceResponse(events(), ping=int(SILENT_S), headers=headers)
 
     # --- POST ---
 

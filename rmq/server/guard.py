@@ -134,8 +134,8 @@ class Guard:
 
     async def _principal(self, scope: Scope, headers: Headers, address: str) -> Principal | None:
         """Return the principal; None: the request has no credentials that are valid."""
-        has_token = b"authorization" in headers
-        has_session = sessions.id_of(scope, headers.get(b"cookie", [])) is not None
+        cookies = headers.get(b"cookie", [])
+        tried = b"authorization" in headers or sessions.id_of(scope, cookies) is not None
         # Whoever has a right is let in first: others may have failed from the same address. An
         # unknown session costs a question to Redis, which is less than the request costs here.
         try:
@@ -143,11 +143,7 @@ class Guard:
         except Refused as refused:
             self._failures.take(address)
             raise ApiError("forbidden", str(refused)) from None
-        if (
-            found is None
-            and (has_token or has_session)
-            and (wait_s := self._failures.take(address))
-        ):
+        if found is None and tried and (wait_s := self._failures.take(address)):
             raise problems.too_many(wait_s)
         return found
 

@@ -127,9 +127,7 @@ class ServerMetrics:
     def _lateness(self, topics: Mapping[str, TopicCounts]) -> Any:
         metric = telemetry.TAKE_LATENESS
         bounds = [*map(str, metric.buckets), "+Inf"]
-        family = self._families.HistogramMetricFamily(
-            metric.name, metric.help, labels=metric.labels
-        )
+        family = self._new(metric)
         for name, counts in topics.items():
             at_most = itertools.accumulate(counts.lateness)
             family.add_metric((name,), list(zip(bounds, at_most, strict=True)), None)
@@ -150,12 +148,13 @@ class ServerMetrics:
         yield self._family(telemetry.SLO, promised)
         yield self._family(telemetry.SLO_LATENESS, measured)
 
+    def _new(self, metric: Metric) -> Any:
+        """Return a family without samples, such as a GaugeMetricFamily."""
+        make = getattr(self._families, f"{metric.kind.title()}MetricFamily")
+        return make(metric.name, metric.help, labels=metric.labels)
+
     def _family(self, metric: Metric, samples: Sequence[tuple[tuple[str, ...], float]]) -> Any:
-        kinds = {
-            "gauge": self._families.GaugeMetricFamily,
-            "counter": self._families.CounterMetricFamily,
-        }
-        family = kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+        family = self._new(metric)
         for labels, value in samples:
             family.add_metric(labels, value)
         return family

@@ -35,9 +35,7 @@ async def health(request: PageRequest) -> View:
 
     about = await request.readings.get("info", lambda: api_about.get_info(request.context), 5.0)
     reading = request.readings.start("doctor", examine, DOCTOR_S)
-    found: list[Finding] = sorted(
-        reading.found or (), key=lambda finding: -SEVERITIES.index(finding.severity)
-    )
+    found = sorted(reading.found or (), key=lambda each: -SEVERITIES.index(each.severity))
     values = {
         "reading": reading,
         "findings": [each for each in found if each.severity not in ("ok", "skipped")],

@@ -187,9 +187,8 @@ def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | No
     if objective is None or not samples:
         return None
     since = samples[-1].at - timedelta(milliseconds=slo.WINDOW_MS)
-    found = (
-        getattr(s, f"late_p{objective.percentile}_s") for s in reversed(samples) if s.at > since
-    )
+    name = f"late_p{objective.percentile}_s"
+    found = (getattr(s, name) for s in reversed(samples) if s.at > since)
     return next((late_s for late_s in found if late_s is not None), None)
 
 

@@ -48,8 +48,21 @@ SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated
 
 
 def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Return a message as it is shown; of a body that is hidden nothing is decoded."""
-    return message_of(message, most if sees_bodies(context.principal) else 0)
+    """Return a message as it is shown; of a body that is hidden nothing is decoded.
+
+    Args:
+        context: of who asks.
+        message: with its record as its body.
+        most: bytes of its body that are shown; None: all.
+    """
+    if not sees_bodies(context.principal):
+        body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
+    elif isinstance(message.body, record.Record):
+        body, unreadable = body_of_record(message.body, most)
+    else:  # the record cannot be read
+        body, unreadable = body_of(message.body, most), message.unreadable
+    failure = failure_of(message.failure)
+    return show(message, StoredMessage, body=body, unreadable=unreadable, failure=failure)
 
 
 async def page_of(
@@ -257,21 +270,6 @@ def _written(value: Any) -> str:
         return "(nested too deeply to be shown)"
     except Exception as error:  # of an object that a codec of a user made
         return f"({type(value).__name__}; it cannot be shown: {type(error).__name__})"
-
-
-def message_of(message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Return a message, whose body is its record, as it is shown.
-
-    With so many bytes of its body; None: all; 0: the body is hidden, and not decoded.
-    """
-    if most == 0:
-        body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
-    elif isinstance(message.body, record.Record):
-        body, unreadable = body_of_record(message.body, most)
-    else:  # the record cannot be read
-        body, unreadable = body_of(message.body, most), message.unreadable
-    failure = failure_of(message.failure)
-    return show(message, StoredMessage, body=body, unreadable=unreadable, failure=failure)
 
 
 def failure_of(failure: failures.Failure | None) -> Failure | None:

@@ -38,9 +38,8 @@ def document(operations: Sequence[Operation], base: str, root: str = "") -> dict
     refs = {id(kind): ref for kind, ref in zip([*types, Problem], found, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
-        paths.setdefault(base + each.path, {})[each.method.lower()] = _operation(
-            each, refs, schemas
-        )
+        methods = paths.setdefault(base + each.path, {})
+        methods[each.method.lower()] = _operation(each, refs, schemas)
     for schema in schemas.values():
         schema["description"] = _first_lines(schema.get("description", ""))
     return {
@@ -79,10 +78,8 @@ def _operation(
         "responses": _responses(operation, refs),
     }
     if "body" in operation.types:
-        described["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": refs[id(operation.types["body"])]}},
-        }
+        content = {"application/json": {"schema": refs[id(operation.types["body"])]}}
+        described["requestBody"] = {"required": True, "content": content}
     return described
 
 

@@ -156,9 +156,8 @@ def _find_missing(
         open_after = after.producers.get(producer)
         if open_after is None:
             continue
-        open_all_along = intersection(
-            open_before.accepted(latest), open_after.accepted(float("inf"))
-        )
+        still_open = open_after.accepted(float("inf"))
+        open_all_along = intersection(open_before.accepted(latest), still_open)
         gone = difference(open_all_along, living.of(producer)) if open_all_along else []
         missing += [Missing(producer, keys.index, first, last) for first, last in gone]
     return missing

@@ -60,9 +60,9 @@ class Audits(SurveyedService):
                 if not self._transport.run(_is_numbered(counts.context)):
                     self._next_at[name] = now + WITHOUT_S
                     continue
-                report = self._transport.run(
-                    audit_flow.audit(counts.context, self._audit.older_ms, every_ms=every_ms)
-                )
+                older_ms = self._audit.older_ms
+                flow = audit_flow.audit(counts.context, older_ms, every_ms=every_ms)
+                report = self._transport.run(flow)
                 self._next_at[name] = now + AUDIT_S
                 self._audit.report(name, report)
                 missing.pop(name, None)

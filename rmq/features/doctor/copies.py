@@ -121,9 +121,8 @@ def replication(look: Look) -> Flow[list[Sight]]:
             continue
         if len(good) < len(info.replicas):
             found.append(Sight("warning", f"{text}; the others lag or are not online", "ROLE"))
-        found.append(
-            _least_to_write(text, needed, settings[index] if settings else None, len(good))
-        )
+        own = settings[index] if settings else None
+        found.append(_least_to_write(text, needed, own, len(good)))
     return found
 
 

@@ -103,9 +103,8 @@ class Info(dict[str, str]):
 
 def pairs(reply: Any) -> dict[str, str]:
     """Return names and values of a reply, which RESP3 has as a map."""
-    items = (
-        reply.items() if isinstance(reply, Mapping) else zip(reply[::2], reply[1::2], strict=True)
-    )
+    is_map = isinstance(reply, Mapping)
+    items = reply.items() if is_map else zip(reply[::2], reply[1::2], strict=True)
     return {name.decode(): value.decode(errors="replace") for name, value in items}
 
 

@@ -185,9 +185,8 @@ class AsyncQuery(QueryBase):
         Reading changes nothing: the query keeps holding them.
         """
         await self._run(self._flows.open())
-        part = HeldPart(
-            self._context.prefix, self._context.name, slot, after, upto, self.max_retries
-        )
+        context = self._context
+        part = HeldPart(context.prefix, context.name, slot, after, upto, self.max_retries)
         reader = PartReader(self.run, [part], BATCH_MAX, PAGE_BYTES)
         while blocks := await self._run(reader.read()):
             for block in blocks:

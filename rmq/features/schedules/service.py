@@ -15,9 +15,8 @@ class Schedules:
     """Sends what is due; a script lets one server or worker send each time."""
 
     name = "schedules"
-    needs_leadership = (
-        False  # each time is sent once, however many look; and none waits for a leader
-    )
+    # Each time is sent once, however many look; and none waits for a leader.
+    needs_leadership = False
 
     def __init__(self, transport: Transport, prefix: str) -> None:
         sessions = ReplaySessions()

@@ -73,9 +73,8 @@ def token_create(
     key = keys.tokens_key(prefix)
     if (yield RawCommand("token_create", "HLEN", key)) >= TOKENS_MAX:
         raise InvalidValue(f"there are {TOKENS_MAX} tokens; revoke some: rmq token ls")
-    token = access.new_token(
-        name, known, sees_bodies, (yield from server_ms("token_create")), lasts_ms
-    )
+    now_ms = yield from server_ms("token_create")
+    token = access.new_token(name, known, sees_bodies, now_ms, lasts_ms)
     packed = token.pack()
     created = yield RawCommand("token_create", "HSETNX", key, name, packed)
     if not created and (yield RawCommand("token_create", "HGET", key, name)) != packed.encode():

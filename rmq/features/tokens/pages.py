@@ -40,9 +40,8 @@ async def revoke(request: PageRequest) -> Redirect:
     """Revoke a token; the sessions and streams that it began end within 5 s."""
     name = request.path["name"]
     done = await request.context.admin.token_revoke(name)
-    return Redirect(
-        request.url("tokens"), f"Revoked {name}" if done else f"There is no token {name}"
-    )
+    notice = f"Revoked {name}" if done else f"There is no token {name}"
+    return Redirect(request.url("tokens"), notice)
 
 
 async def _view(request: PageRequest, text: str = "", made: str = "") -> View:

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rmq.errors import OutcomeUnknown, RMQError, Unavailable
@@ -88,11 +89,8 @@ class StatusReporter:
     def _report(self) -> None:
         keep_ms = round(HEARTBEAT_S * KEEP_HEARTBEATS * 1000)
         try:
-            self._transport.run(
-                flows.report(
-                    self._prefix, self.id, lambda at_ms: self._write(at_ms, keep_ms), keep_ms
-                )
-            )
+            write = partial(self._write, keep_ms)
+            self._transport.run(flows.report(self._prefix, self.id, write, keep_ms))
             self._refusal = None
         except (Unavailable, OutcomeUnknown):
             pass  # the watchdog logs outages
@@ -103,7 +101,7 @@ class StatusReporter:
         except Exception:
             log.exception("unexpected, while the status of this process was reported")
 
-    def _write(self, at_ms: int, keep_ms: int) -> str:
+    def _write(self, keep_ms: int, at_ms: int) -> str:
         """Return the report as it is stored."""
         now = time.monotonic()
         handlers, runs = [], []
@@ -112,13 +110,11 @@ class StatusReporter:
             topic = handler.context.name
             counts = queue.counts()
             held = counts.pop("held")
-            run_s = self._means[index].update(
-                now, queue.runs.times.busy_s, sum(counts[verb] for verb in RUN_VERBS)
-            )
+            ended = sum(counts[verb] for verb in RUN_VERBS)
+            run_s = self._means[index].update(now, queue.runs.times.busy_s, ended)
+            most = handler.concurrency
             handlers.append(
-                HandlerStatus(
-                    topic, handler.name, handler.concurrency, len(running), held, counts, run_s
-                )
+                HandlerStatus(topic, handler.name, most, len(running), held, counts, run_s)
             )
             runs += [(began, index, delivery) for delivery, began in running.items()]
         oldest = heapq.nsmallest(RUNNING_MOST, runs, key=lambda run: run[0])

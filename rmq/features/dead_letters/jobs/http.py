@@ -77,10 +77,8 @@ async def list_jobs(context: RequestContext, query: JobsQuery) -> JobList:
         after = read_cursor(query.cursor, tuple[int, str])
         found = [job for job in found if place(job) > after]
     page = found[: query.limit]
-    return JobList(
-        jobs=[job_of(job) for job in page],
-        cursor=write_cursor(place(page[-1])) if len(found) > len(page) else None,
-    )
+    cursor = write_cursor(place(page[-1])) if len(found) > len(page) else None
+    return JobList(jobs=[job_of(job) for job in page], cursor=cursor)
 
 
 class Job(Answer):
