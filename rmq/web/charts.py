@@ -141,17 +141,10 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
     """Return the bars of a histogram, and the ticks of its counts."""
     ceiling = nice(max((count for _, count in counts), default=0))
     width, height = (WIDTH - LEFT - RIGHT) / max(1, len(counts)), HEIGHT - TOP - BOTTOM
-    drawn = [
-        Bar(
-            LEFT + index * width + width * 0.1,
-            TOP + (1 - count / ceiling) * height,
-            width * 0.8,
-            count / ceiling * height,
-            label,
-            count,
-        )
-        for index, (label, count) in enumerate(counts)
-    ]
+    drawn = []
+    for index, (label, count) in enumerate(counts):
+        x, y = LEFT + index * width + width * 0.1, TOP + (1 - count / ceiling) * height
+        drawn.append(Bar(x, y, width * 0.8, count / ceiling * height, label, count))
     ticks = [ceiling * step / TICKS for step in range(TICKS + 1)]
     return drawn, [Tick(TOP + (1 - value / ceiling) * height, axis_text(value)) for value in ticks]
 

@@ -256,8 +256,10 @@ class Table:
             assert ("body" in types) == (method in ("POST", "PATCH")), handler
             assert ("path" in types) == ("{" in path), handler
             assert inspect.getdoc(handler), handler
-            facts = method, path, self.tag, role, status, has_etag, errors
-            self.operations.append(Operation(*facts, handler, types, has_lines))
+            operation = Operation(
+                method, path, self.tag, role, status, has_etag, errors, handler, types, has_lines
+            )
+            self.operations.append(operation)
             return handler
 
         return register

@@ -94,31 +94,38 @@ def queries(context: TopicContext) -> Flow[list[HeldQuery]]:
     """List the queries of a topic, the lease that expires first before the others."""
     yield from opening.ensure_open(context, create=False)
     listed = yield from pipeline([scripts.queries(keys) for keys in context.slots])
-    pairs = [
-        (keys, run) for keys, runs in zip(context.slots, listed, strict=True) for run, _ in runs
+    found = [
+        (keys, run, left_ms)
+        for keys, runs in zip(context.slots, listed, strict=True)
+        for run, left_ms in runs
     ]
+    calls = [queries_scripts.query_inspect(keys, run) for keys, run, _ in found]
     states: list[QueryState] = []
-    for at in range(0, len(pairs), BATCH_MAX):
-        page = pairs[at : at + BATCH_MAX]
-        states += yield from pipeline(
-            [queries_scripts.query_inspect(keys, run) for keys, run in page]
-        )
-    by_run: dict[str, dict[int, QueryState]] = {}
-    for (keys, run), state in zip(pairs, states, strict=True):
-        by_run.setdefault(run, {})[keys.index] = state
-    return _by_lease(by_run, (pair for runs in listed for pair in runs))
+    for at in range(0, len(calls), BATCH_MAX):
+        states += yield from pipeline(calls[at : at + BATCH_MAX])
+    return _by_topic(found, states).get(context.name, [])
 
 
-def _by_lease(
-    by_run: Mapping[str, Mapping[int, QueryState]], leases: Iterable[tuple[str, int]]
-) -> list[HeldQuery]:
-    """Return queries from their states in each slot; `leases`: run and ms left, of each slot."""
-    left_ms: dict[str, int] = {}
-    for run, ms in leases:
-        left_ms[run] = min(ms, left_ms.get(run, ms))
-    return [
-        _held(run, by_run[run], left_ms[run]) for run in sorted(left_ms, key=left_ms.__getitem__)
-    ]
+def _by_topic(
+    found: Sequence[tuple[SlotKeys, str, int]], states: Sequence[QueryState]
+) -> dict[str, list[HeldQuery]]:
+    """Return queries, the lease that ends first before the others.
+
+    Args:
+        found: of each slot that has a query: its keys, the query, and the ms its lease has left.
+        states: of each of these; one that is empty is left out.
+    """
+    by_slot: dict[tuple[str, str], dict[int, QueryState]] = {}
+    left: dict[tuple[str, str], int] = {}
+    for (keys, run, left_ms), state in zip(found, states, strict=True):
+        if state:
+            query = keys.topic, run
+            by_slot.setdefault(query, {})[keys.index] = state
+            left[query] = min(left_ms, left.get(query, left_ms))
+    queries: dict[str, list[HeldQuery]] = {}
+    for topic, run in sorted(left, key=left.__getitem__):
+        queries.setdefault(topic, []).append(_held(run, by_slot[topic, run], left[topic, run]))
+    return queries
 
 
 class Counted(Protocol):
@@ -155,16 +162,8 @@ def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery
         for (keys, now_ms), reply in zip(asked, listed, strict=True)
         for run, end in zip(reply[::2], reply[1::2], strict=True)
     ]
-    states = yield from _unless_gone(
-        [queries_scripts.query_inspect(keys, run) for keys, run, _ in found]
-    )
-    by_topic: dict[str, dict[str, dict[int, QueryState]]] = {}
-    leases: dict[str, list[tuple[str, int]]] = {}
-    for (keys, run, left_ms), state in zip(found, states, strict=True):
-        if state:
-            by_topic.setdefault(keys.topic, {}).setdefault(run, {})[keys.index] = state
-            leases.setdefault(keys.topic, []).append((run, left_ms))
-    return {name: _by_lease(by_run, leases[name]) for name, by_run in by_topic.items()}
+    calls = [queries_scripts.query_inspect(keys, run) for keys, run, _ in found]
+    return _by_topic(found, (yield from _unless_gone(calls)))
 
 
 def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery]:
@@ -234,9 +233,8 @@ def release_query(context: TopicContext, run: str, force: bool, dry_run: bool) -
         QueryOwned: a driver runs it, and this is not forced.
     """
     yield from opening.ensure_open(context, create=False)
-    states = yield from pipeline(
-        [queries_scripts.query_inspect(keys, run) for keys in context.slots]
-    )
+    calls = [queries_scripts.query_inspect(keys, run) for keys in context.slots]
+    states = yield from pipeline(calls)
     owner, left_s = _owner(dict(enumerate(states)))
     if owner is not None and left_s > 0 and not force:
         raise QueryOwned(
