@@ -7,7 +7,7 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] boundaries           ms from now, rising; 1 to 60
 Returns   for each boundary, how many timed messages are due then or before, and after the boundary before it; then how
           many are due after the last one. A message that was handed back is due. Last, how many have no due time:
-          retries and priorities, which may be taken at once
+          retries and priorities, which may be taken at once or are held behind others of their groups
 Cost      O(b log L), b = boundaries
 Atomic    Reads only: one moment of one slot.
 ]]

@@ -16,7 +16,7 @@ KEYS[12]  trash          zset  member -> when it goes for good, epoch ms
 KEYS[13]  failures       hash  member -> failure entry
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms for which the oldest
-          message waits that may be taken (below), how many waiting messages a pause or the limit holds back, since when
+          message waits that may be taken (below), how many waiting messages a pause, the limit or their groups hold back, since when
           the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
           shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, dead-lettered, redriven, cancelled, expired, dropped, purged,
@@ -24,6 +24,7 @@ Returns   retries, priority, due, later, in flight, dead, trash, records, merge 
           A message waits since it failed last or was redriven, else since it was due, else since its producer made its id;
           of an id that a dedup key made that is not known. Looked at are the first due message, and the first ones
           of the 24 lowest priorities and numbers of retries: the others are taken before them
+          Of a group, those that are held behind others count as waiting with a priority
 Cost      O(log L), up to 50 looks; with a limit for each key it reads up to 2000 records, 8 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
@@ -40,7 +41,7 @@ Atomic    Reads only: one moment of one slot.
 local function count_held(key_limit, store, prepare, records, rates, chunk, now)
   local keys, count = open_keys(key_limit, prepare, records, rates, chunk, now), 0
   local ids = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, string.format('(%.0f', now + 1), 'LIMIT', 0, 1000)
-  local rest = redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, '-inf', 'LIMIT', 0, 1000 - #ids)
+  local rest = redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, 0, 'LIMIT', 0, 1000 - #ids)
   for i = 1, #rest do
     ids[#ids + 1] = rest[i]
   end
@@ -71,7 +72,7 @@ end
 
 -- When the oldest of the retries and priorities was due; `now` where there is none.
 local function oldest_due(store, now)
-  local oldest, from = now, '-inf'
+  local oldest, from = now, 0
   for _ = 1, PRIORITIES_MOST do
     local lowest = redis.call('ZRANGEBYSCORE', store, from, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, 1)
     if not lowest[1] then
@@ -106,9 +107,10 @@ if due < TIMED_MIN then -- it was handed back
   due = due_since(first[1]) or now
 end
 due = math.min(due, oldest_due(store, now))
+local behind = redis.call('ZCOUNT', store, '-inf', '(0') -- others of their groups
 local reply = {
-  redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_MIN),
-  redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END),
+  redis.call('ZCOUNT', store, 0, '(' .. PRIORITY_MIN),
+  redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) + behind,
   redis.call('ZCOUNT', store, PRIORITY_END, '(' .. past),
   redis.call('ZCOUNT', store, past, '+inf'),
   redis.call('ZCARD', KEYS[3]),
@@ -118,7 +120,7 @@ local reply = {
   redis.call('HLEN', KEYS[6]),
   redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
   now - due,
-  0,
+  behind,
   tonumber(paused or 0),
   tonumber(paused_send or 0),
   redis.call('ZCOUNT', KEYS[3], '-inf', string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000))
@@ -127,11 +129,11 @@ local reply = {
 }
 if paused or limit then
   local room = paused and 0 or room_in(limit, redis.call('HGET', slot, 'bucket'), reply[5], now)
-  reply[12] = math.max(0, reply[1] + reply[2] + reply[3] - room)
+  reply[12] = math.max(behind, reply[1] + reply[2] + reply[3] - room)
 end
 local key_limit = limit and key_limit_in(limit)
 if key_limit and not paused then
-  reply[12] = math.max(reply[12], count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(chunk), now))
+  reply[12] = math.max(reply[12], behind + count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(chunk), now))
 end
 local counters = redis.call('HMGET', slot, 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped')

@@ -18,6 +18,7 @@ from rmq.terminal.tables import WINDOW, Column
 
 QUEUES = {"store": "waiting", "prepare": "in flight", "dead": "dead"}
 HELD = "held by a query"
+IN_GROUP = "after its group"  # of a message that waits behind others of it
 PATIENCE_S = 0.3  # a table waits so long for the rows that decide on its widths
 ID, SLOT = Column("ID", style="cyan"), Column("SLOT", right=True)
 TRIES, BODY = Column("TRIES", right=True), Column("BODY", cut=True)
@@ -50,11 +51,12 @@ def _row(m: rmq.Message) -> list[str]:
         until = HELD if m.held_by_query else terminal_text.clock(m.deadline)
         return [str(m.id), str(m.slot), until, str(m.deliveries), _body(m)]
     priority = "-" if m.priority is None else str(m.priority)
+    due = IN_GROUP if m.held else terminal_text.clock(m.due)
     return [
         str(m.id),
         str(m.slot),
         priority,
-        terminal_text.clock(m.due),
+        due,
         str(m.deliveries),
         _body(m),
     ]
@@ -122,6 +124,11 @@ def detail(message: rmq.Message, as_json: bool) -> None:
         ("expires", terminal_text.fine_clock(message.expires)),
         ("merge key", message.merge_key or "-"),
         ("type", message.type or "-"),
+        *(
+            [("group", message.group + (" (held)" if message.held else ""))]
+            if message.group
+            else []
+        ),
         ("deliveries", str(message.deliveries)),
     ]
     if message.deadline:
@@ -187,4 +194,4 @@ def held_text(figures: dict[str, int]) -> str:
     held = f"{terminal_text.plural(figures['held'], 'message')} held"
     if figures["paused_ms"]:
         return f"paused since {terminal_text.clock(moment(figures['paused_ms']))}, {held}"
-    return f"{held} back by the topic's limit"
+    return f"{held} back by the topic's limit, or behind others of their groups"

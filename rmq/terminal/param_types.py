@@ -99,6 +99,12 @@ class _MessageIds(_Parsed):
         return choices(ctx, incomplete, message_ids)
 
 
+def _groups(text: str) -> str:
+    from rmq.kernel.core.groups import OFF, parse_groups
+
+    return str(parse_groups(text) or OFF)
+
+
 DURATION = _Parsed("duration", parse_duration)
 DURATION_OR_OFF = _Parsed("duration", parse_duration, "off")
 MOMENT = _Parsed("moment", moment)
@@ -107,6 +113,7 @@ HEADER = _Parsed("name=value", _header)
 RETRY = _Parsed("policy", parse_policy)
 LIMIT = _Parsed("limit", parse_limits)
 SLO = _Parsed("slo", check_slo, words=("off",))
+GROUPS = _Parsed("groups", _groups, words=("off", "order"))
 DURABILITY = _Parsed("level", _durability)
 TIMED_PRIORITY = _Parsed("priority", _timed_priority, words=("first",))
 MESSAGE_ID = _MessageIds("id", rmq.MessageId.parse)

@@ -165,6 +165,8 @@ class StoredMessage(Answer):
     offset: int
     body: Body
     type: str | None
+    group: str | None
+    held: bool
     priority: int | None
     due: datetime | None
     expires: datetime | None

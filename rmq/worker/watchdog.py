@@ -140,7 +140,7 @@ class _TopicOpener:
         for handler in self._handlers:
             try:
                 self._transport.run(opening.ensure_open(handler.context))
-                handler.check_lease(handler.context.settings.lease_ms)
+                handler.follow(handler.context.settings)
             except (Unavailable, OutcomeUnknown) as error:
                 log.error("topics cannot be opened yet, and are tried again: %s", error)
                 return  # each of the others would take as long

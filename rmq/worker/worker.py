@@ -169,7 +169,7 @@ class Worker:
             for handler in self.handlers:
                 try:
                     transport.run(opening.ensure_open(handler.context, create=False))
-                    handler.check_lease(handler.context.settings.lease_ms)
+                    handler.follow(handler.context.settings)
                     exists[handler.context.name] = True
                 except TopicNotFound:
                     exists[handler.context.name] = False

@@ -36,7 +36,7 @@ PLAIN_ENGLISH = {
     # durability and retry policies, by the name of the technique
     "fsync", "replicated", "exponential", "immediate", "levels", "snooze",
     # other queues and servers
-    "attempt", "concurrency", "depends", "dlq", "duplicate", "expire", "extend", "filter", "group",
+    "attempt", "concurrency", "depends", "dlq", "duplicate", "expire", "extend", "filter",
     "health", "hold", "idempotent", "interceptor", "leader", "lifespan", "lost", "missing", "pause",
     "publish", "purge", "rate", "renew", "reschedule", "resize", "resume", "sample",
     "scheduler", "server", "service", "status", "token", "type", "withdraw",

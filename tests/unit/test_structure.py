@@ -18,8 +18,9 @@ FILES = sorted(
     path for path in (ROOT / "rmq").rglob("*.py") if not path.read_text().startswith(GENERATED)
 )
 # Of what is written by hand: lines of code without blanks, comments and docstrings; files; uses of
-# private names of other objects, `x._name` where x is not self or cls.
-LIMITS = {"lines": 44_950, "files": 360, "private": 76}
+# private names of other objects, `x._name` where x is not self or cls. Groups are seen and sent
+# wherever messages are: 150 lines more.
+LIMITS = {"lines": 45_100, "files": 360, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

@@ -2,7 +2,8 @@
 
     filter     = all { "or" all }          all  = term { "and" term }
     term       = "not" term | "(" filter ")" | field operator value
-    field      = error reason type id age died attempts priority fingerprint header.NAME body.PATH
+    field      = error reason type group id age died attempts priority fingerprint
+                 header.NAME body.PATH
     operator   = "=" "!=" "~" "!~" "<" "<=" ">" ">="
     value      = "text" 'text' | number | duration | time | word
 
@@ -50,6 +51,7 @@ _OPERATORS = {
     "error": (*_EQUAL, *_SEARCH),
     "reason": (*_EQUAL, *_SEARCH),
     "type": (*_EQUAL, *_SEARCH),
+    "group": (*_EQUAL, *_SEARCH),
     "id": _EQUAL,
     "age": _ORDER,
     "died": _ORDER,

@@ -52,6 +52,10 @@ class DeadLetter(Protocol):
     def type(self) -> str | None:
         """Its type, or None."""
 
+    @property
+    def group(self) -> str | None:
+        """The name of its group, or None."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -113,6 +117,7 @@ _PLAIN_FIELDS: dict[str, Any] = {
     "error": lambda m: m.failure.error if m.failure else None,
     "reason": lambda m: m.failure.reason if m.failure else None,
     "type": lambda m: m.type,
+    "group": lambda m: m.group,
     "id": lambda m: str(m.id),
     "age": lambda m: m.died.timestamp() * 1000 if m.died else None,
     "died": lambda m: m.died.timestamp() * 1000 if m.died else None,

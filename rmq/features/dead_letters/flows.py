@@ -18,6 +18,7 @@ from rmq.features.dead_letters.jobs.job import REFUSED, Job
 from rmq.features.dead_letters.scripts import TOKEN_BYTES
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.failure import Failure
+from rmq.kernel.core.groups import GROUP_MARK, group_in
 from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
@@ -180,9 +181,12 @@ class _Letter:
         return self._record.headers.get(record.TYPE_MARK) if self._record else None
 
     @property
+    def group(self) -> str | None:
+        return group_in(self._record.headers.get(GROUP_MARK)) if self._record else None
+
+    @property
     def headers(self) -> Mapping[str, str]:
-        headers = self._record.headers if self._record else {}
-        return {name: text for name, text in headers.items() if name != record.TYPE_MARK}
+        return record.shown_headers(self._record.headers) if self._record else {}
 
     @cached_property
     def body(self) -> Any:

@@ -319,6 +319,8 @@ def _words(found: list[web_message.StoredMessage]) -> str:
     for message in found:
         if message.type:
             add("type", message.type)
+        if message.group:
+            add("group", message.group)
         if message.failure:
             add("error", message.failure.error.partition(":")[0][:WORD_CHARS])
             add("fingerprint", message.failure.fingerprint)

@@ -167,7 +167,8 @@ class SlotWalk:
     ) -> None:
         self.queue = queue
         self._now_ms, self._places = start.now_ms, dict(start.places)
-        ranges = ranges_in_order(queue, start.now_ms)
+        groups = context.settings.groups is not None
+        ranges = ranges_in_order(queue, start.now_ms, groups)
         self._readers = {
             slot: SlotReader(context.slots[slot], queue, ranges, start.places.get(slot))
             for slot in slots

@@ -76,6 +76,9 @@ class Send(Request):
     dedup_key: str | None = None
     max_runtime: Seconds | None = None
     type: str | None = None
+    group: str | None = None
+    share_key: str | None = None
+    weight: int | None = None
 
 
 class Reschedule(Request):
@@ -148,7 +151,8 @@ async def send_message(context: RequestContext, path: TopicPath, body: Send) -> 
         value, priority=body.priority, delay=body.delay, at=body.at, merge_key=body.merge_key,
         time_range=body.time_range, merge=body.merge, extend=body.extend, max_wait=body.max_wait,
         slot_basis=body.slot_basis, headers=body.headers, expires=body.expires, id=body.id,
-        dedup_key=body.dedup_key, max_runtime=body.max_runtime, type=body.type, timeout=BLOCK_S,
+        dedup_key=body.dedup_key, max_runtime=body.max_runtime, type=body.type, group=body.group,
+        share_key=body.share_key, weight=body.weight, timeout=BLOCK_S,
     )  # fmt: skip
     return show(result, Sent)
 

@@ -192,7 +192,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
 
         Messages that wait for a time are counted: delayed ones, open merge windows, retries that
         wait, and those that are due already, held back by a pause or a limit or not. Messages that
-        may be taken at once by their priority, or as a retry, have no due time.
+        may be taken at once by their priority, or as a retry, have no due time, nor have those that
+        are held behind others of their group.
 
         Args:
             topic: its name.

@@ -78,6 +78,7 @@ class Settings(Request):
     unhandled: float | UnsetType | None = UNSET
     limit: str | UnsetType | None = UNSET
     slo: str | UnsetType | None = UNSET
+    groups: str | UnsetType | None = UNSET
 
     def given(self) -> dict[str, Any]:
         """Return those that were sent, as `Client.topic` takes them."""

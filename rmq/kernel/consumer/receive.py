@@ -203,6 +203,9 @@ def _begin(state: ReceiveState, keeps_credits: bool = False) -> Flow[None]:
     state.subscription.slot_channel = slots[0].channel if len(slots) == 1 else b""
     if state.lease_ms is None:
         state.lease_ms = context.settings.lease_ms
+    if state.ordered and not context.settings.in_slot_order(True):
+        state.ordered = False
+        state.subscription.takes_batches = state.subscription.held is None
 
 
 def _prepare_visit(state: ReceiveState, limit: int, waits: bool) -> Flow[None]:

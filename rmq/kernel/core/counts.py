@@ -13,7 +13,7 @@ GAUGES = {
     "records": "message records",
     "remembered": "settled ids remembered",
     "late_ms": "oldest due message waits for",
-    "held": "held back by a pause or limit",
+    "held": "held back by a pause, limit or group",
     "paused_ms": "paused since",
     "sends_paused_ms": "sends paused since",
 }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from rmq.errors import InvalidType
 from rmq.kernel.core import record
 from rmq.kernel.core.claim import Claim
+from rmq.kernel.core.groups import GROUP_MARK, group_in, share_in
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Receipt
@@ -123,6 +124,11 @@ class HeldDelivery:
     def type(self) -> str | None:
         """The message's type; None: it was sent without one."""
         return record.type_of(self.record)
+
+    @property
+    def group(self) -> str | None:
+        """The name of the message's group; None: it was sent without one."""
+        return group_in(self.marks.get(GROUP_MARK))
 
     @property
     def marks(self) -> Mapping[str, str]:
@@ -235,6 +241,16 @@ class DeliveryData:
     def type(self) -> str | None:
         """Its type, by which a worker chooses the handler; None: it was sent without one."""
         return self._held.type
+
+    @property
+    def group(self) -> str | None:
+        """The name of its group; None: it was sent without one."""
+        return self._held.group
+
+    @property
+    def share_key(self) -> str | None:
+        """The name by which its group shares; None: by its own."""
+        return share_in(self.marks.get(GROUP_MARK))
 
     @property
     def marks(self) -> Mapping[str, str]:

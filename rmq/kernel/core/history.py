@@ -66,7 +66,8 @@ class Sample:
     Attributes:
         at: the moment.
         counts: how many messages wait as retries, with a priority, due, or for a later time
-            ("later"), are "in_flight", "dead", or "held" back by a pause or a limit.
+            ("later"), are "in_flight", "dead", or "held" back by a pause, a limit
+            or their groups.
         late_s: for how long the oldest message that may be taken has waited.
         rates: events a second since the point before: accepted, delivered, settled, returned,
             rolled_back, dead_lettered; empty where that is not known, or not yet.

@@ -228,6 +228,7 @@ class Message:
         score: the sorted-set score, as `redis-cli` shows it.
         unreadable: the reason why the body is raw bytes, or ''.
         type: its type, or None.
+        group: the name of its group, or None.
         failure_entry: its failures as Redis has them; `attempts` reads it.
     """
 
@@ -248,6 +249,7 @@ class Message:
     score: float
     unreadable: str = ""
     type: str | None = None
+    group: str | None = None
     failure_entry: bytes = field(default=b"", repr=False)
 
     @property
@@ -258,6 +260,11 @@ class Message:
         the errors of earlier ones: an oldest number above 1 says that there were more.
         """
         return failure_entries.attempts(self.failure_entry)
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits behind others of its group, or for its group to go on."""
+        return self.queue == "store" and self.score < 0
 
     @property
     def held_by_query(self) -> bool:

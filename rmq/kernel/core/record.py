@@ -35,6 +35,7 @@ import msgpack
 
 from rmq.errors import DecodeError
 from rmq.kernel.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedLimit
+from rmq.kernel.core.groups import GROUP_MARK
 
 MIN_BYTES = 4096  # smaller bodies stand in their records
 # So do the large ones of a call that has fewer bytes of them: commands and round trips cost more.
@@ -285,6 +286,11 @@ def offset_of(offset_low: int, newest: int) -> int:
     Exact if the slot accepted less than 2^32 messages after this one.
     """
     return newest - (newest - offset_low) % (1 << _NUMBER_BITS)
+
+
+def shown_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers without the type and the group, which are shown beside them."""
+    return {name: text for name, text in headers.items() if name not in (TYPE_MARK, GROUP_MARK)}
 
 
 def user_headers(headers: dict[str, str]) -> dict[str, str]:

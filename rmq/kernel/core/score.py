@@ -26,11 +26,13 @@ DELIVERY_CYCLE = 2048
 HELD_MIN = 4_000_000_000_000  # the year 2096; larger receipts are of messages that a query holds
 SHARED_MIN = 3_000_000_000_000  # 2065; a receipt from here on is of the shared lease of that number
 
-Family = Literal["retry", "priority", "timed"]
+Family = Literal["held", "retry", "priority", "timed"]
 
 
 def family(score: float) -> Family:
     """Return the family of a StoreQueue score."""
+    if score < 0:
+        return "held"  # behind others of its group, in a lane: lua/lib/groups.lua
     if score < PRIORITY_MIN:
         return "retry"
     return "priority" if score < PRIORITY_END else "timed"

@@ -252,6 +252,21 @@ class Settings:
         """How late messages may be delivered; None: not said."""
         return slos.parse(self.slo)
 
+    def in_slot_order(self, ordered: bool) -> bool:
+        """Whether `ordered` means the order of a slot: where there are groups, it is theirs.
+
+        Raises:
+            InvalidValue: messages of a group go several at a time.
+        """
+        if not ordered or self.groups is None:
+            return ordered
+        if not self.groups.order:
+            raise InvalidValue(
+                f"ordered: messages of a group of this topic go {self.groups.concurrency} at a "
+                "time; leave ordered out, or create a topic with groups=rmq.Groups(order=True)"
+            )
+        return False
+
     @property
     def all_slots(self) -> int:
         """The number of slots that may hold messages: of all that the topic has had."""

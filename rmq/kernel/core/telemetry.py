@@ -299,7 +299,7 @@ WORKERS_RUNNING = Metric(
 )  # fmt: skip
 HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
-    "Waiting messages that a pause or a limit of the topic holds back.",
+    "Waiting messages that a pause or a limit of the topic, or their group, holds back.",
 )  # fmt: skip
 PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
 SENDS_PAUSED = Metric(

@@ -16,7 +16,7 @@ from rmq.kernel.core.delivery import DeliveryData, HeldDelivery, Reject, Retry, 
 from rmq.kernel.core.interceptor import Middleware
 from rmq.kernel.core.record import HEADERS
 from rmq.kernel.core.retry import Policy
-from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS
+from rmq.kernel.core.settings import BATCH_MAX, LEASE_MAX_MS, LEASE_MIN_MS, Settings
 from rmq.kernel.core.validation import Duration, check_int, check_message_type, duration_ms
 from rmq.kernel.handlers import body_types
 from rmq.kernel.handlers.dependencies import is_async_function
@@ -82,7 +82,7 @@ class Handler:
         self.linger_s = duration_ms(linger, "linger", high_ms=60_000, zero=True) / 1000
         if self.linger_s and not self.batch:
             raise InvalidValue("linger: it fills batches; give batch too")
-        self.ordered = _check_bool(ordered, "ordered")
+        self.ordered = self.is_ordered = _check_bool(ordered, "ordered")  # for `follow` to change
         if self.ordered and self.batch:
             raise InvalidValue("ordered: not with batch; an ordered handler gets one at a time")
         self.lease_ms = (
@@ -130,14 +130,15 @@ class Handler:
             each.check_handler(self)
         interceptor.mark_registered(self.function)
 
-    def check_lease(self, lease_ms: int) -> None:
-        """Let the middleware refuse a lease that cannot work, once the topic's is known.
+    def follow(self, settings: Settings) -> None:
+        """Follow the settings of the topic, once they are known.
 
         Raises:
-            InvalidValue: naming the middleware's option.
+            InvalidValue: `ordered`, or the lease with a middleware, cannot work with them.
         """
+        self.ordered = settings.in_slot_order(self.ordered)
         for each in self.middleware:
-            each.check_lease(lease_ms if self.lease_ms is None else self.lease_ms)
+            each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
 
     def convert_body(self, delivery: HeldDelivery) -> Any:
         """Convert a delivery's body to its type, unless it was converted before; return it.
@@ -262,7 +263,7 @@ class TopicHandlers:
         context: of the topic.
         default: the handler of all messages that `by_type` has none for, or None.
         by_type: the handlers of messages that were sent with a type.
-        ordered, lease_ms: as all handlers have them: they are of the topic, not of a message.
+        lease_ms: as all handlers have it: it is of the topic, not of a message.
         has_claims: whether one of them claims a key for each of its messages.
     """
 
@@ -270,7 +271,7 @@ class TopicHandlers:
         self._handlers = tuple(handlers)
         first = self._handlers[0]
         self.context = first.context
-        self.ordered, self.lease_ms = first.ordered, first.lease_ms
+        self.lease_ms = first.lease_ms
         self.has_claims = any(each.claims is not None for each in self._handlers)
         self.default = next((each for each in self._handlers if not each.types), None)
         self.by_type: dict[str | None, Handler] = {
@@ -279,6 +280,11 @@ class TopicHandlers:
 
     def __iter__(self) -> Iterator[Handler]:
         return iter(self._handlers)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether messages of a slot go one after the other; as all handlers have it."""
+        return self._handlers[0].ordered
 
     def __len__(self) -> int:
         return len(self._handlers)
@@ -313,10 +319,10 @@ class TopicHandlers:
                     f"already, {self.by_type[each].name}; a message has one handler"
                 )
         first = self._handlers[0]
-        for option in ("ordered", "lease_ms"):
+        for option in ("is_ordered", "lease_ms"):
             own, others = getattr(handler, option), getattr(first, option)
             if own != others:
-                shown = option.removesuffix("_ms")
+                shown = option.removeprefix("is_").removesuffix("_ms")
                 raise InvalidValue(
                     f"handler {handler.name}: {shown} is of the whole topic {name!r}, and "
                     f"{first.name} has {_shown(others)} where this one has {_shown(own)}; give all "

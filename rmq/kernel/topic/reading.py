@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from rmq.errors import DecodeError
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.codec import SharedLimit, decode, decode_all
+from rmq.kernel.core.groups import GROUP_MARK, group_in
 from rmq.kernel.core.ids import Id, MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
@@ -88,7 +89,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         moment(due) if due else None,
         moment(entry.expires_ms) if entry.expires_ms else None,
         entry.merge_key or None,
-        {name: text for name, text in entry.headers.items() if name != record.TYPE_MARK},
+        record.shown_headers(entry.headers),
         deliveries,
         deadline,
         died,
@@ -96,6 +97,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         member.score,
         unreadable,
         entry.headers.get(record.TYPE_MARK),
+        group_in(entry.headers.get(GROUP_MARK)),
         member.failure,
     )
 
@@ -231,18 +233,19 @@ ALL = (ScoreRange("-inf", "+inf"),)
 PRIORITIES = ScoreRange("17", f"({PRIORITY_END}", True)
 
 
-def ranges_in_order(queue: QueueName, now_ms: int) -> Sequence[ScoreRange]:
+def ranges_in_order(queue: QueueName, now_ms: int, groups: bool = False) -> Sequence[ScoreRange]:
     """Return the scores of a queue in the order in which it is shown.
 
     Of the StoreQueue that is the order of takes at a time: due messages, priorities, retries; then
-    those that are due later.
+    those that are held, in a topic with groups, and those that are due later.
     """
     if queue != "store":
         return ALL
     return (
         ScoreRange(str(PRIORITY_END), f"({now_ms + 1}"),
         PRIORITIES,
-        ScoreRange("-inf", "(17", True),
+        ScoreRange("0", "(17", True),
+        *([ScoreRange("-inf", "(0")] if groups else []),
         ScoreRange(str(now_ms + 1), "+inf"),
     )
 

@@ -49,6 +49,17 @@ def receive_in_order(scene: Scene) -> None:
 
 
 @scenario
+def receive_of_groups(scene: Scene) -> None:
+    """Send three messages of a group and one without; receive, and settle what came."""
+    topic = scene.opened(groups=rmq.Groups(share={"gold": 4}))
+    topic.send_many([rmq.Outgoing(n, group="customer 7", share_key="gold") for n in range(3)])
+    topic.send("none", type="a.b", group=None)
+    with topic.consumer(ordered=True) as consumer:
+        for _ in range(2):
+            consumer.ack(consumer.receive(10))
+
+
+@scenario
 def receive_at_most_once(scene: Scene) -> None:
     topic = fill(scene, 3)
     with topic.consumer(mode="at_most_once") as consumer:

@@ -61,6 +61,7 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
         "rmq send reminders '\"call back\"' --at 2030-01-31T09:00:00+01:00",
         "rmq send mail 'a plain text' --raw --header lang=en",
         "rmq send orders '{\"id\": 7}' --type order.refunded",
+        "rmq send orders '{\"id\": 7}' --group customer-42",
         "rmq send search '{\"user\": 42}' --merge-key 42 --time-range 5s",
         "jq -c '.orders[]' day.json | rmq send orders -",
     ),
@@ -95,6 +96,11 @@ def _outgoing_options(given: dict[str, Any]) -> dict[str, Any]:
 @click.option("--dedup-key", metavar="KEY", help="A repeated send with the same key adds nothing.")
 @click.option("--max-runtime", type=DURATION, help="How long one run of its handler may take.")
 @click.option("--type", type=MESSAGE_TYPE, help="By which workers choose the handler.")
+@click.option(
+    "--group", metavar="NAME", help="Messages of one group go in order: see topic --groups."
+)
+@click.option("--share-key", metavar="NAME", help="By which it shares, if not by its group.")
+@click.option("--weight", type=int, metavar="N", help="1 to 64: how much more often it has a turn.")
 @click.option("--durability", type=DURABILITY, help="memory, replicated[:N[:T]] or fsync[:N[:T]].")
 @click.option("--timeout", type=DURATION, help="How long to wait for room, with overflow block.")
 @click.option("--create", is_flag=True, help="Create the topic if it is missing.")

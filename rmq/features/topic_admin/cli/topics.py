@@ -21,6 +21,7 @@ from rmq.terminal.param_types import (
     DURABILITY,
     DURATION,
     DURATION_OR_OFF,
+    GROUPS,
     LIMIT,
     RETRY,
     SIZE,
@@ -114,6 +115,12 @@ _settings = with_options(
         "--slo",
         type=SLO,
         help="How late messages may be delivered, as p99<2s (p50, p90, p95, p99).  [off]",
+    ),
+    click.option(
+        "--groups",
+        type=GROUPS,
+        help="Messages of a group go in order, or N at a time: order or concurrency=N, with commas "
+        "also on_dead=hold and share.NAME=WEIGHT.  [off]",
     ),
 )
 

@@ -35,7 +35,7 @@ def letter(**changes: Any) -> Message:
         "due": None, "expires": None, "merge_key": None,
         "headers": {"tenant": "7", "x-region": "eu west"}, "deliveries": 4, "deadline": None,
         "died": datetime.fromtimestamp(NOW_MS / 1000 - 7200, UTC), "failure": FAILURE,
-        "score": 0.0, "type": "order.paid",
+        "score": 0.0, "type": "order.paid", "group": "customer 7",
     }  # fmt: skip
     return Message(**{**values, **changes})
 
@@ -43,7 +43,7 @@ def letter(**changes: Any) -> Message:
 FITS = [
     'error~"timeout|Timeout"', 'error~"(?i)TIMEOUT"', 'error~"in \\d+ s"', 'error!~"refused"',
     'error="ReadTimeout: no answer in 30 s from orders"', "error!=x", "reason=failed",
-    "type=order.paid", "type~^order", "age>1h", "age<=2h",
+    "type=order.paid", "type~^order", "group='customer 7'", "group!~8", "age>1h", "age<=2h",
     "died<=2026-09-21T12:13:20Z",
     "died>2026-09-21T14:13:19+02:00", 'died<"2026-09-21 12:13:21Z"',
     "age>=7200", "attempts=4", "attempts>3",
@@ -58,7 +58,7 @@ FITS = [
     'error~"30 s" and age > 1h and\n body.order >= 117',
 ]  # fmt: skip
 DOES_NOT_FIT = [
-    "error~refused", "age>3h",
+    "error~refused", "age>3h", "group=customer",
     "died<2026-09-21T12:13:20Z", "died>2026-09-21T12:13:20Z",
     "attempts<4", "header.none=x", "header.none<5", "body.gone=null",
     "body.gone~x", "body.order=\"117\"", "body.who>5", "body.paid=0", "body.items[2].sku=x",

@@ -1,0 +1,94 @@
+"""The group of a message, wherever it is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rmq
+from rmq.errors import InvalidValue
+from tests.integration.driven import both_clients
+
+
+def with_groups(api: Any, name: str, count: int = 3, **groups: Any) -> Any:
+    topic = api.topic(name, groups=rmq.Groups(**groups), max_retries=0)
+    topic.send_many(
+        [rmq.Outgoing(n, group="customer 7", share_key="gold", weight=4) for n in range(count)]
+    )
+    return topic
+
+
+@both_clients
+def test_a_delivery_and_a_message_say_their_group(api: Any, name: str) -> None:
+    topic = with_groups(api, name)
+
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive(10)
+        shown = [(m.group, m.held, m.headers, m.priority, m.due) for m in api.admin.peek(name)]
+
+    assert (delivery.group, delivery.share_key, dict(delivery.headers)) == (
+        "customer 7", "gold", {},
+    )  # fmt: skip
+    assert shown == [("customer 7", True, {}, 100, None)] * 2
+
+
+def test_peek_shows_held_messages_behind_the_others_and_before_later_ones(
+    api: Any, name: str
+) -> None:
+    topic = with_groups(api, name)
+    topic.send("later", delay=600)
+    topic.send("low", priority=17)
+
+    shown = api.admin.peek(name, limit=10)
+
+    assert [(m.body, m.held) for m in shown] == [
+        (0, False), ("low", False), (1, True), (2, True), ("later", False),
+    ]  # fmt: skip
+
+
+def test_stats_count_held_messages_as_waiting_and_as_held_back(api: Any, name: str) -> None:
+    topic = with_groups(api, name)
+    topic.send("retry")
+    with topic.consumer() as consumer:
+        consumer.receive(1)
+        found = api.admin.stats(name)
+
+    waiting = ("retries", "priority", "due", "later", "held", "in_flight")
+    assert [found[each] for each in waiting] == [0, 3, 0, 0, 2, 1]
+    assert found["late_ms"] < 60_000
+
+
+def test_dead_letters_are_found_by_their_group_and_keep_it(api: Any, name: str) -> None:
+    topic = with_groups(api, name, 1)
+    topic.send("other", group="customer 8")
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(10):
+            delivery.reject("no")
+
+    found = api.admin.dead_letters(name, filter='group="customer 7"').messages
+    redriven = api.admin.redrive(name, filter='group="customer 7"')
+    back = api.admin.peek(name)
+
+    assert [(m.body, m.group) for m in found] == [(0, "customer 7")]
+    assert (redriven.sent, [(m.body, m.group) for m in back]) == (1, [(0, "customer 7")])
+
+
+@both_clients
+def test_ordered_is_the_order_of_each_group(api: Any, name: str) -> None:
+    topic = with_groups(api, name)
+    topic.send("other", group="customer 8")
+
+    with topic.consumer(ordered=True) as first, topic.consumer(ordered=True) as second:
+        bodies = {d.body for d in first.receive(1) + second.receive(1)}  # no slot waits for another
+
+    assert bodies == {0, "other"}
+
+
+def test_ordered_has_no_meaning_where_messages_of_a_group_go_several_at_a_time(
+    api: Any, name: str
+) -> None:
+    topic = with_groups(api, name, order=False, concurrency=2)
+
+    with topic.consumer(ordered=True) as consumer, pytest.raises(InvalidValue, match="2 at a time"):
+        consumer.receive(1)
