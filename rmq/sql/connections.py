@@ -22,12 +22,13 @@ from rmq.sql.database import MYSQL
 T = TypeVar("T")
 
 AnyEngine = sa.Engine | AsyncEngine
+AnySource = AnyEngine | sa.Connection | AsyncConnection  # of a connection
 # A Connection or Session of the caller, in the caller's transaction.
 Here = sa.Connection | Session | scoped_session[Any]
 HereAsync = AsyncConnection | AsyncSession | async_scoped_session[Any]
 
-_SYNC_KINDS = (sa.Connection, Session, scoped_session)
-_ASYNC_KINDS = (AsyncConnection, AsyncSession, async_scoped_session)
+_SYNC_KINDS: tuple[type, ...] = (sa.Connection, Session, scoped_session)
+_ASYNC_KINDS: tuple[type, ...] = (AsyncConnection, AsyncSession, async_scoped_session)
 
 
 # --- actions -------------------------------------------------------------------------------------
@@ -39,21 +40,21 @@ class WithConnection:
     _open = "connect"  # the method of the engine
 
     def __init__(
-        self, engine: AnyEngine, function: Callable[..., Any], *arguments: Any, **named: Any
+        self, source: AnySource, function: Callable[..., Any], *arguments: Any, **named: Any
     ) -> None:
-        self._engine = engine
+        self._source: Any = source
         self._function = function
         self._arguments = arguments
         self._named = named
 
     def run(self) -> Any:
         """As `Action.run`."""
-        with getattr(self._engine, self._open)() as connection:
+        with getattr(self._source, self._open)() as connection:
             return self._function(connection, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
         """As `Action.run_async`."""
-        async with getattr(self._engine, self._open)() as connection:
+        async with getattr(self._source, self._open)() as connection:
             return await connection.run_sync(self._function, *self._arguments, **self._named)
 
 
@@ -63,26 +64,16 @@ class InTransaction(WithConnection):
     _open = "begin"
 
 
-class OnConnection:
+class OnConnection(WithConnection):
     """An action: call a function with a connection that is open already."""
-
-    def __init__(
-        self,
-        connection: sa.Connection | AsyncConnection,
-        function: Callable[..., Any],
-        *arguments: Any,
-    ) -> None:
-        self._connection: Any = connection
-        self._function = function
-        self._arguments = arguments
 
     def run(self) -> Any:
         """As `Action.run`."""
-        return self._function(self._connection, *self._arguments)
+        return self._function(self._source, *self._arguments, **self._named)
 
     async def run_async(self) -> Any:
         """As `Action.run_async`."""
-        return await self._connection.run_sync(self._function, *self._arguments)
+        return await self._source.run_sync(self._function, *self._arguments, **self._named)
 
 
 async def run_async(here: HereAsync, verb: Callable[..., T], *arguments: Any) -> T:
@@ -138,34 +129,23 @@ def refuse_autocommit(connection: sa.Connection) -> None:
 
 
 def check_here(here: object, verb: str) -> None:
-    """Refuse an object that has no transaction, or is async.
+    """Refuse an object that has no transaction, or is not of the kind that a method takes.
+
+    Args:
+        here: what the caller gave.
+        verb: the method; if its name ends in `_async`, it takes async objects.
 
     Raises:
         InvalidType: the object is of another type; the text says what takes it.
     """
-    _check_kind(
-        here, _SYNC_KINDS, verb, "a Connection or a Session", f"await {verb}_async", _ASYNC_KINDS
-    )
-
-
-def check_here_async(here: object, verb: str) -> None:
-    """As `check_here`, for the method whose name ends in `_async`."""
-    wanted = "an AsyncConnection or an AsyncSession"
-    _check_kind(here, _ASYNC_KINDS, verb, wanted, verb.removesuffix("_async"), _SYNC_KINDS)
-
-
-def _check_kind(
-    here: object,
-    kinds: tuple[type, ...],
-    verb: str,
-    wanted: str,
-    other_verb: str,
-    other_kinds: tuple[type, ...],
-) -> None:
-    if isinstance(here, kinds):
-        return
-    hint = f"; {other_verb} takes this one" if isinstance(here, other_kinds) else ""
-    raise InvalidType(f"{verb}: {type(here).__name__}; give {wanted}{hint}")
+    kinds, other_kinds, other_verb = _SYNC_KINDS, _ASYNC_KINDS, f"await {verb}_async"
+    wanted = "a Connection or a Session"
+    if verb.endswith("_async"):
+        kinds, other_kinds, other_verb = _ASYNC_KINDS, _SYNC_KINDS, verb.removesuffix("_async")
+        wanted = "an AsyncConnection or an AsyncSession"
+    if not isinstance(here, kinds):
+        hint = f"; {other_verb} takes this one" if isinstance(here, other_kinds) else ""
+        raise InvalidType(f"{verb}: {type(here).__name__}; give {wanted}{hint}")
 
 
 # --- engines -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from rmq.errors import DecodeError, StorageError
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core.delivery import OPEN, HeldDelivery, Reject, Retry, Snooze
+from rmq.kernel.core.generators import drive, drive_async
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
@@ -144,6 +145,7 @@ class DrainedHandler:
         return [(deliveries[0], await self.runner.run(deliveries[0]))]
 
 
+Step = tuple[DrainedHandler, list[HeldDelivery]]  # deliveries to run
 Run = tuple[DrainedHandler | None, list[HeldDelivery]]  # None: no handler for their type
 
 
@@ -290,9 +292,7 @@ class Drain:
         self._send_scheduled = send_scheduled
         self._results: list[Result] = []
 
-    def steps(
-        self,
-    ) -> Generator[tuple[DrainedHandler, list[HeldDelivery]], Dispositions, list[Result]]:
+    def steps(self) -> Generator[Step, Dispositions, list[Result]]:
         """Yield the deliveries to run; receive their dispositions."""
         idle = 0
         while True:
@@ -369,43 +369,30 @@ class Drain:
 
 def run(drain: Drain, loop: Callable[[Awaitable[Any]], Any]) -> list[Result]:
     """Drive a drain; `loop` runs an awaitable to its end."""
-    steps = drain.steps()
-    try:
-        drained, deliveries = next(steps)
-        while True:
-            try:
-                dispositions = (
-                    loop(drained.run_async(deliveries))
-                    if drained.handler.is_async
-                    else drained.run(deliveries)
-                )
-            except BaseException as error:
-                steps.throw(error)
-                raise
-            drained, deliveries = steps.send(dispositions)
-    except StopIteration as stop:
-        results: list[Result] = stop.value
-        return results
+
+    def perform(step: Step) -> Dispositions:
+        drained, deliveries = step
+        if drained.handler.is_async:
+            dispositions: Dispositions = loop(drained.run_async(deliveries))
+            return dispositions
+        return drained.run(deliveries)
+
+    return drive(drain.steps(), perform)
 
 
 async def run_async(drain: Drain) -> list[Result]:
     """Drive a drain inside an event loop. Twin of `run`."""
-    steps, task = drain.steps(), asyncio.current_task()
-    try:
-        drained, deliveries = next(steps)
-        while True:
-            try:
-                if drained.handler.is_async:
-                    dispositions = await drained.run_async(deliveries)
-                else:
-                    dispositions = drained.run(deliveries)
-                await asyncio.sleep(0)
-                if task is not None and task.cancelling():
-                    raise asyncio.CancelledError  # the runner turned it into a release
-            except BaseException as error:
-                steps.throw(error)
-                raise
-            drained, deliveries = steps.send(dispositions)
-    except StopIteration as stop:
-        results: list[Result] = stop.value
-        return results
+    task = asyncio.current_task()
+
+    async def perform(step: Step) -> Dispositions:
+        drained, deliveries = step
+        if drained.handler.is_async:
+            dispositions = await drained.run_async(deliveries)
+        else:
+            dispositions = drained.run(deliveries)
+        await asyncio.sleep(0)
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # the runner turned it into a release
+        return dispositions
+
+    return await drive_async(drain.steps(), perform)

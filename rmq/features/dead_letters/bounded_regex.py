@@ -30,7 +30,9 @@ _SAMPLES = [chr(number) for number in range(0x250)] + list(
 )
 
 
-class _Refused(ValueError):
+class RegexRefused(ValueError):
+    """A pattern is not a regular expression, or may take too long; `at`: where in it."""
+
     def __init__(self, text: str, at: int) -> None:
         super().__init__(text)
         self.at = at
@@ -55,14 +57,6 @@ class _Item(NamedTuple):
     at: int
 
 
-class RegexRefused(ValueError):
-    """A pattern is not a regular expression, or may take too long; `at`: where in it."""
-
-    def __init__(self, text: str, at: int) -> None:
-        super().__init__(text)
-        self.at = at
-
-
 def compile_bounded(pattern: str) -> re.Pattern[str]:
     """Compile a pattern whose search is bounded; see the module.
 
@@ -74,16 +68,16 @@ def compile_bounded(pattern: str) -> re.Pattern[str]:
     try:
         cost = _Scan(pattern).whole()
         if cost.doubts > 1:
-            raise _Refused(
+            raise RegexRefused(
                 "one open repeat (* + {2,}) only, as it may take long; "
                 "split the pattern in two, joined by and",
                 0,
             )
         if cost.ways > (WAYS_BESIDE_REPEAT if cost.doubts else WAYS_MAX):
-            raise _Refused("fewer choices (| ? {1,3}); split the pattern", 0)
+            raise RegexRefused("fewer choices (| ? {1,3}); split the pattern", 0)
         return re.compile(pattern)
-    except _Refused as refused:
-        raise RegexRefused(str(refused), refused.at) from None
+    except RegexRefused:
+        raise
     except (re.error, OverflowError, ValueError, RecursionError) as bad:
         at = bad.pos if isinstance(bad, re.error) and bad.pos is not None else 0
         raise RegexRefused(f"a regular expression ({bad})", at) from None
@@ -106,7 +100,7 @@ class _Scan:
             self.at = 4
         cost = self.choice(last=True)
         if self.at < len(self.pattern):
-            raise _Refused("no bracket here that was not opened", self.at)
+            raise RegexRefused("no bracket here that was not opened", self.at)
         return cost
 
     def choice(self, last: bool) -> _Cost:
@@ -135,14 +129,14 @@ class _Scan:
             opens += cost.opens
             repeats = repeats or cost.repeats
             if ways > WAYS_MAX:
-                raise _Refused("fewer choices (| ? {1,3}); split the pattern", item.at)
+                raise RegexRefused("fewer choices (| ? {1,3}); split the pattern", item.at)
         return _Cost(ways, doubts, opens, repeats)
 
     def cost_of(self, item: _Item, follower: _Item | None, last: bool) -> _Cost:
         if item.low == item.high == 1:
             return item.inner
         if item.inner.repeats and item.high != 1:
-            raise _Refused("no repeat of a group that holds a repeat or a choice", item.at)
+            raise RegexRefused("no repeat of a group that holds a repeat or a choice", item.at)
         if item.inner.repeats:
             return item.inner._replace(ways=item.inner.ways + 1)
         if item.low == item.high:
@@ -182,7 +176,7 @@ class _Scan:
         if self.peek() == "?":  # as few as it can: the same ways
             self.at += 1
         elif self.peek() in ("*", "+"):
-            raise _Refused("one quantifier", self.at)
+            raise RegexRefused("one quantifier", self.at)
         return _Item(atom, inner, low, high, start)
 
     def counts(self, match: re.Match[str], at: int) -> tuple[int, int | None]:
@@ -192,7 +186,7 @@ class _Scan:
         low = int(match[1] or 0)
         high = (int(match[3]) if match[3] else None) if match[2] else low
         if max(low, high or 0) > COUNT_MAX:
-            raise _Refused(f"a count of at most {COUNT_MAX}", at)
+            raise RegexRefused(f"a count of at most {COUNT_MAX}", at)
         return low, high
 
     def atom(self) -> tuple[str, _Cost]:
@@ -206,7 +200,7 @@ class _Scan:
             following = self.peek()
             self.at += 1
             if following in "123456789":
-                raise _Refused("no reference to a group" if following else "a character", start)
+                raise RegexRefused("no reference to a group" if following else "a character", start)
             return ("" if following in "AbBZ" else self.escape(start, following)), _Cost()
         if char in "^$":
             return "", _Cost()
@@ -215,21 +209,21 @@ class _Scan:
     def escape(self, start: int, following: str) -> str:
         digits = {"x": 2, "u": 4, "U": 8}.get(following, 0)
         if following in "0N":
-            raise _Refused("a character, or an escape as \\xhh or \\uhhhh", start)
+            raise RegexRefused("a character, or an escape as \\xhh or \\uhhhh", start)
         self.at = min(self.at + digits, len(self.pattern))
         return self.pattern[start : self.at]
 
     def group(self, start: int) -> _Cost:
         if self.peek() == "?":
             if not self.pattern.startswith("?:", self.at):
-                raise _Refused("( or (?: for a group, or (?i) at the beginning", start)
+                raise RegexRefused("( or (?: for a group, or (?i) at the beginning", start)
             self.at += 2
         self.depth += 1
         if self.depth > 20:
-            raise _Refused("at most 20 groups in each other", start)
+            raise RegexRefused("at most 20 groups in each other", start)
         cost = self.choice(last=False)
         if self.peek() != ")":
-            raise _Refused("a closing bracket for this one", start)
+            raise RegexRefused("a closing bracket for this one", start)
         self.at += 1
         self.depth -= 1
         return cost
@@ -241,9 +235,9 @@ class _Scan:
         while first or self.peek() != "]":
             char = self.peek()
             if not char:
-                raise _Refused("a closing ] for this class", start)
+                raise RegexRefused("a closing ] for this class", start)
             if char == "[" or self.pattern[self.at : self.at + 2] in ("--", "&&", "~~", "||"):
-                raise _Refused("a backslash before this character of a class", self.at)
+                raise RegexRefused("a backslash before this character of a class", self.at)
             self.at += 2 if char == "\\" else 1
             first = False
         self.at += 1

@@ -27,13 +27,7 @@ Ranges = list[tuple[int, int]]
 
 def from_numbers(numbers: Iterable[int]) -> Ranges:
     """Return growing numbers as ranges."""
-    result: Ranges = []
-    for number in numbers:
-        if result and number <= result[-1][1] + 1:
-            result[-1] = (result[-1][0], max(number, result[-1][1]))
-        else:
-            result.append((number, number))
-    return result
+    return union((number, number) for number in numbers)
 
 
 def union(ranges: Iterable[tuple[int, int]]) -> Ranges:

@@ -26,7 +26,6 @@ from rmq.sql.connections import (
     Here,
     HereAsync,
     check_here,
-    check_here_async,
     refuse_autocommit,
     run_async,
 )
@@ -175,7 +174,7 @@ class Outbox(Confirming, Repair):
         confirm: bool = True,
     ) -> MessageId:
         """As `send`, on an AsyncConnection or an AsyncSession."""
-        check_here_async(here, "outbox.send_async")
+        check_here(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
             retry=retry, max_runtime=max_runtime, type=type,

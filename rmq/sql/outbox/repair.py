@@ -21,7 +21,6 @@ from rmq.sql.connections import (
     HereAsync,
     check_engine,
     check_here,
-    check_here_async,
     run_async,
 )
 from rmq.sql.database import now_ms, write_first
@@ -69,7 +68,7 @@ class Repair:
 
     async def resend_async(self, here: HereAsync, id: Id) -> None:
         """As `resend`, on an AsyncConnection or an AsyncSession."""
-        check_here_async(here, "outbox.resend_async")
+        check_here(here, "outbox.resend_async")
         await run_async(here, _resend, id)
 
     def void(self, here: Here, id: Id) -> None:
@@ -91,7 +90,7 @@ class Repair:
 
     async def void_async(self, here: HereAsync, id: Id) -> None:
         """As `void`, on an AsyncConnection or an AsyncSession."""
-        check_here_async(here, "outbox.void_async")
+        check_here(here, "outbox.void_async")
         await run_async(here, _void, id)
 
     def withdraw(
