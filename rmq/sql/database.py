@@ -39,27 +39,21 @@ class now_ms(sa.sql.functions.FunctionElement[int]):
     inherit_cache = True
 
 
-@compiles(now_ms)
-def _now(element: now_ms, compiler: Any, **_: Any) -> str:
-    raise _unsupported(compiler.dialect.name)
-
-
-@compiles(now_ms, "postgresql")
-def _now_postgresql(element: now_ms, compiler: Any, **_: Any) -> str:
-    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
-
-
-@compiles(now_ms, "mysql")
-@compiles(now_ms, "mariadb")
-def _now_mysql(element: now_ms, compiler: Any, **_: Any) -> str:
+_MYSQL_NOW = "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(3)) DIV 1000)"
+_NOW = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
     # Not UNIX_TIMESTAMP(SYSDATE(3)): when the session's time zone leaves summer time, an hour of
     # local time comes twice, and the conversion back to UTC is a guess.
-    return "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(3)) DIV 1000)"
+    **dict.fromkeys(MYSQL, _MYSQL_NOW),
+    "sqlite": "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)",
+}
 
 
-@compiles(now_ms, "sqlite")
-def _now_sqlite(element: now_ms, compiler: Any, **_: Any) -> str:
-    return "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"
+@compiles(now_ms)
+def _now(element: now_ms, compiler: Any, **_: Any) -> str:
+    if compiler.dialect.name not in _NOW:
+        raise _unsupported(compiler.dialect.name)
+    return _NOW[compiler.dialect.name]
 
 
 class now_ms_once(now_ms):
@@ -73,12 +67,8 @@ class now_ms_once(now_ms):
 
 @compiles(now_ms_once)
 def _now_once(element: now_ms_once, compiler: Any, **options: Any) -> str:
-    return str(compiler.process(now_ms(), **options))
-
-
-@compiles(now_ms_once, "postgresql")
-def _now_once_postgresql(element: now_ms_once, compiler: Any, **options: Any) -> str:
-    return f"(SELECT {compiler.process(now_ms(), **options)})"
+    time = compiler.process(now_ms(), **options)
+    return f"(SELECT {time})" if compiler.dialect.name == "postgresql" else str(time)
 
 
 def _unsupported(dialect: str) -> ConfigurationError:
@@ -102,16 +92,32 @@ class _bytes(sa.sql.functions.FunctionElement[bytes]):
 
 @compiles(_bytes)
 def _as_bytes(element: _bytes, compiler: Any, **options: Any) -> str:
-    return str(compiler.process(element.clauses.clauses[0], **options))
+    value = compiler.process(element.clauses.clauses[0], **options)
+    return f"UNHEX({value})" if compiler.dialect.name in MYSQL else str(value)
 
 
-@compiles(_bytes, "mysql")
-@compiles(_bytes, "mariadb")
-def _as_hex(element: _bytes, compiler: Any, **options: Any) -> str:
-    return f"UNHEX({compiler.process(element.clauses.clauses[0], **options)})"
+class _Hexed(sa.types.TypeDecorator[Any]):
+    """A type that MySQL and MariaDB get as hex digits."""
+
+    cache_ok = True
+
+    def bind_expression(self, bindparam: sa.BindParameter[Any]) -> Any:
+        """Wrap a parameter of a statement."""
+        return _bytes(bindparam)
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
+        """Convert a value for the database."""
+        if dialect.name not in MYSQL:
+            return super().bind_processor(dialect)
+
+        def hexed(value: str | bytes | None) -> str | None:
+            data = value.encode() if isinstance(value, str) else value
+            return None if data is None else data.hex()
+
+        return hexed
 
 
-class ExactText(sa.types.TypeDecorator[str]):
+class ExactText(_Hexed):
     """Text that is compared byte by byte.
 
     The usual collations of MySQL and MariaDB find 'A' equal to 'a' and 'a ' equal to 'a', and would
@@ -130,26 +136,15 @@ class ExactText(sa.types.TypeDecorator[str]):
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
         """VARBINARY on MySQL and MariaDB, else a string."""
-        if dialect.name in MYSQL:
-            return dialect.type_descriptor(mysql.VARBINARY(self.length))
-        return dialect.type_descriptor(sa.String(self.length))
-
-    def bind_expression(self, bindparam: sa.BindParameter[str]) -> Any:
-        """Wrap a parameter of a statement."""
-        return _bytes(bindparam)
-
-    def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Convert a value for the database."""
-        if dialect.name not in MYSQL:
-            return None
-        return lambda value: None if value is None else value.encode().hex()
+        kind = mysql.VARBINARY if dialect.name in MYSQL else sa.String
+        return dialect.type_descriptor(kind(self.length))
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
         """Convert a value of the database."""
         return value.decode() if isinstance(value, bytes) else value
 
 
-class Bytes(sa.types.TypeDecorator[bytes]):
+class Bytes(_Hexed):
     """Bytes of any length."""
 
     impl = sa.LargeBinary
@@ -157,22 +152,14 @@ class Bytes(sa.types.TypeDecorator[bytes]):
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[Any]:
         """LONGBLOB on MySQL and MariaDB, whose BLOB ends at 64 KiB."""
-        if dialect.name in MYSQL:
-            return dialect.type_descriptor(mysql.LONGBLOB())
-        return dialect.type_descriptor(sa.LargeBinary())
-
-    def bind_expression(self, bindparam: sa.BindParameter[bytes]) -> Any:
-        """Wrap a parameter of a statement."""
-        return _bytes(bindparam)
-
-    def bind_processor(self, dialect: sa.Dialect) -> Any:
-        """Convert a value for the database."""
-        if dialect.name not in MYSQL:
-            return super().bind_processor(dialect)
-        return lambda value: None if value is None else value.hex()
+        kind = mysql.LONGBLOB if dialect.name in MYSQL else sa.LargeBinary
+        return dialect.type_descriptor(kind())
 
 
 # --- rows ----------------------------------------------------------------------------------------
+
+
+_INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
 def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
@@ -185,7 +172,6 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
         DBAPIError: any other error of the row or the database.
     """
     dialect = connection.dialect.name
-    statement: Any
     if dialect in MYSQL:
         # Not INSERT IGNORE, which turns a truncated value or a missing parent row into a warning.
         # A failed INSERT undoes only itself, and the transaction goes on.
@@ -196,12 +182,9 @@ def insert_new(connection: sa.Connection, table: sa.Table, values: Mapping[str, 
                 raise
             return False
         return True
-    if dialect == "postgresql":
-        statement = postgresql.insert(table).values(**values).on_conflict_do_nothing()
-    elif dialect == "sqlite":
-        statement = sqlite.insert(table).values(**values).on_conflict_do_nothing()
-    else:
+    if dialect not in _INSERTS:
         raise _unsupported(dialect)
+    statement = _INSERTS[dialect](table).values(**values).on_conflict_do_nothing()
     result = connection.execute(statement.inline(), execution_options={"preserve_rowcount": True})
     return bool(result.rowcount == 1)
 

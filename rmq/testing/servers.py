@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import threading
-from typing import Literal, Protocol
+from typing import Literal
 
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue
 from rmq.kernel.core.packages import install
@@ -21,23 +21,15 @@ from rmq.kernel.transport import url as urls
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.embedded import Embedded
 from rmq.kernel.transport.url import Address
-from rmq.testing import fake_server
+from rmq.testing.fake_server import FakeServer
 
 Backend = Literal["auto", "fakeredis", "embedded"]
 DATABASES = 16  # the default of redis-server
 
 
-class Server(Protocol):
-    """A private server of this process."""
-
-    def url(self, database: int) -> str:
-        """Return the URL of one of its databases."""
-
-    def stop(self) -> None:
-        """Stop it, and remove its files."""
-
-
 class _RealServer:
+    """A redis-server; `FakeServer` has the same methods."""
+
     def __init__(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="rmq-testing-")
         try:
@@ -53,6 +45,9 @@ class _RealServer:
     def stop(self) -> None:
         self._embedded.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+Server = _RealServer | FakeServer
 
 
 class _Databases:
@@ -116,7 +111,7 @@ def _pool(backend: Backend) -> tuple[str, _Databases]:
     refused: list[str] = []
     for kind in kinds:
         try:
-            server: Server = _RealServer() if kind == "embedded" else fake_server.FakeServer()
+            server: Server = _RealServer() if kind == "embedded" else FakeServer()
         except (EmbeddedError, ImportError) as error:
             refused.append(f"{kind}: {error}")
             continue

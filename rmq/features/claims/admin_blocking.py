@@ -19,13 +19,11 @@ class ClaimAdmin(AdminPart):
             key: as the handler's `key` gives it, as text.
             consumer: as the handler's `rmq.Claims` names it.
         """
-        context = self._context(topic)
-        return self._run(flows.claim(context, key, consumer))
+        return self._run(flows.claim(self._context(topic), key, consumer))
 
     def unclaim(self, topic: str, key: str, *, consumer: str = "default") -> bool:
         """Delete the claim on a business key, whatever its state; return whether there was one.
 
         The next message of this key is worked on, even if the work was done before.
         """
-        context = self._context(topic)
-        return self._run(flows.unclaim(context, key, consumer))
+        return self._run(flows.unclaim(self._context(topic), key, consumer))

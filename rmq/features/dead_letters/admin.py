@@ -125,8 +125,7 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         """
         by = None if job is None else await self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)
-        context = self._context(topic)
-        return await self._run(flows.restore(context, wanted, dry_run, progress))
+        return await self._run(flows.restore(self._context(topic), wanted, dry_run, progress))
 
     async def dead_letters(
         self,
@@ -149,9 +148,8 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
                 come: continue while it has a cursor.
             raw: bodies as `rmq.kernel.core.record.Record`: with their codec, and not decoded.
         """
-        context = self._context(topic)
         wanted = dead_letters_filter.given(filter)
-        return await self._run(reading.page(context, wanted, cursor, limit, scan, raw))
+        return await self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
 
     async def dead_letter_groups(
         self,
@@ -165,6 +163,5 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
         All dead letters are read, in pages; memory holds 1000 groups, and the dead letters of
         further ones are counted in `other`.
         """
-        context = self._context(topic)
         wanted = dead_letters_filter.given(filter)
-        return await self._run(reading.groups(context, wanted, progress))
+        return await self._run(reading.groups(self._context(topic), wanted, progress))

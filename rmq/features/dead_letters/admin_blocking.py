@@ -126,8 +126,7 @@ class DeadLetterAdmin(AdminPart):
         """
         by = None if job is None else self._run(jobs_flows.job(self._prefix, job))
         wanted = Filter(ids, reason, error, None, type, filter, by)
-        context = self._context(topic)
-        return self._run(flows.restore(context, wanted, dry_run, progress))
+        return self._run(flows.restore(self._context(topic), wanted, dry_run, progress))
 
     def dead_letters(
         self,
@@ -150,9 +149,8 @@ class DeadLetterAdmin(AdminPart):
                 come: continue while it has a cursor.
             raw: bodies as `rmq.kernel.core.record.Record`: with their codec, and not decoded.
         """
-        context = self._context(topic)
         wanted = dead_letters_filter.given(filter)
-        return self._run(reading.page(context, wanted, cursor, limit, scan, raw))
+        return self._run(reading.page(self._context(topic), wanted, cursor, limit, scan, raw))
 
     def dead_letter_groups(
         self,
@@ -166,6 +164,5 @@ class DeadLetterAdmin(AdminPart):
         All dead letters are read, in pages; memory holds 1000 groups, and the dead letters of
         further ones are counted in `other`.
         """
-        context = self._context(topic)
         wanted = dead_letters_filter.given(filter)
-        return self._run(reading.groups(context, wanted, progress))
+        return self._run(reading.groups(self._context(topic), wanted, progress))

@@ -23,8 +23,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
             id: its id.
             raw: the body as `rmq.kernel.core.record.Record`: with its codec, and not decoded.
         """
-        context = self._context(topic)
-        return await self._run(reading.get(context, id, raw))
+        return await self._run(reading.get(self._context(topic), id, raw))
 
     async def peek(
         self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
@@ -38,8 +37,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
                 first).
             slot: only this one.
         """
-        context = self._context(topic)
-        return await self._run(flows.peek(context, limit, queue, slot))
+        return await self._run(flows.peek(self._context(topic), limit, queue, slot))
 
     async def peek_page(
         self,
@@ -85,8 +83,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
             slot: its index.
             pieces: into how many parts, 1 to 10 000; a small queue has fewer.
         """
-        context = self._context(topic)
-        return await self._run(paging.spans(context, queue, slot, pieces))
+        return await self._run(paging.spans(self._context(topic), queue, slot, pieces))
 
     async def page(
         self,
@@ -112,10 +109,8 @@ class AsyncMessageAdmin(AsyncAdminPart):
             A message that stays where it is, is on one page. One that moves meanwhile may be seen
             twice or not at all.
         """
-        context = self._context(topic)
-        return await self._run(paging.page(context, queue, span, cursor, raw, limit))
+        return await self._run(paging.page(self._context(topic), queue, span, cursor, raw, limit))
 
     async def rollback(self, topic: str) -> int:
         """Roll back every expired lease; return how many. Consumers do it as they receive."""
-        context = self._context(topic)
-        return await self._run(rollback.rollback_topic(context))
+        return await self._run(rollback.rollback_topic(self._context(topic)))

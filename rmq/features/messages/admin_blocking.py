@@ -24,8 +24,7 @@ class MessageAdmin(AdminPart):
             id: its id.
             raw: the body as `rmq.kernel.core.record.Record`: with its codec, and not decoded.
         """
-        context = self._context(topic)
-        return self._run(reading.get(context, id, raw))
+        return self._run(reading.get(self._context(topic), id, raw))
 
     def peek(
         self, topic: str, limit: int = 10, queue: QueueWord = "store", slot: int | None = None
@@ -39,8 +38,7 @@ class MessageAdmin(AdminPart):
                 first).
             slot: only this one.
         """
-        context = self._context(topic)
-        return self._run(flows.peek(context, limit, queue, slot))
+        return self._run(flows.peek(self._context(topic), limit, queue, slot))
 
     def peek_page(
         self,
@@ -86,8 +84,7 @@ class MessageAdmin(AdminPart):
             slot: its index.
             pieces: into how many parts, 1 to 10 000; a small queue has fewer.
         """
-        context = self._context(topic)
-        return self._run(paging.spans(context, queue, slot, pieces))
+        return self._run(paging.spans(self._context(topic), queue, slot, pieces))
 
     def page(
         self,
@@ -113,10 +110,8 @@ class MessageAdmin(AdminPart):
             A message that stays where it is, is on one page. One that moves meanwhile may be seen
             twice or not at all.
         """
-        context = self._context(topic)
-        return self._run(paging.page(context, queue, span, cursor, raw, limit))
+        return self._run(paging.page(self._context(topic), queue, span, cursor, raw, limit))
 
     def rollback(self, topic: str) -> int:
         """Roll back every expired lease; return how many. Consumers do it as they receive."""
-        context = self._context(topic)
-        return self._run(rollback.rollback_topic(context))
+        return self._run(rollback.rollback_topic(self._context(topic)))

@@ -175,18 +175,15 @@ class TopicAdmin(AdminPart):
             TopicNotEmpty: it holds messages, and `force` is not set; nothing was deleted.
             TopicNotFound: there is no such topic.
         """
-        context = self._context(topic)
-        return self._run(flows.topic_delete(context, force, dry_run, progress))
+        return self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
 
     def stats(self, topic: str) -> dict[str, int]:
         """Return the counts of a topic over all slots; `lua/stats.lua` lists their names."""
-        context = self._context(topic)
-        return self._run(stats.stats(context))
+        return self._run(stats.stats(self._context(topic)))
 
     def stats_by_slot(self, topic: str) -> list[dict[str, int]]:
         """Return the counts of each slot, as `stats` over all."""
-        context = self._context(topic)
-        return self._run(stats.stats_by_slot(context))
+        return self._run(stats.stats_by_slot(self._context(topic)))
 
     def due_counts(self, topic: str, *, steps: Sequence[Duration] = STEPS) -> list[DueCount]:
         """Return how many messages of a topic are due now, and how many will be due by when.

@@ -132,23 +132,19 @@ class Relay:
         log.info("outbox: the relay ends; %d sent", sent)
 
     def _turn(self, connection: sa.Connection) -> _Turn:
+        now = time.monotonic()
+        skipped = [topic for topic, skip in self._skipped.items() if skip.until > now]
         with require_table(stubs, CREATE):
-            if connection.dialect.name != "sqlite":
-                with connection.begin():
-                    taken, locked, now = self._take(connection)
-                    outcomes = self._dispatcher.send(taken, now, connection) if taken else []
-                    done = self._record(connection, taken, outcomes, now)
-            else:  # its one lock would block producers while Redis is called
-                with connection.begin():
-                    taken, locked, now = self._take(connection)
-                outcomes = self._dispatcher.send(taken, now) if taken else []
-                with connection.begin():
-                    done = self._record(connection, taken, outcomes, now)
+            taken, locked, now_ms = relay_queries.take(connection, self._batch, skipped)
+            held: sa.Connection | None = connection
+            if connection.dialect.name == "sqlite":
+                connection.commit()  # its one lock would block producers while Redis is called
+                held = None
+            outcomes = self._dispatcher.send(taken, now_ms, held) if taken else []
+            done = self._record(connection, taken, outcomes, now_ms)
+            connection.commit()
         self._skip_refusing_topics(taken, outcomes)
         return _Turn(locked, done)
-
-    def _take(self, connection: sa.Connection) -> tuple[list[Stub], int, int]:
-        return relay_queries.take(connection, self._batch, self._skipped_topics())
 
     def _record(
         self,
@@ -185,10 +181,6 @@ class Relay:
         )
 
     # --- topics that refuse messages --------------------------------------------------------------
-
-    def _skipped_topics(self) -> list[str]:
-        now = time.monotonic()
-        return [topic for topic, skip in self._skipped.items() if skip.until > now]
 
     def _skip_refusing_topics(self, taken: Sequence[Stub], outcomes: Sequence[Outcome]) -> None:
         """Log refusals, and skip topics that refused temporarily."""

@@ -241,30 +241,27 @@ class Resender:
         self, lost: list[DueStub]
     ) -> tuple[list[DueStub], list[Stub], list[Outcome], _Sent]:
         """Send the first stubs; return those still lost, those sent, their outcomes, numbers."""
-        chunk = lost[:CHUNK]
-        if self._engine.dialect.name != "sqlite":
-            with self._engine.begin() as connection:
-                still_lost = resend_queries.lock(connection, chunk)
-                full, now = resend_queries.with_bodies(connection, still_lost)
-                outcomes = self._dispatcher.send(full, now, connection)
-                counts = self._record(connection, full, outcomes, lost, now)
-                return still_lost, full, outcomes, counts
-        # SQLite's one lock would block all writers while Redis is called. Stubs are put off
-        # instead, so that another resender finds them changed and does not send them.
-        with self._engine.begin() as connection:
-            still_lost = resend_queries.lock(connection, chunk)
+        with self._engine.connect() as connection:
+            still_lost = resend_queries.lock(connection, lost[:CHUNK])
             full, now = resend_queries.with_bodies(connection, still_lost)
+            held: sa.Connection | None = connection
             taken = {stub.seq for stub in full}
-            resend_queries.put_off(connection, [(seq, SENDING_MS) for seq in taken])
-        try:
-            outcomes = self._dispatcher.send(full, now)
-        except BaseException:
-            with self._engine.begin() as connection:
-                resend_queries.put_back(connection, [s for s in still_lost if s.seq in taken])
-            raise
-        with self._engine.begin() as connection:
+            if connection.dialect.name == "sqlite":
+                # Its one lock would block all writers while Redis is called. Stubs are put off
+                # instead, so that another resender finds them changed and does not send them.
+                resend_queries.put_off(connection, [(seq, SENDING_MS) for seq in taken])
+                connection.commit()
+                held = None
+            try:
+                outcomes = self._dispatcher.send(full, now, held)
+            except BaseException:
+                if held is None:
+                    resend_queries.put_back(connection, [s for s in still_lost if s.seq in taken])
+                    connection.commit()
+                raise
             counts = self._record(connection, full, outcomes, lost, now)
-            return still_lost, full, outcomes, counts
+            connection.commit()
+        return still_lost, full, outcomes, counts
 
     def _record(
         self,

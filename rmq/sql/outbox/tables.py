@@ -31,22 +31,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Index,
-    Integer,
-    MetaData,
-    Row,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    and_,
-    literal,
-)
+import sqlalchemy as sa
 
 from rmq.errors import InvalidValue
 from rmq.kernel.core import ids, retry as policies
@@ -100,9 +85,9 @@ class Stub(NamedTuple):
     created: int
 
     @classmethod
-    def of(cls, row: Row[Any] | Mapping[str, Any]) -> Stub:
+    def of(cls, row: sa.Row[Any] | Mapping[str, Any]) -> Stub:
         """Return the stub of a row that has these columns among others."""
-        columns = row._mapping if isinstance(row, Row) else row
+        columns = row._mapping if isinstance(row, sa.Row) else row
         return cls(*(columns[name] for name in cls._fields))
 
 
@@ -114,31 +99,31 @@ _EXACT: dict[str, Any] = {
     for name, value in (("default_charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
 }
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-stubs = Table(
+stubs = sa.Table(
     "rmq_stub",
     metadata,
     # SQLite increments only an INTEGER PRIMARY KEY.
-    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True),
-    Column("id", String(TEXT_SIZE), nullable=False, unique=True),
-    Column("topic", String(TOPIC_CHARS), nullable=False),
-    Column("slot_basis", Bytes),
-    Column("body", Bytes, nullable=False),
-    Column("codec", SmallInteger, nullable=False),
-    Column("options", Text, nullable=False),
-    Column("due_ms", BigInteger, nullable=False),
-    Column("confirm", Boolean, nullable=False),
-    Column("status", String(16), nullable=False),
-    Column("sends", Integer, nullable=False),
-    Column("slot", Integer),
-    Column("offset", BigInteger),
-    Column("created", BigInteger, nullable=False),
-    Column("resend_at", BigInteger, nullable=False),
-    Column("sent_at", BigInteger),
-    Column("notified", BigInteger),
-    Column("error", Text),
-    CheckConstraint(
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("id", sa.String(TEXT_SIZE), nullable=False, unique=True),
+    sa.Column("topic", sa.String(TOPIC_CHARS), nullable=False),
+    sa.Column("slot_basis", Bytes),
+    sa.Column("body", Bytes, nullable=False),
+    sa.Column("codec", sa.SmallInteger, nullable=False),
+    sa.Column("options", sa.Text, nullable=False),
+    sa.Column("due_ms", sa.BigInteger, nullable=False),
+    sa.Column("confirm", sa.Boolean, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("sends", sa.Integer, nullable=False),
+    sa.Column("slot", sa.Integer),
+    sa.Column("offset", sa.BigInteger),
+    sa.Column("created", sa.BigInteger, nullable=False),
+    sa.Column("resend_at", sa.BigInteger, nullable=False),
+    sa.Column("sent_at", sa.BigInteger),
+    sa.Column("notified", sa.BigInteger),
+    sa.Column("error", sa.Text),
+    sa.CheckConstraint(
         "status IN ('unconfirmed', 'confirmed', 'void', 'exhausted')", name="rmq_stub_status_known"
     ),
     **_EXACT,
@@ -204,13 +189,13 @@ NEVER_MS: Final = 9_000_000_000_000_000  # resend_at of a message that went to a
 
 # Literals in the text of the statement: a database chooses a partial index before it knows the
 # values of parameters.
-unsent = and_(
-    stubs.c.status == literal(UNCONFIRMED, literal_execute=True),
-    stubs.c.sends == literal(0, literal_execute=True),
+unsent = sa.and_(
+    stubs.c.status == sa.literal(UNCONFIRMED, literal_execute=True),
+    stubs.c.sends == sa.literal(0, literal_execute=True),
 )
 
 # The next stubs to send, in order. MariaDB has no partial indexes; its first columns do the same.
-Index(
+sa.Index(
     "rmq_stub_unsent",
     stubs.c.status,
     stubs.c.sends,
@@ -220,25 +205,25 @@ Index(
     sqlite_where=unsent,
 )
 # The newest confirmed stub of a slot.
-_confirmed = stubs.c.status == literal(CONFIRMED, literal_execute=True)
-Index(
+_confirmed = stubs.c.status == sa.literal(CONFIRMED, literal_execute=True)
+sa.Index(
     "rmq_stub_passed",
     stubs.c.topic, stubs.c.slot, stubs.c.status, stubs.c.offset,
     postgresql_where=_confirmed, sqlite_where=_confirmed,
 )  # fmt: skip
 # Stubs that are due to be sent again, and exhausted stubs that are not yet reported.
-Index("rmq_stub_due", stubs.c.status, stubs.c.resend_at)
+sa.Index("rmq_stub_due", stubs.c.status, stubs.c.resend_at)
 
-logs = Table(
+logs = sa.Table(
     "rmq_log",
     metadata,
-    Column("id", String(TEXT_SIZE), primary_key=True),
-    Column("topic", String(TOPIC_CHARS), nullable=False),
-    Column("slot", Integer, nullable=False),
-    Column("offset", BigInteger, nullable=False),
-    Column("received", BigInteger, nullable=False),
+    sa.Column("id", sa.String(TEXT_SIZE), primary_key=True),
+    sa.Column("topic", sa.String(TOPIC_CHARS), nullable=False),
+    sa.Column("slot", sa.Integer, nullable=False),
+    sa.Column("offset", sa.BigInteger, nullable=False),
+    sa.Column("received", sa.BigInteger, nullable=False),
     **_EXACT,
 )
 # The newest offset of a slot.
-Index("rmq_log_slot", logs.c.topic, logs.c.slot, logs.c.offset)
-Index("rmq_log_received", logs.c.received)
+sa.Index("rmq_log_slot", logs.c.topic, logs.c.slot, logs.c.offset)
+sa.Index("rmq_log_received", logs.c.received)
