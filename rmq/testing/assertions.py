@@ -31,12 +31,9 @@ class MessageCriteria(NamedTuple):
         """Return whether a message meets the criteria."""
         if not self.any_body and not _fits_body(self.body, message.body):
             return False
-        if self.priority is not None and message.priority != self.priority:
-            return False
-        if self.merge_key is not None and message.merge_key != self.merge_key:
-            return False
-        if self.type is not None and message.type != self.type:
-            return False
+        for name in ("priority", "merge_key", "type"):
+            if getattr(self, name) not in (None, getattr(message, name)):
+                return False
         if any(message.headers.get(name) != text for name, text in (self.headers or {}).items()):
             return False
         if self.due_in is None:

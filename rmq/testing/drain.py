@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from rmq.errors import DecodeError, StorageError
@@ -268,42 +269,37 @@ def _waits_flow(context: TopicContext) -> Flow[list[int]]:
     return waits
 
 
+@dataclass(eq=False)
 class Drain:
     """A drain: its handlers, how far the clock may go, and when to give up."""
 
-    def __init__(
-        self,
-        topics: Sequence[DrainedTopic],
-        transport: Transport,
-        scope: DrainedScope,
-        clock: Clock | None,
-        advance_us: int | None,
-        raises: bool,
-        limit: int,
-        send_scheduled: Callable[[], float | None],
-    ) -> None:
-        self._topics = topics
-        self._transport = transport
-        self.scope = scope
-        self._clock = clock
-        self._end_us = None if clock is None or advance_us is None else clock.now_us + advance_us
-        self._raises = raises
-        self._limit = limit
-        self._send_scheduled = send_scheduled
-        self._results: list[Result] = []
+    topics: Sequence[DrainedTopic]
+    transport: Transport
+    scope: DrainedScope
+    clock: Clock | None
+    advance_us: int | None
+    raises: bool
+    limit: int
+    send_scheduled: Callable[[], float | None]
+    results: list[Result] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._end_us: int | None = None
+        if self.clock is not None and self.advance_us is not None:
+            self._end_us = self.clock.now_us + self.advance_us
 
     def steps(self) -> Generator[Step, Dispositions, list[Result]]:
         """Yield the deliveries to run; receive their dispositions."""
         idle = 0
         while True:
-            next_scheduled_s = self._send_scheduled()
+            next_scheduled_s = self.send_scheduled()
             busy = False
-            for topic in self._topics:
+            for topic in self.topics:
                 runs = topic.take()
                 busy = busy or bool(runs)
                 for at, (drained, deliveries) in enumerate(runs):
                     left = [delivery for _, later in runs[at:] for delivery in later]
-                    self._fail_if_endless(len(self._results) >= self._limit, left, topic)
+                    self._fail_if_endless(len(self.results) >= self.limit, left, topic)
                     try:
                         if drained is None:
                             dispositions = topic.dispositions_unhandled(deliveries)
@@ -311,15 +307,15 @@ class Drain:
                             dispositions = yield drained, deliveries
                         raised = None if drained is None else drained.raised
                         done = [topic.settle(*settled, raised) for settled in dispositions]
-                        self._results += done
+                        self.results += done
                         self._raise(raised, done)
                     except BaseException:
                         topic.release(left)
                         raise
             idle = 0 if busy else idle + 1
-            self._fail_if_endless(idle > self._limit, [], self._topics[0])
+            self._fail_if_endless(idle > self.limit, [], self.topics[0])
             if not busy and not self._advance_clock(next_scheduled_s):
-                return self._results
+                return self.results
 
     def _fail_if_endless(
         self, over: bool, deliveries: list[HeldDelivery], topic: DrainedTopic
@@ -328,10 +324,10 @@ class Drain:
             return
         topic.release(deliveries)
         last = ", ".join(
-            f"{result.topic} {result.body!r} {result.verb}" for result in self._results[-5:]
+            f"{result.topic} {result.body!r} {result.verb}" for result in self.results[-5:]
         )
         raise Endless(
-            f"drain: {len(self._results)} runs, and there is more in {topic.name!r}; a handler "
+            f"drain: {len(self.results)} runs, and there is more in {topic.name!r}; a handler "
             f"sends to itself, or a message comes back for ever. The last runs: {last or 'none'}. "
             "Where that many are meant, give drain(limit=...)"
         )
@@ -339,7 +335,7 @@ class Drain:
     def _raise(self, raised: BaseException | None, done: list[Result]) -> None:
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, or pytest.fail() in a handler: a retry must not hide it
-        for result in done if self._raises else ():
+        for result in done if self.raises else ():
             if result.error is not None and not isinstance(result.error, Snooze | Retry | Reject):
                 raise result.error
 
@@ -348,22 +344,22 @@ class Drain:
 
         Schedules have no end, so their times count only where the drain has one.
         """
-        if self._clock is None or self._end_us == self._clock.now_us:
+        if self.clock is None or self._end_us == self.clock.now_us:
             return False
         waits = [
             wait
-            for topic in self._topics
-            for wait in self._transport.run(_waits_flow(topic.context))
+            for topic in self.topics
+            for wait in self.transport.run(_waits_flow(topic.context))
             if wait >= 0
         ]
         if next_scheduled_s is not None and self._end_us is not None:
             waits.append(round(next_scheduled_s * 1_000_000))
-        aim = self._clock.now_us + max(STEP_US, min(waits)) if waits else None
+        aim = self.clock.now_us + max(STEP_US, min(waits)) if waits else None
         if self._end_us is not None and (aim is None or aim > self._end_us):
             aim = self._end_us  # the whole time passes
         if aim is None:
             return False
-        self._clock._go(aim)
+        self.clock._go(aim)
         return True
 
 

@@ -11,7 +11,7 @@ import pytest
 import rmq
 from rmq.errors import ConfigurationError, EmbeddedError, InvalidValue, TopicNotFound
 from rmq.kernel.topic import context as command_clock
-from rmq.testing import Broker, fake_server, servers
+from rmq.testing import Broker, servers
 from tests.testing.conftest import BACKENDS
 
 
@@ -70,7 +70,7 @@ def test_auto_prefers_the_real_server_and_falls_back(monkeypatch: pytest.MonkeyP
     def absent() -> None:
         raise ImportError("No module named 'fakeredis'")
 
-    monkeypatch.setattr(fake_server, "FakeServer", absent)
+    monkeypatch.setattr(servers, "FakeServer", absent)
     monkeypatch.setattr(servers, "_servers", {})
     with pytest.raises(ConfigurationError, match=r"nothing to run on.*no redis-server.*fakeredis"):
         Broker().__enter__()

@@ -26,9 +26,7 @@ def redrive(
     """
     return Command(
         scripts.load("redrive"),
-        (
-            keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare,
-        ),
+        (keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.prepare),
         [
             topic_context.now_us, session.call, context.channel, keys.index,
             "" if died_by_ms is None else died_by_ms, *members_of(ids),

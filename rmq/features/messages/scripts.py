@@ -31,9 +31,7 @@ def reschedule(
     """Give a waiting message another due time; `due` below 1e12 is a delay in ms."""
     return Command(
         scripts.load("reschedule"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
-        ),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
         [topic_context.now_us, session.call, context.channel, keys.index, member_of(id), due],
         lambda reply: (reply[0].decode(), reply[1]),
     )  # fmt: skip
@@ -43,9 +41,7 @@ def set_priority(keys: SlotKeys, session: ReplaySession, id: bytes, priority: in
     """Give a waiting message another priority."""
     return Command(
         scripts.load("set_priority"),
-        (
-            keys.slot, keys.store, keys.prepare, keys.records, keys.dead,
-        ),
+        (keys.slot, keys.store, keys.prepare, keys.records, keys.dead),
         [topic_context.now_us, session.call, member_of(id), priority],
         bytes.decode,
     )  # fmt: skip

@@ -226,20 +226,17 @@ def _basis_bytes(value: str | bytes | None) -> bytes | None:
 
 def _options_json(message: Outgoing) -> str:
     """Return checked options in the units of the table; ASCII, so that every database keeps it."""
-    options: dict[str, Any] = {}
-    if message.priority is not None:
-        options["priority"] = message.priority
-    if message.headers:
-        options["headers"] = dict(message.headers)
-    if message.expires is not None:
-        options["expires_ms"] = duration_ms(message.expires, "expires")
-    if message.retry is not None:
-        options["retry"] = parse_policy(message.retry).to_redis()
-    if message.max_runtime is not None:
-        options["max_runtime_ms"] = duration_ms(message.max_runtime, "max_runtime")
-    if message.type is not None:
-        options["type"] = message.type
-    return json.dumps(options, separators=(",", ":"))
+    expires, retry, runtime = message.expires, message.retry, message.max_runtime
+    options = {
+        "priority": message.priority,
+        "headers": dict(message.headers) if message.headers else None,
+        "expires_ms": None if expires is None else duration_ms(expires, "expires"),
+        "retry": None if retry is None else parse_policy(retry).to_redis(),
+        "max_runtime_ms": None if runtime is None else duration_ms(runtime, "max_runtime"),
+        "type": message.type,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return json.dumps(given, separators=(",", ":"))
 
 
 def _write(here: Here, stub: _NewStub) -> None:

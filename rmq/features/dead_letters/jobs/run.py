@@ -18,6 +18,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmq.errors import JobNotFound, OutcomeUnknown, Unavailable
@@ -161,28 +162,20 @@ class _Lost(Exception):
     """The runner does not have the job any more, or it has ended."""
 
 
+@dataclass
 class _Runner:
-    def __init__(
-        self,
-        context: TopicContext,
-        id: str,
-        name: str,
-        is_stopping: Callable[[], bool],
-        progress: Progress | None,
-    ) -> None:
-        self._context = context
-        self._prefix = context.prefix
-        self._id = id
-        self._name = name
-        self._is_stopping = is_stopping
-        self._progress = progress
-        self._target: TopicContext | None = None  # where the letters go, of a redrive to a topic
+    context: TopicContext
+    id: str
+    name: str
+    is_stopping: Callable[[], bool]
+    progress: Progress | None
+    target: TopicContext | None = None  # where the letters go, of a redrive to a topic
 
     def take(self, hold_ms: int = HOLD_MS) -> Flow[JobTaken]:
         """Take the lease, renew it, or end it."""
-        taken = yield jobs_scripts.job_take(self._prefix, self._id, self._name, hold_ms)
+        taken = yield jobs_scripts.job_take(self.context.prefix, self.id, self.name, hold_ms)
         if taken.state < 0:
-            raise JobNotFound(f"there is no job {self._id} any more")
+            raise JobNotFound(f"there is no job {self.id} any more")
         assert isinstance(taken, JobTaken)
         return taken
 
@@ -191,9 +184,9 @@ class _Runner:
         taken = yield from self.take()
         if not taken.state:
             return False
-        job = jobs_core.read(self._id, taken.fields)
-        if self._progress:
-            self._progress(job.matched, job.expected or 0)
+        job = jobs_core.read(self.id, taken.fields)
+        if self.progress:
+            self.progress(job.matched, job.expected or 0)
         try:
             yield from self._work(job, taken)
         except _Lost:
@@ -206,34 +199,34 @@ class _Runner:
         fields = taken.fields
         number = int(fields["batch"])
         cursor = fields.get("cursor", b"").decode()
-        yield from opening.ensure_open(self._context, create=False)
+        yield from opening.ensure_open(self.context, create=False)
         if job.to is not None:
-            self._target = yield from redrive_to.open_target(self._context, job.to)
+            self.target = yield from redrive_to.open_target(self.context, job.to)
         letters = ""
         if "members" in fields:
-            keys = self._context.slots[int(fields["slot"])]
+            keys = self.context.slots[int(fields["slot"])]
             packed = fields["members"]
             ids = [keys.id_of(packed[at : at + 13]) for at in range(0, len(packed), 13)]
             letters = yield from self._act(job, keys, number, ids)
             is_forgotten = taken.now_ms - int(fields["noted"]) > REMEMBERED_MS
-            if is_forgotten and self._target is None:
+            if is_forgotten and self.target is None:
                 letters = letters.replace("0", "1")
-        search = _Search(self._context, job, _Cursor.unpack(cursor))
+        search = _Search(self.context, job, _Cursor.unpack(cursor))
         most = BATCH_MAX
         if job.rate is not None:
             most = max(1, min(BATCH_MAX, int(job.rate / BATCHES_PER_S)))
         reached = job.matched
         due_ms = float(taken.now_ms)  # when the next batch may be done
         while True:
-            stops = self._is_stopping()
+            stops = self.is_stopping()
             # A runner that stops records what it has done, and notes nothing.
             batch = _Batch(0, [], _Cursor.unpack(cursor), search.examined, False)
             if not stops:
                 batch = yield from search.next(most)
             cursor = batch.cursor.pack()
             reached += len(letters)
-            if self._progress:
-                self._progress(reached, max(reached, job.expected or 0))
+            if self.progress:
+                self.progress(reached, max(reached, job.expected or 0))
             reply = yield from self._step(number, letters, batch)
             if reply.job_state != "running" or stops:
                 return
@@ -243,13 +236,13 @@ class _Runner:
                     yield from self._wait(due_ms - reply.now_ms)
                     due_ms = max(due_ms, reply.now_ms - BEHIND_MS)
                     due_ms += len(batch.ids) / job.rate * 1000
-                keys = self._context.slots[batch.slot]
+                keys = self.context.slots[batch.slot]
                 letters = yield from self._act(job, keys, number, batch.ids)
 
     def _wait(self, ms: float) -> Flow[None]:
         """Wait, and keep the lease."""
         left_s = ms / 1000
-        while left_s > 0 and not self._is_stopping():
+        while left_s > 0 and not self.is_stopping():
             yield Sleep(min(left_s, RENEW_S))
             left_s -= RENEW_S
             if left_s > 0:
@@ -259,16 +252,16 @@ class _Runner:
 
     def _step(self, number: int, letters: str, batch: _Batch) -> Flow[JobStepReply]:
         reply = yield jobs_scripts.job_step(
-            self._prefix, self._id, self._name, HOLD_MS, number=number, letters=letters,
+            self.context.prefix, self.id, self.name, HOLD_MS, number=number, letters=letters,
             examined=batch.examined, cursor=batch.cursor.pack(), slot=batch.slot, ids=batch.ids,
             last=batch.is_last, keep_s=flows.KEEP_S, most=flows.OUTCOMES_MAX,
         )  # fmt: skip
         assert isinstance(reply, JobStepReply)
         if reply.state < 0:
-            raise JobNotFound(f"there is no job {self._id} any more")
+            raise JobNotFound(f"there is no job {self.id} any more")
         if reply.job_state in ENDED:
-            ended = yield from flows.job(self._prefix, self._id)
-            yield from flows.note_end(self._prefix, ended)
+            ended = yield from flows.job(self.context.prefix, self.id)
+            yield from flows.note_end(self.context.prefix, ended)
             raise _Lost
         if not reply.state:
             raise _Lost
@@ -276,8 +269,8 @@ class _Runner:
 
     def _act(self, job: Job, keys: SlotKeys, number: int, ids: Sequence[bytes]) -> Flow[str]:
         """Do a batch, or do it again; a letter for each of its messages."""
-        if self._target is not None:
-            return (yield from self._move(job, self._target, keys, number, ids))
+        if self.target is not None:
+            return (yield from self._move(job, self.target, keys, number, ids))
         parts = [ids[at : at + REDRIVE_MAX] for at in range(0, len(ids), REDRIVE_MAX)]
         calls = itertools.count()
         letters: list[str] = yield from pipeline(
@@ -292,22 +285,22 @@ class _Runner:
     def _call(
         self, job: Job, keys: SlotKeys, number: int, part: int, ids: Sequence[bytes]
     ) -> Command[str]:
-        session = ReplaySession(b"@job-%s-%d" % (jobs_core.code_of(self._id).encode(), part))
+        session = ReplaySession(b"@job-%s-%d" % (jobs_core.code_of(self.id).encode(), part))
         session.number = number
         if job.verb == "purge":
             return dead_letters_scripts.trash(keys, session, ids, job.keep_ms, job.began_ms)
-        return dead_letters_scripts.redrive(self._context, keys, session, ids, job.began_ms)
+        return dead_letters_scripts.redrive(self.context, keys, session, ids, job.began_ms)
 
     def _move(
         self, job: Job, target: TopicContext, keys: SlotKeys, number: int, ids: Sequence[bytes]
     ) -> Flow[str]:
         """Move a batch to another topic; under the same token whenever it is done again."""
         yield from opening.ensure_open(target, create=False)
-        text = b"%s-%d" % (jobs_core.code_of(self._id).encode(), number)
+        text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()
         return (
             yield from redrive_to.redrive_to(
-                self._context, keys, target, ids, token, job.began_ms, is_own_token=True
+                self.context, keys, target, ids, token, job.began_ms, is_own_token=True
             )
         )
 
