@@ -54,7 +54,7 @@ end
 local function note_offloaded(slot, new_records)
   for i = 2, #new_records, 2 do
     if offloaded_reference(new_records[i]) then
-      redis.call('HSETNX', slot, 'offloaded', 0)
+      redis.call('HINCRBY', slot, 'offloaded', 0) -- nothing where it is there
       return true
     end
   end

@@ -9,6 +9,7 @@ import pytest
 
 import rmq
 from rmq.features.topic_admin import flows
+from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import context
 from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport.blocking import Transport
@@ -418,3 +419,39 @@ def test_deletion_that_was_begun_by_force_and_is_refused_without_leaves_a_topic_
     assert 0 < left < 30
     send_each(client.topic(name), 30)
     assert client.admin.stats(name)["priority"] == left + 30
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_topic_whose_objects_would_stay_in_a_store_is_kept_as_it_is(
+    client: rmq.Client, server: Server, name: str, force: bool
+) -> None:
+    topic = client.topic(name, slots=3)
+    topic.open()
+    send_each(topic, 6)
+    keys = SlotKeys("rmq", name, 1)
+    with server.raw() as raw:
+        raw.hset(keys.slot, "offloaded", 1)
+        raw.hset(keys.bodies, "gone:1", b"reference")
+        with topic.consumer() as consumer:
+            while batch := consumer.receive(100, wait=0.2):
+                if force:
+                    consumer.reject(batch[:1], "kept, so that the other slots are not empty")
+                    batch = batch[1:]
+                consumer.ack(batch)
+        before = client.admin.stats(name)
+        assert client.admin.topic_delete(name, dry_run=True).messages == before["dead"]
+
+        with pytest.raises(rmq.TopicNotEmpty, match="objects in a store belong to messages of"):
+            client.admin.topic_delete(name, force=force)
+
+        assert client.admin.stats(name) | {"now_ms": 0} == before | {"now_ms": 0}
+        assert client.admin.settings(name).sends_paused is None
+        send_each(topic, 6)
+        with topic.consumer() as consumer:
+            while batch := consumer.receive(100, wait=0.2):
+                consumer.ack(batch)
+        client.admin.purge(name, "dead", keep=0)
+        raw.hdel(keys.bodies, "gone:1")
+        raw.hset(keys.slot, "released", raw.hget(keys.slot, "offloaded"))
+    client.admin.topic_delete(name, force=force)
+    assert [key for key in keys_of(server, name) if key.startswith(f"rmq:{{{name}_")] == []

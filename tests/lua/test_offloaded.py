@@ -23,6 +23,7 @@ from tests.lua.box import GONE, Box, Lease, ordered, stored
 from tests.lua.calls import CALLS, _arriving, _dropping, _merging, _publishing, _scheduling
 from tests.lua.crediting import break_script
 from tests.lua.furnished import QUERY, RUN, TOKEN, Furnished, furnish
+from tests.lua.test_maxmemory import REFUSED_AT_MAXMEMORY
 
 REFERENCE = b"\x94\xa4home\xa6object\xce\x00\x10\x00\x00\xc4\x01h"
 BODY = b"\x43" + REFERENCE
@@ -294,8 +295,14 @@ REMOVALS: dict[str, Way] = {
 MOVED = ("redrive_settle",)  # the record is stored in another topic
 
 
-def removed_and_left(box: Box, script: str) -> tuple[list[bytes], list[bytes]]:
-    """Run the call that removes records: their references, and those that are left."""
+def removed_and_left(box: Box, script: str, full: bool = False) -> tuple[list[bytes], list[bytes]]:
+    """Run the call that removes records: their references, and those that are left.
+
+    Args:
+        box: a slot with the settings of the call.
+        script: which one.
+        full: whether its server has no byte left then.
+    """
     _, prepared, call = REMOVALS[script]
     furnished = furnish(box)
     if prepared:
@@ -305,7 +312,11 @@ def removed_and_left(box: Box, script: str) -> tuple[list[bytes], list[bytes]]:
     done = len(tombstones(box))
     before = set(box.redis.hkeys(box.keys.records))
 
+    if full:
+        box.redis.script_load(command.script.text)
+        box.redis.config_set("maxmemory", 1)
     box.run(command)
+    box.redis.config_set("maxmemory", 0)
 
     after = set(box.redis.hkeys(box.keys.records))
     removed = sorted(references[member] for member in before - after if member in references)
@@ -318,6 +329,17 @@ def removed_and_left(box: Box, script: str) -> tuple[list[bytes], list[bytes]]:
 @pytest.mark.parametrize("script", REMOVALS)
 def test_each_record_that_is_removed_leaves_its_reference_once(make_box, script):
     removed, left = removed_and_left(make_box(**REMOVALS[script][0]), script)
+
+    assert left == ([] if script in MOVED else removed)
+
+
+@pytest.mark.parametrize("script", sorted(set(REMOVALS) - REFUSED_AT_MAXMEMORY))
+def test_it_does_so_on_a_full_redis_too(tight, script):
+    removed, left = removed_and_left(
+        Box(tight.redis, f"{tight.handle.name}-{script}", tight.clock, **REMOVALS[script][0]),
+        script,
+        full=True,
+    )
 
     assert left == ([] if script in MOVED else removed)
 

@@ -171,7 +171,8 @@ class AsyncTopicAdmin(AsyncAdminPart):
             while all slots are looked at, and nothing is deleted if one has a message.
 
         Raises:
-            TopicNotEmpty: it holds messages, and `force` is not set; nothing was deleted.
+            TopicNotEmpty: it holds messages, and `force` is not set, or objects in a store belong
+                to it; nothing was deleted.
             TopicNotFound: there is no such topic.
         """
         return await self._run(flows.topic_delete(self._context(topic), force, dry_run, progress))
