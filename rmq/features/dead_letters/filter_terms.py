@@ -7,54 +7,93 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
+from rmq.errors import DecodeError
 from rmq.features.dead_letters import bounded_regex
+from rmq.kernel.core import failure as failures, record
 from rmq.kernel.core.failure import Failure, fingerprint
+from rmq.kernel.core.groups import GROUP_MARK, group_in
 from rmq.kernel.core.ids import MessageId
+from rmq.kernel.core.message import Message
+from rmq.kernel.core.score import moment
+from rmq.kernel.topic import reading
+from rmq.kernel.topic.scripts import QueueMember
 
 Value = str | int | float | bool | None
 _MISSING = object()  # the message has no such field
 
 
-class DeadLetter(Protocol):
-    """A dead letter as a filter reads it: a `Message`, or what decodes only what is asked for."""
+class Letter:
+    """A dead letter for a filter: what no condition looks at is never decoded.
+
+    Its attributes are those of the `Message` that `reading.messages_of` makes.
+    """
+
+    def __init__(self, member: QueueMember) -> None:
+        self._member = member
 
     @property
     def id(self) -> MessageId:
         """The message id."""
-
-    @property
-    def body(self) -> Any:
-        """The decoded body."""
-
-    @property
-    def priority(self) -> int | None:
-        """The priority, or None."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers."""
-
-    @property
-    def deliveries(self) -> int:
-        """How often it was delivered."""
-
-    @property
-    def died(self) -> datetime | None:
-        """When it died."""
+        return MessageId(self._member.id)
 
     @property
     def failure(self) -> Failure | None:
         """Its last failure."""
+        return failures.decode(self._member.failure)
+
+    @property
+    def deliveries(self) -> int:
+        """How often it was delivered."""
+        last_failure = self.failure
+        return last_failure.deliveries if last_failure else 0
+
+    @property
+    def died(self) -> datetime | None:
+        """When it died."""
+        return moment(int(self._member.score)) if self._member.queue == "dead" else None
+
+    @cached_property
+    def _record(self) -> record.Record | None:
+        try:
+            return record.read(self._member.record)
+        except DecodeError:
+            return None
+
+    @property
+    def priority(self) -> int | None:
+        """The priority, or None."""
+        return (self._record.priority or None) if self._record else None
 
     @property
     def type(self) -> str | None:
         """Its type, or None."""
+        return self._record.headers.get(record.TYPE_MARK) if self._record else None
 
     @property
     def group(self) -> str | None:
         """The name of its group, or None."""
+        return group_in(self._record.headers.get(GROUP_MARK)) if self._record else None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers."""
+        return record.shown_headers(self._record.headers) if self._record else {}
+
+    @cached_property
+    def body(self) -> Any:
+        """The decoded body."""
+        if self._record is None:
+            return self._member.record
+        try:
+            return reading.body_of(self._record)
+        except DecodeError:
+            return self._record.body
+
+
+DeadLetter = Message | Letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,21 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from functools import cached_property, partial
+from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rmq.errors import DecodeError, InvalidType, InvalidValue
+from rmq.errors import InvalidType, InvalidValue
 from rmq.features.dead_letters import filter as dead_letters_filter, redrive_to, scripts
 from rmq.features.dead_letters.filter import DeadLetterFilter
+from rmq.features.dead_letters.filter_terms import Letter
 from rmq.features.dead_letters.jobs.job import REFUSED, Job
 from rmq.features.dead_letters.scripts import TOKEN_BYTES
-from rmq.kernel.core import failure, record
-from rmq.kernel.core.failure import Failure
-from rmq.kernel.core.groups import GROUP_MARK, group_in
+from rmq.kernel.core import failure
 from rmq.kernel.core.ids import Id, MessageId
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import TRASH_KEEP_S, QueueName, parse_queue
-from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import check_int, check_message_type, check_rate, duration_ms
 from rmq.kernel.topic import opening, reading, scripts as topic_scripts, stats
 from rmq.kernel.topic.context import ReplaySession, TopicContext
@@ -136,66 +134,7 @@ class Filter:
 
 def fits_filter(wanted: DeadLetterFilter, member: QueueMember, now_ms: int) -> bool:
     """Whether a member fits a filter."""
-    return wanted.matches(_Letter(member), now_ms)
-
-
-class _Letter:
-    """A dead letter for a filter: what no condition looks at is never decoded.
-
-    Its attributes are those of the `Message` that `reading.messages_of` makes.
-    """
-
-    def __init__(self, member: QueueMember) -> None:
-        self._member = member
-
-    @property
-    def id(self) -> MessageId:
-        return MessageId(self._member.id)
-
-    @property
-    def failure(self) -> Failure | None:
-        return failure.decode(self._member.failure)
-
-    @property
-    def deliveries(self) -> int:
-        last_failure = self.failure
-        return last_failure.deliveries if last_failure else 0
-
-    @property
-    def died(self) -> datetime | None:
-        return moment(int(self._member.score)) if self._member.queue == "dead" else None
-
-    @cached_property
-    def _record(self) -> record.Record | None:
-        try:
-            return record.read(self._member.record)
-        except DecodeError:
-            return None
-
-    @property
-    def priority(self) -> int | None:
-        return (self._record.priority or None) if self._record else None
-
-    @property
-    def type(self) -> str | None:
-        return self._record.headers.get(record.TYPE_MARK) if self._record else None
-
-    @property
-    def group(self) -> str | None:
-        return group_in(self._record.headers.get(GROUP_MARK)) if self._record else None
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return record.shown_headers(self._record.headers) if self._record else {}
-
-    @cached_property
-    def body(self) -> Any:
-        if self._record is None:
-            return self._member.record
-        try:
-            return reading.body_of(self._record)
-        except DecodeError:
-            return self._record.body
+    return wanted.matches(Letter(member), now_ms)
 
 
 def _matching(

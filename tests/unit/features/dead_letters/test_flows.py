@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from rmq.errors import InvalidType, InvalidValue
-from rmq.features.dead_letters import flows
+from rmq.features.dead_letters.filter_terms import Letter
 from rmq.features.dead_letters.flows import Filter
 from rmq.kernel.core import codec, failure
 from rmq.kernel.topic import reading
@@ -79,7 +79,7 @@ def _headed(headers: dict[str, str]) -> bytes:
 def test_a_filter_reads_a_letter_as_its_message_shows_it(place: str, record: bytes) -> None:
     member = dead(error="a time is out")._replace(queue=place, record=record)
 
-    letter, (message,) = flows._Letter(member), reading.messages_of([member], 3)
+    letter, (message,) = Letter(member), reading.messages_of([member], 3)
 
     for name in ("id", "body", "priority", "headers", "deliveries", "died", "failure", "type"):
         assert getattr(letter, name) == getattr(message, name), name
