@@ -83,11 +83,18 @@ def exactly_once(
         The transactional variant of https://github.com/Jaskey/RocketMQDedupListener,
         with the business key as the key of the row.
     """
-    settings = _Settings(source, key_reader(key), check_consumer(consumer), ttl)
+    if not isinstance(source, sa.Engine | AsyncEngine | sessionmaker | async_sessionmaker):
+        raise InvalidType(
+            f"source: {type(source).__name__}; give an Engine or a sessionmaker, or an "
+            "AsyncEngine or async_sessionmaker for async handlers"
+        )
+    key_of, owner = key_reader(key), check_consumer(consumer)
+    ttl_ms = None if ttl is None else duration_ms(ttl, "ttl", low_ms=1000)
 
     def decorate(function: F) -> F:
-        name = _parameter_name(function, settings, parameter)
-        return attach(function, ExactlyOnce(settings, name), _WORD)
+        middleware = ExactlyOnce(source, key_of, owner, ttl_ms)
+        middleware.parameter = _parameter_name(function, middleware.has_sessions, parameter)
+        return attach(function, middleware, _WORD)
 
     return decorate
 
@@ -95,28 +102,9 @@ def exactly_once(
 _WORD = "exactly_once"
 
 
-class _Settings:
-    """The arguments of `exactly_once`, checked."""
-
-    def __init__(self, source: Source, key: KeyOf, consumer: str, ttl: Duration | None) -> None:
-        if not isinstance(source, sa.Engine | AsyncEngine | sessionmaker | async_sessionmaker):
-            raise InvalidType(
-                f"source: {type(source).__name__}; give an Engine or a sessionmaker, or an "
-                "AsyncEngine or async_sessionmaker for async handlers"
-            )
-        self.source = source
-        self.key = key
-        self.consumer = consumer
-        self.ttl_ms = None if ttl is None else duration_ms(ttl, "ttl", low_ms=1000)
-        self.is_async = isinstance(source, AsyncEngine | async_sessionmaker)
-        self.has_sessions = isinstance(source, sessionmaker | async_sessionmaker)
-
-
-def _parameter_name(
-    function: Callable[..., Any], settings: _Settings, requested: str | None
-) -> str:
+def _parameter_name(function: Callable[..., Any], has_sessions: bool, requested: str | None) -> str:
     """Return the name of the parameter that gets the connection or session."""
-    default = "session" if settings.has_sessions else "connection"
+    default = "session" if has_sessions else "connection"
     if requested is not None and not isinstance(requested, str):
         raise InvalidType(f"parameter: {requested!r}; give the name of the handler's parameter")
     name = default if requested is None else requested
@@ -153,28 +141,31 @@ class _Attempt:
 class ExactlyOnce(Middleware):
     """A transaction around a handler; made by `exactly_once`."""
 
-    def __init__(self, settings: _Settings, parameter: str) -> None:
-        self._settings = settings
-        self._source: Any = settings.source
-        self.parameter = parameter
+    def __init__(self, source: Source, key: KeyOf, consumer: str, ttl_ms: int | None) -> None:
+        self._source: Any = source
+        self._key = key
+        self._consumer = consumer
+        self._ttl_ms = ttl_ms
+        self._is_async = isinstance(source, AsyncEngine | async_sessionmaker)
+        self.has_sessions = isinstance(source, sessionmaker | async_sessionmaker)
         self._outage = Outage(f"the database of @{_WORD}")
         self._counts: dict[tuple[Any, int], int] = {}  # by message id and the most that is allowed
 
     def check_handler(self, handler: HandlerInfo) -> None:
         """As `Middleware.check_handler`."""
-        check_kind(handler, self._settings.is_async, f"@{_WORD}")
+        check_kind(handler, self._is_async, f"@{_WORD}")
 
     def check_lease(self, lease_ms: int) -> None:
         """As `Middleware.check_lease`."""
-        if self._settings.ttl_ms is not None:
-            check_ttl(self._settings.ttl_ms, lease_ms)
+        if self._ttl_ms is not None:
+            check_ttl(self._ttl_ms, lease_ms)
 
     def _row(self, delivery: DeliveryData) -> Row:
-        return rows.row_of(self._settings.consumer, delivery, self._settings.key(delivery))
+        return rows.row_of(self._consumer, delivery, self._key(delivery))
 
     def _open(self) -> Any:
         """Open a session or connection, to be used as a context."""
-        return self._source() if self._settings.has_sessions else self._source.connect()
+        return self._source() if self.has_sessions else self._source.connect()
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
@@ -207,9 +198,8 @@ class ExactlyOnce(Middleware):
         call_next: Next | NextAsync,
     ) -> Procedure[bool]:
         """Insert the row and run the handler; return False if its work was done before."""
-        has_sessions = self._settings.has_sessions
         connection = opened
-        if has_sessions:  # one may read from a replica, and must write the row where it writes
+        if self.has_sessions:  # one may read from a replica, and must write the row where it writes
             connection = yield Call(opened.connection, bind_arguments={"clause": rows.WRITE})
         if not (yield OnConnection(connection, _begin, row)):
             yield Call(transaction.rollback)
@@ -225,9 +215,9 @@ class ExactlyOnce(Middleware):
         if connection.invalidated:
             raise _rolled_back(delivery)
         _check_open(transaction, delivery)
-        if has_sessions:
+        if self.has_sessions:
             yield Call(opened.flush)
-        yield OnConnection(connection, _finish, row, self._settings.ttl_ms, delivery)
+        yield OnConnection(connection, _finish, row, self._ttl_ms, delivery)
         return True
 
     @contextmanager

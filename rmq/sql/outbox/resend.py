@@ -68,12 +68,8 @@ class Round(NamedTuple):
         return self.sent + self.waiting + self.held + self.exhausted
 
 
-class _Sent(NamedTuple):
-    """Numbers of stubs: sent, refused for now, and given up."""
-
-    sent: int = 0
-    refused: int = 0
-    exhausted: int = 0
+def _sum(*rounds: Round) -> Round:
+    return Round(*map(sum, zip(*rounds, strict=True)))
 
 
 class Resender:
@@ -211,35 +207,28 @@ class Resender:
                 )
         waiting = sum(stub.seq in in_queue or stub.seq in moved for stub in put_off)
         result = Round(waiting=waiting, held=len(put_off) - waiting, exhausted=len(exhausted))
-        if to_send:
-            sent = self._send(to_send)
-            result = result._replace(
-                sent=sent.sent,
-                held=result.held + sent.refused,
-                exhausted=result.exhausted + sent.exhausted,
-            )
-        return result
+        return _sum(result, self._send(to_send))
 
     # --- sending ---------------------------------------------------------------------------------
 
-    def _send(self, lost: list[DueStub]) -> _Sent:
+    def _send(self, lost: list[DueStub]) -> Round:
         """Send all stubs that were found lost together.
 
         A new search in between would find consumers not past the rest, once the first messages are
         back in a slot.
         """
-        total = _Sent()
+        total = Round()
         while lost:
-            still_lost, sent, outcomes, counts = self._send_chunk(lost)
+            still_lost, sent, outcomes, result = self._send_chunk(lost)
             _log_outcomes(sent, outcomes)
-            total = _Sent(*(a + b for a, b in zip(total, counts, strict=True)))
+            total = _sum(total, result)
             left = {stub.seq for stub in still_lost} - {stub.seq for stub in sent}
             lost = [stub for stub in lost[:CHUNK] if stub.seq in left] + lost[CHUNK:]
         return total
 
     def _send_chunk(
         self, lost: list[DueStub]
-    ) -> tuple[list[DueStub], list[Stub], list[Outcome], _Sent]:
+    ) -> tuple[list[DueStub], list[Stub], list[Outcome], Round]:
         """Send the first stubs; return those still lost, those sent, their outcomes, numbers."""
         with self._engine.connect() as connection:
             still_lost = resend_queries.lock(connection, lost[:CHUNK])
@@ -259,9 +248,9 @@ class Resender:
                     resend_queries.put_back(connection, [s for s in still_lost if s.seq in taken])
                     connection.commit()
                 raise
-            counts = self._record(connection, full, outcomes, lost, now)
+            result = self._record(connection, full, outcomes, lost, now)
             connection.commit()
-        return still_lost, full, outcomes, counts
+        return still_lost, full, outcomes, result
 
     def _record(
         self,
@@ -270,7 +259,7 @@ class Resender:
         outcomes: Sequence[Outcome],
         lost: Sequence[DueStub],
         now: int,
-    ) -> _Sent:
+    ) -> Round:
         """Write the outcomes of a send to the stubs, in the transaction that made it."""
         before = {stub.seq: stub for stub in lost}
         marks: list[Mark] = []
@@ -288,7 +277,7 @@ class Resender:
         resend_queries.put_off(connection, put_off)
         if unsendable:
             relay_queries.exhaust(connection, unsendable)
-        return _Sent(len(marks), len(put_off), len(unsendable))
+        return Round(sent=len(marks), held=len(put_off), exhausted=len(unsendable))
 
     def _mark(self, stub: Stub, result: SendResult, before: DueStub, now: int) -> Mark:
         """Return the mark of a send; a duplicate counts too: Redis settled it, unconfirmed."""
