@@ -19,7 +19,7 @@ from rmq.features.dead_letters.jobs import run
 from rmq.kernel.transport.steps import RawCommand
 
 HOLD_MS = 300  # so long the next runner waits for a dead one
-_move = redrive_to._move
+_move = redrive_to.Redrive._move
 
 
 def main(url: str, job: str, kind: str, command: str, nth: str) -> None:
@@ -39,7 +39,7 @@ def main(url: str, job: str, kind: str, command: str, nth: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             value = yield step
 
-    redrive_to._move = dying  # type: ignore[assignment]
+    redrive_to.Redrive._move = dying  # type: ignore[method-assign]
     run.HOLD_MS = HOLD_MS
     run._Runner.take.__defaults__ = (HOLD_MS,)
     if kind == "sync":

@@ -57,7 +57,7 @@ def bodies(api: Any, name: str) -> list[Any]:
 @pytest.fixture
 def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
     """Lets moves die before their nth command (0: the first); None: no more."""
-    move = redrive_to._move
+    move = redrive_to.Redrive._move
     at: list[int | None] = [None]
 
     def dying(*args: Any) -> Generator[Any, Any, str]:
@@ -73,7 +73,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
             value = yield step
         raise AssertionError
 
-    monkeypatch.setattr(redrive_to, "_move", dying)
+    monkeypatch.setattr(redrive_to.Redrive, "_move", dying)
     return lambda place: at.__setitem__(0, place)
 
 

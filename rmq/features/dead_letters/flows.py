@@ -187,9 +187,8 @@ def redrive(
             while ids:
                 if target is not None:
                     token = os.urandom(TOKEN_BYTES)
-                    letters = yield from redrive_to.redrive_to(
-                        context, keys, target, ids[:step], token
-                    )
+                    mover = redrive_to.Redrive(context, keys, target, token)
+                    letters = yield from mover.move(ids[:step])
                 else:
                     with context.sessions.borrowed() as session:
                         letters = yield scripts.redrive(context, keys, session, ids[:step])

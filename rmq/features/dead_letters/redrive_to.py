@@ -11,6 +11,7 @@ Here too: the record that a dead letter gets in that topic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgpack
@@ -99,34 +100,107 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
     return target
 
 
-def redrive_to(
-    source: TopicContext,
-    keys: SlotKeys,
-    target: TopicContext,
-    ids: Sequence[bytes],
-    token: bytes,
-    died_by_ms: int | None = None,
-    is_own_token: bool = False,
-) -> Flow[str]:
-    """Move dead letters of one slot; a letter for each, of `LETTERS` of `jobs/job.py`.
+@dataclass(frozen=True, slots=True)
+class Redrive:
+    """A redrive of dead letters of one slot to another topic.
 
     Args:
         source: their topic.
         keys: their slot.
         target: the other topic, opened.
-        ids: of the letters.
         token: 8 bytes that name this attempt.
         died_by_ms: those that died later count as gone.
         is_own_token: an attempt under this token may have begun earlier; what it did counts as
             done by this one.
     """
-    letters, size = "", PAGE
-    while len(letters) < len(ids):
-        page = ids[len(letters) : len(letters) + size]
-        done = yield from _move(source, keys, target, page, token, died_by_ms, is_own_token)
-        letters += done
-        size = min(PAGE, max(len(done), 1) * 2)
-    return letters
+
+    source: TopicContext
+    keys: SlotKeys
+    target: TopicContext
+    token: bytes
+    died_by_ms: int | None = None
+    is_own_token: bool = False
+
+    def move(self, ids: Sequence[bytes]) -> Flow[str]:
+        """Move letters by their ids; a letter for each, of `LETTERS` of `jobs/job.py`."""
+        letters, size = "", PAGE
+        while len(letters) < len(ids):
+            done = yield from self._move(ids[len(letters) : len(letters) + size])
+            letters += done
+            size = min(PAGE, max(len(done), 1) * 2)
+        return letters
+
+    def _move(self, ids: Sequence[bytes]) -> Flow[str]:
+        """Move some of these, from the first on, as many as one call can carry."""
+        slots = [_slot_of(self.target, self.keys.index, id) for id in ids]
+        reply = yield scripts.redrive_hold(
+            self.keys, self.token, self.target.name, ids, slots, self.died_by_ms
+        )
+        letters, held = list(reply.letters), reply.held
+        places = [place for place, letter in enumerate(letters) if letter == "1"]
+        count = _count_that_fit(held)
+        if count < len(held):
+            letters, places, held = letters[: places[count]], places[:count], held[:count]
+        records = yield from reading.fetch(
+            self.keys, [ids[place] for place in places], [each.record for each in held]
+        )
+        by_slot: dict[int, list[tuple[int, Arrival]]] = {}
+        for place, each, record in zip(places, held, records, strict=True):
+            arrival = self._arrival(ids[place], each, record, reply.now_ms)
+            by_slot.setdefault(each.slot, []).append((place, arrival))
+        for slot, group in by_slot.items():
+            arrivals = [arrival for _, arrival in group]
+            answer = yield from _send(self.target, slot, arrivals)
+            for (place, _), letter in zip(group, answer.letters, strict=True):
+                letters[place] = letter
+            # What is stored in too few copies stays here, and held: who goes on waits for them.
+            sent = [(place, arrival) for place, arrival in group if letters[place] != "n"]
+            if not sent:
+                continue
+            outcomes = [(arrival.entry, letters[place] == "s") for place, arrival in sent]
+            with self.source.sessions.borrowed() as session:
+                settled = yield scripts.redrive_settle(self.keys, session, outcomes)
+            stored = [entry for entry, is_stored in outcomes if is_stored]
+            if stored:
+                # The letters are gone, so what the other topic has noted may be forgotten some day.
+                words = [word for entry in stored for word in (answer.now_ms, entry)]
+                key = _keys_of(self.target, slot).arrivals
+                yield RawCommand("redrive", "ZADD", key, "XX", *words)
+            for (place, arrival), end in zip(sent, settled, strict=True):
+                if letters[place] == "s":
+                    was_mine = self.is_own_token and arrival.entry.endswith(self.token)
+                    letters[place] = "1" if end == "1" or was_mine else "0"
+        if self.is_own_token:
+            yield from self._note_moved(ids, slots, letters)
+        return "".join(letters)
+
+    def _note_moved(
+        self, ids: Sequence[bytes], slots: Sequence[int], letters: list[str]
+    ) -> Flow[None]:
+        """Count letters that are gone as done, where the other topic has noted them."""
+        gone = [place for place, letter in enumerate(letters) if letter == "0"]
+        if not gone:
+            return
+        # The hold, which named the slot, is gone, too: since then the topic may have been resized.
+        entries = [member_of(ids[place]) + self.token for place in gone]
+        asked = {slots[place] for place in gone}
+        for slot in range(len(self.target.slots)) if self.target.settings.layout else asked:
+            key = _keys_of(self.target, slot).arrivals
+            scores = yield RawCommand("redrive", "ZMSCORE", key, *entries)
+            for place, score in zip(gone, scores, strict=True):
+                if score is not None and float(score) > 0:
+                    letters[place] = "1"
+
+    def _arrival(self, id: bytes, held: HeldLetter, record: bytes, now_ms: int) -> Arrival:
+        entry = member_of(id) + held.token
+        try:
+            name = str(MessageId(id))
+            moved = moved_record(record, now_ms, self.source.name, name)
+        except DecodeError:
+            return Arrival(entry, b"x", b"")
+        if moved.body_bytes > self.target.settings.max_body:
+            return Arrival(entry, b"t", b"")
+        return Arrival(entry, moved.head, moved.rest)
 
 
 def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
@@ -139,68 +213,6 @@ def _slot_of(target: TopicContext, slot: int, id: bytes) -> int:
     return slot % (settings.first_slots if id[0] & _DERIVED else settings.slots)
 
 
-def _move(
-    source: TopicContext,
-    keys: SlotKeys,
-    target: TopicContext,
-    ids: Sequence[bytes],
-    token: bytes,
-    died_by_ms: int | None,
-    is_own_token: bool,
-) -> Flow[str]:
-    """Move some of these, from the first on, as many as one call can carry."""
-    slots = [_slot_of(target, keys.index, id) for id in ids]
-    reply = yield scripts.redrive_hold(keys, token, target.name, ids, slots, died_by_ms)
-    letters, places, held = list(reply.letters), _held_places(reply.letters), reply.held
-    count = _count_that_fit(held)
-    if count < len(held):
-        letters, places, held = letters[: places[count]], places[:count], held[:count]
-    records = yield from reading.fetch(
-        keys, [ids[place] for place in places], [each.record for each in held]
-    )
-    by_slot: dict[int, list[tuple[int, Arrival]]] = {}
-    for place, each, record in zip(places, held, records, strict=True):
-        arrival = _arrival(source, keys, target, ids[place], each, record, reply.now_ms)
-        by_slot.setdefault(each.slot, []).append((place, arrival))
-    for slot, group in by_slot.items():
-        arrivals = [arrival for _, arrival in group]
-        answer = yield from _send(target, slot, arrivals)
-        for (place, _), letter in zip(group, answer.letters, strict=True):
-            letters[place] = letter
-        # What is stored in too few copies stays here, and held: who goes on waits for them again.
-        sent = [(place, arrival) for place, arrival in group if letters[place] != "n"]
-        if not sent:
-            continue
-        outcomes = [(arrival.entry, letters[place] == "s") for place, arrival in sent]
-        with source.sessions.borrowed() as session:
-            settled = yield scripts.redrive_settle(keys, session, outcomes)
-        stored = [entry for entry, is_stored in outcomes if is_stored]
-        if stored:
-            # The letters are gone, so what the other topic has noted may be forgotten some day.
-            words = [word for entry in stored for word in (answer.now_ms, entry)]
-            yield RawCommand("redrive", "ZADD", _keys_of(target, slot).arrivals, "XX", *words)
-        for (place, arrival), end in zip(sent, settled, strict=True):
-            if letters[place] == "s":
-                is_mine = end == "1" or (is_own_token and arrival.entry.endswith(token))
-                letters[place] = "1" if is_mine else "0"
-    gone = [place for place, letter in enumerate(letters) if letter == "0"] if is_own_token else []
-    if gone:
-        # The hold, which named the slot, is gone, too: since then the topic may have been resized.
-        entries = [member_of(ids[place]) + token for place in gone]
-        asked = {slots[place] for place in gone}
-        for slot in range(len(target.slots)) if target.settings.layout else asked:
-            key = _keys_of(target, slot).arrivals
-            scores = yield RawCommand("redrive", "ZMSCORE", key, *entries)
-            for place, score in zip(gone, scores, strict=True):
-                if score is not None and float(score) > 0:
-                    letters[place] = "1"
-    return "".join(letters)
-
-
-def _held_places(letters: str) -> list[int]:
-    return [place for place, letter in enumerate(letters) if letter == "1"]
-
-
 def _count_that_fit(held: Sequence[HeldLetter]) -> int:
     """Return how many of the first ones go in one call; one at least."""
     size = 0
@@ -211,26 +223,6 @@ def _count_that_fit(held: Sequence[HeldLetter]) -> int:
         if count and size > PAGE_BYTES:
             return count
     return len(held)
-
-
-def _arrival(
-    source: TopicContext,
-    keys: SlotKeys,
-    target: TopicContext,
-    id: bytes,
-    held: HeldLetter,
-    record: bytes,
-    now_ms: int,
-) -> Arrival:
-    entry = member_of(id) + held.token
-    try:
-        name = str(MessageId(id))
-        moved = moved_record(record, now_ms, source.name, name)
-    except DecodeError:
-        return Arrival(entry, b"x", b"")
-    if moved.body_bytes > target.settings.max_body:
-        return Arrival(entry, b"t", b"")
-    return Arrival(entry, moved.head, moved.rest)
 
 
 def _keys_of(target: TopicContext, slot: int) -> SlotKeys:

@@ -298,11 +298,8 @@ class _Runner:
         yield from opening.ensure_open(target, create=False)
         text = b"%s-%d" % (jobs_core.code_of(self.id).encode(), number)
         token = hashlib.blake2b(text, digest_size=TOKEN_BYTES).digest()
-        return (
-            yield from redrive_to.redrive_to(
-                self.context, keys, target, ids, token, job.began_ms, is_own_token=True
-            )
-        )
+        mover = redrive_to.Redrive(self.context, keys, target, token, job.began_ms, True)
+        return (yield from mover.move(ids))
 
 
 def runner_name() -> str:
