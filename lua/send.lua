@@ -59,7 +59,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
   local priority = a * 65536 + b * 256 + c
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   local _, exponent = math.frexp(priority)
-  local is_offloaded = string.byte(ARGV[BEFORE + 2], 1) == OFFLOADED and math.floor(flags / 32) == CODED
+  local is_offloaded = string.byte(ARGV[BEFORE + 2], 1) == OFFLOADED and flags >= CODED and flags < CODED_END
   if flags % HEADERS == 0 and not is_offloaded and priority >= PRIORITY_MIN and priority < PRIORITY_END and order < RESTART
       and tonumber(fields[FRONT] or 0) > -RESTART then
     local now, _, seconds = read_time(ARGV[1])

@@ -31,23 +31,21 @@ local function large_size(record)
   return #record >= FIXED + REFERENCE and struct.unpack('>I4', record, #record - REFERENCE + 1) or 0
 end
 
--- Whether the body of a record may be offloaded, by its head. One that merges never is.
-local function may_offload(head)
-  local first = string.byte(head, 1)
-  return math.floor(first / 32) == CODED and first % HEADERS < MERGES
-end
-
--- The reference to an offloaded body that a record ends with, or nil.
+-- The reference to an offloaded body that a record ends with, or nil. Messages that merge have none.
 local function offloaded_reference(record)
-  if #record <= FIXED or not may_offload(record) then
+  local first, at = string.byte(record, 1) or 0, FIXED + 1
+  if first < CODED or first >= CODED_END or first % HEADERS >= MERGES then
     return nil
   end
-  local flags, at = string.byte(record, 1) % 32, FIXED + 1
-  at = at + (flags % 2 == TIMED and 6 or 0) + (flags % MERGES >= EXPIRES and 6 or 0)
-  if flags >= HEADERS and #record > at then
-    at = at + 2 + struct.unpack('>I2', record, at)
+  if first > CODED then -- it has a time or headers
+    at = at + (first % 2 == TIMED and 6 or 0) + (first % MERGES >= EXPIRES and 6 or 0)
+    if first % 32 >= HEADERS and #record > at then
+      at = at + 2 + struct.unpack('>I2', record, at)
+    end
   end
-  return string.byte(record, at) == OFFLOADED and string.sub(record, at + 1) or nil
+  if string.byte(record, at) == OFFLOADED then
+    return string.sub(record, at + 1)
+  end
 end
 
 -- Note in the slot that it has offloaded bodies, if one of these records has: ids and records, in turn. Return whether.

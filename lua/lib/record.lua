@@ -8,6 +8,7 @@ The layout of a record. lib/record_bytes reads and writes its parts. The Python 
   The rest is the body, which no script reads.
 ]]
 local TIMED, EXPIRES, MERGES, COLLECTS, HEADERS = 1, 2, 4, 8, 16
-local CODED, OFFLOADED = 3, 67 -- the codec of a body that says by its first byte how to read it; that byte of one in a store
+local CODED, CODED_END = 96, 128 -- the first byte of a record of codec 3, whose body says by its own first byte how to read it
+local OFFLOADED = 67 -- that byte of a body in a store
 local HEAD, FIXED = 4, 8 -- bytes of the head, which a sender gives, and of all that each record has
 local ACCEPTED_CYCLE = 4294967296 -- the acceptance number modulo this is in a record

@@ -92,7 +92,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       if not kind then
         kind = read_head(head, large, keys[9])
         heads[head] = kind
-        coded = coded or math.floor(string.byte(head, 1) / 32) == CODED
+        coded = coded or string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
       end
       n, accepted, expires = n + 1, accepted + 1, expires or kind.expires
       if kind.timed then

@@ -69,7 +69,7 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
   local scores = ordered_scores(priority, order, members, count)
   add_members(store, scores, count)
   local bytes, stem = ready_bytes(accepted + 1, count), nil
-  local coded = math.floor(string.byte(head, 1) / 32) == CODED
+  local coded = string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
     local bodies, before = bodies_of(at + 1, at + size)
