@@ -35,8 +35,9 @@ def audit_open(
     """Read a page of the numbers that are not accounted for; None: another caller did lately."""
 
     def parse(reply: list[Any]) -> AuditOpenPage | None:
-        now_ms, numbered, seen, accounted, *members = reply
-        return AuditOpenPage(now_ms, numbered, seen, accounted, members) if now_ms else None
+        if not reply[0]:
+            return None  # and that is all of it
+        return AuditOpenPage(reply[0], reply[1], reply[2], reply[3], reply[4:])
 
     return Command(
         scripts.load("audit_open"),

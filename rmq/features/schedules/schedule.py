@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import msgpack
 
@@ -266,8 +266,6 @@ def check_cron(cron: object) -> str:
 
 def check_catch_up(catch_up: object) -> CatchUp:
     """Return a catch-up policy if it is one."""
-    for known in get_args(CatchUp):
-        if catch_up == known:
-            policy: CatchUp = known
-            return policy
-    raise InvalidValue(f"catch_up: {catch_up!r}; give 'skip', 'last' or 'all'")
+    if catch_up not in get_args(CatchUp):
+        raise InvalidValue(f"catch_up: {catch_up!r}; give 'skip', 'last' or 'all'")
+    return cast("CatchUp", catch_up)
