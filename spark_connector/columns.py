@@ -56,6 +56,9 @@ COLUMNS = {
     "dedup_key": Column("dedup_key", _TEXT, "string or binary"),
     "headers": Column("headers", (MapType,), "map<string,string>"),
     "type": Column("type", (StringType,), "string"),
+    "group": Column("group", (StringType,), "string"),
+    "share_key": Column("share_key", (StringType,), "string"),
+    "weight": Column("weight", WHOLE, "int"),
     "topic": Column("topic", (StringType,), "string"),
 }
 _KNOWN = ", ".join(COLUMNS)
@@ -181,6 +184,7 @@ _READ: dict[str, Callable[[pa.Array], list[Any]]] = {
 # The columns that `Stage.push_bodies` takes as they are, and its names for them.
 _WHOLE_COLUMNS = {
     "priority": "priorities", "slot_basis": "slot_bases", "headers": "headers", "type": "types",
+    "group": "groups",
 }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from rmq.errors import DecodeError
 
 _NUMBER = "rmq-audit"  # the header that rmq.Audit adds: <producer>.<number>
 _TYPE = "rmq-type"  # the header with the type
+_GROUP = "rmq-group"  # the one with the group, behind the last \1
 _RESERVED = "rmq-"  # names of headers that RMQ adds begin so
 _DERIVED = 0x80  # first bit of an id that was derived from a dedup key, and holds no time
 # The first octet of an id without the mark of ids that are kept to be sent again.
@@ -83,6 +84,7 @@ class Stored:
             "priority": self._priorities,
             "merge_key": lambda: self._fields.merge_keys if self._enveloped else None,
             "type": lambda: self.header(_TYPE),
+            "group": self._groups,
             "producer": lambda: self._numbers[0],
             "producer_seq": lambda: self._numbers[1],
             "headers": self._headers,
@@ -208,6 +210,10 @@ class Stored:
         if not self._enveloped:
             return None
         return [each.get(name) if each else None for each in self._fields.headers]
+
+    def _groups(self) -> list[str | None] | None:
+        marks = self.header(_GROUP)
+        return marks and [mark and mark.rpartition("\1")[2] for mark in marks]
 
     def due_ms(self) -> list[int | None] | None:
         """Return the times that records have; None where none has one."""

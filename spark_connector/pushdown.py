@@ -29,6 +29,7 @@ _TYPES = {
     "timestamp": _TIME,
     "died": _TIME,
     "type": pa.string(),
+    "group": pa.string(),
     "error_fingerprint": pa.string(),
 }
 # By the names of Spark's filters, whose classes 4.0 does not have; beside them, In.

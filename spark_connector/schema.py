@@ -46,6 +46,7 @@ _MESSAGE: tuple[Field, ...] = (
     ("priority", IntegerType(), True),
     ("merge_key", StringType(), True),
     ("type", StringType(), True),
+    ("group", StringType(), True),
     ("producer", StringType(), True),
     ("producer_seq", LongType(), True),
     ("attempt", IntegerType(), False),

@@ -43,7 +43,7 @@ end
 
 -- Store messages of one head without times, whose ids are new: the stamps follow each other (lib/run_members). The
 -- sender made them for this call, so they are new unless an earlier copy of it has stored them. The first and the last
--- of them show that; where one of them is here, and where the slot has a capacity, nothing is stored, and the caller looks
+-- of them show that; where one of them is here, and where the slot has a capacity or groups, nothing is stored, and the caller looks
 -- up each of them. Returns the acceptance number of the last one, or nil.
 --   keys: as send.lua has them
 --   fields: of read_store_fields
@@ -59,7 +59,7 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
   end
   local accepted, order, front = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
   local stored = redis.call('HMGET', records, members[1], members[count])
-  if tonumber(fields[CAPACITY]) > 0 or stored[1] or stored[2] then
+  if tonumber(fields[CAPACITY]) > 0 or fields[GROUPS] or stored[1] or stored[2] then
     return nil
   end
   local old_front = front

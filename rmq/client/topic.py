@@ -235,9 +235,14 @@ class AsyncTopic(TopicBase, AsyncSchedules):
         """
         return await self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
-    async def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
-        """Return an id for a send that may have to be repeated: pass it to every attempt."""
-        return await self._run(send_flow.new_id(self._context, slot_basis))
+    async def new_id(
+        self, slot_basis: str | bytes | None = None, *, group: str | None = None
+    ) -> MessageId:
+        """Return an id for a send that may have to be repeated: pass it to every attempt.
+
+        Give the slot_basis or the group of the send, if it has one.
+        """
+        return await self._run(send_flow.new_id(self._context, slot_basis, group))
 
     async def get(self, id: Id) -> Message | None:
         """Return one message, wherever it is; None if it is settled or never was."""

@@ -131,9 +131,14 @@ class Topic(TopicBase, Schedules):
         """
         return self._run(send_flow.send_many(self._context, messages, durability, timeout))
 
-    def new_id(self, slot_basis: str | bytes | None = None) -> MessageId:
-        """Return an id for a send that may have to be repeated: pass it to every attempt."""
-        return self._run(send_flow.new_id(self._context, slot_basis))
+    def new_id(
+        self, slot_basis: str | bytes | None = None, *, group: str | None = None
+    ) -> MessageId:
+        """Return an id for a send that may have to be repeated: pass it to every attempt.
+
+        Give the slot_basis or the group of the send, if it has one.
+        """
+        return self._run(send_flow.new_id(self._context, slot_basis, group))
 
     def get(self, id: Id) -> Message | None:
         """Return one message, wherever it is; None if it is settled or never was."""

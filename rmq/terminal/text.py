@@ -159,8 +159,9 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
         **fields(message, "id", "queue", "slot", "offset"),
         **body_fields(message.body),
         **fields(
-            message, "priority", "due", "expires", "merge_key", "type", "group", "held",
-            "headers", "deliveries", "deadline", "held_by_query", "died", "failure", "score",
+            message, "priority", "due", "expires", "merge_key", "type", "group", "share_key",
+            "held", "headers", "deliveries", "deadline", "held_by_query", "died", "failure",
+            "score",
         ),
         "unreadable": message.unreadable or None,
     }  # fmt: skip

@@ -26,12 +26,13 @@ class MessageCriteria(NamedTuple):
     headers: Mapping[str, str] | None
     merge_key: str | None
     type: str | None
+    group: str | None
 
     def fits(self, message: Message, now: datetime) -> bool:
         """Return whether a message meets the criteria."""
         if not self.any_body and not _fits_body(self.body, message.body):
             return False
-        for name in ("priority", "merge_key", "type"):
+        for name in ("priority", "merge_key", "type", "group"):
             if getattr(self, name) not in (None, getattr(message, name)):
                 return False
         if any(message.headers.get(name) != text for name, text in (self.headers or {}).items()):
@@ -44,7 +45,7 @@ class MessageCriteria(NamedTuple):
 
     def __str__(self) -> str:
         words = [] if self.any_body else [f"body={_describe_value(self.body)}"]
-        for name in ("priority", "due_in", "headers", "merge_key", "type"):
+        for name in ("priority", "due_in", "headers", "merge_key", "type", "group"):
             value = getattr(self, name)
             if value is not None:
                 words.append(f"{name}={value!r}")
@@ -69,6 +70,8 @@ def describe(message: Message, now: datetime) -> str:
     words = [repr(message.body)]
     if message.type is not None:
         words.append(f"type {message.type!r}")
+    if message.group is not None:
+        words.append(f"group {message.group!r}")
     if message.priority is not None:
         words.append(f"priority {message.priority}")
     wait = due_in(message, now).total_seconds()

@@ -305,6 +305,7 @@ class Broker:
         headers: Mapping[str, str] | None = None,
         merge_key: str | None = None,
         type: str | None = None,
+        group: str | None = None,
     ) -> list[Message]:
         """Assert that such a message waits; return all that fit.
 
@@ -318,12 +319,13 @@ class Broker:
             headers: these are among its headers.
             merge_key: its merge key.
             type: its type.
+            group: its group.
 
         Raises:
             AssertionError: there is none, or another count; the text lists the messages.
         """
         wanted = MessageCriteria(
-            body, body is ANY, priority, due_in, within, headers, merge_key, type
+            body, body is ANY, priority, due_in, within, headers, merge_key, type, group
         )
         now = self._time()
         fitting = [message for message in self.sent(topic) if wanted.fits(message, now)]

@@ -166,6 +166,7 @@ class StoredMessage(Answer):
     body: Body
     type: str | None
     group: str | None
+    share_key: str | None
     held: bool
     priority: int | None
     due: datetime | None

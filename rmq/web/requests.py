@@ -72,6 +72,7 @@ class PeekQuery(Request):
     queue: Queue = "store"
     slot: Slot | None = None
     type: str | None = None
+    group: str | None = None
     limit: Limit = 50
     cursor: PeekCursor | None = None
 

@@ -92,3 +92,74 @@ def test_ordered_has_no_meaning_where_messages_of_a_group_go_several_at_a_time(
 
     with topic.consumer(ordered=True) as consumer, pytest.raises(InvalidValue, match="2 at a time"):
         consumer.receive(1)
+
+
+@both_clients
+def test_peek_shows_the_messages_of_one_group(api: Any, name: str) -> None:
+    topic = with_groups(api, name)
+    topic.send("other", group="customer 8")
+
+    page = api.admin.peek_page(name, group="customer 8")
+
+    assert [m.body for m in page.messages] == ["other"]
+
+
+@both_clients
+def test_an_id_is_made_for_the_slot_of_its_group(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=8, groups=rmq.Groups())
+    names = [f"customer {n}" for n in range(12)]
+    ids = {each: topic.new_id(group=each) for each in names}
+
+    results = [topic.send(each, group=each, id=ids[each]) for each in names]
+
+    assert [each.slot for each in results] == [
+        topic.send(each, slot_basis=each).slot for each in names
+    ]
+    with pytest.raises(InvalidValue, match="the group chooses the slot"):
+        topic.new_id("a", group="b")
+
+
+def test_a_dedup_key_is_kept_in_the_slot_of_the_group(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=8, groups=rmq.Groups())
+
+    first = topic.send(1, group="customer 7", dedup_key="order 1")
+    second = topic.send(1, group="customer 7", dedup_key="order 1")
+
+    assert second.status == "duplicate"
+    assert first.slot == topic.send(1, group="customer 7").slot
+
+
+@both_clients
+def test_staged_messages_of_a_group_are_held_behind_each_other(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=4, groups=rmq.Groups(share={"a": 2}))
+    groups = ["a", None, "b"] * 10
+    stage = topic.stage()
+    stage.push_bodies(list(range(30)), groups=groups, types=["t"] * 30)
+    stage.push([rmq.Outgoing(30, group="a", share_key="gold")])
+
+    topic.publish([stage.staged])
+
+    peeked = api.admin.peek(name, limit=100)
+    shown = {m.body: (m.group, m.type, m.share_key) for m in peeked}
+    assert shown == {n: (group, "t", None) for n, group in enumerate(groups)} | {
+        30: ("a", None, "gold"),
+    }  # fmt: skip
+    assert [m.body for m in peeked if m.group and not m.held] in ([0, 2], [2, 0])
+    with topic.consumer() as consumer:
+        bodies = []
+        while found := consumer.receive(10):
+            bodies += [d.body for d in found if d.group == "a"]
+            consumer.ack(found)
+    assert bodies == [*range(0, 30, 3), 30]
+
+
+def test_staged_messages_of_a_group_have_no_other_slot_basis(api: Any, name: str) -> None:
+    stage = api.topic(name, slots=4).stage()
+
+    with pytest.raises(InvalidValue, match="the group chooses the slot"):
+        stage.push_bodies([1], groups=["a"], slot_bases=["b"])
+
+
+def test_a_schedule_has_no_group(api: Any, name: str) -> None:
+    with pytest.raises(InvalidValue, match="group: a schedule is in slot 0"):
+        api.topic(name).every("daily", every=60, group="a")

@@ -220,7 +220,10 @@ def make_topics(url: str, prefix: str) -> dict[str, str]:
     with rmq.Client(url, prefix=prefix) as client:
         client._transport.run(_lose(f"{prefix}:{{lost_0}}"))
         topic, admin = client.topic("orders", max_retries=0, retry="immediate"), client.admin
-        sent = [topic.send({"n": n}, headers={"h": "1"}, type="t").id for n in range(7)]
+        sent = [
+            topic.send({"n": n}, headers={"h": "1"}, type="t", group="g", share_key="s").id
+            for n in range(7)
+        ]
         with topic.consumer() as consumer:
             for delivery in consumer.receive(6):
                 delivery.nack(error=ValueError("why"))

@@ -13,6 +13,7 @@ import rmq
 from rmq.connectors import Block, Record, envelope_of, value_of
 from rmq.errors import DecodeError
 from rmq.kernel.core import record
+from rmq.kernel.core.groups import group_in
 from spark_connector import options
 from spark_connector.decode import fingerprint
 from spark_connector.reader import RmqReader
@@ -42,6 +43,8 @@ RECORDS = {
     "merges": stored(b"merges", priority=0, due_ms=DUE, merge_key="ключ"),
     "merges as a type": stored(b"m", priority=0, due_ms=DUE, merge_key="\0order.paid\0k"),
     "headers": stored(b"headed", headers={"a": "b", "rmq-type": "order.paid"}),
+    "of a group": stored(b"grouped", headers={"rmq-group": "customer 7", "a": "b"}),
+    "of a group with a weight": stored(b"g", headers={"rmq-group": "\x014\x01gold\x01customer 7"}),
     "audited": stored(b"audited", headers={"rmq-audit": "p.1.17", "a": "b"}),
     "audited by a stranger": stored(b"audited", headers={"rmq-audit": "p.x"}),
     "everything": stored(
@@ -67,7 +70,16 @@ RECORDS = {
 def of_each(entry: bytes) -> dict[str, Any]:
     """The columns of a record, read by itself."""
     row: dict[str, Any] = dict.fromkeys(
-        ("value", "deliver_at", "expires_at", "priority", "merge_key", "producer", "producer_seq")
+        (
+            "value",
+            "deliver_at",
+            "expires_at",
+            "priority",
+            "merge_key",
+            "group",
+            "producer",
+            "producer_seq",
+        )
     )
     row |= {"headers": [], "unreadable": None, "value": entry}
     try:
@@ -80,6 +92,7 @@ def of_each(entry: bytes) -> dict[str, Any]:
             row["expires_at"] = EPOCH + timedelta(milliseconds=found.expires_ms)
         row["merge_key"] = found.merge_key or None
         row["headers"] = [(k, v) for k, v in found.headers.items() if not k.startswith("rmq-")]
+        row["group"] = group_in(found.headers.get("rmq-group"))
         producer, _, number = found.headers.get("rmq-audit", "").rpartition(".")
         if number.isdecimal():
             row["producer"], row["producer_seq"] = producer, int(number)

@@ -125,6 +125,17 @@ def test_each_column_is_a_field_of_the_message(
     assert (again.status, again.id) == ("duplicate", found["dedup"].id)
 
 
+@pytest.mark.parametrize("more", ["", ", 'gold' AS share_key, 4 AS weight"])
+def test_a_row_may_have_a_group(
+    spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, more: str
+) -> None:
+    save(spark.sql(f"SELECT 'a' AS value, 'customer 7' AS `group`{more}"))
+
+    (found,) = waiting(client, topic)
+    assert (found.group, found.share_key) == ("customer 7", "gold" if more else None)
+    assert found.slot == topic.new_id(group="customer 7").slot
+
+
 @pytest.mark.parametrize(("codec", "body"), [("bytes", b'{"a": 1}'), ("json", {"a": 1})])
 def test_option_codec_says_what_the_bodies_are(
     spark: SparkSession, save: Save, topic: rmq.Topic, codec: str, body: Any

@@ -158,12 +158,13 @@ def test_a_mark_tells_where_the_message_went_and_when(database, client, name):
     assert len({row.slot for row in rows(engine)}) == 4
 
 
-def test_messages_of_one_basis_share_the_slot_of_a_direct_send(database, client, name):
+@pytest.mark.parametrize("by", ["slot_basis", "group"])
+def test_messages_of_one_basis_share_the_slot_of_a_direct_send(database, client, name, by):
     engine, outbox = prepared(database), Outbox()
     topic = client.topic(name, slots=8)
     direct = topic.send(0, slot_basis="customer:42")
 
-    fill(engine, outbox, name, range(5), slot_basis="customer:42")
+    fill(engine, outbox, name, range(5), **{by: "customer:42"})
     Relay(outbox, engine, client).run_once()
 
     assert {row.slot for row in rows(engine)} == {direct.slot}

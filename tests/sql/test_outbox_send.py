@@ -74,7 +74,10 @@ def test_of_an_open_transaction_nothing_is_sent_until_it_commits(database, clien
     assert (before, relay.run_once()) == (0, 1)
 
 
-def test_what_arrives_is_what_a_direct_send_would_have_stored(database, client, server, name):
+@pytest.mark.parametrize("group", [{}, {"group": "customer:é", "share_key": "s", "weight": 3}])
+def test_what_arrives_is_what_a_direct_send_would_have_stored(
+    database, client, server, name, group
+):
     engine, outbox = prepared(database), Outbox()
     said = {
         "priority": 900,
@@ -85,7 +88,7 @@ def test_what_arrives_is_what_a_direct_send_would_have_stored(database, client, 
         "retry": rmq.Levels((1, 2)),
         "max_runtime": 3,
         "type": "order.refunded",
-    }
+    } | group
 
     with engine.begin() as connection:
         made = outbox.send(connection, name, {"é": 1}, **said)

@@ -115,7 +115,7 @@ class Filter:
             return False
         if self.trashed_by and not self.trashed_by.has_trashed(member.score):
             return False
-        if self.type and reading.type_of(member) != self.type:
+        if self.type and reading.marks_of(member).get("type") != self.type:
             return False
         if self.reason or self.error:
             last_failure = failure.decode(member.failure)

@@ -97,6 +97,8 @@ class ImportedLetter(msgspec.Struct, kw_only=True):
     bodies_base64: list[str] | None = None
     priority: int | None = None
     type: str | None = None
+    group: str | None = None
+    share_key: str | None = None
     headers: dict[str, str] | None = None
 
 
@@ -205,6 +207,8 @@ class DeadLetterLine(Answer, omit_defaults=True):
     deliveries: int
     headers: dict[str, str]
     type: str | None = None
+    group: str | None = None
+    share_key: str | None = None
     priority: int | None = None
     failure: Failure | None = None
     codec: int | None = None
@@ -245,14 +249,14 @@ class Imported(Answer):
 async def import_dead_letters(context: RequestContext, path: TopicPath, body: Import) -> Imported:
     """Send exported dead letters to a topic as messages to be consumed, with all their retries.
 
-    They keep ids, types, headers and priorities. One that the topic still has, in any queue, is a
-    duplicate and stays as it is, so a request that is repeated adds nothing.
+    They keep ids, types, groups, headers and priorities. One that the topic still has, in any
+    queue, is a duplicate and stays as it is, so a request that is repeated adds nothing.
     """
     by_codec: dict[int, list[Outgoing]] = {}
     for index, letter in enumerate(body.letters):
         outgoing = Outgoing(
             _body_of(letter, f"letters[{index}]"), id=letter.id, priority=letter.priority,
-            type=letter.type,
+            type=letter.type, group=letter.group, share_key=letter.share_key,
             headers={k: v for k, v in (letter.headers or {}).items() if k[:4] != "rmq-"},
         )  # fmt: skip
         by_codec.setdefault(letter.codec, []).append(outgoing)

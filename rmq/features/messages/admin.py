@@ -48,6 +48,7 @@ class AsyncMessageAdmin(AsyncAdminPart):
         cursor: str | None = None,
         limit: int = 100,
         type: str | None = None,
+        group: str | None = None,
         scan: int = flows.SCAN,
         raw: bool = False,
     ) -> PeekPage:
@@ -60,7 +61,9 @@ class AsyncMessageAdmin(AsyncAdminPart):
             cursor: of the page before; None: from the beginning.
             limit: so many messages at most, 1 to 1000.
             type: only messages of this type.
-            scan: how many messages are looked at, 1 to 1 000 000; with a type a page may be short.
+            group: only messages of this group.
+            scan: how many messages are looked at, 1 to 1 000 000; with a type or a group a page may
+                be short.
             raw: as in `get`.
 
         Guarantee:
@@ -72,7 +75,9 @@ class AsyncMessageAdmin(AsyncAdminPart):
             InvalidValue: `cursor` is none of this queue.
         """
         context = self._context(topic)
-        return await self._run(flows.page(context, queue, slot, cursor, limit, type, scan, raw))
+        return await self._run(
+            flows.page(context, queue, slot, cursor, limit, type, group, scan, raw)
+        )
 
     async def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.

@@ -49,6 +49,7 @@ class MessageAdmin(AdminPart):
         cursor: str | None = None,
         limit: int = 100,
         type: str | None = None,
+        group: str | None = None,
         scan: int = flows.SCAN,
         raw: bool = False,
     ) -> PeekPage:
@@ -61,7 +62,9 @@ class MessageAdmin(AdminPart):
             cursor: of the page before; None: from the beginning.
             limit: so many messages at most, 1 to 1000.
             type: only messages of this type.
-            scan: how many messages are looked at, 1 to 1 000 000; with a type a page may be short.
+            group: only messages of this group.
+            scan: how many messages are looked at, 1 to 1 000 000; with a type or a group a page may
+                be short.
             raw: as in `get`.
 
         Guarantee:
@@ -73,7 +76,7 @@ class MessageAdmin(AdminPart):
             InvalidValue: `cursor` is none of this queue.
         """
         context = self._context(topic)
-        return self._run(flows.page(context, queue, slot, cursor, limit, type, scan, raw))
+        return self._run(flows.page(context, queue, slot, cursor, limit, type, group, scan, raw))
 
     def spans(self, topic: str, queue: QueueWord, slot: int, pieces: int = 1) -> list[Span]:
         """Divide a queue of a slot into parts of about the same size, for `page`.

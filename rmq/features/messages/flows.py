@@ -110,7 +110,7 @@ def peek(context: TopicContext, limit: int, queue: str, slot: int | None) -> Flo
     """
     limit = check_int(limit, "limit", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, None)
-    members = yield from walk.read(limit, None, math.inf)
+    members = yield from walk.read(limit, math.inf, {})
     return (yield from _messages(context, members, False))
 
 
@@ -121,6 +121,7 @@ def page(
     cursor: str | None,
     limit: int,
     of_type: str | None,
+    of_group: str | None,
     scan: int,
     raw: bool = False,
 ) -> Flow[PeekPage]:
@@ -128,7 +129,8 @@ def page(
     limit = check_int(limit, "limit", 1, LIMIT_MAX)
     scan = check_int(scan, "scan", 1, PEEK_MAX)
     walk = yield from _begin(context, queue, slot, cursor)
-    members = yield from walk.read(limit, of_type, scan)
+    wanted = {"type": of_type, "group": of_group}
+    members = yield from walk.read(limit, scan, {k: v for k, v in wanted.items() if v is not None})
     has_more = yield from walk.has_more()
     messages = yield from _messages(context, members, raw)
     return PeekPage(messages, write_cursor(walk.queue, walk.position()) if has_more else None)
@@ -182,20 +184,23 @@ class SlotWalk:
         """Return where the walk continues."""
         return Position(self._now_ms, self._turns[0] if self._turns else 0, self._places)
 
-    def read(self, limit: int, of_type: str | None, scan: float) -> Flow[list[QueueMember]]:
-        """Return the next members, at most `limit` of at most `scan` that are looked at."""
+    def read(self, limit: int, scan: float, wanted: dict[str, str]) -> Flow[list[QueueMember]]:
+        """Return the next members, at most `limit` of at most `scan` that are looked at.
+
+        `wanted`: their type, their group, both or neither.
+        """
         found: list[QueueMember] = []
         looked_at = 0
         while len(found) < limit and looked_at < scan:
             share = -(-(limit - len(found)) // max(1, len(self._turns)))
-            if not (yield from self._fill(share if of_type is None else reading.CALL_MAX)):
+            if not (yield from self._fill(reading.CALL_MAX if wanted else share)):
                 break
             slot = self._turns[0]
             self._turns.rotate(-1)
             member = self._ready[slot].popleft()
             self._places[slot] = Place(member.score, member_of(member.id))
             looked_at += 1
-            if of_type is None or reading.type_of(member) == of_type:
+            if not wanted or wanted.items() <= reading.marks_of(member).items():
                 found.append(member)
         return found
 

@@ -114,7 +114,8 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
     """Show the messages of a queue, page by page: waiting ones as they would be taken.
 
     A message that stays where it is, is shown once. A topic of more than 100 slots is shown page by
-    page of a `slot` alone. With a `type`, a page may have fewer than `limit` before the last one.
+    page of a `slot` alone. With a `type` or a `group`, a page may have fewer than `limit` before
+    the last one.
     """
     try:
         page = await context.admin.peek_page(
@@ -124,6 +125,7 @@ async def peek_messages(context: RequestContext, path: TopicPath, query: PeekQue
             cursor=query.cursor,
             limit=query.limit,
             type=query.type,
+            group=query.group,
             raw=True,
         )
     except InvalidValue as error:

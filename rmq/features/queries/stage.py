@@ -67,9 +67,13 @@ def columns_of(
     slot_bases: Sequence[Any] | None,
     headers: Sequence[Any] | None,
     types: Sequence[Any] | None,
+    groups: Sequence[Any] | None,
 ) -> stage_flows.Columns:
     """The columns of `push_bodies` that were given, by field of a message."""
-    columns = {"priority": priorities, "slot_basis": slot_bases, "headers": headers, "type": types}
+    columns = {
+        "priority": priorities, "slot_basis": slot_bases, "headers": headers, "type": types,
+        "group": groups,
+    }  # fmt: skip
     return {field: column for field, column in columns.items() if column is not None}
 
 
@@ -133,13 +137,14 @@ class AsyncStage(StageBase):
         slot_bases: Sequence[str | bytes | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         types: Sequence[str | None] | None = None,
+        groups: Sequence[str | None] | None = None,
     ) -> int:
         """As `push` of messages with these columns and no others, in a fraction of the time.
 
         Give some thousands at a time: those without a basis go to the slots in turn, an equal share
         to each. A column has a value for each body; None is a field that is not given.
         """
-        columns = columns_of(priorities, slot_bases, headers, types)
+        columns = columns_of(priorities, slot_bases, headers, types, groups)
         return await self._run(self._flows.push_bodies(bodies, columns))
 
     async def discard(self) -> None:

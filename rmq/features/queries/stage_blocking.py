@@ -43,13 +43,14 @@ class Stage(StageBase):
         slot_bases: Sequence[str | bytes | None] | None = None,
         headers: Sequence[Mapping[str, str] | None] | None = None,
         types: Sequence[str | None] | None = None,
+        groups: Sequence[str | None] | None = None,
     ) -> int:
         """As `push` of messages with these columns and no others, in a fraction of the time.
 
         Give some thousands at a time: those without a basis go to the slots in turn, an equal share
         to each. A column has a value for each body; None is a field that is not given.
         """
-        columns = columns_of(priorities, slot_bases, headers, types)
+        columns = columns_of(priorities, slot_bases, headers, types, groups)
         return self._run(self._flows.push_bodies(bodies, columns))
 
     def discard(self) -> None:

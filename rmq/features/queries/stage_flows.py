@@ -26,7 +26,13 @@ from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.settings import BATCH_MAX, CALL_BYTES, COLLECT_MAX, Settings
 from rmq.kernel.core.validation import check_message_type, check_priority
 from rmq.kernel.producer.batches import Group, group_messages
-from rmq.kernel.producer.encode import RECORD_BYTES, body_too_large, encode_headers
+from rmq.kernel.producer.encode import (
+    RECORD_BYTES,
+    basis_of,
+    body_too_large,
+    encode_headers,
+    group_mark,
+)
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import RUN_LENGTH, TopicContext, slot_of
 from rmq.kernel.transport.steps import (
@@ -203,9 +209,12 @@ def _add_columns(
             calls.add_run(context.spread.next(), head, data[at : at + run])
         return
     heads = _heads(context, columns.get("priority"), len(data))
-    if "headers" in columns or "type" in columns:
-        heads, data = _with_headers(heads, data, columns)
-    slots = _slots(context, columns.get("slot_basis"), len(data), turn)
+    if columns.keys() & {"headers", "type", "group"}:
+        heads, data = _with_headers(settings, heads, data, columns)
+    bases = columns.get("slot_basis")
+    if "group" in columns:
+        bases = list(map(basis_of, columns["group"], bases or [None] * len(data)))
+    slots = _slots(context, bases, len(data), turn)
     run = max(1, CALL_BYTES // (max(map(len, data), default=0) + RECORD_BYTES))
     run = min(run, _entry_max(settings))
     alike = defaultdict[tuple[int, bytes], list[bytes]](list)
@@ -242,24 +251,27 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
 
 
 def _with_headers(
-    heads: list[bytes], data: list[bytes], columns: Columns
+    settings: Settings, heads: list[bytes], data: list[bytes], columns: Columns
 ) -> tuple[list[bytes], list[bytes]]:
-    """Put headers and types into records; what many messages have in common is encoded once."""
+    """Put headers, types and groups into records; what many have in common is encoded once."""
     nothing = [None] * len(data)
-    pairs = zip(columns.get("headers", nothing), columns.get("type", nothing), strict=True)
+    marked = zip(
+        *(columns.get(name, nothing) for name in ("headers", "type", "group")), strict=True
+    )
     packed, made = dict[Any, bytes](), dict[tuple[bytes, bytes], tuple[bytes, bytes]]()
     new_heads, rests = list[bytes](), list[bytes]()
-    for head, body, (headers, message_type) in zip(heads, data, pairs, strict=True):
-        if not headers and message_type is None:
+    for head, body, (headers, message_type, group) in zip(heads, data, marked, strict=True):
+        if not headers and message_type is None and group is None:
             new_heads.append(head)
             rests.append(body)
             continue
-        key = (tuple(headers.items()) if type(headers) is dict else headers, message_type)
+        key = (tuple(headers.items()) if type(headers) is dict else headers, message_type, group)
         text = packed.get(key)
         if text is None:
             if message_type is not None:
                 check_message_type(message_type)
-            text = encode_headers(Outgoing(None, headers=headers, type=message_type))
+            out = Outgoing(None, headers=headers, type=message_type, group=group)
+            text = encode_headers(out, group_mark(settings, out))
             packed[key] = text
         pair = made.get((head, text))
         if pair is None:

@@ -81,6 +81,7 @@ class Declaring(Generic[ScheduleT]):
         headers: Mapping[str, str] | None = None,
         expires: Duration | None = None,
         type: str | None = None,
+        group: None = None,
     ) -> ScheduleT:
         """Declare a schedule: a message to this topic at recurring times; `rmq schedule` shows it.
 
@@ -102,6 +103,7 @@ class Declaring(Generic[ScheduleT]):
                 none ("skip"), the last one ("last", unless a later time is on time), or all.
             catch_up_limit: with "all", at most so many, the latest ones.
             body, priority, headers, expires, type: of its messages, as in `send`.
+            group: refused; messages of a schedule have none.
 
         Returns:
             The declaration. In a handler, `d.schedule_time` is the time a message was sent for.
@@ -115,6 +117,11 @@ class Declaring(Generic[ScheduleT]):
             ConfigurationError: cron needs rmq[schedule], or there is no time zone database.
         """
         check_name(name, "name")
+        if group is not None:
+            raise InvalidValue(
+                "group: a schedule is in slot 0, and a group in a slot of its own; send messages "
+                "with a group from the handler of the schedule"
+            )
         if (cron is None) == (every is None):
             raise InvalidValue("cron, every: give one of the two")
         if tz is not None and cron is None:

@@ -229,6 +229,7 @@ class Message:
         unreadable: the reason why the body is raw bytes, or ''.
         type: its type, or None.
         group: the name of its group, or None.
+        share_key: the name by which its group takes part in sharing, or None.
         failure_entry: its failures as Redis has them; `attempts` reads it.
     """
 
@@ -250,6 +251,7 @@ class Message:
     unreadable: str = ""
     type: str | None = None
     group: str | None = None
+    share_key: str | None = None
     failure_entry: bytes = field(default=b"", repr=False)
 
     @property

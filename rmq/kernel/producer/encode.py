@@ -86,7 +86,7 @@ def encode(
     expires = settings.expires_ms
     if out.expires is not None:
         expires = duration_ms(out.expires, "expires")
-    group = _group_mark(settings, out)
+    group = group_mark(settings, out)
     if group or out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
         message.headers = encode_headers(out, group)
     elif out.type is not None:
@@ -102,12 +102,7 @@ def encode(
         merge_key=message.merge_key,
         collects=message.mode == "collect",
     )
-    if group and out.slot_basis not in (None, out.group):
-        raise InvalidValue(
-            f"slot_basis: {out.slot_basis!r:.80} with group {out.group!r:.80}; the group chooses "
-            "the slot: leave slot_basis out"
-        )
-    basis = out.slot_basis if out.group is None else out.group
+    basis = basis_of(out.group, out.slot_basis)
     if basis is not None:
         message.basis = basis
         message.slot = slot_of(message.basis, settings.slots)
@@ -127,11 +122,27 @@ def encode(
         is_resized = settings.layout is not None  # the id may be from before a resize
         if message.slot not in (-1, message.id.slot) and not is_resized:
             raise InvalidValue(
-                f"id: {message.id} is of slot {message.id.slot}, slot_basis {message.basis!r} of "
-                f"slot {message.slot}; a resend has the basis of the first send"
+                f"id: {message.id} is of slot {message.id.slot}, slot_basis or group "
+                f"{message.basis!r} of slot {message.slot}; a resend has that of the first send"
             )
         message.slot = message.id.slot
     return message
+
+
+def basis_of(group: str | None, slot_basis: str | bytes | None) -> str | bytes | None:
+    """Return what chooses the slot of a message: its group, where it has one.
+
+    Raises:
+        InvalidValue: the other one is given, too, and says something else.
+    """
+    if group is None:
+        return slot_basis
+    if slot_basis not in (None, group, check_group(group).encode()):
+        raise InvalidValue(
+            f"slot_basis: {slot_basis!r:.80} with group {group!r:.80}; the group chooses the slot: "
+            "leave slot_basis out"
+        )
+    return group
 
 
 def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes, bytes]:
@@ -179,7 +190,7 @@ def encode_headers(out: Outgoing, group: str = "") -> bytes:
     return packed
 
 
-def _group_mark(settings: Settings, out: Outgoing) -> str:
+def group_mark(settings: Settings, out: Outgoing) -> str:
     """Check the group of a message; return the value of its header, empty without one."""
     if out.group is None:
         if out.share_key is not None or out.weight is not None:

@@ -26,7 +26,7 @@ from rmq.kernel.core.settings import Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
 from rmq.kernel.producer import report, scripts
 from rmq.kernel.producer.batches import Group, Outdated, group_messages
-from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, encode, encode_plain
+from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, basis_of, encode, encode_plain
 from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_into
 from rmq.kernel.producer.scripts import SendReply
 from rmq.kernel.topic import capacity, opening
@@ -142,9 +142,10 @@ def send_many(
     return _with_hooks(context, messages, store)
 
 
-def new_id(context: TopicContext, basis: str | bytes | None) -> Flow[MessageId]:
+def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) -> Flow[MessageId]:
     """Make an id for a send that may have to be repeated."""
     yield from opening.ensure_open(context)
+    basis = basis_of(group, basis)
     slot = context.spread.next() if basis is None else slot_of(basis, context.settings.slots)
     return core_ids.make(slot, context.check, kept=True)[0]
 

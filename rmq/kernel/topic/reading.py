@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rmq.errors import DecodeError
 from rmq.kernel.core import failure, record
 from rmq.kernel.core.codec import SharedLimit, decode, decode_all
-from rmq.kernel.core.groups import GROUP_MARK, group_in
+from rmq.kernel.core.groups import GROUP_MARK, group_in, share_in
 from rmq.kernel.core.ids import Id, MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
@@ -98,6 +98,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         unreadable,
         entry.headers.get(record.TYPE_MARK),
         group_in(entry.headers.get(GROUP_MARK)),
+        share_in(entry.headers.get(GROUP_MARK)),
         member.failure,
     )
 
@@ -182,12 +183,13 @@ def next_page(
     return MemberPage(members, edge, same + (skip if edge == (high if down else low) else 0))
 
 
-def type_of(member: QueueMember) -> str | None:
-    """Return the type of a message; None: it has none, or its record cannot be read."""
+def marks_of(member: QueueMember) -> dict[str, str | None]:
+    """Return the type and the group of a message; none of one whose record cannot be read."""
     try:
-        return record.read(member.record).headers.get(record.TYPE_MARK)
+        headers = record.read(member.record).headers
     except DecodeError:
-        return None
+        return {}
+    return {"type": headers.get(record.TYPE_MARK), "group": group_in(headers.get(GROUP_MARK))}
 
 
 FETCH_BYTES = 4 * 1024 * 1024  # of bodies in one command, so that none keeps Redis for long

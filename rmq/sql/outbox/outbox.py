@@ -113,6 +113,9 @@ class Outbox(Confirming, Repair):
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         type: str | None = None,
+        group: str | None = None,
+        share_key: str | None = None,
+        weight: int | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
@@ -133,8 +136,8 @@ class Outbox(Confirming, Repair):
         Guarantee:
             If the transaction commits, the message is sent at least once, however often the relay,
             Redis or this process dies; if it does not commit, never. Messages of one topic and
-            slot_basis are sent in the order in which they were written, if their transactions did
-            not overlap.
+            slot_basis, or group, are sent in the order in which they were written, if their
+            transactions did not overlap.
 
         Returns:
             The id of the stub. `rmq.outbox.stub_id` computes it from the id of the message.
@@ -149,7 +152,8 @@ class Outbox(Confirming, Repair):
         check_here(here, "outbox.send")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
-            retry=retry, max_runtime=max_runtime, type=type,
+            retry=retry, max_runtime=max_runtime, type=type, group=group, share_key=share_key,
+            weight=weight,
         )  # fmt: skip
         stub = self._new_stub(topic, message, codec, confirm)
         _write(here, stub)
@@ -170,6 +174,9 @@ class Outbox(Confirming, Repair):
         retry: RetryPolicy | None = None,
         max_runtime: Duration | None = None,
         type: str | None = None,
+        group: str | None = None,
+        share_key: str | None = None,
+        weight: int | None = None,
         codec: str | Codec = "json",
         confirm: bool = True,
     ) -> MessageId:
@@ -177,7 +184,8 @@ class Outbox(Confirming, Repair):
         check_here(here, "outbox.send_async")
         message = Outgoing(
             body, priority, delay, at, slot_basis=slot_basis, headers=headers, expires=expires,
-            retry=retry, max_runtime=max_runtime, type=type,
+            retry=retry, max_runtime=max_runtime, type=type, group=group, share_key=share_key,
+            weight=weight,
         )  # fmt: skip
         stub = self._new_stub(topic, message, codec, confirm)
         await run_async(here, _write, stub)
@@ -233,8 +241,8 @@ def _options_json(message: Outgoing) -> str:
         "expires_ms": None if expires is None else duration_ms(expires, "expires"),
         "retry": None if retry is None else parse_policy(retry).to_redis(),
         "max_runtime_ms": None if runtime is None else duration_ms(runtime, "max_runtime"),
-        "type": message.type,
     }
+    options |= {name: getattr(message, name) for name in ("type", "group", "share_key", "weight")}
     given = {name: value for name, value in options.items() if value is not None}
     return json.dumps(given, separators=(",", ":"))
 

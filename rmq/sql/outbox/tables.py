@@ -166,6 +166,9 @@ def outgoing(stub: Stub, context: TopicContext, now_ms: int, ahead_ms: int) -> O
             retry=None if retry is None else policies.from_redis(retry),
             max_runtime=None if runtime_ms is None else runtime_ms / 1000,
             type=options.get("type"),
+            group=options.get("group"),
+            share_key=options.get("share_key"),
+            weight=options.get("weight"),
         )
     except (ValueError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidValue):

@@ -24,6 +24,8 @@ _FIELDS = {  # of an exported line that import reads: the types they may have
     "bodies_base64": (list,),
     "priority": (int, type(None)),
     "type": (str, type(None)),
+    "group": (str, type(None)),
+    "share_key": (str, type(None)),
     "headers": (dict, type(None)),
 }
 
@@ -56,7 +58,7 @@ def _raw_fields(raw: Any) -> dict[str, Any]:
 def export_fields(message: rmq.Message) -> dict[str, Any]:
     """Return a dead letter whose body is a record as a line."""
     fields = listing.fields_of(message)
-    for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score"):
+    for name in ("body", "body_text", "body_hex", "body_unshown", "cursor", "score", "held"):
         fields.pop(name, None)
     fields["attempts"] = terminal_text.attempt_fields(message)
     return fields | _raw_fields(message.body)
@@ -123,6 +125,8 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
         priority=fields.get("priority"),
         headers={name: text for name, text in headers.items() if not name.startswith("rmq-")},
         type=fields.get("type"),
+        group=fields.get("group"),
+        share_key=fields.get("share_key"),
     )
 
 

@@ -40,10 +40,12 @@ Queue = Literal["store", "prepare", "dead"]
 )
 @click.option("--slot", type=int, help="Only this slot.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+@click.option("--group", "of_group", metavar="NAME", help="Only messages of this group.")
 @click.option("--cursor", metavar="CURSOR", help="Continue with the cursor of the previous page.")
 def peek(
-    topic: str, queue: Queue, limit: int, slot: int | None, of_type: str | None, cursor: str | None
-) -> None:
+    topic: str, queue: Queue, limit: int, slot: int | None, of_type: str | None,
+    of_group: str | None, cursor: str | None,
+) -> None:  # fmt: skip
     """Show messages of TOPIC without receiving them.
 
     Waiting messages are listed in the order in which their slot would deliver them; order is
@@ -54,7 +56,8 @@ def peek(
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
     with common.client() as client:
-        page = read_pages(client, topic, queue, limit, slot=slot, cursor=cursor, of_type=of_type)
+        wanted = {"type": of_type, "group": of_group}
+        page = read_pages(client, topic, queue, limit, slot=slot, cursor=cursor, wanted=wanted)
         messages = page.messages
         if queue == "store" and not common.json:
             figures = client.admin.stats(topic)
@@ -65,7 +68,7 @@ def peek(
     elif messages:
         tabulate([messages], queue)
     else:
-        such = "" if of_type is None else f" of type {of_type}"
+        such = "".join(f" of {name} {text}" for name, text in wanted.items() if text is not None)
         more = "" if cursor is None else " more"
         common.note(f"{topic}: nothing{more}{such} is {QUEUES[queue]}")
     if page.cursor is not None:
@@ -81,13 +84,13 @@ def read_pages(
     *,
     slot: int | None = None,
     cursor: str | None = None,
-    of_type: str | None = None,
+    wanted: dict[str, str | None],
 ) -> PeekPage:
     """Return up to `limit` messages of a queue, however far they stand behind the cursor."""
     messages: list[rmq.Message] = []
     while True:
         page = client.admin.peek_page(
-            topic, queue, slot=slot, cursor=cursor, type=of_type,
+            topic, queue, slot=slot, cursor=cursor, type=wanted["type"], group=wanted["group"],
             limit=min(LIMIT_MAX, limit - len(messages)),
         )  # fmt: skip
         messages += page.messages
