@@ -41,16 +41,47 @@ local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settl
 -- One delivery in a session that goes on, of a slot without order, audit, large or offloaded bodies, whose id nobody sends
 -- again: as most are. This is the long way below without anything that such an ack does not need.
 local id, receipt = ARGV[RUNS_FROM + 3], ARGV[RUNS_FROM + 1]
-if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and not grouped and not offloaded
+if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and not offloaded
     and string.byte(call, 1) == AT and string.byte(id, 1) < KEPT and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score = redis.call('ZSCORE', prepare, id)
   local failed = count_failed(slot, dead, failures)
   if failed == 0 and score and (score == receipt or tonumber(score) == tonumber(receipt)) then
-    local _, _, seconds = read_time(ARGV[1])
-    redis.call('HDEL', records, id)
-    redis.call('ZREM', prepare, id)
-    redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')
-    return '1'
+    local now, _, seconds = read_time(ARGV[1])
+    if not grouped then
+      redis.call('HDEL', records, id)
+      redis.call('ZREM', prepare, id)
+      redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')
+      return '1'
+    end
+    --- @include "lib/group_alone"
+    local record, name, text, vtime, waiting = redis.call('HGET', records, id), nil, nil, nil, nil
+    if record then
+      name = plain_group(string.byte(record, 1) or 0, record, FIXED + 1)
+    end
+    if name then
+      text, vtime, waiting = unpack(redis.call('HMGET', slot, '/' .. name, 'vtime', 'waiting'))
+    end
+    if text then
+      local done, entry, following, following_score
+      done, entry, following, following_score = entry_without(text, tonumber(vtime or 0), id)
+      if done then
+        redis.call('HDEL', records, id)
+        redis.call('ZREM', prepare, id)
+        if following then
+          redis.call('ZADD', KEYS[10], 'XX', following_score, following)
+          redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1', '/' .. name,
+            entry)
+        else
+          redis.call('HDEL', slot, '/' .. name)
+          redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')
+        end
+        if following and waiting and tonumber(waiting) > now then
+          --- @include "lib/wake"
+          wake(slot, ARGV[3], ARGV[4])
+        end
+        return '1'
+      end
+    end
   end
 end
 

@@ -72,7 +72,7 @@ local known = fields[SESSION]
 local limit, lease, takes, now, now_us = tonumber(ARGV[3]) or 0, tonumber(ARGV[4]) or 0, tonumber(fields[TAKES] or 0) + 1, nil, nil
 local none_due = false
 if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED] == created and not fields[ORDERED]
-    and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and not fields[GROUPED] and string.byte(call, 1) == AT
+    and not fields[AUDITED] and not fields[PAUSED] and not fields[LIMIT] and string.byte(call, 1) == AT
     and limit >= 1 and limit <= MOST and (limit == 1 or waits ~= '0')
     and lease >= LEASE_LEAST_MS and lease <= LEASE_MOST_MS and lease % 1 == 0
     and tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END
@@ -115,6 +115,10 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
       add_single(prepare, receipt, id, takes)
       redis.call('HSET', slot, 'delivered', delivery, 'takes', takes, session,
         string.format('%s:%s:%d:%d:', number, seconds, deadline, delivery) .. id)
+      if fields[GROUPED] then
+        --- @include "lib/group_entries"
+        note_taken(slot, score)
+      end
       local wait = 0
       if limit > 1 then
         --- @include "lib/wake"

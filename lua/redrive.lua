@@ -55,7 +55,7 @@ redis.call('HLEN', failures)
 local redrive, write_heads
 if grouped then
   --- @include "lib/enter_groups"
-  redrive, write_heads = redriving_groups(slot, store, grouped)
+  redrive, write_heads = returning_groups(slot, store, grouped, true)
 end
 local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
 order = tonumber(order or 0)

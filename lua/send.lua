@@ -54,19 +54,27 @@ local known = fields[SESSION]
 -- message does not need; whatever is unusual goes the long way below.
 if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == HEAD and #first == MEMBER
     and string.byte(call, 1) == AT and fields[CREATED] == ARGV[5] and fields[CAPACITY] == '0' and not fields[PAUSED_SEND]
-    and not fields[GROUPS] and tonumber(number) > tonumber(string.match(known, '^%d+')) then
+    and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local flags, a, b, c = string.byte(head, 1, HEAD)
   local priority = a * 65536 + b * 256 + c
   local order, accepted = tonumber(fields[ORDER] or 0) + 1, tonumber(fields[ACCEPTED] or 0) + 1
   local _, exponent = math.frexp(priority)
-  local is_offloaded = string.byte(ARGV[BEFORE + 2], 1) == OFFLOADED and flags >= CODED and flags < CODED_END
-  if flags % HEADERS == 0 and not is_offloaded and priority >= PRIORITY_MIN and priority < PRIORITY_END and order < RESTART
+  -- Behind headers, the long way looks for the body.
+  local is_offloaded = flags >= CODED and flags < CODED_END
+    and (flags > CODED or string.byte(ARGV[BEFORE + 2], 1) == OFFLOADED)
+  local grouped, name = fields[GROUPS], nil
+  if grouped then
+    --- @include "lib/group_alone"
+    name = plain_group(flags, ARGV[BEFORE + 2], 1)
+  end
+  if flags % HEADERS == 0 and not is_offloaded and (name or not grouped) and priority >= PRIORITY_MIN
+      and priority < PRIORITY_END and order < RESTART
       and tonumber(fields[FRONT] or 0) > -RESTART then
     local now, _, seconds = read_time(ARGV[1])
     local record = head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. ARGV[BEFORE + 2]
     local answer = number .. ':' .. seconds .. ':' .. accepted .. ':'
     local sleeping = fields[WAITING] and tonumber(fields[WAITING]) > now
-    if sleeping then
+    if sleeping and not grouped then
       --- @include "lib/hand_over_alone"
       local handed_over = hand_over_alone(slot, store, KEYS[10], records, ARGV[4], first, record, accepted, order, session, answer,
         now, seconds)
@@ -75,16 +83,45 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
       end
     end
     if redis.call('HEXISTS', records, first) == 0 then
-      -- lib/score makes the same digits.
-      local score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
-      add_single(store, score, first, accepted)
-      redis.call('HSET', records, first, record)
-      redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
-      if sleeping then
-        --- @include "lib/hand_over"
-        serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now)
+      local score, is_held, entry, lane, count
+      if name then
+        --- @include "lib/group_alone"
+        local text, vtime
+        text, vtime, lane, count = unpack(redis.call('HMGET', slot, '/' .. name, 'vtime', 'lane', 'groups_made'))
+        vtime, lane, count, is_held = tonumber(vtime or 0), tonumber(lane or 0), tonumber(count or 0), text
+        if not text and vtime < GROUPS_RESTART and string.sub(grouped, 1, 2) == '1:' then
+          local tag
+          count = count + 1
+          entry, tag = first_entry(count, vtime, first, priority)
+          score = string.format('%d.%016d', priority, (0.5 - math.ldexp(math.floor(tag), exponent - 53)) * 1e16 + 0.5)
+        elseif text then
+          local new_lane = (lane + 1) % LANES
+          if string.sub(text, LANE_AT, LANE_AT + 2) ~= NO_LANE then
+            score, entry = held_entry(text, 0, first, priority)
+          elseif #redis.call('ZRANGEBYSCORE', store, string.format('%.0f', -(new_lane + 1) * WORD),
+              string.format('(%.0f', -new_lane * WORD), 'LIMIT', 0, 1) == 0 then
+            score, entry = held_entry(text, new_lane, first, priority)
+            lane = new_lane
+          end
+        end
+      else
+        -- lib/score makes the same digits.
+        score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
       end
-      return { accepted, '' }
+      if score then
+        add_single(store, score, first, accepted)
+        redis.call('HSET', records, first, record)
+        if name then
+          redis.call('HSET', slot, 'accepted', accepted, session, answer, '/' .. name, entry, 'lane', lane, 'groups_made', count)
+        else
+          redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
+        end
+        if sleeping and not is_held then
+          --- @include "lib/hand_over"
+          serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now)
+        end
+        return { accepted, '' }
+      end
     end
   end
 end

@@ -13,6 +13,8 @@ A group, or all groups of one share together, move their own time on by UNIT / w
 field `vtime`, is the tag of the message that was taken last. So each of them gets its share, and one that comes or comes back
 begins a round behind.
 
+The first held messages of a group stand in its entry, too: its front. So one that goes out need not be looked up.
+
 A group has a field in the slot's hash, `/<name>`, while one of its messages is out, or while it is paused or held by a dead
 letter: its entry. A share that was named has `%<share>`. Where all is settled, nothing is left. The field `groups` of the slot
 says what holds for all of its groups; a slot without it reads and writes none of this.
@@ -23,48 +25,70 @@ waits for it.
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/envelope"
+--- @include "lib/group_alone"
+--- @include "lib/member"
 --- @include "lib/score"
-local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; places of groups in it are that far apart
-local LANES, LANE_STEP, LANE_TRIES = 2097152, 1296573, 100 -- 2^21; prime to that
-local LANE_FIRST = 2147483648 -- the place of the first message in a lane: 2^31, so that there is room before it
-local GROUPS_RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
-local UNGROUPED_MOST = 1000 -- messages without a group that are out
-local SINGLE, PAUSED_GROUP, HELD_BY_DEAD = 1, 2, 4 -- flags of an entry
-local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
-local GROUP_HEADER = '\169rmq-group' -- as msgpack has it
-local NO_NUMBER = '\0\0\0\0' -- in place of the acceptance number, which a record on its way in lacks
-local HEADER_BYTES = 10 -- of that, and of the one that rmq.Audit adds
+--- @include "lib/writes"
+local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
+local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 
--- Where the value of a text in msgpack begins and ends.
-local function packed_text(text, at)
-  local kind = string.byte(text, at) or 0
-  if kind == 217 then
-    return at + 2, at + 1 + (string.byte(text, at + 1) or 0)
-  end
-  return at + 1, at + kind - 160
+-- The (group, weight, share or nil) in the value of the header. rmq/kernel/core/groups.py writes it: a name, or \1, weight, \1,
+-- share, \1 and the name.
+local function read_mark(text)
+  local weight, share, name = string.match(text, '^\1(%d+)\1([^\1]*)\1(.*)$')
+  return name, tonumber(weight), share ~= '' and share or nil
 end
 
--- The (group, weight, share or nil) of a message; '' and 1 where it has none. rmq/kernel/core/groups.py writes the header, which is
--- the first one, or follows that of rmq.Audit: a name, or \1, weight, \1, share, \1 and the name.
+-- The (group, weight, share or nil) of a message whose headers begin there; '' and 1 where it has none. The header is the first
+-- one, or follows that of rmq.Audit.
+local function group_at(text, at)
+  at = at + 3 -- past the size of the headers and that of their map
+  if string.byte(text, at - 1) == 222 then
+    at = at + 2
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-audit' then
+    at = at + HEADER_BYTES + 1 + (string.byte(text, at + HEADER_BYTES) or 160) - 160
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
+    return '', 1
+  end
+  at = at + HEADER_BYTES
+  local kind, name = string.byte(text, at), nil
+  if kind == 217 then
+    name = string.sub(text, at + 2, at + 1 + string.byte(text, at + 1))
+  else
+    name = string.sub(text, at + 1, at + kind - 160)
+  end
+  if string.byte(name, 1) == 1 then
+    return read_mark(name)
+  end
+  return name, 1
+end
+
+-- The same of a message by its record.
 local function group_of(record)
-  local at = record and headers_at(record)
+  local flags = string.byte(record or '', 1) or 0
+  if flags % 32 < HEADERS then
+    return '', 1
+  end
+  local at = flags % 16 == 0 and FIXED + 1 or headers_at(record)
   if not at then
     return '', 1
   end
-  at = at + (string.byte(record, at + 2) == 222 and 5 or 3) -- past the size of the headers and that of their map
-  if string.sub(record, at, at + HEADER_BYTES - 1) == '\169rmq-audit' then
-    local _, last = packed_text(record, at + HEADER_BYTES)
-    at = last + 1
-  end
-  if string.sub(record, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
+  return group_at(record, at)
+end
+
+-- The same by the first byte of a record and what follows its acceptance number.
+local function group_of_rest(flags, rest)
+  if flags % 32 < HEADERS then
     return '', 1
   end
-  local text = string.sub(record, packed_text(record, at + HEADER_BYTES))
-  if string.byte(text, 1) == 1 then
-    local weight, share, name = string.match(text, '^\1(%d+)\1([^\1]*)\1(.*)$')
-    return name, tonumber(weight), share ~= '' and share or nil
+  local at = 1 + (flags % 2 >= TIMED and 6 or 0) + (flags % 4 >= EXPIRES and 6 or 0)
+  if flagged(flags, MERGES) then
+    local a, b = string.byte(rest, at, at + 1)
+    at = at + 2 + (b and a * 256 + b or 0)
   end
-  return text, 1
+  return group_at(rest, at)
 end
 
 -- What a script knows of the groups of a slot. `setting`: the field `groups` of the slot.
@@ -73,8 +97,8 @@ local function open_groups(slot, store, setting)
   local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
   return { slot = slot, store = store, most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
     vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0), lane_was = lane, count_was = count,
-    entries = {}, shares = {}, share_names = {}, order = {}, add = {}, pending = {}, departed = {}, departing = {},
-    moved = 0, fresh = {} }
+    entries = {}, touched = {}, shares = nil, changed = {}, add = {}, move = {}, pending = {}, departed = {},
+    departing = {}, died = {}, lost = {}, moved = 0, fresh = {} }
 end
 
 -- Let the virtual time begin anew where it has gone far and no message waits that it orders.
@@ -89,106 +113,94 @@ local function most_of(groups, name)
   return name == '' and UNGROUPED_MOST or groups.most
 end
 
--- An entry from its text:
---   flags (1 byte), finish (8), weight (1), the member that is out and its priority (13, 3) or how many are out (2), its share
---   (1, n), then its lanes, those of larger priorities first: priority (3), lane (3), place of the next message (4)
+-- An entry from its text.
 local function parse_entry(groups, name, text)
-  local flags, finish, weight = struct.unpack('>BdB', text)
-  local entry, at = { name = name, flags = flags, finish = finish, weight = weight, lanes = {}, out = 0 }, 11
+  local flags, finish, weight, member, priority, lane_priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
+  local at, out = GROUP_ENTRY_BYTES, 0
   if flags % 2 == SINGLE then
-    local member = string.sub(text, at, at + 12)
-    entry.member = member ~= NOBODY and member or nil
-    entry.out, entry.priority, at = entry.member and 1 or 0, struct.unpack('>I3', text, at + 13), at + 16
+    out = member == NOBODY and 0 or 1
   else
-    entry.out, at = struct.unpack('>I2', text, at), at + 2
+    out = struct.unpack('>I2', member)
   end
-  local share = string.byte(text, at)
-  if share > 0 then
-    entry.share = string.sub(text, at + 1, at + share)
-  end
-  at = at + 1 + share
-  while at < #text do
-    local priority, lane, place = struct.unpack('>I3I3I4', text, at)
-    entry.lanes[#entry.lanes + 1], at = { priority = priority, lane = lane, place = place }, at + 10
-  end
-  -- After counters have begun anew.
-  entry.finish = math.min(entry.finish, groups.vtime + UNIT / weight * (most_of(groups, name) + 1))
-  return entry
+  -- After counters have begun anew, `finish` is far ahead.
+  local latest = groups.vtime + UNIT / weight * (most_of(groups, name) + 1)
+  return { name = name, flags = flags, finish = finish < latest and finish or latest, weight = weight, out = out,
+    member = out == 1 and flags % 2 == SINGLE and member or nil, priority = priority,
+    lane_priority = lane_priority, lane = lane, place = place,
+    share = share > 0 and string.sub(text, at + 1, at + share) or nil,
+    front = string.sub(text, at + share + 1, at + share + front), others = string.sub(text, at + share + front + 1) }
 end
 
 -- The text of an entry.
 local function entry_text(entry)
-  local parts = { struct.pack('>BdB', entry.flags, entry.finish, entry.weight) }
-  if entry.flags % 2 == SINGLE then
-    parts[2] = (entry.member or NOBODY) .. struct.pack('>I3', entry.priority or 0)
-  else
-    parts[2] = struct.pack('>I2', entry.out)
-  end
-  parts[3] = entry.share and string.char(#entry.share) .. entry.share or '\0'
-  for i = 1, #entry.lanes do
-    local lane = entry.lanes[i]
-    parts[3 + i] = struct.pack('>I3I3I4', lane.priority, lane.lane, lane.place)
-  end
-  return table.concat(parts)
+  local flags, share = entry.flags, entry.share or ''
+  local member = entry.member or flags % 2 == SINGLE and NOBODY or struct.pack('>I2', entry.out) .. NO_BYTES
+  return struct.pack(GROUP_ENTRY, flags, entry.finish, entry.weight, member, entry.priority, entry.lane_priority, entry.lane,
+    entry.place, #share, #entry.front) .. share .. entry.front .. entry.others
 end
 
--- Read the entries of groups that are not known yet.
+-- Read the entries of groups that are not known yet: texts, which entry_in reads.
 local function load_groups(groups, names)
-  local fields, missing = {}, {}
+  local fields, missing, entries = {}, {}, groups.entries
   for i = 1, #names do
     local name = names[i]
-    if groups.entries[name] == nil then
-      groups.entries[name] = false
+    if entries[name] == nil then
+      entries[name] = false
       fields[#fields + 1], missing[#missing + 1] = '/' .. name, name
     end
   end
-  for from = 1, #fields, MOST do
-    local texts = redis.call('HMGET', groups.slot, unpack(fields, from, math.min(#fields, from + MOST - 1)))
-    for i = 1, #texts do
-      local name = missing[from + i - 1]
-      groups.entries[name] = texts[i] and parse_entry(groups, name, texts[i])
-    end
+  if #fields == 0 then
+    return
+  end
+  local texts = redis.call('HMGET', groups.slot, unpack(fields))
+  for i = 1, #texts do
+    local name = missing[i]
+    entries[name] = texts[i]
   end
 end
 
--- Note that an entry is to be written.
-local function touch(groups, entry)
-  if not entry.touched then
-    entry.touched = true
-    groups.order[#groups.order + 1] = entry
-  end
-end
-
--- The entry of a group, a new one if there is none.
-local function entry_of(groups, name, weight, share)
-  load_groups(groups, { name })
+-- The entry of a group that was loaded, as a table; nil where it has none.
+local function entry_in(groups, name)
   local entry = groups.entries[name]
-  if not entry then
-    groups.count = groups.count + 1
-    local single = most_of(groups, name) == 1
-    entry = { name = name, flags = single and SINGLE or 0, weight = weight, share = share, lanes = {}, out = 0, is_new = true,
-      finish = groups.vtime + UNIT / weight * (1 + groups.count * ROUND_PART % 1) }
+  if type(entry) == 'string' then
+    entry = parse_entry(groups, name, entry)
     groups.entries[name] = entry
   end
-  entry.weight = weight
+  return entry or nil
+end
+
+-- Note that the entry of a group is to be written.
+local function touch(groups, name)
+  if not groups.touched[name] then
+    groups.touched[name] = true
+    groups.changed[#groups.changed + 1] = name
+  end
+end
+
+-- A new entry of a group.
+local function new_entry(groups, name, weight, share)
+  groups.count = groups.count + 1
+  local entry = { name = name, flags = most_of(groups, name) == 1 and SINGLE or 0, weight = weight, share = share, out = 0,
+    finish = groups.vtime + UNIT / weight * (1 + groups.count * ROUND_PART % 1), is_new = true,
+    priority = 0, lane_priority = 0, lane = 0, place = 0, front = '', others = '' }
+  groups.entries[name] = entry
   return entry
 end
 
--- What counts the virtual time of an entry: itself, or its share.
-local function clock_of(groups, entry)
-  if not entry.share then
-    return entry
-  end
+-- What counts the virtual time of an entry with a share: that of all groups of the share.
+local function share_of(groups, entry)
+  groups.shares = groups.shares or { names = {} }
   local share = groups.shares[entry.share]
   if not share then
-    local text = redis.call('HGET', groups.slot, '%' .. entry.share)
     share = { finish = entry.finish, users = 0 }
+    local text = redis.call('HGET', groups.slot, '%' .. entry.share)
     if text then
-      share.finish, share.users = struct.unpack('>dI4', text)
-      share.finish = math.min(share.finish, groups.vtime + UNIT / entry.weight * (MOST + 1))
+      local finish
+      finish, share.users = struct.unpack('>dI4', text)
+      share.finish = math.min(finish, groups.vtime + UNIT / entry.weight * (MOST + 1))
     end
     groups.shares[entry.share] = share
-    groups.share_names[#groups.share_names + 1] = entry.share
+    groups.shares.names[#groups.shares.names + 1] = entry.share
   end
   if entry.is_new and not entry.counted then
     share.users, entry.counted = share.users + 1, true
@@ -196,18 +208,29 @@ local function clock_of(groups, entry)
   return share
 end
 
--- Let a message go out: it may be taken.
-local function go_out(groups, entry, id, priority)
-  local timer = clock_of(groups, entry)
-  local tag = math.max(groups.vtime, timer.finish)
-  timer.finish = math.max(timer.finish, groups.vtime - UNIT) + UNIT / entry.weight
+-- The tag of the next message of a group; its time, or that of its share, moves on.
+--- @inline
+local function next_tag(groups, entry)
+  local timer, now = entry, groups.vtime
+  if entry.share then
+    timer = share_of(groups, entry)
+  end
+  local finish, late = timer.finish, now - UNIT
+  timer.finish = (finish > late and finish or late) + UNIT / entry.weight
+  return math.floor(finish > now and finish or now)
+end
+
+-- Let a message go out: it may be taken. `add`: the list of those that are new in the StoreQueue, or of those that move there.
+local function go_out(groups, entry, add, id, priority)
+  local tag
+  tag = next_tag(groups, entry)
   entry.out = entry.out + 1
   if entry.flags % 2 == SINGLE then
     entry.member, entry.priority = id, priority
   end
-  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = ordered_text(priority, math.floor(tag)), id
+  add[#add + 1], add[#add + 2] = ordered_text(priority, tag), id
   groups.moved, groups.pending[id] = groups.moved + 1, true
-  touch(groups, entry)
+  touch(groups, entry.name)
 end
 
 -- The range of scores of a lane.
@@ -229,77 +252,171 @@ local function free_lane(groups)
   fail('GROUPS', groups.slot)
 end
 
--- Hold a message in its lane; `front`: before all others there, else behind them.
-local function hold_back(groups, entry, id, priority, front)
-  local at, lane = 1, nil
-  while entry.lanes[at] and entry.lanes[at].priority > priority do
+-- The lanes of an entry as a list, or the entry with these lanes.
+local function lanes_of(entry)
+  local lanes = {}
+  if entry.lane_priority > 0 then
+    lanes[1] = { entry.lane_priority, entry.lane, entry.place }
+  end
+  for at = 1, #entry.others, LANE_BYTES do
+    lanes[#lanes + 1] = { struct.unpack('>I3I3I4', entry.others, at) }
+  end
+  return lanes
+end
+
+-- Give an entry these lanes. `keeps_front`: the first one is the one that it had.
+local function set_lanes(entry, lanes, keeps_front)
+  local first, others = lanes[1] or { 0, 0, 0 }, {}
+  entry.lane_priority, entry.lane, entry.place = first[1], first[2], first[3]
+  for i = 2, #lanes do
+    others[#others + 1] = struct.pack('>I3I3I4', unpack(lanes[i]))
+  end
+  entry.others = table.concat(others)
+  if not keeps_front then
+    entry.front, entry.flags = '', entry.flags % MORE + (lanes[1] and MORE or 0)
+  end
+end
+
+-- Forget the front of an entry: it is looked up when it is needed.
+local function drop_front(entry)
+  if entry.lane_priority > 0 then
+    entry.front, entry.flags = '', entry.flags % MORE + MORE
+  end
+end
+
+-- Hold a message where it is the first of its lane, or the lane has to be found.
+local function hold_in_lane(groups, entry, id, priority, first)
+  local lanes, at = lanes_of(entry), 1
+  while lanes[at] and lanes[at][1] > priority do
     at = at + 1
   end
   -- A lane in which the places are used up is followed by another one.
-  while not front and entry.lanes[at + 1] and entry.lanes[at + 1].priority == priority do
+  while not first and lanes[at + 1] and lanes[at + 1][1] == priority do
     at = at + 1
   end
-  lane = entry.lanes[at]
-  if not lane or lane.priority ~= priority or not front and lane.place >= WORD - 1 then
-    lane = { priority = priority, lane = free_lane(groups), place = LANE_FIRST, first = LANE_FIRST }
-    table.insert(entry.lanes, entry.lanes[at] and entry.lanes[at].priority == priority and at + 1 or at, lane)
+  local lane = lanes[at]
+  local has_lane = lane and lane[1] == priority
+  if not has_lane or not first and lane[3] >= WORD - 1 then
+    lane = { priority, free_lane(groups), LANE_FIRST }
+    table.insert(lanes, has_lane and at + 1 or at, lane)
   end
-  local place = lane.place
-  if front then
-    if not lane.first then
-      local low, high = lane_range(lane.lane)
-      local first = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-      lane.first = first and tonumber(first) + (lane.lane + 1) * WORD or lane.place
+  local place, number = lane[3], lane[2]
+  if first then
+    local before = groups.fresh[number]
+    if type(before) ~= 'number' then
+      local low, high = lane_range(number)
+      local score = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)[2]
+      before = score and tonumber(score) + (number + 1) * WORD or LANE_FIRST
     end
-    place = math.max(0, lane.first - 1)
-    lane.first = place
+    place = math.max(0, before - 1)
+    groups.fresh[number] = place
   else
-    lane.place = place + 1
+    lane[3] = place + 1
   end
-  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = string.format('%.0f', place - (lane.lane + 1) * WORD), id
-  touch(groups, entry)
+  local is_alone = #lanes == 1 and not has_lane
+  set_lanes(entry, lanes, lanes[1] ~= lane or is_alone)
+  if is_alone then
+    entry.front, entry.flags = id, entry.flags % MORE
+  end
+  return place - (number + 1) * WORD
+end
+
+-- Hold a message behind all others of its priority; `first`: before them.
+local function hold_back(groups, entry, id, priority, first)
+  local score
+  if priority == entry.lane_priority and not first and entry.place < WORD - 1 and entry.others == '' then
+    score, entry.place = entry.place - (entry.lane + 1) * WORD, entry.place + 1
+    if entry.flags < MORE and #entry.front < FRONT_MOST * MEMBER then
+      entry.front = entry.front .. id
+    elseif entry.flags < MORE then
+      entry.flags = entry.flags + MORE
+    end
+  else
+    score = hold_in_lane(groups, entry, id, priority, first)
+  end
+  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = string.format('%.0f', score), id
+  touch(groups, entry.name)
 end
 
 -- Whether nothing of a group goes out.
 local function is_stopped(entry)
-  return entry.flags % (2 * PAUSED_GROUP) >= PAUSED_GROUP or entry.flags % (2 * HELD_BY_DEAD) >= HELD_BY_DEAD
+  return entry.flags % MORE >= PAUSED_GROUP
 end
 
--- Write what goes into the StoreQueue, and return how many messages went out since the last time.
+-- Write what goes into the StoreQueue, and return how many messages went out since the last time. What was held is there; should it
+-- not be, it does not come back.
 local function write_members(groups)
-  local add, moved = groups.add, groups.moved
-  for from = 1, #add, 2 * MOST do
-    redis.call('ZADD', groups.store, unpack(add, from, math.min(#add, from + 2 * MOST - 1)))
+  local add, move, moved = groups.add, groups.move, groups.moved
+  if #add >= FEW_ADDED then
+    add_many(groups.store, add)
+  elseif #add > 0 then
+    redis.call('ZADD', groups.store, unpack(add))
   end
-  groups.add, groups.moved, groups.pending = {}, 0, {}
+  if #move > 0 then
+    redis.call('ZADD', groups.store, 'XX', unpack(move))
+  end
+  groups.add, groups.move, groups.moved, groups.pending = {}, {}, 0, {}
   return moved
 end
 
--- Let a message of a group come in, new or due: it goes out, or is held behind those that are.
+-- Let a message come in before the head of its group, which waits and has a lower priority; return whether it was so.
+local function go_before(groups, entry, id, priority)
+  local head = entry.member
+  local score = groups.pending[head] and PRIORITY_MIN or tonumber(redis.call('ZSCORE', groups.store, head) or 0)
+  if score < PRIORITY_MIN or score >= PRIORITY_END then
+    return false
+  end
+  groups.moved, groups.pending[head] = groups.moved - 1, nil
+  hold_back(groups, entry, head, entry.priority, true)
+  entry.member, entry.out = nil, 0
+  go_out(groups, entry, groups.add, id, priority)
+  return true
+end
+
+-- Let a message of an ordered group come in as most do; return whether it did. `text`: of its entry, or false.
+local function enter_plainly(groups, name, text, id, priority)
+  local score
+  if text then
+    local lane, entry = 0, nil
+    if string.sub(text, LANE_AT, LANE_AT + 2) == NO_LANE then
+      lane = free_lane(groups)
+    end
+    score, entry = held_entry(text, lane, id, priority)
+    groups.entries[name] = entry or text
+  else
+    local entry, tag
+    groups.count = groups.count + 1
+    entry, tag = first_entry(groups.count, groups.vtime, id, priority)
+    score = ordered_text(priority, math.floor(tag))
+    groups.entries[name], groups.moved, groups.pending[id] = entry, groups.moved + 1, true
+  end
+  if score then
+    groups.add[#groups.add + 1], groups.add[#groups.add + 2] = score, id
+    touch(groups, name)
+  end
+  return score
+end
+
+-- Let a message of a group come in, new or due: it goes out, or is held behind those that are. Its entry was loaded.
 local function enter_group(groups, name, weight, share, id, priority)
-  local entry = entry_of(groups, name, weight, share)
-  if entry.out < most_of(groups, name) and #entry.lanes == 0 and not is_stopped(entry) then
-    go_out(groups, entry, id, priority)
+  local known = groups.entries[name]
+  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table'
+      and enter_plainly(groups, name, known, id, priority) then
     return
   end
-  local head = entry.member
-  if head and priority > (entry.priority or 0) and not is_stopped(entry) then
-    local score = groups.pending[head] and PRIORITY_MIN or tonumber(redis.call('ZSCORE', groups.store, head) or 0)
-    if score >= PRIORITY_MIN and score < PRIORITY_END then -- it waits, and the new one goes first
-      groups.moved, groups.pending[head] = groups.moved - 1, nil
-      hold_back(groups, entry, head, entry.priority, true)
-      entry.member, entry.out = nil, 0
-      go_out(groups, entry, id, priority)
-      return
-    end
+  local entry = entry_in(groups, name) or new_entry(groups, name, weight, share)
+  entry.weight = weight
+  local stopped = is_stopped(entry)
+  if entry.lane_priority == 0 and not stopped and entry.out < most_of(groups, name) then
+    go_out(groups, entry, groups.add, id, priority)
+  elseif stopped or not entry.member or priority <= entry.priority or not go_before(groups, entry, id, priority) then
+    hold_back(groups, entry, id, priority)
   end
-  hold_back(groups, entry, id, priority)
 end
 
 -- Let a message come in that is new, or whose time has come. The retry of an ordered group has been out all the while.
 local function return_group(groups, name, weight, share, id, priority)
-  load_groups(groups, { name })
-  local entry = groups.entries[name]
+  local entry = entry_in(groups, name)
   if entry and entry.member == id then
     groups.add[#groups.add + 1], groups.add[#groups.add + 2] = ordered_text(priority, math.floor(groups.vtime)), id
     groups.moved, groups.pending[id] = groups.moved + 1, true
@@ -312,76 +429,121 @@ end
 local function leave_group(groups, name, id, died)
   local left = groups.departed[name]
   if not left then
-    left = { count = 0, ids = {}, died = false }
-    groups.departed[name] = left
+    groups.departed[name] = id
+    groups.departing[#groups.departing + 1] = name
+  elseif type(left) == 'string' then
+    groups.departed[name] = { left, id }
+  else
+    left[#left + 1] = id
+  end
+  groups.died[name] = groups.died[name] or died
+end
+
+-- Note that a held message is no more.
+local function leave_lane(groups, name)
+  if not groups.departed[name] then
+    groups.departed[name] = {}
     groups.departing[#groups.departing + 1] = name
   end
-  left.count, left.ids[id], left.died = left.count + 1, true, left.died or died
+  groups.lost[name] = true
+end
+
+-- Let held messages go out beyond the front, as many as `need`; fill the front again.
+local function go_out_of_lanes(groups, entry, need)
+  while need > 0 and entry.lane_priority > 0 do
+    local low, high = lane_range(entry.lane)
+    local held = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'LIMIT', 0, need + FRONT_MOST + 1)
+    local count = math.min(need, #held)
+    for i = 1, count do
+      go_out(groups, entry, groups.move, held[i], entry.lane_priority)
+    end
+    need = need - count
+    if #held == count then
+      local lanes = lanes_of(entry)
+      table.remove(lanes, 1)
+      set_lanes(entry, lanes)
+    else
+      local last = math.min(#held, count + FRONT_MOST)
+      entry.front = table.concat(held, '', count + 1, last)
+      entry.flags = entry.flags % MORE + (#held > last and MORE or 0)
+    end
+  end
 end
 
 -- Let held messages of a group go out, as many as may.
 local function fill_group(groups, entry)
-  local most = most_of(groups, entry.name)
-  while entry.out < most and entry.lanes[1] and not is_stopped(entry) do
-    local lane, need = entry.lanes[1], most - entry.out
-    local low, high = lane_range(lane.lane)
-    local held = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'LIMIT', 0, need + 1)
-    for i = 1, math.min(need, #held) do
-      go_out(groups, entry, held[i], lane.priority)
+  local need = most_of(groups, entry.name) - entry.out
+  while need > 0 and #entry.front > 0 do
+    local id = string.sub(entry.front, 1, MEMBER)
+    entry.front = string.sub(entry.front, MEMBER + 1)
+    go_out(groups, entry, groups.move, id, entry.lane_priority)
+    need = need - 1
+    if #entry.front == 0 and entry.flags < MORE then
+      local lanes = lanes_of(entry)
+      table.remove(lanes, 1)
+      set_lanes(entry, lanes)
     end
-    if #held <= need then
-      table.remove(entry.lanes, 1)
+  end
+  if need > 0 and entry.lane_priority > 0 then
+    local moving = groups.move
+    if #moving > 0 then -- so that the lane has those no more that have gone out of it
+      redis.call('ZADD', groups.store, 'XX', unpack(moving))
+      groups.move = {}
     end
+    go_out_of_lanes(groups, entry, need)
   end
 end
 
--- The tag in the score of a message that waits in a priority.
-local function tag_of(score)
-  local priority = math.floor(score)
-  local _, exponent = math.frexp(priority)
-  return (0.5 - (score - priority)) / math.ldexp(1, exponent - 53)
+-- Count a group that is empty no more as a user of its share.
+local function leave_share(groups, entry)
+  local share
+  share = share_of(groups, entry)
+  share.users = share.users - 1
 end
 
--- Move the virtual time of the slot on to the tag of a message that was taken, by its score.
-local function note_taken(slot, score)
-  if score >= PRIORITY_MIN and score < PRIORITY_END then
-    local tag = tag_of(score)
-    if tag > tonumber(redis.call('HGET', slot, 'vtime') or 0) then
-      redis.call('HSET', slot, 'vtime', string.format('%.0f', tag))
-    end
-  end
-end
-
--- Write the entries that have changed. Returns whether messages went out.
-local function write_groups(groups)
-  local moved = write_members(groups)
-  local set, gone = {}, {}
-  for i = 1, #groups.order do
-    local entry = groups.order[i]
-    entry.touched = nil
-    if entry.out == 0 and #entry.lanes == 0 and not is_stopped(entry) then
-      gone[#gone + 1] = '/' .. entry.name
-      groups.entries[entry.name] = false
-      local share = entry.share and clock_of(groups, entry)
-      if share then
-        share.users = share.users - 1
-      end
-    else
-      set[#set + 1], set[#set + 2] = '/' .. entry.name, entry_text(entry)
-      entry.is_new = nil
-    end
-  end
-  groups.order = {}
-  for i = 1, #groups.share_names do
-    local name = groups.share_names[i]
-    local share = groups.shares[name]
+-- What is to be written of shares: fields and values into `set`, fields into `gone`.
+local function write_shares(shares, set, gone)
+  for i = 1, #shares.names do
+    local name = shares.names[i]
+    local share = shares[name]
     if share.users > 0 then
       set[#set + 1], set[#set + 2] = '%' .. name, struct.pack('>dI4', share.finish, share.users)
     else
       gone[#gone + 1] = '%' .. name
     end
   end
-  groups.shares, groups.share_names = {}, {}
+end
+
+-- What is to be written of the entries that have changed: fields and values, and the fields that go.
+local function changes_of(groups)
+  local set, gone, changed, entries = {}, {}, groups.changed, groups.entries
+  for i = 1, #changed do
+    local name = changed[i]
+    local entry = entries[name]
+    if type(entry) == 'string' then
+      set[#set + 1], set[#set + 2] = '/' .. name, entry
+    elseif entry and (entry.out > 0 or entry.lane_priority > 0 or is_stopped(entry)) then
+      set[#set + 1], set[#set + 2] = '/' .. name, entry_text(entry)
+      entry.is_new = nil
+    else
+      gone[#gone + 1] = '/' .. name
+      entries[name] = false
+      if entry and entry.share then
+        leave_share(groups, entry)
+      end
+    end
+  end
+  groups.changed, groups.touched = {}, {}
+  return set, gone
+end
+
+-- Write what has changed. Returns whether messages went out.
+local function write_groups(groups)
+  local moved, set, gone = write_members(groups), changes_of(groups)
+  if groups.shares then
+    write_shares(groups.shares, set, gone)
+    groups.shares = nil
+  end
   if groups.restarts then
     set[#set + 1], set[#set + 2], groups.restarts = 'vtime', 0, nil
   end
@@ -393,13 +555,47 @@ local function write_groups(groups)
     set[#set + 1], set[#set + 2] = 'groups_made', groups.count
     groups.count_was = groups.count
   end
-  for from = 1, #set, 2 * MOST do
-    redis.call('HSET', groups.slot, unpack(set, from, math.min(#set, from + 2 * MOST - 1)))
+  if #set > 0 then
+    redis.call('HSET', groups.slot, unpack(set))
   end
-  for from = 1, #gone, MOST do
-    redis.call('HDEL', groups.slot, unpack(gone, from, math.min(#gone, from + MOST - 1)))
+  if #gone > 0 then
+    redis.call('HDEL', groups.slot, unpack(gone))
   end
   return moved > 0
+end
+
+-- What a group becomes without those that have left it.
+local function reduce_group(groups, entry, left)
+  left = type(left) == 'string' and { left } or left
+  if entry.flags % 2 ~= SINGLE then
+    entry.out = math.max(0, entry.out - #left)
+  end
+  for i = 1, entry.member and #left or 0 do
+    if left[i] == entry.member then
+      entry.member, entry.out = nil, 0
+    end
+  end
+  if groups.lost[entry.name] then
+    drop_front(entry)
+  end
+  if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
+    entry.flags = entry.flags + HELD_BY_DEAD
+  end
+end
+
+-- Let the next one of a group go out where one message has left, as most do; return whether it was so.
+local function follow_plainly(groups, name, text, id)
+  local done, entry, following, score
+  done, entry, following, score = entry_without(text, groups.vtime, id)
+  if done then
+    groups.entries[name] = entry or false
+    touch(groups, name)
+  end
+  if following then
+    groups.move[#groups.move + 1], groups.move[#groups.move + 2] = score, following
+    groups.moved = groups.moved + 1
+  end
+  return done
 end
 
 -- Let the next ones go out for all that has left. Returns whether messages went out.
@@ -407,20 +603,17 @@ local function settle_groups(groups)
   local names = groups.departing
   load_groups(groups, names)
   for i = 1, #names do
-    local entry, left = groups.entries[names[i]], groups.departed[names[i]]
-    if entry then
-      if entry.flags % 2 == SINGLE then
-        if entry.member and left.ids[entry.member] then
-          entry.member, entry.out = nil, 0
-        end
-      else
-        entry.out = math.max(0, entry.out - left.count)
+    local name = names[i]
+    local text, left = groups.entries[name], groups.departed[name]
+    local is_plain = type(text) == 'string' and type(left) == 'string' and not groups.lost[name]
+      and not (groups.died[name] and groups.hold_dead)
+    if text and not (is_plain and follow_plainly(groups, name, text, left)) then
+      local entry = entry_in(groups, name)
+      reduce_group(groups, entry, left)
+      touch(groups, name)
+      if not is_stopped(entry) then
+        fill_group(groups, entry)
       end
-      if left.died and groups.hold_dead and names[i] ~= '' then
-        entry.flags = entry.flags + (entry.flags % (2 * HELD_BY_DEAD) >= HELD_BY_DEAD and 0 or HELD_BY_DEAD)
-      end
-      touch(groups, entry)
-      fill_group(groups, entry)
     end
   end
   groups.departed, groups.departing = {}, {}
@@ -432,14 +625,17 @@ local function change_priority(slot, store, setting, record, id, score, priority
   local groups = open_groups(slot, store, setting)
   local name, weight, share = group_of(record)
   load_groups(groups, { name })
-  local entry = groups.entries[name]
+  local entry = entry_in(groups, name)
   if score < 0 then
+    if entry then
+      drop_front(entry)
+    end
     enter_group(groups, name, weight, share, id, priority)
   else
     redis.call('ZADD', store, ordered_text(priority, math.floor(math.max(0, tag_of(score)))), id)
     if entry and entry.member == id then
       entry.priority = priority
-      touch(groups, entry)
+      touch(groups, entry.name)
     end
   end
   write_groups(groups)
@@ -449,7 +645,7 @@ end
 local function redrive_group(groups, record, id, priority)
   local name, weight, share = group_of(record)
   load_groups(groups, { name })
-  local entry = groups.entries[name]
+  local entry = entry_in(groups, name)
   if entry and is_stopped(entry) then
     hold_back(groups, entry, id, priority, true)
   else

@@ -35,7 +35,7 @@ local function pick_due(slot, store, records, fields, page, past, limit)
   local enter, write_heads
   if fields[GROUPED] then
     --- @include "lib/enter_groups"
-    enter, write_heads = entering_groups(slot, store, fields[GROUPED])
+    enter, write_heads = returning_groups(slot, store, fields[GROUPED])
   end
   while #page > 0 and not full do
     for i = 1, #page, 2 do
@@ -53,7 +53,7 @@ local function pick_due(slot, store, records, fields, page, past, limit)
       priority = priority > 0 and priority or timed_priority
       if enter then
         joining[#joining + 1], joining[#joining + 2] = 0, id -- counted; enter chooses the score
-        enter(id, priority > 0 and priority or PRIORITY_MIN, record)
+        enter(record, id, priority > 0 and priority or PRIORITY_MIN)
       elseif priority == 0 then
         ids[#ids + 1] = id
       else

@@ -112,7 +112,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       else
         at_once = true
         if enter then
-          enter(id, kind.priority, head, rest)
+          enter(i, id, kind.priority)
         else
           order = order + 1
           score = ordered_text(kind.priority, order)

@@ -236,7 +236,7 @@ end
 --- @inline
 local function note_progress(slot, hold, ordered, last_score)
   if last_score then
-    --- @include "lib/groups"
+    --- @include "lib/group_entries"
     note_taken(slot, tonumber(last_score))
   end
   if hold then

@@ -1,0 +1,78 @@
+--[[
+What most messages of groups need, worked out on the text of an entry: lib/groups does the same and all that is unusual, a weight
+or a share, several lanes, a group that is stopped, a larger priority. Scripts of one message use these alone; lib/groups begins
+with them.
+]]
+--- @include "lib/bounds"
+--- @include "lib/group_entries"
+--- @include "lib/member"
+--- @include "lib/record"
+--- @include "lib/score_ranges"
+
+-- The group of a message without a time, expiry or merge key, which has the default weight and no share; else nil. `at`: where its
+-- headers begin in `text`.
+--- @inline
+local function plain_group(flags, text, at)
+  local kind, name = string.byte(text, at + 13), nil
+  if flags % (2 * HEADERS) == HEADERS and kind and kind > 160 and kind < 192 and string.byte(text, at + 14) ~= 1
+      and string.sub(text, at + 3, at + 12) == GROUP_HEADER then
+    name = string.sub(text, at + 14, at + kind - 147)
+  end
+  return name
+end
+
+-- The (entry, tag) of an ordered group whose first message goes out; `made`: how many groups the slot has had, with this one.
+--- @inline
+local function first_entry(made, vtime, id, priority)
+  local tag, entry = vtime + UNIT * (1 + made * ROUND_PART % 1), nil
+  entry = struct.pack(GROUP_ENTRY, SINGLE, tag + UNIT, 1, id, priority, 0, 0, 0, 0, 0)
+  return entry, tag
+end
+
+-- The (score, entry) of an ordered group where a message is held behind the others; nil where lib/groups has to see to it.
+-- `new_lane`: the number of a lane that nothing is in, for an entry that has none.
+--- @inline
+local function held_entry(text, new_lane, id, priority)
+  local flags, finish, weight, member, head, lane_priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
+  local in_front, score, entry = string.sub(text, GROUP_ENTRY_BYTES + 1), nil, nil
+  if lane_priority == 0 then
+    lane_priority, lane, place = priority, new_lane, LANE_FIRST
+  end
+  if flags % MORE == SINGLE and share == 0 and weight == 1 and front == #in_front and member ~= NOBODY and priority <= head
+      and lane_priority == priority and place < WORD - 1 then
+    if flags < MORE and front < FRONT_MOST * MEMBER then
+      in_front = in_front .. id
+    elseif flags < MORE then
+      flags = flags + MORE
+    end
+    score = string.format('%.0f', place - (lane + 1) * WORD)
+    entry = struct.pack(GROUP_ENTRY, flags, finish, 1, member, head, lane_priority, lane, place + 1, 0, #in_front) .. in_front
+  end
+  return score, entry
+end
+
+-- What follows where the message of an ordered group that is out leaves: (true, or false where lib/groups has to see to it; the
+-- entry of its group, nil where nothing is left of it; the next one and its score, or nil).
+--- @inline
+local function entry_without(text, vtime, id)
+  local flags, finish, weight, member, _, priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
+  local in_front, done, entry, following, score = string.sub(text, GROUP_ENTRY_BYTES + 1), false, nil, nil, nil
+  if flags % MORE == SINGLE and share == 0 and front == #in_front and member == id then
+    if priority == 0 then
+      done = true
+    elseif front > 0 then
+      local head, _, exponent = priority, math.frexp(priority)
+      local step = UNIT / weight
+      done, following, in_front = true, string.sub(in_front, 1, MEMBER), string.sub(in_front, MEMBER + 1)
+      finish = math.min(finish, vtime + 2 * step)
+      score = string.format('%d.%016d', head,
+        (0.5 - math.ldexp(math.floor(math.max(vtime, finish)), exponent - 53)) * 1e16 + 0.5)
+      if front == MEMBER and flags < MORE then
+        priority, lane, place = 0, 0, 0
+      end
+      entry = struct.pack(GROUP_ENTRY, flags, math.max(finish, vtime - UNIT) + step, weight, following, head, priority, lane,
+        place, 0, #in_front) .. in_front
+    end
+  end
+  return done, entry, following, score
+end
