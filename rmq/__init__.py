@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         SettingsMismatch,
         StageLost,
         StorageError,
+        StoreUnavailable,
         TopicNotEmpty,
         TopicNotFound,
         TopicPaused,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
     from rmq.features.doctor.look import Finding
     from rmq.features.messages.flows import PeekPage
+    from rmq.features.offloaded.flows import SweepResult
     from rmq.features.queries.held import HeldQuery, Sink
     from rmq.features.queries.query import AsyncQuery
     from rmq.features.queries.query_blocking import Query
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
     from rmq.kernel.consumer.consumer_blocking import Consumer, Delivery
     from rmq.kernel.core.access import AccessToken
     from rmq.kernel.core.claim import ClaimStatus
-    from rmq.kernel.core.codec import Compressed, Encrypted
+    from rmq.kernel.core.codec import Compressed, Encrypted, Offloaded
     from rmq.kernel.core.delivery import Reject, Retry, Snooze
     from rmq.kernel.core.failure import Attempt, Failure
     from rmq.kernel.core.groups import Groups
@@ -127,8 +129,8 @@ _MODULES = {
         "EmbeddedError EncodeError FormatMismatch InvalidFilter InvalidKey InvalidReceipt "
         "InvalidType InvalidValue JobNotFound LeaseLost LifespanFailed NotDurable "
         "OutcomeUnknown PayloadTooLarge QueryOwned QueueFull RMQError ScheduleNotFound "
-        "ScriptFailed SendError SettingsMismatch StageLost StorageError TopicNotEmpty "
-        "TopicNotFound TopicPaused TopicVanished Unavailable WorkRolledBack"
+        "ScriptFailed SendError SettingsMismatch StageLost StorageError StoreUnavailable "
+        "TopicNotEmpty TopicNotFound TopicPaused TopicVanished Unavailable WorkRolledBack"
     ),
     "rmq.features.audit.audit": "Audit AuditResult Missing",
     "rmq.features.dead_letters.filter": "DeadLetterFilter",
@@ -138,6 +140,7 @@ _MODULES = {
     "rmq.features.doctor.look": "Finding",
     "rmq.features.messages.flows": "PeekPage",
     "rmq.features.queries.held": "HeldQuery Sink",
+    "rmq.features.offloaded.flows": "SweepResult",
     "rmq.features.queries.query": "AsyncQuery",
     "rmq.features.queries.query_blocking": "Query",
     "rmq.features.queries.stage": "AsyncStage",
@@ -153,7 +156,7 @@ _MODULES = {
     "rmq.kernel.consumer.consumer_blocking": "Consumer Delivery",
     "rmq.kernel.core.access": "AccessToken",
     "rmq.kernel.core.claim": "ClaimStatus",
-    "rmq.kernel.core.codec": "Compressed Encrypted",
+    "rmq.kernel.core.codec": "Compressed Encrypted Offloaded",
     "rmq.kernel.core.delivery": "Reject Retry Snooze",
     "rmq.kernel.core.failure": "Attempt Failure",
     "rmq.kernel.core.history": "Sample",
@@ -203,12 +206,12 @@ __all__ = [
     "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
     "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
     "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
-    "Missing", "NotDurable", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",
+    "Missing", "NotDurable", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",
     "PayloadTooLarge", "PeekPage", "PublishResult", "Query", "QueryOwned", "QueueFull", "RMQError",
     "Rate", "Receipt", "RedriveResult", "Reject", "Replicated", "ResizeResult", "Retry", "Sample",
     "Schedule", "ScheduleNotFound", "ScheduleState", "Scheduler", "ScriptFailed", "SendError",
     "SendResult", "Settings", "SettingsMismatch", "Sink", "Snooze", "Span", "Stage", "StageContent",
-    "StageLost", "StorageError", "Topic", "TopicNotEmpty", "TopicNotFound", "TopicPaused",
-    "TopicSettings", "TopicVanished", "Unavailable", "WorkRolledBack", "Worker", "WorkerStatus",
-    "WorkersWanted", "acl_rules", "idempotent",
+    "StageLost", "StorageError", "StoreUnavailable", "SweepResult", "Topic", "TopicNotEmpty",
+    "TopicNotFound", "TopicPaused", "TopicSettings", "TopicVanished", "Unavailable",
+    "WorkRolledBack", "Worker", "WorkerStatus", "WorkersWanted", "acl_rules", "idempotent",
 ]  # fmt: skip

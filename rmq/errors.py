@@ -141,6 +141,10 @@ class PayloadTooLarge(SendError, ValueError):
     """The encoded body is over the topic's `max_body`; nothing was sent."""
 
 
+class StoreUnavailable(SendError):
+    """The store of `rmq.Offloaded` did not take the bodies; nothing was sent. Try again later."""
+
+
 class EncodeError(SendError, ValueError):
     """The body cannot be written by the codec; nothing was sent."""
 
@@ -260,7 +264,13 @@ class QueryOwned(DeliveryError):
 
 
 class DecodeError(RMQError, ValueError):
-    """Bytes in Redis cannot be read as the body or headers of a message."""
+    """Bytes in Redis cannot be read as the body or headers of a message.
+
+    Attributes:
+        reference: of an offloaded body that was not read; None: it is another problem.
+    """
+
+    reference: Any = None
 
 
 # --- the server or the network -----------------------------------------------------------------

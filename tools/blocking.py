@@ -31,6 +31,7 @@ SOURCES = (
     "rmq.features.dead_letters.jobs.admin",
     "rmq.features.doctor.admin",
     "rmq.features.messages.admin",
+    "rmq.features.offloaded.admin",
     "rmq.features.queries.admin",
     "rmq.features.queries.query",
     "rmq.features.queries.stage",

@@ -63,6 +63,10 @@ COMMANDS = {
     "claim": Place(
         "rmq.features.claims.cli:claim", "Show the claim on the business key KEY of TOPIC."
     ),
+    "offloaded": Place(
+        "rmq.features.offloaded.cli:offloaded",
+        "Bodies outside of Redis (rmq.Offloaded): remove what no message refers to.",
+    ),
     "query": Place(
         "rmq.features.queries.cli:query",
         "List queries that hold messages, as Spark's do; release what a query holds.",

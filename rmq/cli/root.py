@@ -62,6 +62,7 @@ VARIABLES = (
     _Variable("RMQ_REDIS_SERVER", "embedded://"),
     _Variable("RMQ_KEYS_FILE", "rmq.Encrypted, and whatever shows bodies"),
     _Variable("RMQ_KEYS", "rmq.Encrypted, and whatever shows bodies", is_hidden=True),
+    _Variable("RMQ_STORES", "rmq.Offloaded, rmq offloaded, rmq server"),
     _Variable("RMQ_DEBUG", "every command"),
 )
 

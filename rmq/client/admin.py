@@ -8,6 +8,7 @@ from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin
+from rmq.features.offloaded.admin import AsyncOffloadedAdmin
 from rmq.features.queries.admin import AsyncQueryAdmin
 from rmq.features.schedules.admin import AsyncScheduleAdmin
 from rmq.features.tokens.admin import AsyncTokenAdmin
@@ -22,6 +23,7 @@ class AsyncAdmin(
     AsyncJobAdmin,
     AsyncAuditAdmin,
     AsyncClaimAdmin,
+    AsyncOffloadedAdmin,
     AsyncQueryAdmin,
     AsyncScheduleAdmin,
     AsyncWorkerAdmin,

@@ -9,6 +9,7 @@ from rmq.features.dead_letters.admin_blocking import DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin_blocking import JobAdmin
 from rmq.features.doctor.admin_blocking import DoctorAdmin
 from rmq.features.messages.admin_blocking import MessageAdmin
+from rmq.features.offloaded.admin_blocking import OffloadedAdmin
 from rmq.features.queries.admin_blocking import QueryAdmin
 from rmq.features.schedules.admin_blocking import ScheduleAdmin
 from rmq.features.tokens.admin_blocking import TokenAdmin
@@ -23,6 +24,7 @@ class Admin(
     JobAdmin,
     AuditAdmin,
     ClaimAdmin,
+    OffloadedAdmin,
     QueryAdmin,
     ScheduleAdmin,
     WorkerAdmin,

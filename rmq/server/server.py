@@ -17,6 +17,7 @@ from rmq.features.audit.service import Audits
 from rmq.features.dead_letters.jobs.service import Jobs
 from rmq.features.dead_letters.service import Expiry
 from rmq.features.messages.service import Rollback
+from rmq.features.offloaded.service import Offloading
 from rmq.features.queries.service import Queries
 from rmq.features.schedules.service import Schedules
 from rmq.features.topic_admin.service import Resizes, Retention, Sampler
@@ -87,6 +88,7 @@ class Server:
             WorkerRecords(transport, config.prefix),
             self.wanted,
             Resizes(transport, config.prefix, self.survey),
+            Offloading(transport, self.survey),
         ]
         leads = self.leadership.leads
         self._threads = [ServiceThread(service, leads) for service in services]

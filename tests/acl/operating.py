@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -10,6 +12,7 @@ import rmq
 from rmq.features.queries import held
 from rmq.features.workers import flows
 from rmq.kernel.topic import overview
+from rmq.kernel.transport.steps import RawCommand
 from tests.acl.registry import (
     LARGE,
     RUN,
@@ -104,6 +107,26 @@ def creates_and_deletes_topics(s: Scene) -> None:
     stage = s.full.topic(s.name).stage()
     stage.push([rmq.Outgoing(1)])
     s.api.admin.topic_delete(s.name, force=True)
+
+
+def of_this(name: str) -> Any:
+    """Return the topics that a sweep reads: the user of the tests may not read those of others."""
+    yield RawCommand("topics", "SMEMBERS", "rmq:topics")
+    return [name]
+
+
+@of("operator", "server")
+def sweeps_a_store(s: Scene) -> None:
+    s.topic()
+    own = rmq.Offloaded(f"memory://{s.name}", above=100)
+    topic = s.full.topic(s.name, codec=own)
+    topic.send("x" * 1000)
+    lost = own.store.new_reference(s.name, topic._context.identity, 0, b"")
+    own.store.write(lost, b"")
+    with patch.object(overview, "topics", lambda prefix: of_this(s.name)):
+        assert s.api.admin.sweep_offloaded(s.name).objects == 1
+    s.full.admin.purge(s.name, "store")
+    s.api.admin.topic_delete(s.name)
 
 
 @of("operator", "server")

@@ -42,6 +42,17 @@ def receives_and_settles(s: Scene) -> None:
 
 
 @of("consumer", "worker")
+def receives_from_a_store(s: Scene) -> None:
+    s.topic()
+    own = rmq.Offloaded(f"memory://{s.name}", above=100)
+    topic = s.full.topic(s.name, codec=own)
+    topic.send("x" * 1000)
+    with s.api.topic(s.name).consumer() as consumer:
+        assert consumer.ack(consumer.receive(1)) == []
+    assert own.store.find(s.name, topic._context.identity, 1 << 42) == {}
+
+
+@of("consumer", "worker")
 def receives_many(s: Scene) -> None:
     s.topic(dedup_window=60)
     s.full.topic(s.name).send_many([rmq.Outgoing(n) for n in range(400)])

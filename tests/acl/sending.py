@@ -55,6 +55,15 @@ def opens_anew(s: Scene) -> None:
 
 
 @of("producer", "server")
+def sends_to_a_store(s: Scene) -> None:
+    s.topic()
+    own = rmq.Offloaded(f"memory://{s.name}", above=100)
+    topic = s.api.topic(s.name, codec=own)
+    topic.send("x" * 1000, dedup_key="a")
+    assert topic.send("x" * 1000, dedup_key="a").status == "duplicate"
+
+
+@of("producer", "server")
 def sends(s: Scene) -> None:
     topic = s.topic()
     topic.send(1)

@@ -82,6 +82,7 @@ VERBS: dict[str, Verb] = {
     "topic_resume": Verb("Admin.topic_resume", "resume_topic", "topic resume"),
     "topic_set": Verb("Admin.topic_set", "set_topic", "topic set"),
     "topics": Verb("Admin.topics", "list_topics", "topic ls"),
+    "sweep": Verb("Admin.sweep_offloaded", None, "offloaded sweep"),
     "unclaim": Verb("Admin.unclaim", "delete_claim", None),
     "workers_wanted": Verb("Admin.workers_wanted", "get_workers_wanted", "worker wanted"),
     "workers": Verb("Admin.workers", "list_workers", "worker ls"),

@@ -27,7 +27,7 @@ PLAIN_ENGLISH = {
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
     "configuration", "completion", "compressed", "content", "top", "rmq", "total", "seconds",
-    "sent", "handled", "taken", "held", "format", "encrypted",
+    "sent", "handled", "taken", "held", "format", "encrypted", "offloaded",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "access", "denied", "start", "step", "stop", "line",
@@ -46,7 +46,7 @@ PLAIN_ENGLISH = {
     "export", "import", "restore",
     "close", "create", "delete", "deleted", "forget", "get", "show", "ls", "tail", "run", "set",
     "send", "peek", "generate", "ping", "resend", "void", "cancel", "stats", "take", "read",
-    "next", "tidy", "begin", "end", "push", "keep", "again", "finish", "drop",
+    "next", "sweep", "tidy", "begin", "end", "push", "keep", "again", "finish", "drop",
     "unclaim", "inspect", "locate", "count", "counts",
     # the doctor
     "doctor", "finding", "config",

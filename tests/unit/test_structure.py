@@ -20,7 +20,8 @@ FILES = sorted(
 # Of what is written by hand: lines of code without blanks, comments and docstrings; files; uses of
 # private names of other objects, `x._name` where x is not self or cls. Groups are seen and sent
 # wherever messages are: 150 lines more.
-LIMITS = {"lines": 45_100, "files": 360, "private": 76}
+# rmq.Offloaded brought 570 lines and 9 files: a codec, a way in, a way out, removal and a sweep.
+LIMITS = {"lines": 45_300, "files": 369, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

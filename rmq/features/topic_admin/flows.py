@@ -16,7 +16,7 @@ from rmq.kernel.core import settings
 from rmq.kernel.core.keys import TYPES, SlotKeys, job_key, job_log_key, sink_key
 from rmq.kernel.core.pause import Pause, Verb
 from rmq.kernel.core.settings import Settings
-from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts
+from rmq.kernel.topic import opening, scheduled, scripts as topic_scripts, tombstones
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import TopicReply
 from rmq.kernel.transport.steps import Flow, Progress, RawCommand, pipeline
@@ -174,6 +174,10 @@ def topic_delete(
     held, has_objects = yield from _delete_slots(context, context.slots, None, None)
     if dry_run:
         return held
+    if has_objects:
+        for keys in context.slots:
+            yield from tombstones.take(keys)
+        held, has_objects = yield from _delete_slots(context, context.slots, None, None)
     if has_objects and (force or not held.messages):
         raise _has_objects(context)
     if not force:

@@ -24,7 +24,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.consumer import claim, receive, settle
+from rmq.kernel.consumer import claim, offloaded as offloaded_bodies, receive, settle
 from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
@@ -105,6 +105,7 @@ class ConsumerFlows:
         self.settles_fast = False
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
+        self._removal = offloaded_bodies.Removal()
         self._confirmed: list[HeldDelivery] = []  # at most once: settled, and not handed over yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -185,8 +186,12 @@ class ConsumerFlows:
     def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[HeldDelivery]]:
         """Make deliveries; undecodable messages are rejected, now or at the next call."""
         deliveries: list[HeldDelivery] = []
+        offloaded: list[HeldDelivery] = []
         for keys, batch in batches:
-            self._unreadable += self._decode_batch(keys, batch, deliveries)
+            self._unreadable += self._decode_batch(keys, batch, deliveries, offloaded)
+        if offloaded:
+            out = yield from self._read_offloaded(offloaded)
+            deliveries = [d for d in deliveries if d not in out]
         if self._unreadable:
             try:
                 yield from self._reject_unreadable()
@@ -248,10 +253,38 @@ class ConsumerFlows:
             raise
         self._unreadable = []
 
+    def _read_offloaded(self, offloaded: list[HeldDelivery]) -> Flow[list[HeldDelivery]]:
+        """Read the bodies that are in a store; return the deliveries that are left out.
+
+        A message whose object cannot be had has failed; one that cannot be decoded is unreadable.
+        """
+        for delivery in offloaded:
+            self._removal.note(delivery.origin.keys)
+        failed, unreadable = yield from offloaded_bodies.read(offloaded)
+        self._unreadable += unreadable
+        if failed:
+            leases = Leases.of([lease for lease, _ in failed])
+            reasons = [reason for _, reason in failed]
+            try:
+                yield from settle.nack(self.context, leases, reasons, None).run()
+            except RMQError:  # they come back when their leases expire
+                if self._shared_leases is not None:
+                    for slot in set(leases.slots):
+                        self._shared_leases.retire(slot)
+        out = {lease.id for lease, _ in failed + unreadable}
+        return [delivery for delivery in offloaded if delivery.raw_id in out]
+
     def _decode_batch(
-        self, keys: SlotKeys, batch: Batch, deliveries: list[HeldDelivery]
+        self,
+        keys: SlotKeys,
+        batch: Batch,
+        deliveries: list[HeldDelivery],
+        offloaded: list[HeldDelivery],
     ) -> list[tuple[Lease, bytes]]:
-        """Append the deliveries of a batch; return undecodable messages with the reason."""
+        """Append the deliveries of a batch; return undecodable messages with the reason.
+
+        Those with offloaded bodies are in both lists; they have references instead.
+        """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
         base, fence, left = batch.deadline_s * 1000, batch.first_delivery - 1, retries
@@ -271,6 +304,10 @@ class ConsumerFlows:
             try:
                 body = decode(entry[8:]) if decode else reading.body_of(record.read(entry))
             except DecodeError as error:
+                if error.reference is not None:
+                    append(make(origin, ids[position], score, entry, fence, error.reference))
+                    offloaded.append(deliveries[-1])
+                    continue
                 lease = Lease(keys.index, ids[position], score)
                 unreadable.append((lease, failure.encode(error, failure.this_worker())))
                 continue
@@ -398,6 +435,8 @@ class ConsumerFlows:
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
         lost = note(deliveries, answer)
+        if verb == "ack":
+            yield from self._removal.plan()
         if settling.unanswered:
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
@@ -554,4 +593,6 @@ class ConsumerFlows:
             yield from self._run_settling("release", left, settling, self._note_letters)
         if self._unreadable:
             yield from self._reject_unreadable()
+        with suppress(StorageError):
+            yield from self._removal.run()
         yield from receive.hand_back_all(self.state)

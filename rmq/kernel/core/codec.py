@@ -5,7 +5,8 @@ read raise DecodeError; the consumer makes such a message a dead letter with the
 users have the numbers 4 to 7; installed packages name theirs as entry points (`GROUP`).
 
 How JSON is written and read: `rmq.kernel.core.json_text`; types that it does not have:
-`rmq.kernel.core.forms`; compressed and encrypted bytes: `compression`, `encryption`.
+`rmq.kernel.core.forms`; compressed and encrypted bytes: `compression`, `encryption`; bodies apart
+from Redis: `offloading`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rmq.errors import (
     InvalidValue,
     PayloadTooLarge,
 )
-from rmq.kernel.core import compression, encryption, packages
+from rmq.kernel.core import compression, encryption, offloading, packages
 from rmq.kernel.core.compression import CEILING, PLAIN, How
 from rmq.kernel.core.encryption import Keys
 from rmq.kernel.core.forms import JSON_TYPES, to_builtins
@@ -201,8 +202,8 @@ class Compressed:
     """Writes bodies with another codec and compresses them where that makes them smaller.
 
     Every consumer reads them without configuration. In Redis: one byte (16 * how + the number of
-    the other codec; how: 0 plain, 1 zlib, 2 zstd, 3 encrypted), then the data. A topic's `max_body`
-    counts these bytes.
+    the other codec; how: 0 plain, 1 zlib, 2 zstd, 3 encrypted, 4 offloaded), then the data. A
+    topic's `max_body` counts these bytes.
 
     Args:
         codec: the codec that writes the body first: "json", "msgpack", "bytes", or the name of one
@@ -295,13 +296,21 @@ NO_ENCRYPTED_LIST = (
 )
 
 
+NO_COPY = (
+    "its body is in a store, where one message alone may have it; redrive the dead letter where it "
+    "is, or to another topic"
+)
+
+
 def _decrypted(data: bytes) -> bytes:
     """Return a body of codec 3 as it was before it was encrypted; others as they are.
 
     Raises:
-        DecodeError: it cannot be decrypted here.
+        DecodeError: it cannot be decrypted here; or it is in a store, where `reference` says.
     """
     if data[:1] != _SEALED:
+        if data[:1] == offloading.FIRST:
+            raise offloading.not_read(data[1:])
         return data
     try:
         return encryption.unseal(data)
@@ -344,6 +353,8 @@ class Encrypted:
         self._inner = by_name(inner) if isinstance(inner, str) else register(inner)
         if isinstance(self._inner, Encrypted):
             raise InvalidValue("inner: it is encrypted already")
+        if isinstance(self._inner, Offloaded):
+            raise InvalidValue("inner: it is offloaded; give rmq.Offloaded the rmq.Encrypted")
 
     def __repr__(self) -> str:
         return self._repr
@@ -355,14 +366,94 @@ class Encrypted:
             EncodeError: the other codec cannot write it.
             InvalidValue, ConfigurationError: there is no key.
         """
-        data, number = self._inner.encode(body), self._inner.number
-        if number != Compressed.number:
-            data = bytes((PLAIN << 4 | number,)) + data
-        return encryption.seal(self._source, data)
+        return encryption.seal(self._source, _coded(self._inner, body))
 
     def decode(self, data: bytes) -> Any:
         """Read a body; raises DecodeError as `Compressed.decode`."""
         return COMPRESSED.decode(data)
+
+
+def _coded(codec: Codec, body: Any) -> bytes:
+    """Write a body in the format of codec 3."""
+    data, number = codec.encode(body), codec.number
+    return data if number == Compressed.number else bytes((PLAIN << 4 | number,)) + data
+
+
+class Offloaded:
+    """Writes bodies with another codec, and large ones to a store outside of Redis.
+
+    The store is any of fsspec (the extra `offloaded`): the message has a reference to the object
+    there, with its size and SHA-256. It is written before the message, and removed once the message
+    is gone: settled, cancelled, expired or purged. `send` and `send_many` do that; messages with a
+    merge key, of schedules, stages and an outbox have their bodies in Redis.
+
+    A process reads the objects of the stores of each `Offloaded` that it keeps, whatever the topic,
+    and of those that RMQ_STORES names. An object that cannot be had fails its message, which is
+    retried, then a dead letter. A store, or a folder of it, belongs to one Redis.
+
+    Args:
+        store: its URL: file:///srv/bodies, s3://bucket/folder, memory://folder. Options are those
+            of fsspec's own configuration; a URL with a password is refused.
+        above: smaller bodies are in Redis, and so are those of as many bytes.
+        inner: the codec that writes the body first: as `codec=` of a topic; also
+            `rmq.Compressed()` and `rmq.Encrypted(keys)`.
+
+    Attributes:
+        limit: the most bytes of an object, written or read; it holds for the process.
+
+    Raises:
+        InvalidValue: an argument has another value.
+        ConfigurationError: fsspec is missing, or what it needs for this store.
+    """
+
+    name = "offloaded"
+    number = Compressed.number
+    limit: ClassVar[int] = 256 * 1024 * 1024
+
+    def __init__(self, store: str, above: int = 262_144, inner: str | Codec = "json") -> None:
+        self.store = offloading.open_store(store)
+        self.above = check_int(above, "above", 0, CEILING)
+        self._inner = by_name(inner) if isinstance(inner, str) else register(inner)
+        if isinstance(self._inner, Offloaded):
+            raise InvalidValue("inner: it is offloaded already")
+        self._repr = f"rmq.Offloaded({store!r}, above={above}, inner={inner!r})"
+
+    def __repr__(self) -> str:
+        return self._repr
+
+    def encode(self, body: Any) -> bytes:
+        """Write the body as it is in Redis or in an object.
+
+        Raises:
+            EncodeError: the other codec cannot write it.
+            PayloadTooLarge: it is over `limit`.
+        """
+        if type(body) is Coded:
+            return body
+        data = _coded(self._inner, body)
+        if len(data) > self.limit:
+            raise PayloadTooLarge(f"body: {len(data)} bytes; at most {self.limit} can be offloaded")
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """Read a body that is in Redis; raises DecodeError as `Compressed.decode`."""
+        return COMPRESSED.decode(data)
+
+
+class Coded(bytes):
+    """A body of an `Offloaded` that is written already, or the reference to it."""
+
+
+def decode_object(data: bytes) -> Any:
+    """Read an object of a store; raises DecodeError."""
+    codec, plain_bytes = COMPRESSED.unpack(data, max(Compressed.limit, len(data)))
+    return decode(codec.number, plain_bytes)
+
+
+def reference_of(number: int, data: bytes) -> bytes | None:
+    """Return the reference to an offloaded body, in bytes, with the number of its codec."""
+    is_offloaded = number == Compressed.number and data[:1] == offloading.FIRST
+    return data[1:] if is_offloaded else None
 
 
 CUSTOM_MIN, CUSTOM_MAX = 4, 7  # the numbers of codecs of users

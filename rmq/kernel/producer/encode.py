@@ -10,7 +10,7 @@ import msgpack
 
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import ids, record
-from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.codec import Codec, Offloaded
 from rmq.kernel.core.groups import GROUP_MARK, WEIGHT_MAX, check_group, mark_of
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
@@ -156,9 +156,14 @@ def encode_plain(codec: Codec, settings: Settings, out: Outgoing) -> tuple[bytes
 
 def body_too_large(codec: Codec, size: int, max_body: int) -> PayloadTooLarge:
     """Return the error for a body that is larger than its topic allows."""
+    hint = "Send a reference to the data, or create the topic with a larger max_body"
+    if isinstance(codec, Offloaded):
+        hint = (
+            "It is not offloaded: send and send_many alone do that, and not to a message with a "
+            "merge key"
+        )
     return PayloadTooLarge(
-        f"body: {size} bytes as {codec.name}; the topic's max_body is {max_body}. "
-        "Send a reference to the data, or create the topic with a larger max_body"
+        f"body: {size} bytes as {codec.name}; the topic's max_body is {max_body}. {hint}"
     )
 
 

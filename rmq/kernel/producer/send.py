@@ -19,12 +19,13 @@ from rmq.errors import (
     TopicVanished,
 )
 from rmq.kernel.core import ids as core_ids
+from rmq.kernel.core.codec import Offloaded
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.interceptor import start_hooks
 from rmq.kernel.core.message import Outgoing, SendResult, is_plain
 from rmq.kernel.core.settings import Durability, Fsync, parse_durability
 from rmq.kernel.core.validation import Duration, duration_ms, format_duration
-from rmq.kernel.producer import report, scripts
+from rmq.kernel.producer import offload, report, scripts
 from rmq.kernel.producer.batches import Group, Outdated, group_messages
 from rmq.kernel.producer.encode import RECORD_BYTES, EncodedMessage, basis_of, encode, encode_plain
 from rmq.kernel.producer.results import STATUS, CallResults, Results, merged_into
@@ -74,6 +75,7 @@ def send(
         durability is None
         and timeout is None
         and not context.hooks.chain
+        and type(context.codec) is not Offloaded
         and type(out) is Outgoing
         and is_plain(out)
     ):
@@ -153,6 +155,8 @@ def new_id(context: TopicContext, basis: str | bytes | None, group: str | None) 
 def _with_hooks(context: TopicContext, messages: Iterable[Outgoing], store: Store) -> Stored:
     """Send messages by `store`; where there are interceptors, copies, which they may change."""
     hooks = context.hooks
+    if isinstance(context.codec, Offloaded):
+        store = partial(offload.send, context, context.codec, store)
     if hooks.before_send or hooks.after_send:
         return _send_intercepted(context, messages, store)
     return store(messages)

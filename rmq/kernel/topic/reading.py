@@ -7,22 +7,25 @@ commands, see `rmq.kernel.core.record`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from rmq.errors import DecodeError
-from rmq.kernel.core import failure, record
-from rmq.kernel.core.codec import SharedLimit, decode, decode_all
+from rmq.kernel.core import failure, offloading, record
+from rmq.kernel.core.codec import Offloaded, SharedLimit, decode, decode_all, reference_of
 from rmq.kernel.core.groups import GROUP_MARK, group_in, share_in
 from rmq.kernel.core.ids import Id, MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
+from rmq.kernel.core.offloading import Reference
 from rmq.kernel.core.record import Record
 from rmq.kernel.core.score import PRIORITY_END, SHARED_MIN, TIMED_MIN, moment, receipt_deadline_ms
 from rmq.kernel.topic import opening, scripts
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.topic.scripts import QueueMember
-from rmq.kernel.transport.steps import Flow, RawCommand
+from rmq.kernel.transport.steps import Flow, InThread, RawCommand
 
 FIRST_CALL, CALL_MAX, CALL_BYTES = 20, 200, 256 * 1024  # of a call of a long scan
 # A topic's value of these is the largest of its slots, not their sum.
@@ -121,7 +124,23 @@ def get(context: TopicContext, id: Id, raw: bool = False) -> Flow[Message | None
     if member is None:
         return None
     whole = yield from with_bodies(context, [member])
+    if not raw:
+        whole = yield from _with_object(whole[0])
     return messages_of(whole, context.settings.max_retries, raw)[0]
+
+
+def _with_object(member: QueueMember) -> Flow[list[QueueMember]]:
+    """Return a member with its offloaded body, if it has one that can be had here."""
+    with suppress(DecodeError):
+        entry = record.read(member.record)
+        packed = reference_of(entry.codec, entry.body)
+        if packed is not None:
+            read = partial(offloading.read_all, [Reference.read(packed)], Offloaded.limit)
+            (data,) = yield InThread(read)
+            if isinstance(data, bytes):
+                head = member.record[: -len(entry.body)]
+                member = member._replace(record=head + data)
+    return [member]
 
 
 def with_bodies(context: TopicContext, members: list[QueueMember]) -> Flow[list[QueueMember]]:

@@ -84,12 +84,14 @@ _LARGE_BODIES = ("multi", "exec", "hset")
 # Hand-overs on a Cluster, whose channels are those of a slot; the scripts have most of these.
 SHARDED = frozenset(("ssubscribe", "spublish", "pubsub|shardnumsub"))
 _CONSUMING = (
-    "subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "sadd", "exists", "smismember",
+    "subscribe", "ssubscribe", "hmget", "zscore", "hget", "hset", "hdel", "sadd", "exists",
+    "smismember",
 )  # fmt: skip
 _OPERATING = (
     "info", "smembers", "smismember", "sadd", "srem", "exists", "hmget", "scan", "unlink", "get",
     "pttl", "del", "time", "zrangebyscore", "mget", "zrange", "zadd", "zrem", "zscore",
-    "zremrangebyrank", "zremrangebyscore", "lrange", "zmscore", "wait", "waitaof",
+    "zremrangebyrank", "zremrangebyscore", "lrange", "zmscore", "wait", "waitaof", "hset", "hdel",
+    "hscan",
 )  # fmt: skip
 
 # The plain commands of each role: transports, and RawCommand in `flows/`.

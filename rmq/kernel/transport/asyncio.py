@@ -51,6 +51,7 @@ from rmq.kernel.transport.steps import (
     DurablePipeline,
     Flow,
     InBackground,
+    InThread,
     OnEveryMaster,
     Pipeline,
     RawCommand,
@@ -176,6 +177,8 @@ class AsyncTransport:
             return self._start_in_background(step)
         if isinstance(step, Await):
             return await step.awaitable
+        if isinstance(step, InThread):
+            return await asyncio.to_thread(step.call)
         if isinstance(step, OnEveryMaster):
             return [await self.raw_command(step.what, *step.words)]
         assert isinstance(step, RawCommand)

@@ -51,6 +51,7 @@ from rmq.kernel.transport.steps import (
     DurablePipeline,
     Flow,
     InBackground,
+    InThread,
     OnEveryMaster,
     Pipeline,
     RawCommand,
@@ -227,6 +228,8 @@ class Transport:
             return self._start_in_background(step)
         if isinstance(step, Await):
             raise AssertionError(f"a blocking client has no loop to await {step.awaitable!r} in")
+        if isinstance(step, InThread):
+            return step.call()
         if isinstance(step, OnEveryMaster):
             return [self.raw_command(step.what, *step.words)]
         assert isinstance(step, RawCommand)

@@ -196,6 +196,18 @@ class Await:
         self.awaitable = awaitable
 
 
+class InThread:
+    """A call that blocks, such as of a store; an async transport makes it in a thread.
+
+    The value is what it returns.
+    """
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+
+
 class Coalesce:
     """A wait for a call that is shared. The value is the outcome; an error is raised.
 
@@ -309,6 +321,7 @@ Step = (
     | Sleep
     | InBackground
     | Await
+    | InThread
     | AwaitSignal
     | Coalesce
 )

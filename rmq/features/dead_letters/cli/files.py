@@ -108,6 +108,8 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
             raise BadLine(f"its bodies cannot be read: {error}") from None
     elif "body_base64" in fields:
         data = _bytes_of(fields["body_base64"])
+        if codecs.reference_of(number, data) is not None:
+            raise BadLine(codecs.NO_COPY)
         is_sealed = codecs.is_encrypted(number, data)  # its key need not be here
         if codecs.by_number(number) and not is_sealed and not fields.get("unreadable"):
             try:

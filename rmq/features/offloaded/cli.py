@@ -1,0 +1,48 @@
+"""`rmq offloaded`: remove objects that no message refers to."""
+
+from __future__ import annotations
+
+import click
+
+from rmq.terminal import text
+from rmq.terminal.app import CommandGroup
+from rmq.terminal.confirm import DRY_RUN, YES, confirm
+from rmq.terminal.options import common_options
+from rmq.terminal.param_types import DURATION
+
+
+@click.group(cls=CommandGroup)
+def offloaded() -> None:
+    """Bodies outside of Redis (rmq.Offloaded): remove what no message refers to."""
+
+
+@offloaded.command(
+    examples=(
+        "RMQ_STORES=s3://bucket/bodies rmq offloaded sweep films --dry-run",
+        "rmq offloaded sweep films --older 7d --yes",
+    ),
+)
+@click.argument("topic")
+@click.option(
+    "--older", type=DURATION, default="24h", show_default=True, help="Leave younger objects alone."
+)
+@DRY_RUN
+@YES
+def sweep(topic: str, older: float, dry_run: bool, yes: bool) -> None:
+    """Remove the objects of TOPIC that no message of any topic refers to.
+
+    Sends that ended between their object and their message leave them. RMQ_STORES names the stores.
+    It reads all records in Redis, and asks for the name of the topic first.
+    """
+    common = common_options()
+    with common.client() as client:
+        swept = client.admin.sweep_offloaded(topic, older=older, dry_run=True)
+        if swept.objects and not dry_run:
+            action = f"remove {text.plural(swept.objects, 'object')} of topic {topic!r} for good"
+            confirm(topic, action, yes)
+            swept = client.admin.sweep_offloaded(topic, older=older)
+    verb = "would be removed" if dry_run else "removed"
+    common.report(
+        {"topic": topic, "dry_run": dry_run} | swept._asdict(),
+        f"{topic}: {text.plural(swept.objects, 'object')} {verb}, {text.number(swept.bytes)} bytes",
+    )

@@ -1,0 +1,255 @@
+"""Bodies in a store outside of Redis, which fsspec reaches; and references to them.
+
+    1 byte      0x43: the body is an object, which has the format of `Compressed`
+    the rest    msgpack: store, name, bytes, SHA-256 of the object
+
+The name is <topic>/<stamp of the topic>/<time>-<random>, so no object is ever written twice.
+A process reads and removes objects of the stores that it was given, and of no other: references
+come from Redis, where others may write. What calls the store blocks; flows do it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import msgpack
+
+from rmq.errors import ConfigurationError, DecodeError, InvalidValue, StoreUnavailable
+from rmq.kernel.core import packages
+
+APART = 4  # beside the methods of `compression`: how a body of codec 3 is stored
+FIRST = bytes((APART << 4 | 3,))
+VARIABLE = "RMQ_STORES"
+THREADS = 8  # that read, write or remove objects for one call
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}/[0-9]{1,20}/([0-9]{14})-[0-9a-f]{24}", re.ASCII)
+_TIME = "%Y%m%d%H%M%S"
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Reference(NamedTuple):
+    """What a record has in place of an offloaded body."""
+
+    store: str
+    name: str
+    size: int
+    digest: bytes
+
+    @classmethod
+    def read(cls, packed: bytes) -> Reference:
+        """Read what `packed` wrote; raises DecodeError."""
+        try:
+            reference = cls(*msgpack.unpackb(packed))
+            if tuple(map(type, reference)) == (str, str, int, bytes):
+                name = _NAME.fullmatch(reference.name)
+                if name and not reference.name.startswith(("./", "../")):
+                    return reference
+        except (ValueError, TypeError, msgpack.UnpackException):
+            pass
+        raise DecodeError(f"body of {len(packed)} bytes: its reference to a store is damaged")
+
+    @property
+    def packed(self) -> bytes:
+        """Its bytes in a record."""
+        packed: bytes = msgpack.packb(tuple(self))
+        return packed
+
+    @property
+    def described(self) -> str:
+        """A name for people."""
+        return f"its body of {self.size} bytes, {self.store}/{self.name}"
+
+
+def not_read(packed: bytes) -> DecodeError:
+    """Return the error for a body that is an object, which is not read yet."""
+    reference = Reference.read(packed)
+    error = DecodeError(f"{reference.described}, is in a store (rmq.Offloaded)")
+    error.reference = reference
+    return error
+
+
+class Store:
+    """A place for objects.
+
+    Args:
+        url: as fsspec takes it: memory://..., file:///..., s3://bucket/...
+    """
+
+    def __init__(self, url: str) -> None:
+        if not isinstance(url, str) or "://" not in url:
+            raise InvalidValue(f"store: {url!r}; give a URL, such as file:///srv/bodies")
+        if "@" in urlsplit(url).netloc:
+            raise InvalidValue("store: it has a user; give that to fsspec's own configuration")
+        self.url = url.rstrip("/")
+        self._files()
+
+    def _files(self) -> tuple[Any, str]:
+        """Return fsspec's file system, which is another one in a forked child, and our root."""
+        options = {"auto_mkdir": True} if self.url.startswith(("file:", "local:")) else {}
+        fsspec = packages.load("fsspec", "offloaded", "rmq.Offloaded")
+        try:
+            files, root = fsspec.core.url_to_fs(self.url, **options)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"store: {self.url}: {error}") from error
+        return files, root.rstrip("/")
+
+    def new_reference(self, topic: str, stamp: bytes, now_ms: int, data: bytes) -> Reference:
+        """Return the reference to an object that is to be written."""
+        written = datetime.fromtimestamp(now_ms // 1000, UTC).strftime(_TIME)
+        name = f"{topic}/{stamp.decode()}/{written}-{os.urandom(12).hex()}"
+        return Reference(self.url, name, len(data), hashlib.sha256(data).digest())
+
+    def write(self, reference: Reference, data: bytes) -> None:
+        """Write an object; raises whatever the store does."""
+        files, root = self._files()
+        files.pipe_file(f"{root}/{reference.name}", data)
+
+    def read(self, reference: Reference) -> bytes:
+        """Return an object; raises whatever the store does."""
+        files, root = self._files()
+        data: bytes = files.cat_file(f"{root}/{reference.name}")
+        return data
+
+    def remove(self, name: str) -> None:
+        """Remove an object, unless that was done before; raises whatever the store does."""
+        files, root = self._files()
+        with contextlib.suppress(FileNotFoundError):
+            files.rm_file(f"{root}/{name}")
+
+    def find(self, topic: str, stamp: bytes, before_ms: int) -> dict[str, int]:
+        """Return the names and sizes of a topic's objects that were written before a time."""
+        files, root = self._files()
+        files.invalidate_cache()
+        limit = datetime.fromtimestamp(before_ms // 1000, UTC).strftime(_TIME)
+        found = {}
+        prefix = f"{root}/{topic}/{stamp.decode()}"
+        for path, entry in files.find(prefix, detail=True).items():
+            name = f"{topic}/{stamp.decode()}/{path.rpartition('/')[2]}"
+            match = _NAME.fullmatch(name)
+            if match and match[1] < limit:
+                found[name] = int(entry.get("size") or 0)
+        return found
+
+
+_stores: weakref.WeakValueDictionary[str, Store] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+_of_environment: dict[str, Store] = {}
+
+
+def open_store(url: str) -> Store:
+    """Return a store; this process reads and removes its objects as long as it keeps it.
+
+    Raises:
+        InvalidValue, ConfigurationError: it is none, or a package is missing.
+    """
+    store = Store(url)
+    with _lock:
+        return _stores.setdefault(store.url, store)
+
+
+def known_stores() -> list[Store]:
+    """Return the stores of this process: of each `rmq.Offloaded`, and those of RMQ_STORES.
+
+    Raises:
+        InvalidValue, ConfigurationError: a store of RMQ_STORES is none, or a package is missing.
+    """
+    for url in os.environ.get(VARIABLE, "").split():
+        if url not in _of_environment:
+            _of_environment[url] = open_store(url)
+    with _lock:
+        return list(_stores.values())
+
+
+def _store_of(reference: Reference) -> Store:
+    """Return the store of an object; raises DecodeError if this process does not have it."""
+    with _lock:
+        store = _stores.get(reference.store)
+    try:
+        known = [store] if store else [s for s in known_stores() if s.url == reference.store]
+    except (InvalidValue, ConfigurationError) as error:
+        raise DecodeError(f"{reference.described}: {error}") from error
+    if not known:
+        raise DecodeError(
+            f"{reference.described}: this process does not have the store; give it to "
+            f"rmq.Offloaded, or in {VARIABLE}"
+        )
+    return known[0]
+
+
+# --- several objects, in threads -----------------------------------------------------------------
+
+
+def _each(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    if len(items) < 2:
+        return list(map(call, items))
+    with ThreadPoolExecutor(min(THREADS, len(items)), "rmq-objects") as threads:
+        return list(threads.map(call, items))
+
+
+def write_all(store: Store, objects: Iterable[tuple[Reference, bytes]]) -> None:
+    """Write objects, all or none.
+
+    Raises:
+        StoreUnavailable: the store refused one of them.
+    """
+
+    def write(item: tuple[Reference, bytes]) -> Exception | None:
+        try:
+            store.write(*item)
+        except Exception as error:  # whatever the store's package raises
+            return error
+        return None
+
+    given = list(objects)
+    errors = [error for error in _each(write, given) if error is not None]
+    if errors:
+        remove_all([reference for reference, _ in given])
+        raise StoreUnavailable(
+            f"store {store.url}: {type(errors[0]).__name__}: {errors[0]!s:.200}; nothing was sent"
+        ) from errors[0]
+
+
+def read_all(references: Sequence[Reference], limit: int) -> list[bytes | DecodeError]:
+    """Read objects of at most `limit` bytes; an error for each that cannot be had."""
+
+    def read(reference: Reference) -> bytes | DecodeError:
+        what = reference.described
+        try:
+            if reference.size > limit:
+                return DecodeError(f"{what}, is larger than rmq.Offloaded.limit, {limit} bytes")
+            data = _store_of(reference).read(reference)
+        except FileNotFoundError:
+            return DecodeError(f"{what}, is missing: who removed it from the store?")
+        except DecodeError as error:
+            return error
+        except Exception as error:  # whatever the store's package raises
+            return DecodeError(f"{what}, cannot be read: {type(error).__name__}: {error!s:.200}")
+        if len(data) != reference.size or hashlib.sha256(data).digest() != reference.digest:
+            return DecodeError(f"{what}, is damaged: its size or its SHA-256 is another")
+        return data
+
+    return _each(read, references)
+
+
+def remove_all(references: Sequence[Reference]) -> list[bool]:
+    """Remove objects; return of each whether it is gone now."""
+
+    def remove(reference: Reference) -> bool:
+        try:
+            _store_of(reference).remove(reference.name)
+        except Exception:  # the tombstone, or the sweep, is for the next attempt
+            return False
+        return True
+
+    return _each(remove, references)

@@ -1,0 +1,71 @@
+"""Write large bodies to a store before their messages are sent; for codecs that are `Offloaded`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from rmq.errors import QueueFull, TopicPaused
+from rmq.kernel.core import offloading
+from rmq.kernel.core.codec import Coded, Offloaded
+from rmq.kernel.core.message import Outgoing, SendResult
+from rmq.kernel.core.offloading import Reference
+from rmq.kernel.producer.encode import encode
+from rmq.kernel.topic import context as topic_context, opening, scripts
+from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.transport.steps import Flow, InThread
+
+Stored = Flow[Sequence[SendResult]]
+
+
+def send(
+    context: TopicContext,
+    codec: Offloaded,
+    store: Callable[[Iterable[Outgoing]], Stored],
+    messages: Iterable[Outgoing],
+) -> Stored:
+    """Send messages by `store`, with references in place of large bodies.
+
+    All is checked before the first object is written. What Redis then refused has no object any
+    more; where that is not certain, the object stays until a sweep.
+    """
+    if not context.is_current():
+        yield from opening.ensure_open(context)
+    outs, objects = list(messages), dict[int, tuple[Reference, bytes]]()
+    above = min(codec.above, context.settings.max_body)
+    for index, out in enumerate(outs):
+        if isinstance(out, Outgoing) and out.merge_key is None:
+            data = codec.encode(out.body)
+            coded = Coded(data)
+            if len(data) > above:
+                now_ms = topic_context.now_ms()
+                reference = codec.store.new_reference(context.name, context.identity, now_ms, data)
+                objects[index] = reference, data
+                coded = Coded(offloading.FIRST + reference.packed)
+            outs[index] = replace(out, body=coded)
+            if index in objects:
+                encode(context, context.settings, outs[index])
+    if not objects:
+        return (yield from store(outs))
+    yield InThread(partial(offloading.write_all, codec.store, list(objects.values())))
+    try:
+        results = yield from store(outs)
+    except (QueueFull, TopicPaused) as error:
+        refused = [at for at, result in enumerate(error.results) if result is None]
+        yield from _remove([objects[at][0] for at in refused if at in objects])
+        raise
+    unused = []
+    for at, (reference, _) in objects.items():
+        result = results[at]
+        if result.status == "duplicate" and result.id.slot < len(context.slots):
+            member = yield scripts.get(context.slots[result.id.slot], result.id)
+            if member is not None and reference.packed not in member.record:
+                unused.append(reference)
+    yield from _remove(unused)
+    return results
+
+
+def _remove(references: list[Reference]) -> Flow[None]:
+    if references:
+        yield InThread(partial(offloading.remove_all, references))
