@@ -16,8 +16,8 @@ KEYS[12]  trash          zset  member -> when it goes for good, epoch ms
 KEYS[13]  failures       hash  member -> failure entry
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms for which the oldest
-          message waits that may be taken (below), how many waiting messages a pause, the limit or their groups hold back, since when
-          the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
+          message waits that may be taken (below), how many waiting messages a pause, the limit or their groups hold back, since
+          when the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
           shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, dead-lettered, redriven, cancelled, expired, dropped, purged,
           dead letters dropped, then the server's time, epoch ms; last the counts of lateness_report, as text.

@@ -1,4 +1,5 @@
 -- What a group's entry is made of, and what lib/groups and lib/group_alone have in common.
+--- @include "lib/envelope"
 --- @include "lib/score_ranges"
 local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; places of groups in it are that far apart
 local GROUPS_RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
@@ -30,4 +31,63 @@ local function note_taken(slot, score)
       redis.call('HSET', slot, 'vtime', string.format('%.0f', tag))
     end
   end
+end
+
+-- The (group, weight, share or nil) in the value of the header. rmq/kernel/core/groups.py writes it: a name, or \1, weight, \1,
+-- share, \1 and the name.
+local function read_mark(text)
+  local weight, share, name = string.match(text, '^\1(%d+)\1([^\1]*)\1(.*)$')
+  return name, tonumber(weight), share ~= '' and share or nil
+end
+
+-- The (group, weight, share or nil) of a message whose headers begin there; '' and 1 where it has none. The header is the first
+-- one, or follows that of rmq.Audit.
+local function group_at(text, at)
+  at = at + 3 -- past the size of the headers and that of their map
+  if string.byte(text, at - 1) == 222 then
+    at = at + 2
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-audit' then
+    at = at + HEADER_BYTES + 1 + (string.byte(text, at + HEADER_BYTES) or 160) - 160
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
+    return '', 1
+  end
+  at = at + HEADER_BYTES
+  local kind, name = string.byte(text, at), nil
+  if kind == 217 then
+    name = string.sub(text, at + 2, at + 1 + string.byte(text, at + 1))
+  else
+    name = string.sub(text, at + 1, at + kind - 160)
+  end
+  if string.byte(name, 1) == 1 then
+    return read_mark(name)
+  end
+  return name, 1
+end
+
+-- The same of a message by its record.
+local function group_of(record)
+  local flags = string.byte(record or '', 1) or 0
+  if flags % 32 < HEADERS then
+    return '', 1
+  end
+  local at = flags % 16 == 0 and FIXED + 1 or headers_at(record)
+  if not at then
+    return '', 1
+  end
+  return group_at(record, at)
+end
+
+-- The same by the first byte of a record and what follows its acceptance number.
+local function group_of_rest(flags, rest)
+  if flags % 32 < HEADERS then
+    return '', 1
+  end
+  local at = 1 + (flags % 2 >= TIMED and 6 or 0) + (flags % 4 >= EXPIRES and 6 or 0)
+  if flagged(flags, MERGES) then
+    local a, b = string.byte(rest, at, at + 1)
+    at = at + 2 + (b and a * 256 + b or 0)
+  end
+  return group_at(rest, at)
 end

@@ -43,8 +43,8 @@ end
 
 -- Store messages of one head without times, whose ids are new: the stamps follow each other (lib/run_members). The
 -- sender made them for this call, so they are new unless an earlier copy of it has stored them. The first and the last
--- of them show that; where one of them is here, and where the slot has a capacity or groups, nothing is stored, and the caller looks
--- up each of them. Returns the acceptance number of the last one, or nil.
+-- of them show that; where one of them is here, and where the slot has a capacity or groups, nothing is stored, and the caller
+-- looks up each of them. Returns the acceptance number of the last one, or nil.
 --   keys: as send.lua has them
 --   fields: of read_store_fields
 --   bodies_of: a function (from, to) of positions; returns a table and the place in it before the first body
