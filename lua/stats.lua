@@ -17,13 +17,14 @@ KEYS[13]  failures       hash  member -> failure entry
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms for which the oldest
           message waits that may be taken (below), how many waiting messages a pause, the limit or their groups hold back, since
-          when the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back (a
-          shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
+          when the slot is paused (epoch ms, or 0), the same for its sends, how many leases have expired that nobody gave back
+          (a shared lease and a query count as one), then the counters accepted, merged, delivered, settled, returned (failed
           deliveries that went back at once), rolled back, dead-lettered, redriven, cancelled, expired, dropped, purged,
-          dead letters dropped, then the server's time, epoch ms; last the counts of lateness_report, as text.
+          dead letters dropped, then groups that are paused, groups that a dead letter holds, the server's time, epoch ms; last
+          the counts of lateness_report, as text.
           A message waits since it failed last or was redriven, else since it was due, else since its producer made its id;
           of an id that a dedup key made that is not known. Looked at are the first due message, and the first ones
-          of the 24 lowest priorities and numbers of retries: the others are taken before them
+          of the 24 lowest priorities and numbers of retries: the others are taken before them.
           Of a group, those that are held behind others count as waiting with a priority
 Cost      O(log L), up to 50 looks; with a limit for each key it reads up to 2000 records, 8 MiB at most
 Atomic    Reads only: one moment of one slot.
@@ -136,7 +137,7 @@ if key_limit and not paused then
   reply[12] = math.max(reply[12], behind + count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(chunk), now))
 end
 local counters = redis.call('HMGET', slot, 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
-  'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped')
+  'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped', 'groups_paused', 'groups_held')
 for i = 1, #counters do
   reply[#reply + 1] = tonumber(counters[i] or 0)
 end

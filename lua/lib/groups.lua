@@ -270,7 +270,10 @@ end
 -- Let a message come in that is new, or whose time has come. The retry of an ordered group has been out all the while.
 local function return_group(groups, name, weight, share, id, priority)
   local entry = entry_in(groups, name)
-  if entry and entry.member == id then
+  if entry and entry.member == id and is_stopped(entry) then
+    entry.member, entry.out = nil, 0
+    hold_back(groups, entry, id, priority, true)
+  elseif entry and entry.member == id then
     groups.add[#groups.add + 1], groups.add[#groups.add + 2] = ordered_text(priority, math.floor(groups.vtime)), id
     groups.moved, groups.pending[id] = groups.moved + 1, true
   else
@@ -433,6 +436,7 @@ local function reduce_group(groups, entry, left)
   end
   if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
     entry.flags = entry.flags + HELD_BY_DEAD
+    redis.call('HINCRBY', groups.slot, 'groups_held', 1)
   end
 end
 

@@ -67,6 +67,10 @@ COMMANDS = {
         "rmq.features.offloaded.cli:offloaded",
         "Bodies outside of Redis (rmq.Offloaded): remove what no message refers to.",
     ),
+    "groups": Place(
+        "rmq.features.groups.cli:groups",
+        "List groups of messages; pause, resume, release and purge one.",
+    ),
     "query": Place(
         "rmq.features.queries.cli:query",
         "List queries that hold messages, as Spark's do; release what a query holds.",

@@ -7,6 +7,7 @@ from rmq.features.claims.admin import AsyncClaimAdmin
 from rmq.features.dead_letters.admin import AsyncDeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin import AsyncJobAdmin
 from rmq.features.doctor.admin import AsyncDoctorAdmin
+from rmq.features.groups.admin import AsyncGroupAdmin
 from rmq.features.messages.admin import AsyncMessageAdmin
 from rmq.features.offloaded.admin import AsyncOffloadedAdmin
 from rmq.features.queries.admin import AsyncQueryAdmin
@@ -19,6 +20,7 @@ from rmq.features.workers.admin import AsyncWorkerAdmin
 class AsyncAdmin(
     AsyncTopicAdmin,
     AsyncMessageAdmin,
+    AsyncGroupAdmin,
     AsyncDeadLetterAdmin,
     AsyncJobAdmin,
     AsyncAuditAdmin,

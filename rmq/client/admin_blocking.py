@@ -8,6 +8,7 @@ from rmq.features.claims.admin_blocking import ClaimAdmin
 from rmq.features.dead_letters.admin_blocking import DeadLetterAdmin
 from rmq.features.dead_letters.jobs.admin_blocking import JobAdmin
 from rmq.features.doctor.admin_blocking import DoctorAdmin
+from rmq.features.groups.admin_blocking import GroupAdmin
 from rmq.features.messages.admin_blocking import MessageAdmin
 from rmq.features.offloaded.admin_blocking import OffloadedAdmin
 from rmq.features.queries.admin_blocking import QueryAdmin
@@ -20,6 +21,7 @@ from rmq.features.workers.admin_blocking import WorkerAdmin
 class Admin(
     TopicAdmin,
     MessageAdmin,
+    GroupAdmin,
     DeadLetterAdmin,
     JobAdmin,
     AuditAdmin,

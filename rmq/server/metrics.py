@@ -80,6 +80,8 @@ class ServerMetrics:
         yield self._family(telemetry.WORKERS_WANTED, [(at, of.processes) for at, of in wanted])
         yield self._family(telemetry.WORKERS_RUNNING, [(at, of.running) for at, of in wanted])
         yield of_topics(telemetry.HELD_BACK, lambda count: count["held"])
+        yield of_topics(telemetry.GROUPS_PAUSED, lambda count: count["groups_paused"])
+        yield of_topics(telemetry.GROUPS_HELD, lambda count: count["groups_held"])
         yield of_topics(telemetry.PAUSED, lambda count: count["paused_ms"] > 0)
         yield of_topics(telemetry.SENDS_PAUSED, lambda count: count["sends_paused_ms"] > 0)
         yield self._family(telemetry.TOPICS_NOT_COUNTED, [((), len(every) - len(topics))])

@@ -7,6 +7,7 @@ from rmq.features.audit_trail import pages as audit_trail_pages
 from rmq.features.dead_letters import pages as dead_letters_pages
 from rmq.features.dead_letters.jobs import pages as jobs_pages
 from rmq.features.doctor.look import SEVERITIES, Finding
+from rmq.features.groups import pages as groups_pages
 from rmq.features.messages import pages as messages_pages
 from rmq.features.schedules import pages as schedules_pages
 from rmq.features.tokens import pages as tokens_pages
@@ -95,7 +96,7 @@ def _then(request: PageRequest, path: str) -> str:
 TABLES = (
     topic_pages.PAGES, messages_pages.PAGES, leases.PAGES, dead_letters_pages.PAGES,
     audit_pages.PAGES, schedules_pages.PAGES, workers_pages.PAGES, jobs_pages.PAGES, HEALTH_PAGES,
-    audit_trail_pages.PAGES, tokens_pages.PAGES, SIGNING_IN_PAGES,
+    audit_trail_pages.PAGES, tokens_pages.PAGES, groups_pages.PAGES, SIGNING_IN_PAGES,
 )  # fmt: skip
 PAGES: tuple[Page, ...] = tuple(page for table in TABLES for page in table.pages)
 # For applications that sign people in themselves.

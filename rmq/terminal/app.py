@@ -110,7 +110,7 @@ ACTS = dict.fromkeys((
     "dlq export",
     "query release", "sink forget", "schedule delete", "schedule pause", "schedule resume",
     "schedule run", "topic apply", "topic create", "topic delete", "topic pause", "topic resize",
-    "topic resume", "topic set",
+    "topic resume", "topic set", "groups pause", "groups resume", "groups release", "groups purge",
 ), "") | {"claim": "delete", "audit": "forget"}  # fmt: skip
 ACT_TEXT_MAX = 500  # characters of what a command was given
 

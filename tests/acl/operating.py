@@ -214,6 +214,25 @@ def operates_schedules(s: Scene) -> None:
     admin.schedule_delete(s.name, "nightly")
 
 
+@of("operator", "viewer", "server")
+def looks_at_groups(s: Scene) -> None:
+    s.full.topic(s.name, groups=rmq.Groups()).send(1, group="g")
+    assert s.api.admin.groups(s.name).groups[0].group == "g"
+
+
+@of("operator", "server")
+def operates_groups(s: Scene) -> None:
+    topic = s.full.topic(s.name, groups=rmq.Groups(on_dead="hold"))
+    topic.send_many([rmq.Outgoing(n, group="g") for n in range(3)])
+    admin = s.api.admin
+    assert admin.group_pause(s.name, "g")
+    assert admin.group_resume(s.name, "g")
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    assert admin.group_release(s.name, "g")
+    assert admin.group_purge(s.name, "g") == 2
+
+
 @of("operator", "server")
 def runs_jobs(s: Scene) -> None:
     topic = s.full.topic(s.name, retry="immediate")

@@ -234,7 +234,9 @@ class Box:
                         if part.startswith(b">")
                     }
                     value = {
-                        part.decode(): inside if part == b"holder" else inside.decode()
+                        part.decode(): inside
+                        if part == b"holder" or part[:1] in b"/%"
+                        else inside.decode()
                         for part, inside in value.items()
                         if not part.startswith(b"@") and part != b"swept"
                     } | holds

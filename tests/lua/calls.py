@@ -12,6 +12,7 @@ from typing import Any
 from rmq.features.audit import scripts as audit_scripts
 from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.dead_letters.jobs import scripts as jobs_scripts
+from rmq.features.groups import scripts as groups_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.features.queries import scripts as queries_scripts
 from rmq.features.schedules import scripts
@@ -94,13 +95,18 @@ CALLS: dict[str, Call] = {
     "extend": _call(lambda f, b: b.extend_command([f.leased], b.session())),
     "finish": _call(lambda f, b: consumer_scripts.finish(b.keys, [CLAIM], [OWNER], [600_000])),
     "get": _call(lambda f, b: topic_scripts.get(b.keys, f.retry)),
+    "group_pause": _call(lambda f, b: groups_scripts.group_pause(b.keys, "g")),
+    "group_resume": _call(
+        lambda f, b: groups_scripts.group_resume(b.handle, b.keys, "g", "paused")
+    ),
+    "groups": _call(lambda f, b: groups_scripts.groups(b.keys)),
     "merge": _call(lambda f, b: b.merge_command(b.ids()[0], key=b"open", mode="last")),
     "nack": _call(lambda f, b: b.nack_command([f.leased, f.failed], b.session())),
     "next_ready": _call(lambda f, b: consumer_scripts.next_ready([b.keys], True)),
     "peek": _call(lambda f, b: topic_scripts.peek(b.keys, "store")),
     "prepare": _call(lambda f, b: consumer_scripts.prepare(b.keys, b.session(), 10, 30_000, True)),
     "publish": _call(lambda f, b: queries_scripts.publish(b.handle, b.keys, b.session(), STAGE)),
-    "purge": _call(lambda f, b: dead_letters_scripts.purge(b.keys, b.session(), "store")),
+    "purge": _call(lambda f, b: topic_scripts.purge(b.keys, b.session(), "store")),
     "queries": _call(lambda f, b: consumer_scripts.queries(b.keys)),
     "query_release": _call(
         lambda f, b: queries_scripts.query_release(b.handle, b.keys, QUERY, 0, 10)
@@ -341,6 +347,8 @@ NUMBERS: dict[str, dict[int, str]] = {
     "drop_expired": {0: "now_us", 1: "rank", 2: "limit"},
     "extend": {0: "now_us", 2: "lease_ms"},
     "finish": {0: "now_us", -1: "ttl_ms"},
+    "group_resume": {0: "now_us"},
+    "groups": {1: "limit"},
     "merge": {0: "now_us"},
     "nack": {0: "now_us", 4: "wait_ms"},
     "next_ready": {0: "now_us"},

@@ -9,6 +9,7 @@ from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import record
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.calls import CALLS
 from tests.lua.furnished import furnish
 from tests.lua.numbers import P, Q, begin, merged, numbered, open_of, told
@@ -138,9 +139,7 @@ def test_purge_of_the_store_accounts_for_them(box, merging, by_id):
     if merging:
         merged(box, 4)
 
-    gone = box.run(
-        dead_letters_scripts.purge(box.keys, box.session(), "store", ids=ids if by_id else ())
-    )
+    gone = box.run(topic_scripts.purge(box.keys, box.session(), "store", ids=ids if by_id else ()))
 
     assert gone == 3 + (merging and not by_id)
     assert open_of(box) == [(4 + (merging and not by_id), None)]
@@ -152,7 +151,7 @@ def test_purge_of_the_dead_accounts_for_them_and_death_does_not(box):
     box.reject(box.take_one())
     assert open_of(box) == REST
 
-    box.run(dead_letters_scripts.purge(box.keys, box.session(), "dead"))
+    box.run(topic_scripts.purge(box.keys, box.session(), "dead"))
 
     assert open_of(box) == [(2, None)]
 
@@ -288,7 +287,7 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
                 == "cancelled"
             )
         else:
-            box.run(dead_letters_scripts.purge(box.keys, box.session(), "store"))
+            box.run(topic_scripts.purge(box.keys, box.session(), "store"))
         assert told(box, 5) == 0
     finally:
         box.redis.config_set("maxmemory", 0)

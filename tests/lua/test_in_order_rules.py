@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import redis
 
-from rmq.features.dead_letters import scripts as dead_letters_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import keys
+from rmq.kernel.topic import scripts as topic_scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS, place_of
 from tests.lua.furnished import RUN, furnish
@@ -30,7 +30,7 @@ def test_hold_ends_when_the_message_it_is_for_is_cancelled_or_purged(box):
         if verb == "cancel":
             box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), given[0]))
         else:
-            box.run(dead_letters_scripts.purge(box.keys, box.session(), "store", ids=[given[0]]))
+            box.run(topic_scripts.purge(box.keys, box.session(), "store", ids=[given[0]]))
 
         assert box.run(scripts.next_ready([box.keys], False)) == [0]
         leases = take(box)

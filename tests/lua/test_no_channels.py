@@ -5,14 +5,18 @@ Since Redis 7 that is every user whose ACL does not name channels.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
+from rmq.kernel.core.groups import Groups
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport import scripts
 from tests.lua.box import Box
 from tests.lua.calls import CALLS
 from tests.lua.furnished import furnish
+from tests.lua.group import pause, resume, send_in
 
 USERS = {"no channels": ("+@all", "resetchannels"), "no command": ("+@all", "-publish", "&*")}
 SLEEPS_UNTIL = 9_999_999_999_999
@@ -42,7 +46,7 @@ def limited(request: pytest.FixtureRequest, raw: redis.Redis) -> redis.Redis:
 
 def test_every_script_that_signals_is_looked_at_here() -> None:
     signalling = {name for name in scripts.names() if "'PUBLISH'" in scripts.load(name).text}
-    assert signalling == {*WAKING, *FREEING, *LETTING_OUT, *PROBING, "slot"}
+    assert signalling == {*WAKING, *FREEING, *LETTING_OUT, *PROBING, "slot", "group_resume"}
 
 
 @pytest.mark.parametrize("script", WAKING)
@@ -91,3 +95,17 @@ def test_the_end_of_a_pause_is_written_without_channels(box: Box, limited: redis
 
     box.redis = allowed
     assert "paused" not in box.state()["slot"]
+
+
+def test_a_group_is_resumed_without_channels(make_box: Any, limited: redis.Redis) -> None:
+    box = make_box(groups=Groups())
+    sent = send_in(box, "g", 2)
+    pause(box, "g")
+    box.redis.hset(box.keys.slot, "waiting", SLEEPS_UNTIL)
+    allowed, box.redis = box.redis, limited
+
+    assert resume(box, "g")
+
+    box.redis = allowed
+    assert box.state()["slot"]["waiting"] == "0"
+    assert box.take_one().id == sent[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.features.dead_letters import scripts
+from rmq.kernel.topic import scripts
 from tests.lua.box import GONE
 
 

@@ -26,6 +26,9 @@ PLACES = {
     "extend": "slot prepare",
     "finish": "claim",
     "get": "slot store prepare records dead failures leases trash",
+    "group_pause": "slot store",
+    "group_resume": "slot store",
+    "groups": "slot store",
     "lateness_report": "slot",
     "merge": "slot store records merge settled0 settled1 failures audit bodies",
     "nack": "slot store prepare records dead failures audit bodies",
@@ -446,6 +449,7 @@ def test_answer_of_an_error_never_repeats_what_the_caller_sent(anew):
     numbers = {"set_priority": 2, "purge": 3, "withdraw": 1, "leader_renew": 1}
     of_no_use = {
         "next_ready", "peek", "get", "stats", "slot", "audit_scan", "unclaim", "leader_release",
+        "group_pause",
     }  # fmt: skip
     for script in sorted(set(CALLS) - of_no_use):
         with case(script):

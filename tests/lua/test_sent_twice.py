@@ -13,6 +13,7 @@ from rmq.features.messages import scripts as messages_scripts
 from rmq.features.queries import scripts as queries_scripts
 from rmq.features.queries.scripts import PublishReply
 from rmq.kernel.consumer import scripts as consumer_scripts
+from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.topic.context import ReplaySession
 from rmq.kernel.transport import scripts as transport_scripts
 from rmq.kernel.transport.steps import Command
@@ -25,18 +26,18 @@ Build = Callable[[ReplaySession], Command[Any]]
 
 def _two_pages(box: Box) -> Build:
     box.send(10)
-    return lambda session: scripts.purge(box.keys, session, "store", limit=5)
+    return lambda session: topic_scripts.purge(box.keys, session, "store", limit=5)
 
 
 def _named(box: Box) -> Build:
     ids = box.send(3)
-    return lambda session: scripts.purge(box.keys, session, "store", ids=ids)
+    return lambda session: topic_scripts.purge(box.keys, session, "store", ids=ids)
 
 
 def _dead_page(box: Box) -> Build:
     box.send(4)
     box.reject(*box.take(4))
-    return lambda session: scripts.purge(box.keys, session, "dead", limit=2)
+    return lambda session: topic_scripts.purge(box.keys, session, "dead", limit=2)
 
 
 def _dead(box: Box) -> Build:

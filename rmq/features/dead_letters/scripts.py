@@ -35,27 +35,6 @@ def redrive(
     )  # fmt: skip
 
 
-def purge(
-    keys: SlotKeys,
-    session: ReplaySession,
-    queue: str,
-    *,
-    high: str = "+inf",
-    limit: int = 1000,
-    ids: Sequence[bytes] = (),
-) -> Command[int]:
-    """Delete a page of waiting messages or dead letters; return how many."""
-    return Command(
-        scripts.load("purge"),
-        (
-            keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
-            keys.bodies,
-        ),
-        [topic_context.now_us, session.call, high, limit, *members_of(ids)],
-        int,
-    )  # fmt: skip
-
-
 class DropExpiredReply(NamedTuple):
     """The reply to drop_expired."""
 

@@ -14,6 +14,8 @@ GAUGES = {
     "remembered": "settled ids remembered",
     "late_ms": "oldest due message waits for",
     "held": "held back by a pause, limit or group",
+    "groups_paused": "groups that are paused",
+    "groups_held": "groups held by a dead letter",
     "paused_ms": "paused since",
     "sends_paused_ms": "sends paused since",
 }

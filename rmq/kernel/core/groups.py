@@ -35,7 +35,7 @@ class Groups:
             "equal", or the weight, 1 to 64, of those groups (or share keys) that are named; 1 for
             others. A larger priority always goes first.
         on_dead: what follows where a message of a group becomes a dead letter: "continue", or
-            "hold": nothing of the group goes until somebody releases it (`Admin.groups_release`).
+            "hold": nothing of the group goes until somebody releases it (`Admin.group_release`).
     """
 
     order: bool = True

@@ -301,6 +301,13 @@ HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
     "Waiting messages that a pause or a limit of the topic, or their group, holds back.",
 )  # fmt: skip
+GROUPS_PAUSED = Metric(
+    "rmq_groups_paused", "gauge", "groups", ("topic",), "Groups that somebody has paused."
+)
+GROUPS_HELD = Metric(
+    "rmq_groups_held", "gauge", "groups", ("topic",),
+    "Groups of which nothing is delivered since a message became a dead letter.",
+)  # fmt: skip
 PAUSED = Metric("rmq_paused", "gauge", "topics", ("topic",), "1 while receiving is paused.")
 SENDS_PAUSED = Metric(
     "rmq_sends_paused", "gauge", "topics", ("topic",), "1 while sends are paused."
@@ -372,7 +379,8 @@ SERVICE_FAILURES = Metric(
 
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
-    WORKERS_RUNNING, HELD_BACK, PAUSED, SENDS_PAUSED, TOPICS_NOT_COUNTED,
+    WORKERS_RUNNING, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PAUSED, SENDS_PAUSED,
+    TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,
     LEADER, SERVICE_IDLE, SERVICE_DONE, SERVICE_FAILURES,

@@ -1,4 +1,4 @@
-"""Commands that read messages and counters of a slot, and change nothing."""
+"""Commands on topics and slots that several packages send."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmq.kernel.core.ids import member_of, members_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import context as topic_context
-from rmq.kernel.topic.context import TopicContext
+from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
@@ -40,7 +40,8 @@ STATS = (
     "retries", "priority", "due", "later", "in_flight", "dead", "trash", "records", "merge_windows",
     "remembered", "late_ms", "held", "paused_ms", "sends_paused_ms", "expired_leases",
     "accepted", "merged", "delivered", "settled", "returned", "rolled_back", "dead_lettered",
-    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped", "now_ms",
+    "redriven", "cancelled", "expired", "dropped", "purged", "dead_dropped",
+    "groups_paused", "groups_held", "now_ms",
 )  # fmt: skip
 
 
@@ -153,6 +154,27 @@ def peek(
         [low, high, "down" if down else "up", offset, limit, int(records)],
         parse,
     )
+
+
+def purge(
+    keys: SlotKeys,
+    session: ReplaySession,
+    queue: str,
+    *,
+    high: str = "+inf",
+    limit: int = 1000,
+    ids: Sequence[bytes] = (),
+) -> Command[int]:
+    """Delete a page of waiting messages or dead letters; return how many."""
+    return Command(
+        scripts.load("purge"),
+        (
+            keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
+            keys.bodies,
+        ),
+        [topic_context.now_us, session.call, high, limit, *members_of(ids)],
+        int,
+    )  # fmt: skip
 
 
 # The newest acceptance number; members, scores, records, failure entries, ends of shared leases.

@@ -37,13 +37,13 @@ _CONSUMER = (
 )  # fmt: skip
 _VIEWER = (
     "topic", "get", "peek", "stats", "due_counts", "schedules", "audit_open", "audit_scan",
-    "query_inspect",
+    "query_inspect", "groups",
 )  # fmt: skip
 _OPERATOR = (
     *_VIEWER, *_OPEN, *_ROLLBACK, "topic_set", "topic_pause", "topic_resume", "topic_resize",
     "resize_scan", "topic_close",
-    "slot_delete", "cancel", "reschedule", "set_priority", "redrive", "redrive_hold",
-    "redrive_send", "redrive_settle", "purge",
+    "slot_delete", "cancel", "reschedule", "set_priority", "group_pause", "group_resume",
+    "redrive", "redrive_hold", "redrive_send", "redrive_settle", "purge",
     "trash", "restore", "tidy",
     "audit_report", "schedule_pause", "schedule_resume", "schedule_delete",
     "send",  # of a schedule, now

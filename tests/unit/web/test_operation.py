@@ -22,8 +22,8 @@ OPERATIONS = [each for table in TABLES for each in table.operations]
 WRITES = {
     # They keep messages moving, and what they do can be done again or otherwise.
     Role.OPERATOR: {
-        "cancel_message", "import_dead_letters", "pause_job", "pause_schedule", "pause_topic",
-        "redrive", "release_query",
+        "cancel_message", "import_dead_letters", "pause_group", "pause_job", "pause_schedule",
+        "pause_topic", "redrive", "release_group", "release_query", "resume_group",
         "reschedule_message", "restore", "resume_job", "resume_schedule", "resume_topic",
         "roll_back", "run_schedule", "send_message", "set_message_priority", "start_job",
         "stop_job",
@@ -31,7 +31,7 @@ WRITES = {
     # They make, change or delete what programs rely on.
     Role.ADMIN: {
         "create_topic", "delete_claim", "delete_schedule", "delete_topic", "forget_missing",
-        "forget_sink", "purge", "resize_topic", "set_topic",
+        "forget_sink", "purge", "purge_group", "resize_topic", "set_topic",
     },
 }  # fmt: skip
 READS_OF_ADMINS = {"export_dead_letters"}  # whole bodies, and those of others

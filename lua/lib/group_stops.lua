@@ -1,0 +1,44 @@
+-- Groups that somebody pauses, and those that a dead letter holds.
+--- @include "lib/groups"
+
+-- Whether an entry has a flag.
+local function has_flag(entry, flag)
+  return entry.flags % (2 * flag) >= flag
+end
+
+-- The field of the slot that counts the groups with a flag.
+local function counter_of(flag)
+  return flag == PAUSED_GROUP and 'groups_paused' or 'groups_held'
+end
+
+-- Let nothing of a group out any more; the one that waits to be taken is held again, where one is out at a time. Returns
+-- whether that is new.
+local function stop_group(groups, entry, flag)
+  if has_flag(entry, flag) then
+    return false
+  end
+  entry.flags = entry.flags + flag
+  touch(groups, entry.name)
+  redis.call('HINCRBY', groups.slot, counter_of(flag), 1)
+  local member = entry.member
+  local score = member and tonumber(redis.call('ZSCORE', groups.store, member) or 0) or 0
+  if score >= PRIORITY_MIN and score < PRIORITY_END then
+    hold_back(groups, entry, member, entry.priority, true)
+    entry.member, entry.out = nil, 0
+  end
+  return true
+end
+
+-- Take a flag from a group, and let the next ones out. Returns whether it had it.
+local function start_group(groups, entry, flag)
+  if not has_flag(entry, flag) then
+    return false
+  end
+  entry.flags = entry.flags - flag
+  touch(groups, entry.name)
+  redis.call('HINCRBY', groups.slot, counter_of(flag), -1)
+  if not is_stopped(entry) then
+    fill_group(groups, entry)
+  end
+  return true
+end

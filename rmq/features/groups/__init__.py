@@ -1,0 +1,1 @@
+"""Groups of a topic: list them, pause, resume, release and purge one."""

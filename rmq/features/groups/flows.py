@@ -1,0 +1,166 @@
+"""List the groups of a topic; pause, resume, release and purge one."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, get_args
+
+from rmq.errors import DecodeError, InvalidValue
+from rmq.features.groups import scripts
+from rmq.features.groups.scripts import GroupState
+from rmq.kernel.core import record
+from rmq.kernel.core.groups import GROUP_MARK, check_group, group_in
+from rmq.kernel.core.ids import Id
+from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.validation import check_int
+from rmq.kernel.topic import opening, scripts as topic_scripts
+from rmq.kernel.topic.context import TopicContext, slot_of
+from rmq.kernel.topic.reading import ScoreRange, SlotReader
+from rmq.kernel.topic.scripts import QueueMember
+from rmq.kernel.transport.steps import Flow, Progress, pipeline
+
+SCAN = 100_000  # groups that a list looks at; a slot reads about 100 000 a second
+PURGED = 200  # messages of one call
+Sort = Literal["held", "oldest", "out", "name"]
+_NEVER = datetime.max.replace(tzinfo=UTC)
+_SORTS: dict[str, Callable[[GroupState], Any]] = {
+    "held": lambda state: (-state.held, state.group),
+    "oldest": lambda state: (state.oldest or _NEVER, state.group),
+    "out": lambda state: (-state.out, state.group),
+    "name": lambda state: (state.group,),
+}
+
+
+class GroupList(NamedTuple):
+    """Some groups of a topic, in order.
+
+    Attributes:
+        groups: the groups.
+        looked_at: how many there are; more, if this is not `complete`.
+        complete: whether all were looked at.
+    """
+
+    groups: list[GroupState]
+    looked_at: int
+    complete: bool
+
+
+def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupList]:
+    """Return the first groups of a topic in an order, after `skip` of them."""
+    if sort not in get_args(Sort):
+        raise InvalidValue(f"sort: {sort!r:.80}; give held, oldest, out or name")
+    check_int(limit, "limit", 1, 10_000)
+    check_int(skip, "skip", 0, 1_000_000)
+    check_int(scan, "scan", 1, 10_000_000)
+    yield from _open(context)
+    best: dict[str, GroupState] = {}
+    counts: dict[int, int] = {}
+    cursors = {keys.index: b"0" for keys in context.slots}
+    while cursors and sum(counts.values()) < scan:
+        pages = yield from pipeline(
+            [scripts.groups(context.slots[slot], cursor) for slot, cursor in cursors.items()]
+        )
+        for slot, page in zip(list(cursors), pages, strict=True):
+            counts[slot] = (0 if page.is_first else counts[slot]) + len(page.groups)
+            best |= {f"{slot}/{state.group}": state for state in page.groups}
+            cursors[slot] = page.cursor
+        cursors = {slot: cursor for slot, cursor in cursors.items() if cursor != b"0"}
+        ordered = heapq.nsmallest(
+            skip + limit, best.items(), key=lambda item: _SORTS[sort](item[1])
+        )
+        best = dict(ordered)
+    return GroupList(list(best.values())[skip:], sum(counts.values()), not cursors)
+
+
+def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
+    """Return a group, or None where nothing of it is out, and nobody has stopped it.
+
+    `id`: of a message of the group, of which `ahead` tells then.
+    """
+    yield from _open(context)
+    message_id = None if id is None else context.check_id(id)
+    for keys in _slots(context, name):
+        if message_id is None or message_id.slot == keys.index:
+            page = yield scripts.groups(keys, name=name, id=message_id)
+            if page.groups:
+                found: GroupState = page.groups[0]
+                return found
+    return None
+
+
+def group_pause(context: TopicContext, name: str) -> Flow[bool]:
+    """Let nothing more of a group out; return whether it was not paused before."""
+    yield from _open(context)
+    keys = _slots(context, name)
+    return 1 in (yield from pipeline([scripts.group_pause(each, name) for each in keys]))
+
+
+def group_resume(context: TopicContext, name: str, what: Literal["paused", "dead"]) -> Flow[bool]:
+    """End the pause of a group, or what a dead letter holds; return whether it was so."""
+    yield from _open(context)
+    commands = [scripts.group_resume(context, each, name, what) for each in _slots(context, name)]
+    return any((yield from pipeline(commands)))
+
+
+def group_purge(
+    context: TopicContext, name: str, dry_run: bool, progress: Progress | None
+) -> Flow[int]:
+    """Delete all messages of a group that wait; return how many, also in a dry run."""
+    yield from _open(context)
+    done = 0
+    for keys in _slots(context, name):
+        page = yield scripts.groups(keys, name=name)
+        most = sum(state.held for state in page.groups)  # a producer may go on sending for ever
+        lanes = [ScoreRange(*each) for ranges in page.ranges for each in ranges]
+        # Held messages first: those that are out bring them up. Then all that is out, or delayed.
+        for ranges, left in ((lanes, most), ([ScoreRange("0", "+inf")], None)):
+            reader = SlotReader(keys, "store", ranges)
+            while left is None or left > 0:
+                members = yield from reader.read(PURGED)
+                if not members:
+                    break
+                # A lane is another group's once it was empty: the record alone says whose it is.
+                ids = [member.id for member in members if _group_of(member) == name]
+                left = None if left is None else left - len(ids)
+                done += len(ids) if dry_run else (yield from _purge(context, keys, ids))
+                if progress and ids:
+                    progress(done, max(done, most))
+    return done
+
+
+def _purge(context: TopicContext, keys: SlotKeys, ids: list[bytes]) -> Flow[int]:
+    if not ids:
+        return 0
+    with context.sessions.borrowed() as session:
+        purged: int = yield topic_scripts.purge(keys, session, "store", ids=ids)
+    return purged
+
+
+def _group_of(member: QueueMember) -> str | None:
+    try:
+        return group_in(record.read(member.record).headers.get(GROUP_MARK))
+    except DecodeError:
+        return None
+
+
+def _open(context: TopicContext) -> Flow[None]:
+    yield from opening.ensure_open(context, create=False)
+    if context.settings.groups is None:
+        raise InvalidValue(
+            f"topic {context.name!r} has no groups; a topic gets them when it is created "
+            "(rmq topic create NAME --groups order)"
+        )
+
+
+def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
+    """Return where messages of a group are: during a resize also in the slot of before."""
+    check_group(name)
+    settings = context.settings
+    resizing = settings.layout.resizing if settings.layout else None
+    counts = [resizing.before] if resizing else []
+    return [
+        context.slots[at]
+        for at in dict.fromkeys(slot_of(name, n) for n in [*counts, settings.slots])
+    ]
