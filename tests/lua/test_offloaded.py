@@ -120,6 +120,15 @@ def test_ack_leaves_the_references_of_what_it_settles(box, known, count):
     }
 
 
+def test_ack_by_the_short_form_would_leave_none(box, monkeypatch):
+    break_script(monkeypatch, "ack", "and not offloaded", "")
+    one(box)
+
+    assert box.ack(box.take_one()) == "1"
+
+    assert tombstones(box) == {}, "the control"
+
+
 def test_ack_of_another_message_of_the_slot_leaves_nothing(box):
     one(box, priority=50)
     small = box.one()

@@ -13,7 +13,15 @@ from rmq.kernel.topic import context
 from rmq.kernel.topic.context import slot_of
 from tests.property.driver import Driver
 from tests.property.model import Model
-from tests.property.snapshot import Look, Violation, check_keys, check_shape, claim, look
+from tests.property.snapshot import (
+    Look,
+    Violation,
+    check_keys,
+    check_shape,
+    check_tombstones,
+    claim,
+    look,
+)
 from tests.servers import Server
 
 START_MS = 1_790_000_000_000
@@ -45,6 +53,7 @@ class Ground(RuleBasedStateMachine):
     is_async: ClassVar[bool] = False
     looks_again: ClassVar[bool] = True  # a receive that finds expired messages alone goes on
     consumes: ClassVar[str] = "plain"  # or "ordered", or "mixed": each consumer as it falls
+    offloads: ClassVar[bool] = False  # to the scripts, bodies that do not merge are in a store
     driver_class: ClassVar[type[Driver]] = Driver
     steps: ClassVar[int] = 0
     reached: ClassVar[Counter[str]] = Counter()
@@ -143,11 +152,14 @@ class Ground(RuleBasedStateMachine):
             return
         type(self).steps += 1
         self.broken = True
-        self.seen = self.look()
+        before, self.seen = self.seen, self.look()
         gone = {m.id for m in self.model.msgs.values() if m.state == "gone"}
         for slot, seen in enumerate(self.seen):
             check_shape(seen, slot, self.max_retries + 1)
             self.check_model(slot, seen)
+            if self.offloads:
+                check_tombstones(before[slot], seen, slot)
+        self.reached["tombstones"] += sum(len(seen.tombstones) for seen in self.seen)
         self.reached["large bodies"] += sum(len(seen.referred) for seen in self.seen)
         live = {id for seen in self.seen for id in seen.records}
         claim(not live - set(self.model.msgs), "a message nobody sent")

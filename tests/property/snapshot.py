@@ -7,6 +7,7 @@ from typing import Any
 
 import redis
 
+from rmq.kernel.core import record
 from rmq.kernel.core.keys import TYPES, SlotKeys, topic_key, topics_key
 
 PLACES = ("store", "prepare", "dead")
@@ -41,6 +42,16 @@ class Look:
         self.records, self.failures, merge, self.slot, self.bodies = pairs[3:]
         self.merge = {key: (keys.id_of(held[:13]), int(held[13:])) for key, held in merge.items()}
         self.settled = set(replies[8]) | set(replies[9])
+        self.tombstones = {
+            int(name[5:]): self.bodies.pop(name)
+            for name in list(self.bodies)
+            if name.startswith(b"gone:")
+        }
+        self.references = {
+            id: record.read(entry).body[1:]
+            for id, entry in self.records.items()
+            if entry[0] & (record.MERGES | record.COLLECTS) == 0
+        }
         self.referred = self._resolve_large()
         if b"holder" in self.slot:
             self.slot[b"holder"] = keys.id_of(self.slot[b"holder"])
@@ -64,7 +75,7 @@ class Look:
         """All of it but the answers kept for replay, for "this changed nothing"."""
         return (
             self.store, self.prepare, self.dead, self.records, self.failures, self.merge, self.slot,
-            self.settled, self.bodies,
+            self.settled, self.bodies, self.tombstones,
         )  # fmt: skip
 
 
@@ -124,6 +135,19 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
         claim(entry[1] <= most_deliveries <= 17, f"{entry[1]} deliveries of {most_deliveries}")
     for waiting, _ in seen.merge.values():
         claim(waiting in seen.store, f"slot {slot}: the merge index names one that does not wait")
+
+
+def check_tombstones(before: Look, seen: Look, slot: int) -> None:
+    """Check that a body in a store is released with its record, and not before."""
+    count = int(seen.slot.get(b"offloaded", 0))
+    claim(set(seen.tombstones) == set(range(1, count + 1)), f"slot {slot}: numbers of tombstones")
+    new = [
+        seen.tombstones[number] for number in sorted(set(seen.tombstones) - set(before.tombstones))
+    ]
+    left = [ref for id, ref in before.references.items() if seen.references.get(id) != ref]
+    claim(all(new.count(ref) == 1 for ref in left), f"slot {slot}: an object is not released once")
+    stay = set(seen.references.values())
+    claim(not stay & set(new), f"slot {slot}: an object was released before its message")
 
 
 def check_keys(raw: redis.Redis, topic: str, slots: list[SlotKeys], prefix: str = "rmq") -> None:

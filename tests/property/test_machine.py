@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 import rmq
 from rmq.kernel.core import record
 from tests.property.machine import LARGE, Machine
+from tests.property.mutants import offload
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(900)  # thousands of steps, each some calls; 134 s at a load of 30
@@ -39,6 +40,10 @@ SOMETIMES = (
 )  # fmt: skip
 
 
+OFFLOADED = (
+    "stored", "duplicate", "expired", "rollback", "retries exhausted", "stale ack", "redrive",
+    "lost reply, sent again", "purge", "cancel: cancelled", "settled at maxmemory", "tombstones",
+)  # fmt: skip
 IN_ORDER = (
     "stored", "duplicate", "merged", "expired", "rollback", "retries exhausted", "stale ack",
     "lost reply, sent again", "redrive", "purge", "cancel: cancelled", "settled at maxmemory",
@@ -122,5 +127,24 @@ def test_order_is_kept_whatever_is_done_to_it(
     wanted = (*IN_ORDER, *(["in order behind others"] if use == "ordered" else []))
 
     missed = explore(Run, 0, wanted)  # seeds that reach everything in two rounds
+
+    assert not missed, f"the exploration never reached: {missed}; reached {dict(Run.reached)}"
+
+
+@pytest.mark.parametrize(
+    ("slots", "is_async"), [(1, False), pytest.param(2, True, marks=pytest.mark.slow)]
+)
+def test_a_body_in_a_store_is_released_with_its_message_whatever_is_done_to_it(
+    ours: Server, monkeypatch: pytest.MonkeyPatch, slots: int, is_async: bool
+) -> None:
+    class Run(Machine):
+        server = ours
+        reached: ClassVar[Counter[str]] = Counter()
+        offloads = True
+
+    Run.slots, Run.is_async = slots, is_async
+    offload(monkeypatch)
+
+    missed = explore(Run, 0, OFFLOADED)
 
     assert not missed, f"the exploration never reached: {missed}; reached {dict(Run.reached)}"

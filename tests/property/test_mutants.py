@@ -14,7 +14,15 @@ from rmq.kernel.core import record
 from rmq.kernel.transport import scripts
 from tests.property.driver import Driver
 from tests.property.machine import LARGE, Machine
-from tests.property.mutants import IN_ORDER, LARGE_BODIES, MUTANTS, TwoStepDriver, loader
+from tests.property.mutants import (
+    IN_ORDER,
+    LARGE_BODIES,
+    MUTANTS,
+    OFFLOADED,
+    TwoStepDriver,
+    loader,
+    offload,
+)  # fmt: skip
 from tests.property.snapshot import Violation
 from tests.servers import Server
 
@@ -37,7 +45,7 @@ ROUNDS = 6  # of other seeds, until it is caught
 @pytest.mark.slow
 def test_the_machine_catches_every_mutant(ours: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     caught: dict[str, str] = {}
-    every = MUTANTS | IN_ORDER | LARGE_BODIES
+    every = MUTANTS | IN_ORDER | LARGE_BODIES | OFFLOADED
     for name, changes in every.items():
 
         class Run(Machine):
@@ -49,6 +57,9 @@ def test_the_machine_catches_every_mutant(ours: Server, monkeypatch: pytest.Monk
             Run.consumes, Run.retry, Run.max_retries = "ordered", rmq.Levels((1.0, 3.0)), 3
 
         with monkeypatch.context() as patch:
+            if name in OFFLOADED:
+                Run.offloads = True
+                offload(patch)
             patch.setattr(scripts, "load", loader(changes))
             if name in LARGE_BODIES:
                 patch.setattr(record, "MIN_BYTES", LARGE)
