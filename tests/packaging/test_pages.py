@@ -47,6 +47,7 @@ PAGES = {
     "docs/settings.md": 0,
     "docs/sending.md": 0,
     "docs/consuming.md": 0,
+    "docs/groups.md": 0,
     "docs/faq.md": 0,
     "docs/managed-redis.md": 1,
     "docs/outbox.md": 0,
