@@ -1,4 +1,4 @@
-"""A producer or a consumer of offloaded bodies that is going to be killed."""
+"""A producer or a consumer of offloaded, encrypted bodies that is going to be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(role: str, url: str, name: str, log: str) -> None:
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     store = os.environ["RMQ_STORES"]
     with rmq.Client(url) as client:
-        topic = client.topic(name, codec=rmq.Offloaded(store, above=1000))
+        topic = client.topic(name, codec=rmq.Offloaded(store, 1000, rmq.Encrypted()))
         if role == "producer":
             produce(topic, out)
         consume(topic, out, role)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import importlib
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import rmq
 from rmq.cli import cli
 from rmq.features.offloaded import flows as sweeping
 from rmq.features.offloaded.service import Offloading
+from rmq.kernel.consumer import offloaded
 from rmq.kernel.core import codec, offloading
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import set_clock
@@ -102,6 +104,24 @@ def test_a_batch_is_written_and_read_with_its_order(api: Any, name: str, url: st
         if isinstance(api, rmq.Client):  # the loop of the other runs in calls only
             wait_for(lambda: objects(url) == [])
     assert objects(url) == []
+
+
+@both_clients
+def test_a_batch_that_is_too_much_for_memory_is_cut_and_stays_in_order(
+    api: Any, name: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offloaded, "READ_BYTES", 10_000)
+    topic = api.topic(name, slots=1, codec=rmq.Offloaded(url, above=1000), max_retries=0)
+    sizes = [3000, 3000, 10, 20_000, 10, 3000, 3000, 3000, 3000, 10]
+    topic.send_many([rmq.Outgoing({"n": n, "x": "x" * size}) for n, size in enumerate(sizes)])
+    taken = []
+    with topic.consumer() as consumer:
+        for _ in range(4):
+            deliveries = consumer.receive(100, wait=5)
+            taken.append([delivery.body["n"] for delivery in deliveries])
+            consumer.ack(deliveries)
+    assert taken == [[0, 1, 2], [3, 4], [5, 6, 7], [8, 9]]
+    assert api.admin.stats(name)["dead"] == 0
 
 
 @both_clients
@@ -211,6 +231,56 @@ def test_merges_and_schedules_keep_their_bodies_in_redis(api: Any, name: str, ur
 
     topic.send({"film": "x" * 20_000})  # max_body is for what is in Redis
     assert len(objects(url)) == 1
+
+
+@both_clients
+def test_schedules_and_stages_keep_their_bodies_in_redis(api: Any, name: str, url: str) -> None:
+    topic = api.topic(name, codec=rmq.Offloaded(url, above=1000), max_body=10_000)
+    topic.open()
+    topic.every("nightly", every=3600, body=BIG).declare()
+    stage = topic.stage()
+    stage.push([rmq.Outgoing(BIG)])
+    topic.publish([stage.staged])
+    assert api.admin.peek(name)[0].body == BIG
+    assert objects(url) == []
+    with pytest.raises(rmq.PayloadTooLarge):
+        topic.every("weekly", every=3600, body={"film": "x" * 20_000}).declare()
+    with pytest.raises(rmq.PayloadTooLarge):
+        topic.stage().push([rmq.Outgoing({"film": "x" * 20_000})])
+
+
+def test_an_outbox_keeps_its_bodies_in_rows_and_in_redis(
+    client: rmq.Client, name: str, url: str, tmp_path: Path
+) -> None:
+    outbox = pytest.importorskip("rmq.outbox")
+    engine = importlib.import_module("sqlalchemy").create_engine(f"sqlite:///{tmp_path}/db")
+    outbox.metadata.create_all(engine)
+    box, own = outbox.Outbox(), rmq.Offloaded(url, above=1000)
+    client.topic(name, codec=own).open()
+    with engine.begin() as connection:
+        box.send(connection, name, BIG, codec=own)
+    assert outbox.Relay(box, engine, client).run_once() == 1
+    assert client.admin.peek(name)[0].body == BIG
+    assert objects(url) == []
+
+
+def test_what_is_shown_is_the_reference_and_get_has_the_body(
+    client: rmq.Client, name: str, url: str, server: Server, tmp_path: Path
+) -> None:
+    topic = client.topic(name, codec=rmq.Offloaded(url, above=1000), max_retries=0)
+    sent = topic.send(BIG)
+    run = CliRunner().invoke
+    of_this = ["--url", server.url, "--json"]
+    peeked = run(cli, [*of_this, "peek", name]).output
+    assert f"its body of 5012 bytes, {url}/{name}/" in peeked
+    assert "is in a store (rmq.Offloaded)" in peeked
+    assert BIG["film"] in run(cli, [*of_this, "get", name, str(sent.id)]).output
+
+    with topic.consumer() as consumer:
+        consumer.receive(wait=5)[0].nack()
+    exported = run(cli, ["--url", server.url, "dlq", "export", name]).stdout
+    copied = run(cli, ["--url", server.url, "dlq", "import", name], input=exported)
+    assert "one message alone may have it" in copied.output
 
 
 @both_clients

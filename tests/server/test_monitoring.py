@@ -21,7 +21,7 @@ CATALOGUE = {metric.name: metric for metric in (*telemetry.METRICS, *telemetry.S
 EXPORTER = {"redis_memory_used_bytes", "redis_memory_max_bytes"}  # of redis_exporter
 SERVICES = (
     "leadership", "survey", "rollback", "retention", "schedules", "sampler", "expiry", "audits",
-    "queries", "worker_records", "resizes", "wanted",
+    "queries", "worker_records", "resizes", "wanted", "offloading",
 )  # fmt: skip
 VALUES = {"queue": QUEUES, "event": tuple(COUNTERS), "service": SERVICES}
 

@@ -24,7 +24,7 @@ from rmq.errors import (
     TopicVanished,
     Unavailable,
 )
-from rmq.kernel.consumer import claim, offloaded as offloaded_bodies, receive, settle
+from rmq.kernel.consumer import claim, offloaded, receive, settle
 from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.consumer.hand_over import SlotBatch
 from rmq.kernel.consumer.replies import MissingReplies, ReceiptAcks
@@ -105,7 +105,7 @@ class ConsumerFlows:
         self.settles_fast = False
         self._receipt_acks = ReceiptAcks(context)
         self._unreadable: list[tuple[Lease, bytes]] = []  # to reject, and why
-        self._removal = offloaded_bodies.Removal()
+        self._offloaded = offloaded.Removal()
         self._confirmed: list[HeldDelivery] = []  # at most once: settled, and not handed over yet
 
     def share_leases(self, leases: SharedLeases) -> None:
@@ -186,12 +186,12 @@ class ConsumerFlows:
     def _make_deliveries(self, batches: list[SlotBatch]) -> Flow[list[HeldDelivery]]:
         """Make deliveries; undecodable messages are rejected, now or at the next call."""
         deliveries: list[HeldDelivery] = []
-        offloaded: list[HeldDelivery] = []
         for keys, batch in batches:
-            self._unreadable += self._decode_batch(keys, batch, deliveries, offloaded)
-        if offloaded:
-            out = yield from self._read_offloaded(offloaded)
-            deliveries = [d for d in deliveries if d not in out]
+            self._unreadable += self._decode_batch(keys, batch, deliveries)
+        if self._offloaded.slots:
+            read = offloaded.read(self.context, self._shared_leases, deliveries)
+            deliveries, unreadable = yield from read
+            self._unreadable += unreadable
         if self._unreadable:
             try:
                 yield from self._reject_unreadable()
@@ -253,37 +253,12 @@ class ConsumerFlows:
             raise
         self._unreadable = []
 
-    def _read_offloaded(self, offloaded: list[HeldDelivery]) -> Flow[list[HeldDelivery]]:
-        """Read the bodies that are in a store; return the deliveries that are left out.
-
-        A message whose object cannot be had has failed; one that cannot be decoded is unreadable.
-        """
-        for delivery in offloaded:
-            self._removal.note(delivery.origin.keys)
-        failed, unreadable = yield from offloaded_bodies.read(offloaded)
-        self._unreadable += unreadable
-        if failed:
-            leases = Leases.of([lease for lease, _ in failed])
-            reasons = [reason for _, reason in failed]
-            try:
-                yield from settle.nack(self.context, leases, reasons, None).run()
-            except RMQError:  # they come back when their leases expire
-                if self._shared_leases is not None:
-                    for slot in set(leases.slots):
-                        self._shared_leases.retire(slot)
-        out = {lease.id for lease, _ in failed + unreadable}
-        return [delivery for delivery in offloaded if delivery.raw_id in out]
-
     def _decode_batch(
-        self,
-        keys: SlotKeys,
-        batch: Batch,
-        deliveries: list[HeldDelivery],
-        offloaded: list[HeldDelivery],
+        self, keys: SlotKeys, batch: Batch, deliveries: list[HeldDelivery]
     ) -> list[tuple[Lease, bytes]]:
         """Append the deliveries of a batch; return undecodable messages with the reason.
 
-        Those with offloaded bodies are in both lists; they have references instead.
+        An offloaded body is a reference, which is to be read.
         """
         unreadable = []
         retries, lefts, ids = self.context.settings.max_retries, batch.lefts, batch.ids
@@ -306,7 +281,7 @@ class ConsumerFlows:
             except DecodeError as error:
                 if error.reference is not None:
                     append(make(origin, ids[position], score, entry, fence, error.reference))
-                    offloaded.append(deliveries[-1])
+                    self._offloaded.slots[keys.slot] = keys
                     continue
                 lease = Lease(keys.index, ids[position], score)
                 unreadable.append((lease, failure.encode(error, failure.this_worker())))
@@ -436,7 +411,7 @@ class ConsumerFlows:
             raise
         lost = note(deliveries, answer)
         if verb == "ack":
-            yield from self._removal.plan()
+            yield from self._offloaded.plan()
         if settling.unanswered:
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
@@ -594,5 +569,5 @@ class ConsumerFlows:
         if self._unreadable:
             yield from self._reject_unreadable()
         with suppress(StorageError):
-            yield from self._removal.run()
+            yield from self._offloaded.run()
         yield from receive.hand_back_all(self.state)

@@ -5,59 +5,103 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from rmq.errors import DecodeError
-from rmq.kernel.consumer.settle import Lease
+from rmq.errors import DecodeError, RMQError
+from rmq.kernel.consumer import settle
+from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core import codec, failure, offloading
-from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.core.delivery import HeldDelivery, SharedLeases
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.offloading import Reference
 from rmq.kernel.topic import tombstones
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, InBackground, InThread
 
 REMOVE_S = 0.5  # a consumer removes what it has acked once in so long
+READ_BYTES = 64 * 1024 * 1024  # of the bodies of one batch; one is read, however large it is
 Reasons = list[tuple[Lease, bytes]]
 
 
-def read(deliveries: Sequence[HeldDelivery]) -> Flow[tuple[Reasons, Reasons]]:
+def read(
+    context: TopicContext, shared: SharedLeases | None, deliveries: list[HeldDelivery]
+) -> Flow[tuple[list[HeldDelivery], Reasons]]:
     """Read the bodies of deliveries that have references instead.
 
+    A message whose object cannot be had has failed. From the first one on that is too much for this
+    batch, all are released, so that their order stays.
+
     Returns:
-        The leases of those whose object cannot be had, and of those that cannot be decoded, with
-        the reason.
+        The deliveries that have bodies; the leases of those that cannot be decoded, and why.
     """
-    references = [delivery.body for delivery in deliveries]
-    objects = yield InThread(partial(offloading.read_all, references, codec.Offloaded.limit))
+    within = _within(deliveries)
+    kept, excess = deliveries[:within], deliveries[within:]
+    offloaded = [delivery for delivery in kept if type(delivery.body) is Reference]
+    references = [delivery.body for delivery in offloaded]
+    reading = partial(offloading.read_all, references, codec.Offloaded.limit)
+    objects = (yield InThread(reading)) if references else []
     failed, unreadable = Reasons(), Reasons()
-    for delivery, data in zip(deliveries, objects, strict=True):
+    for delivery, data in zip(offloaded, objects, strict=True):
         try:
             if isinstance(data, DecodeError):
                 raise data
             delivery.body = codec.decode_object(data)
         except DecodeError as error:
-            lease = Lease(delivery.origin.keys.index, delivery.raw_id, delivery.score)
             reason = failure.encode(error, failure.this_worker())
-            (failed if error is data else unreadable).append((lease, reason))
-    return failed, unreadable
+            (failed if error is data else unreadable).append((_lease(delivery), reason))
+    if excess:
+        leases, places = Leases.of(map(_lease, excess)), [d.queue_position() for d in excess]
+        yield from _settle(settle.release(context, leases, places, 0), shared, leases)
+    if failed:
+        leases = Leases.of([lease for lease, _ in failed])
+        reasons = [reason for _, reason in failed]
+        yield from _settle(settle.nack(context, leases, reasons, None), shared, leases)
+    out = {lease.id for lease, _ in failed + unreadable}
+    return [delivery for delivery in kept if delivery.raw_id not in out], unreadable
+
+
+def _within(deliveries: Sequence[HeldDelivery]) -> int:
+    """Return how many deliveries from the first on have bodies that are not too much together."""
+    size = 0
+    for at, delivery in enumerate(deliveries):
+        if type(delivery.body) is Reference:
+            if size and size + delivery.body.size > READ_BYTES:
+                return at
+            size += delivery.body.size
+    return len(deliveries)
+
+
+def _lease(delivery: HeldDelivery) -> Lease:
+    return Lease(delivery.origin.keys.index, delivery.raw_id, delivery.score)
+
+
+def _settle(settling: Settling[str], shared: SharedLeases | None, leases: Leases) -> Flow[None]:
+    """Carry it out; if that fails, the messages come back when their leases expire."""
+    try:
+        yield from settling.run()
+    except RMQError:
+        if shared is not None:
+            for slot in set(leases.slots):
+                shared.retire(slot)
 
 
 class Removal:
-    """What a consumer removes: objects of the slots that have given it offloaded bodies."""
+    """What a consumer removes.
+
+    Attributes:
+        slots: those that have given it offloaded bodies.
+    """
 
     def __init__(self) -> None:
-        self._slots: dict[bytes, SlotKeys] = {}
+        self.slots: dict[bytes, SlotKeys] = {}
         self._is_planned = False
-
-    def note(self, keys: SlotKeys) -> None:
-        """Take note of a slot that has given an offloaded body."""
-        self._slots[keys.slot] = keys
 
     def plan(self) -> Flow[None]:
         """Remove, a little later, what has been acked by then."""
-        if self._slots and not self._is_planned:
+        if self.slots and not self._is_planned:
             self._is_planned = True
             yield InBackground(REMOVE_S, self.run)
 
     def run(self) -> Flow[None]:
         """Remove the objects of all tombstones of these slots."""
         self._is_planned = False
-        for keys in list(self._slots.values()):
+        for keys in list(self.slots.values()):
             yield from tombstones.take(keys)
