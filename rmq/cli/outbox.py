@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
+from rmq.kernel.core.process import STOPPING, handling
 from rmq.terminal import logs, output, text
 from rmq.terminal.app import CommandGroup, NotFound
 from rmq.terminal.options import common_options
@@ -80,15 +80,14 @@ def create(database: str | None, sql: bool) -> None:
     envvar="RMQ_OUTBOX_WEBHOOK",
     help="POST each exhausted stub there. Env RMQ_OUTBOX_WEBHOOK, if it holds a secret.",
 )
-@click.option("--log-level", type=click.Choice(logs.LEVELS), help="[info]")
-@click.option("--log-json", is_flag=True, help="Log JSON, one object a line.")
+@logs.log_options
 def run(
     database: str | None,
     app: str | None,
     batch: int,
     webhook: str | None,
     log_level: str | None,
-    log_json: bool,
+    log_json: bool | None,
     **policy: Any,
 ) -> None:
     """Send the messages of committed transactions, until SIGTERM or Ctrl-C.
@@ -126,20 +125,14 @@ def run(
 def _stop_on_signal() -> Iterator[threading.Event]:
     """Yield an event that SIGTERM and Ctrl-C set; a second signal has its default effect."""
     stop = threading.Event()
-    previous_handlers: dict[signal.Signals, Any] = {}
+    with ExitStack() as stack:
 
-    def on_signal(signal_number: int, _: object) -> None:
-        stop.set()
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
+        def on_signal(*_: object) -> None:
+            stop.set()
+            stack.close()
 
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        previous_handlers[signal_number] = signal.signal(signal_number, on_signal)
-    try:
+        stack.enter_context(handling(STOPPING, on_signal))
         yield stop
-    finally:
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
 
 
 def _run_together(

@@ -75,13 +75,7 @@ def _read(parse: str) -> Callable[[click.Context, click.Parameter, str | None], 
 @click.option("--embedded", metavar="DIR", help="Run a Redis as well, on the files of DIR.")
 @click.option("--config", "file", metavar="FILE", help="The configuration file.")
 @click.option("--grace", "grace_s", type=DURATION, help="How long a stop waits.  [10s]")
-@click.option(
-    "--log-level",
-    type=click.Choice(logs.LEVELS),
-    metavar="LEVEL",
-    help="debug, info, warning or error.  [info]",
-)
-@click.option("--log-json", is_flag=True, default=None, help="Log JSON, one object a line.")
+@logs.log_options
 def server(file: str | None, **flags: Any) -> None:
     """Run the server; see HELP."""
     from rmq.server import Server, ServerConfig

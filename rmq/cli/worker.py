@@ -137,13 +137,7 @@ Exit codes; with --processes the largest of them:
     metavar="[HOST]:PORT",
     help="Serve /livez, /readyz and /metrics over HTTP.  [host: 127.0.0.1]",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(logs.LEVELS),
-    metavar="LEVEL",
-    help="debug, info, warning or error.  [info]",
-)
-@click.option("--log-json", is_flag=True, help="Log in JSON, one object a line.")
+@logs.log_options
 @click.option("--check", is_flag=True, help="Import, compare settings with Redis, exit.")
 @click.option(
     "--control-fd",
@@ -166,7 +160,7 @@ def run(
     no_schedules: bool,
     health: tuple[str, int] | None,
     log_level: str | None,
-    log_json: bool,
+    log_json: bool | None,
     check: bool,
     control_fd: int | None,
 ) -> int:
@@ -187,7 +181,8 @@ def run(
         logs.start(log_level, log_json)
         arguments = [f"{_option(name)}={value}" for name, value in given.items()]
         arguments += [f"--topic={name}" for name in topics] + ["--no-schedules"] * no_schedules
-        arguments += [f"--log-level={log_level}"] * bool(log_level) + ["--log-json"] * log_json
+        arguments += [f"--log-level={log_level}"] * bool(log_level)
+        arguments += ["--log-json"] * bool(log_json)
         arguments += ["--json"] * common.json
         return _supervise(common, [module, *arguments], processes or 1, reload, health)
     if no_schedules:

@@ -74,25 +74,22 @@ def row(handler: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+_EXIT_TEXTS = {
+    FINISHED: "stopped; everything that had started was finished",
+    HANDED_BACK: "stopped; the grace time ended, or Redis was away: running messages were handed "
+    "back, and messages that could not be acked are delivered again",
+    STUCK: "stuck: no progress, although there was work; the stacks are above",
+    LIFESPAN_FAILED: "a lifespan failed; the log above says which",
+    RECYCLED: "stopped at a limit, to be replaced; everything that had started was finished",
+}
+
+
 def exit_text(code: int) -> str:
     """Describe how a worker ended."""
-    if code == FINISHED:
-        return "stopped; everything that had started was finished"
-    if code == HANDED_BACK:
-        return (
-            "stopped; the grace time ended, or Redis was away: running messages were handed back, "
-            "and messages that could not be acked are delivered again"
-        )
-    if code == STUCK:
-        return "stuck: no progress, although there was work; the stacks are above"
-    if code == LIFESPAN_FAILED:
-        return "a lifespan failed; the log above says which"
-    if code == RECYCLED:
-        return "stopped at a limit, to be replaced; everything that had started was finished"
     if code > 128:
         with contextlib.suppress(ValueError):
             return f"ended at once, by {signal.Signals(code - 128).name}"
-    return "failed; the reason is above"
+    return _EXIT_TEXTS.get(code, "failed; the reason is above")
 
 
 class WorkerReport:

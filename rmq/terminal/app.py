@@ -266,22 +266,21 @@ def redact(text: str, url: str | None) -> str:
     return text
 
 
+# The first row that fits counts; any other error is ERROR.
+_EXIT_CODES: tuple[tuple[Any, int], ...] = (
+    (click.UsageError, USAGE),
+    (rmq.TopicNotFound | rmq.ScheduleNotFound, NOTHING),
+    (rmq.QueryOwned | rmq.TopicNotEmpty, REFUSED),
+    (rmq.TopicVanished, ERROR),
+    (rmq.ConfigurationError, USAGE),
+    (rmq.Unavailable | rmq.OutcomeUnknown, UNREACHABLE),
+)
+
+
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, Failed):
         return error.code
-    if isinstance(error, click.UsageError):
-        return USAGE
-    if isinstance(error, rmq.TopicNotFound | rmq.ScheduleNotFound):
-        return NOTHING
-    if isinstance(error, rmq.QueryOwned | rmq.TopicNotEmpty):
-        return REFUSED
-    if isinstance(error, rmq.TopicVanished):
-        return ERROR
-    if isinstance(error, rmq.ConfigurationError):
-        return USAGE
-    if isinstance(error, rmq.Unavailable | rmq.OutcomeUnknown):
-        return UNREACHABLE
-    return ERROR
+    return next((code for kinds, code in _EXIT_CODES if isinstance(error, kinds)), ERROR)
 
 
 def _is_output_full(error: BaseException) -> bool:

@@ -6,10 +6,22 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+import click
+
 from rmq.interceptors import JsonFormatter, MessageFilter
 from rmq.terminal import text as terminal_text
+from rmq.terminal.app import with_options
 
 LEVELS = ("debug", "info", "warning", "error")
+log_options = with_options(
+    click.option(
+        "--log-level",
+        type=click.Choice(LEVELS),
+        metavar="LEVEL",
+        help="debug, info, warning or error.  [info]",
+    ),
+    click.option("--log-json", is_flag=True, default=None, help="Log JSON, one object a line."),
+)
 
 
 class Lines(logging.Formatter):
@@ -38,7 +50,7 @@ def _moment(record: logging.LogRecord) -> str:
     return terminal_text.iso(datetime.fromtimestamp(record.created, UTC)) or ""
 
 
-def start(level: str | None, as_json: bool) -> None:
+def start(level: str | None, as_json: bool | None) -> None:
     """Log to stderr, unless the user's module has set up its own logging.
 
     Args:

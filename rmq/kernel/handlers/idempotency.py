@@ -171,9 +171,12 @@ class Claiming:
         yield from settle_with_of(self._delivery).one.flows.claim([self._held])
         return _state(self._held) == FIRST
 
-    @property
-    def _waits(self) -> bool:
-        return _state(self._held) == BUSY
+    def _wait_s(self, error: BaseException | None) -> float | None:
+        """Return for how long the message is handed back, as another delivery has its key."""
+        claim = self._held.claim
+        if error is not None or claim is None or claim.state != BUSY or self._delivery.is_settled:
+            return None
+        return claim.wait_s
 
     def __enter__(self) -> bool:
         won: bool = settle_with_of(self._delivery).run(self._flow())
@@ -185,10 +188,9 @@ class Claiming:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        delivery, claim = self._delivery, self._held.claim
-        if error is None and self._waits and claim is not None and not delivery.is_settled:
-            delivery.release(delay=claim.wait_s)
-        handled: bool = delivery.__exit__(kind, error, trace)
+        if (wait_s := self._wait_s(error)) is not None:
+            self._delivery.release(delay=wait_s)
+        handled: bool = self._delivery.__exit__(kind, error, trace)
         return handled
 
     async def __aenter__(self) -> bool:
@@ -201,10 +203,9 @@ class Claiming:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        delivery, claim = self._delivery, self._held.claim
-        if error is None and self._waits and claim is not None and not delivery.is_settled:
-            await delivery.release(delay=claim.wait_s)
-        handled: bool = await delivery.__aexit__(kind, error, trace)
+        if (wait_s := self._wait_s(error)) is not None:
+            await self._delivery.release(delay=wait_s)
+        handled: bool = await self._delivery.__aexit__(kind, error, trace)
         return handled
 
 
