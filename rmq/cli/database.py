@@ -75,17 +75,12 @@ def create(given: str | None, metadata: sa.MetaData, sql: bool) -> None:
         else:
             click.echo("".join(f"{statement};\n\n" for statement in statements), nl=False)
         return
-    created_by_table = _create_tables(given, metadata)
+    created = _create_tables(given, metadata)
     if common.json:
-        output.document(
-            [
-                {"table": name, "created": was_created}
-                for name, was_created in created_by_table.items()
-            ]
-        )
+        output.document([{"table": name, "created": is_new} for name, is_new in created.items()])
     else:
-        for name, was_created in created_by_table.items():
-            click.echo(f"{name}: {'created' if was_created else 'is there already'}")
+        for name, is_new in created.items():
+            click.echo(f"{name}: {'created' if is_new else 'is there already'}")
 
 
 def _create_tables(given: str | None, metadata: sa.MetaData) -> dict[str, bool]:

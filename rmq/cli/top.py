@@ -20,6 +20,7 @@ from rmq.errors import AccessDenied
 from rmq.features.queries import held as query_flow
 from rmq.features.queries.held import HeldQuery, WatchedQuery
 from rmq.features.topic_admin.cli.listing import read_topics
+from rmq.features.workers.cli import running
 from rmq.kernel.core import process, telemetry
 from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.telemetry import Counts
@@ -355,7 +356,7 @@ class Top:
             for worker in (self.now.workers if self.now else ())
             if self.pattern in " ".join((worker.id, worker.host, *worker.topics))
         ]
-        return sorted(found, key=lambda worker: (-_running(worker), worker.id))
+        return sorted(found, key=lambda worker: (-running(worker), worker.id))
 
     def queries(self) -> list[WatchedQuery]:
         """Return the queries that are shown, those that hold most first."""
@@ -485,17 +486,12 @@ def _query_line(query: WatchedQuery, width: int) -> str:
     return _query_cells(figures, topics, neutral(query.owner or "no driver"), width)
 
 
-def _running(worker: rmq.WorkerStatus) -> int:
-    return sum(handler.running for handler in worker.handlers)
-
-
 def _worker_cells(id: str, host: str, runs: str, oldest: str, handles: str, width: int) -> str:
     head = f"{id:<9} {shorten(host, 18):<18} {runs:>7} {oldest:>7}  "
     return head + shorten(handles, max(8, width - len(head)))
 
 
 def _worker_line(worker: rmq.WorkerStatus, width: int) -> str:
-    running = _running(worker)
     most = sum(handler.concurrency for handler in worker.handlers)
     oldest = span(worker.running[0].seconds * 1000).split(" ")[0] if worker.running else "-"
     busy = [handler for handler in worker.handlers if handler.running]
@@ -504,7 +500,12 @@ def _worker_line(worker: rmq.WorkerStatus, width: int) -> str:
         for handler in busy or worker.handlers
     )
     return _worker_cells(
-        worker.id, neutral(worker.host), f"{running}/{most}", oldest, neutral(handles), width
+        worker.id,
+        neutral(worker.host),
+        f"{running(worker)}/{most}",
+        oldest,
+        neutral(handles),
+        width,
     )
 
 
@@ -528,7 +529,7 @@ def document(top: Top) -> dict[str, Any]:
             for query in top.queries()
         ],
         "workers": [
-            {"id": worker.id, "host": worker.host, "running": _running(worker),
+            {"id": worker.id, "host": worker.host, "running": running(worker),
              "topics": list(worker.topics)}
             for worker in top.workers()
         ],

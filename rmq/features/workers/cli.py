@@ -23,7 +23,8 @@ def _fields(status: rmq.WorkerStatus) -> dict[str, Any]:
     return text.fields(status) | {"handlers": handlers}
 
 
-def _running(status: rmq.WorkerStatus) -> int:
+def running(status: rmq.WorkerStatus) -> int:
+    """Return how many handlers a process runs."""
     return sum(handler.running for handler in status.handlers)
 
 
@@ -53,7 +54,7 @@ def list_workers(topic: str | None) -> None:
     rows = [
         [
             status.id, status.host, str(status.pid), " ".join(status.topics),
-            text.number(_running(status)), _oldest(status),
+            text.number(running(status)), _oldest(status),
             text.span(status.heartbeat_age_s * 1000), status.version,
         ]
         for status in workers
