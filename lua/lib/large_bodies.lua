@@ -63,7 +63,7 @@ end
 -- were `moved` to another slot. Every write here frees memory, until records were removed.
 local function drop_records(slot, records, bodies, ids, moved)
   local names, gone = {}, {}
-  local chunk, large, offloaded = unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded'))
+  local chunk, large, offloaded, released = unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released'))
   if large or offloaded then
     redis.call('HLEN', bodies) -- a wrong type shows before anything is written
     local page = tonumber(chunk or 1)
@@ -90,6 +90,9 @@ local function drop_records(slot, records, bodies, ids, moved)
   end
   if #gone > 0 then
     local first = redis.call('HINCRBY', slot, 'offloaded', #gone) - #gone
+    if tonumber(released or 0) > first then -- written for a slot that was deleted, by a process that was late
+      redis.call('HSET', slot, 'released', first)
+    end
     for i = 1, #gone do
       redis.call('HSET', bodies, 'gone:' .. first + i, gone[i])
     end
