@@ -10,6 +10,7 @@ import pytest
 import rmq
 from rmq.features.topic_admin import flows
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.offloading import Reference
 from rmq.kernel.topic import context
 from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport.blocking import Transport
@@ -431,7 +432,7 @@ def test_topic_whose_objects_would_stay_in_a_store_is_kept_as_it_is(
     keys = SlotKeys("rmq", name, 1)
     with server.raw() as raw:
         raw.hset(keys.slot, "offloaded", 1)
-        raw.hset(keys.bodies, "gone:1", b"reference")
+        raw.hset(keys.bodies, "gone:1", Reference("s3://not-here", f"{name}/1", 9, b"").packed)
         with topic.consumer() as consumer:
             while batch := consumer.receive(100, wait=0.2):
                 if force:
