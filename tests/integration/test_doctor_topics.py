@@ -78,6 +78,36 @@ def test_slot_with_most_messages_is_named(client: rmq.Client) -> None:
     assert "skewed: slot " in one(client, "slot-skew").evidence
 
 
+def test_group_with_most_of_a_backlog_is_named(client: rmq.Client) -> None:
+    topic = client.topic("orders", slots=4, groups=rmq.Groups())
+    topic.send_many([rmq.Outgoing(n, group=f"g{n % 100}") for n in range(800)])
+    assert grave(client, "groups") == [], "less than a thousand"
+    topic.send_many([rmq.Outgoing(n, group=f"g{n % 100}") for n in range(800)])
+    assert grave(client, "groups") == [], "a hundred groups of the same size"
+    topic.send_many([rmq.Outgoing(n, group="tenant") for n in range(400)] * 5)
+
+    finding = one(client, "groups")
+
+    assert "orders: group tenant has 56% of 3600 that wait" in finding.evidence
+    assert finding.fix == "rmq groups ls orders"
+
+
+def test_group_that_a_dead_letter_holds_is_named_until_it_is_released(client: rmq.Client) -> None:
+    topic = client.topic("orders", groups=rmq.Groups(on_dead="hold"))
+    topic.send_many([rmq.Outgoing(n, group=f"my group {n % 2}") for n in range(4)])
+    assert grave(client, "groups") == []
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive()
+        delivery.reject("why")
+
+    finding = one(client, "groups")
+
+    assert f"1 group held by a dead letter: {delivery.group}" in finding.evidence
+    assert finding.fix == f"rmq groups release orders '{delivery.group}'"
+    client.admin.group_release("orders", delivery.group)
+    assert grave(client, "groups") == []
+
+
 def test_head_that_waits_for_its_retry_is_named(client: rmq.Client) -> None:
     topic = client.topic("orders", retry="levels:1h:0")
     topic.send(1)

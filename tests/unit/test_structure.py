@@ -21,8 +21,8 @@ FILES = sorted(
 # private names of other objects, `x._name` where x is not self or cls. Groups are seen and sent
 # wherever messages are: 150 lines more.
 # rmq.Offloaded brought 570 lines and 9 files: a codec, a way in, a way out, removal and a sweep.
-# Groups are steered: 450 lines and 7 files.
-LIMITS = {"lines": 45_750, "files": 376, "private": 76}
+# Groups are steered: 550 lines and 7 files.
+LIMITS = {"lines": 45_850, "files": 376, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,

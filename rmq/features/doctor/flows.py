@@ -50,6 +50,7 @@ CHECKS = (
     Check("slo", "topics whose messages are later than their slo", topics.slo),
     Check("dead-letters", "dead letters that grow", topics.dead_letters),
     Check("paused", "topics that are paused for longer than a day", topics.paused),
+    Check("groups", "groups of messages that hold up others, or wait", topics.groups),
     Check("resizes", "resizes that are not finished", topics.resizes),
     Check("schedules", "schedules that are overdue", topics.schedules),
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rmq.errors import RMQError, TopicVanished
 from rmq.features.doctor.look import MIB, Look, Sight, age, plural, some
+from rmq.features.groups import flows as group_flows
+from rmq.features.groups.scripts import LANE_WIDTH
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
@@ -12,7 +16,7 @@ from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
 from rmq.kernel.core.layout import Resizing
 from rmq.kernel.core.validation import format_duration
-from rmq.kernel.topic import samples, scheduled
+from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scripts
 from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.steps import Flow, Pipeline, RawCommand, is_master_away
 
@@ -30,6 +34,7 @@ UNFINISHED_MS, SERVER_UNFINISHED_MS = 60_000, 5 * 60_000
 UNATTENDED_MS = 10 * 60_000  # while there are some, and no server runs
 RESIZE_PAGES = 500  # of a topic, of 100 records
 MISSED_MS = 60_000
+GROUPS_LOOKED = 5000  # of a topic, for the names of those that are held
 
 
 def readable(look: Look) -> Flow[list[Sight]]:
@@ -284,6 +289,49 @@ def paused(look: Look) -> Flow[list[Sight]]:
             )
             found.append(Sight("warning", text, f"rmq topic resume {topic.name}"))
     return found or [Sight("ok", "no topic is paused for longer than a day")]
+
+
+def groups(look: Look) -> Flow[list[Sight]]:
+    """Groups with more than half of a backlog, and groups that a dead letter holds."""
+    found = []
+    topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
+    for topic in topics[:SLOTS_MOST]:
+        counts, name = topic.total, topic.name
+        if counts["groups_held"]:
+            shown = yield from group_flows.groups(topic.context, "stopped", 1000, 0, GROUPS_LOOKED)
+            names = [state.group for state in shown.groups if state.is_held]
+            text = (
+                f"{name}: {plural(counts['groups_held'], 'group')} held by a dead letter"
+                + (f": {some(names)}" if names else "")
+                + "; redrive or purge the letter first (rmq dlq ls)"
+            )
+            group = shlex.quote(names[0]) if names else "GROUP"
+            found.append(Sight("warning", text, f"rmq groups release {name} {group}"))
+        waiting = counts["retries"] + counts["priority"] + counts["due"]
+        large = (yield from _largest_lane(topic)) if waiting >= SKEW_LEAST else None
+        if large and large[1] > waiting / 2:
+            text = f"{name}: group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
+            found.append(Sight("warning", text, f"rmq groups ls {name}"))
+    return found or [Sight("ok", "no group has most of a backlog or is held by a dead letter")]
+
+
+def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
+    """Return the group that may hold most messages of a topic, and how many of a priority.
+
+    They are side by side in one slot (lua/lib/groups.lua): if they are more than half of all, the
+    one in the middle of the held messages of the fullest slot is among them.
+    """
+    index = max(range(len(topic.slots)), key=lambda slot: topic.slots[slot]["priority"])
+    keys = topic.context.slots[index]
+    held = yield RawCommand("ZCOUNT", "ZCOUNT", keys.store, "-inf", "(0")
+    middle = yield RawCommand("ZRANGE", "ZRANGE", keys.store, held // 2, held // 2)
+    read = (yield topic_scripts.get(keys, keys.id_of(middle[0]))) if middle else None
+    if read is None or read.score >= 0:  # nothing is held any more
+        return None
+    (message,) = reading.messages_of([read], 0, raw=True)
+    low = read.score // LANE_WIDTH * LANE_WIDTH
+    count = yield RawCommand("ZCOUNT", "ZCOUNT", keys.store, low, f"({low + LANE_WIDTH}")
+    return message.group or "", count
 
 
 def resizes(look: Look) -> Flow[list[Sight]]:

@@ -27,7 +27,8 @@ class AsyncGroupAdmin(AsyncAdminPart):
         Args:
             topic: its name.
             sort: "held": those with most held messages first; "oldest": those whose held messages
-                are the oldest; "out"; "name".
+                are the oldest; "out"; "stopped": those that are paused or held by a dead letter;
+                "name".
             limit: how many, 1 to 10 000.
             skip: how many of that order are left out, as those of the page before.
             scan: how many groups are looked at; of more, the list has the first of these.

@@ -41,7 +41,8 @@ def _row(state: GroupState) -> list[str]:
     type=click.Choice(get_args(Sort)),
     default="held",
     show_default=True,
-    help="Most held first, those whose held messages are oldest, most out, or by name.",
+    help="Most held first, those with the oldest held message, most out, those that are paused or "
+    "held by a dead letter, or by name.",
 )
 @click.option("--limit", type=int, default=100, show_default=True, help="How many groups.")
 @click.option("--skip", type=int, default=0, show_default=True, help="How many are left out first.")

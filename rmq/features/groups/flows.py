@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from rmq.errors import DecodeError, InvalidValue
 from rmq.features.groups import scripts
@@ -23,12 +23,13 @@ from rmq.kernel.transport.steps import Flow, Progress, pipeline
 
 SCAN = 100_000  # groups that a list looks at; a slot reads about 100 000 a second
 PURGED = 200  # messages of one call
-Sort = Literal["held", "oldest", "out", "name"]
+Sort = Literal["held", "oldest", "out", "stopped", "name"]
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _SORTS: dict[str, Callable[[GroupState], Any]] = {
     "held": lambda state: (-state.held, state.group),
     "oldest": lambda state: (state.oldest or _NEVER, state.group),
     "out": lambda state: (-state.out, state.group),
+    "stopped": lambda state: (not (state.paused or state.is_held), -state.held, state.group),
     "name": lambda state: (state.group,),
 }
 
@@ -49,8 +50,8 @@ class GroupList(NamedTuple):
 
 def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupList]:
     """Return the first groups of a topic in an order, after `skip` of them."""
-    if sort not in get_args(Sort):
-        raise InvalidValue(f"sort: {sort!r:.80}; give held, oldest, out or name")
+    if sort not in _SORTS:
+        raise InvalidValue(f"sort: {sort!r:.80}; give {', '.join(_SORTS)}")
     check_int(limit, "limit", 1, 10_000)
     check_int(skip, "skip", 0, 1_000_000)
     check_int(scan, "scan", 1, 10_000_000)
@@ -109,33 +110,39 @@ def group_purge(
 ) -> Flow[int]:
     """Delete all messages of a group that wait; return how many, also in a dry run."""
     yield from _open(context)
-    done = 0
+    waiting: list[tuple[SlotKeys, list[bytes]]] = []
     for keys in _slots(context, name):
         page = yield scripts.groups(keys, name=name)
         most = sum(state.held for state in page.groups)  # a producer may go on sending for ever
         lanes = [ScoreRange(*each) for ranges in page.ranges for each in ranges]
-        # Held messages first: those that are out bring them up. Then all that is out, or delayed.
-        for ranges, left in ((lanes, most), ([ScoreRange("0", "+inf")], None)):
-            reader = SlotReader(keys, "store", ranges)
-            while left is None or left > 0:
-                members = yield from reader.read(PURGED)
-                if not members:
-                    break
-                # A lane is another group's once it was empty: the record alone says whose it is.
-                ids = [member.id for member in members if _group_of(member) == name]
-                left = None if left is None else left - len(ids)
-                done += len(ids) if dry_run else (yield from _purge(context, keys, ids))
-                if progress and ids:
-                    progress(done, max(done, most))
+        # Held messages go first: else they would go out in turn. Then what is out, or delayed.
+        ids = yield from _ids_in(keys, name, lanes, most)
+        ids += yield from _ids_in(keys, name, [ScoreRange("0", "+inf")], None)
+        waiting.append((keys, ids))
+    count, done = sum(len(ids) for _, ids in waiting), 0
+    if dry_run:
+        return count
+    for keys, ids in waiting:
+        for at in range(0, len(ids), PURGED):
+            with context.sessions.borrowed() as session:
+                done += yield topic_scripts.purge(keys, session, "store", ids=ids[at : at + PURGED])
+            if progress:
+                progress(done, count)
     return done
 
 
-def _purge(context: TopicContext, keys: SlotKeys, ids: list[bytes]) -> Flow[int]:
-    if not ids:
-        return 0
-    with context.sessions.borrowed() as session:
-        purged: int = yield topic_scripts.purge(keys, session, "store", ids=ids)
-    return purged
+def _ids_in(
+    keys: SlotKeys, name: str, ranges: list[ScoreRange], most: int | None
+) -> Flow[list[bytes]]:
+    """Return the messages of a group in some ranges of scores, `most` at most."""
+    reader, ids = SlotReader(keys, "store", ranges), list[bytes]()
+    while most is None or len(ids) < most:
+        members = yield from reader.read()
+        if not members:
+            break
+        # A lane is another group's once it was empty: the record alone says whose it is.
+        ids += [member.id for member in members if _group_of(member) == name]
+    return ids[:most]
 
 
 def _group_of(member: QueueMember) -> str | None:

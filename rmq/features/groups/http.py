@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
+from rmq.features.groups.flows import Sort
 from rmq.features.groups.scripts import GroupState
 from rmq.kernel.core.access import Role
 from rmq.web.operation import RequestContext, Table, check_confirm
@@ -31,7 +32,7 @@ SCAN = 20_000  # groups that a request looks at
 class GroupsQuery(Request):
     """Which groups are listed: after `skip` of them, in this order."""
 
-    sort: Literal["held", "oldest", "out", "name"] = "held"
+    sort: Sort = "held"
     limit: Limit = 100
     skip: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 

@@ -10,7 +10,13 @@ from rmq.web.problems import ApiError
 PAGES = Pages()
 
 ROWS = 50
-SORTS = {"held": "most held", "oldest": "oldest held", "out": "most out", "name": "name"}
+SORTS = {
+    "held": "most held",
+    "oldest": "oldest held",
+    "out": "most out",
+    "stopped": "stopped",
+    "name": "name",
+}
 DONE = {"pause": "Paused", "resume": "Resumed", "release": "Released"}
 
 

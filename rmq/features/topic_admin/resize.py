@@ -145,8 +145,16 @@ def _check(context: TopicContext, slots: int) -> Flow[None]:
     if settings.layout and settings.layout.resizes >= RESIZES_MAX:
         raise InvalidValue(f"slots: topic {name!r} was resized {RESIZES_MAX} times; that is all")
     for keys in context.slots:
-        audited = yield RawCommand("topic_resize", "HMGET", keys.slot, "audited")
-        if audited[0]:
+        audited, *stopped = yield RawCommand(
+            "topic_resize", "HMGET", keys.slot, "audited", "groups_paused", "groups_held"
+        )
+        if any(int(count or 0) for count in stopped):
+            raise InvalidValue(
+                f"slots: topic {name!r} has groups that are paused or held by a dead letter; a "
+                "resize would wait for their messages. Resume and release them first (rmq groups "
+                f"ls {name} --sort stopped)"
+            )
+        if audited:
             raise InvalidValue(
                 f"slots: topic {name!r} is audited, and numbers belong to a slot; such a topic "
                 "cannot be resized"
