@@ -432,7 +432,8 @@ def test_topic_whose_objects_would_stay_in_a_store_is_kept_as_it_is(
     keys = SlotKeys("rmq", name, 1)
     with server.raw() as raw:
         raw.hset(keys.slot, "offloaded", 1)
-        raw.hset(keys.bodies, "gone:1", Reference("s3://not-here", f"{name}/1", 9, b"").packed)
+        object_name = f"{name}/1/20261128000000-{'0' * 24}"
+        raw.hset(keys.bodies, "gone:1", Reference("s3://not-here", object_name, 9, b"").packed)
         with topic.consumer() as consumer:
             while batch := consumer.receive(100, wait=0.2):
                 if force:
