@@ -314,12 +314,14 @@ def test_a_message_that_ends_without_a_consumer_leaves_no_object(
     assert objects(url) == []
 
 
-def serve(server: Server, name: str) -> None:
-    """Do what the service of `rmq server` does once."""
+def serve(server: Server, name: str, times: int = 1) -> None:
+    """Do what the service of `rmq server` does."""
     with rmq.Client(server.url) as client:
         survey = Survey(client._transport, "rmq")
         survey.run_once()
-        assert Offloading(client._transport, survey).run_once() >= 0
+        service = Offloading(client._transport, survey)
+        for _ in range(times):
+            service.run_once()
 
 
 # --- the sweep -----------------------------------------------------------------------------------
@@ -442,7 +444,12 @@ def test_the_command_asks_counts_and_sweeps(
 
 
 def test_a_store_that_is_away_keeps_its_tombstones(
-    client: rmq.Client, name: str, url: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: rmq.Client,
+    name: str,
+    url: str,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     topic = client.topic(name, slots=1, codec=rmq.Offloaded(url, above=1000))
     remove, failing = offloading.Store.remove, {"now": True}
@@ -456,7 +463,11 @@ def test_a_store_that_is_away_keeps_its_tombstones(
     topic.send_many([rmq.Outgoing(BIG)] * 3)
     with topic.consumer() as consumer:
         consumer.ack(consumer.receive(10, wait=5))
+    serve(server, name, times=2)
     assert len(objects(url)) == 3
+    (line,) = [each.message for each in caplog.records if "gone stay in their" in each.message]
+    assert f"topic {name!r}" in line
+    assert "OSError: no route to host" in line
 
     failing["now"] = False
     serve(server, name)
@@ -473,7 +484,9 @@ def test_two_may_remove_at_once_and_a_page_has_a_limit(
     keys = topic._context.slots[0]
     taken: list[int] = []
     threads = [
-        threading.Thread(target=lambda: taken.append(client._transport.run(tombstones.take(keys))))
+        threading.Thread(
+            target=lambda: taken.append(client._transport.run(tombstones.take(keys)).removed)
+        )
         for _ in range(2)
     ]
     for thread in threads:
@@ -481,7 +494,7 @@ def test_two_may_remove_at_once_and_a_page_has_a_limit(
     for thread in threads:
         thread.join()
     assert (sum(taken), objects(url)) == (40, [])
-    assert client._transport.run(tombstones.take(keys)) == 0
+    assert client._transport.run(tombstones.take(keys)) == (0, "", True)
 
 
 def test_a_reference_that_redis_was_given_opens_nothing_else(

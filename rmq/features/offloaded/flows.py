@@ -52,8 +52,8 @@ def sweep(context: TopicContext, older: Duration, dry_run: bool) -> Flow[SweepRe
         yield from _leave_out_referred(context, found)
     orphans = list(found.values())
     if orphans and not dry_run:
-        gone = yield InThread(partial(offloading.remove_all, orphans))
-        orphans = [orphan for orphan, is_gone in zip(orphans, gone, strict=True) if is_gone]
+        problems = yield InThread(partial(offloading.remove_all, orphans))
+        orphans = [orphan for orphan, why in zip(orphans, problems, strict=True) if not why]
     return SweepResult(len(orphans), sum(orphan.size for orphan in orphans))
 
 

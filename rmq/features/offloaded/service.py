@@ -6,23 +6,48 @@ consumers die.
 
 from __future__ import annotations
 
-from rmq.kernel.core import offloading
+import logging
+import time
+
 from rmq.kernel.topic import tombstones
-from rmq.web.survey import SurveyedService
+from rmq.kernel.transport.blocking import Transport
+from rmq.web.survey import Survey, SurveyedService
+
+log = logging.getLogger("rmq")
+
+UNUSED_S = 300.0  # between two looks at a slot that has had no offloaded body
 
 
 class Offloading(SurveyedService):
-    """Removes the objects of all tombstones, if this process has a store."""
+    """Removes the objects of all tombstones; logs once for each topic why it cannot."""
 
     name = "offloading"
     every_s = 15.0
 
+    def __init__(self, transport: Transport, survey: Survey) -> None:
+        super().__init__(transport, survey)
+        self._unused_until: dict[tuple[bytes, bytes], float] = {}  # by slot and stamp
+        self._reported: set[str] = set()  # topics whose objects cannot be removed
+
     def run_once(self) -> int:
         """Remove what is due; return how many objects."""
-        removed = 0
-        if offloading.known_stores():
-            for name, counts in self._survey.topics.items():
-                with self._unless_deleted(name):
-                    for keys in counts.context.slots:
-                        removed += self._transport.run(tombstones.take(keys))
+        removed, now = 0, time.monotonic()
+        self._unused_until = {key: at for key, at in self._unused_until.items() if at > now}
+        for name, counts in self._survey.topics.items():
+            problem = ""
+            with self._unless_deleted(name):
+                for keys in counts.context.slots:
+                    if (keys.slot, keys.created) in self._unused_until:
+                        continue
+                    taken = self._transport.run(tombstones.take(keys))
+                    removed += taken.removed
+                    problem = problem or taken.problem
+                    if not taken.is_used:
+                        self._unused_until[keys.slot, keys.created] = now + UNUSED_S
+            if problem and name not in self._reported:
+                log.warning(
+                    "topic %r: bodies of messages that are gone stay in their store: %s",
+                    name, problem,
+                )  # fmt: skip
+            (self._reported.add if problem else self._reported.discard)(name)
         return removed

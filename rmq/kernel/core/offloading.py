@@ -242,14 +242,14 @@ def read_all(references: Sequence[Reference], limit: int) -> list[bytes | Decode
     return _each(read, references)
 
 
-def remove_all(references: Sequence[Reference]) -> list[bool]:
-    """Remove objects; return of each whether it is gone now."""
+def remove_all(references: Sequence[Reference]) -> list[str]:
+    """Remove objects; return of each why it is there still, or '' for one that is gone."""
 
-    def remove(reference: Reference) -> bool:
+    def remove(reference: Reference) -> str:
         try:
             _store_of(reference).remove(reference.name)
-        except Exception:  # the tombstone, or the sweep, is for the next attempt
-            return False
-        return True
+        except Exception as error:  # the tombstone, or the sweep, is for the next attempt
+            return f"{type(error).__name__}: {error!s:.300}"
+        return ""
 
     return _each(remove, references)

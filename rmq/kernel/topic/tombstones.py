@@ -7,7 +7,9 @@ process that dies leaves is done by the next one. Removing twice does no harm.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 from rmq.errors import DecodeError
 from rmq.kernel.core import offloading
@@ -19,8 +21,22 @@ FIELD = b"gone:"  # of `bodies`, then a number
 PAGE = 100
 
 
-def take(keys: SlotKeys) -> Flow[int]:
-    """Remove the objects that a slot has tombstones of; return how many.
+class Taken(NamedTuple):
+    """What became of the tombstones of a slot.
+
+    Attributes:
+        removed: how many objects were removed.
+        problem: why others were not; '': none is left.
+        is_used: whether the slot has had offloaded bodies.
+    """
+
+    removed: int
+    problem: str
+    is_used: bool
+
+
+def take(keys: SlotKeys) -> Flow[Taken]:
+    """Remove the objects that a slot has tombstones of.
 
     Those whose store is away, or not known here, keep their tombstones.
     """
@@ -30,32 +46,21 @@ def take(keys: SlotKeys) -> Flow[int]:
         first = int(taken or 0) + 1
         names = [FIELD + b"%d" % n for n in range(first, int(newest or 0) + 1)[:PAGE]]
         if not names:
-            return removed
+            return Taken(removed, "", newest is not None)
         found = yield RawCommand("tombstones", "HMGET", keys.bodies, *names)
-        references = {
-            name: reference
-            for name, packed in zip(names, found, strict=True)
-            if packed is not None and (reference := _reference(packed)) is not None
-        }
-        gone = yield InThread(partial(offloading.remove_all, list(references.values())))
-        left = {name for name, is_gone in zip(references, gone, strict=True) if not is_gone}
-        done = [
-            name
-            for name, packed in zip(names, found, strict=True)
-            if packed is not None and name not in left
-        ]
+        there = {name: packed for name, packed in zip(names, found, strict=True) if packed}
+        references: dict[bytes, Reference] = {}
+        for name, packed in there.items():
+            with suppress(DecodeError):  # it names no object
+                references[name] = Reference.read(packed)
+        remove = partial(offloading.remove_all, list(references.values()))
+        problems = dict(zip(references, (yield InThread(remove)), strict=True))
+        done = [name for name in there if not problems.get(name)]
         if done:
             removed += yield RawCommand("tombstones", "HDEL", keys.bodies, *done)
-        passed = min(map(names.index, left), default=len(names))
+        left = [at for at, name in enumerate(names) if problems.get(name)]
+        passed = min(left, default=len(names))
         if passed:
             yield RawCommand("tombstones", "HSET", keys.slot, "released", first - 1 + passed)
         if left:
-            return removed
-
-
-def _reference(packed: bytes) -> Reference | None:
-    """Return a reference; None: it is damaged, and names no object."""
-    try:
-        return Reference.read(packed)
-    except DecodeError:
-        return None
+            return Taken(removed, problems[names[left[0]]], True)
