@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import rmq
 from rmq.errors import InvalidValue
 from tests.integration.driven import both_clients
+from tests.patience import wait_for
 
 
 def with_groups(api: Any, name: str, count: int = 3, **groups: Any) -> Any:
@@ -163,3 +165,21 @@ def test_staged_messages_of_a_group_have_no_other_slot_basis(api: Any, name: str
 def test_a_schedule_has_no_group(api: Any, name: str) -> None:
     with pytest.raises(InvalidValue, match="group: a schedule is in slot 0"):
         api.topic(name).every("daily", every=60, group="a")
+
+
+def test_a_worker_runs_groups_side_by_side_and_each_in_order(client: rmq.Client, name: str) -> None:
+    topic = client.topic(name, groups=rmq.Groups())
+    together, handled = threading.Barrier(2, timeout=20), list[str]()
+
+    @topic.handler(ordered=True, concurrency=4)
+    def handle(step: int, d: rmq.Delivery) -> None:
+        if step == 0:
+            together.wait()  # both groups are at work, of one slot
+        handled.append(f"{d.group}{step}")
+
+    topic.send_many([rmq.Outgoing(n, group=group) for n in range(5) for group in "ab"])
+    with rmq.Worker(client, heartbeat="thread"):
+        wait_for(lambda: len(handled) == 10)
+
+    for group in "ab":
+        assert [each for each in handled if each[0] == group] == [f"{group}{n}" for n in range(5)]

@@ -219,7 +219,14 @@ local map = cmsgpack.unpack('\\130\\166tenant\\161a\\161b\\218\\0\\1c')
 local long = cmsgpack.unpack('\\222\\0\\1\\161a\\161b')
 local byte = struct.pack('>I2BI2', 258, 200, 65535)
 local c, d, e, after = struct.unpack('>I2BI2', byte .. '.')
-return { byte, c, d, e, after, packed, a, b, at,
+local doubles = {}
+local numbers = { 0, 1, -1, 64 / 3, -0.1, 1073741824.5, 9007199254740993, 2 ^ 1000, 1e-300 }
+for i, n in ipairs(numbers) do
+  local text = struct.pack('>BdBc4I3', 1, n, 2, 'some', 70000)
+  local first, read, second, some, last = struct.unpack('>BdBc4I3', text)
+  doubles[i] = { text, first, string.format('%.17g', read), second, some, last }
+end
+return { doubles, byte, c, d, e, after, packed, a, b, at,
   struct.pack('>I4', 4294967295), again, map.tenant, map.b, long.a }
 """
 
