@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Sequence
@@ -46,17 +47,23 @@ class Life:
         # While a batch of a slot in order is in flight, nothing is taken there: a topic for each.
         names = [f"{name}-{n}" for n in range(calls if self.ordered else 1)]
         self.topics = [
-            self.client.topic(name, codec=self.codec, slots=self.slots) for name in names
+            self.client.topic(name, codec=self.codec, slots=self.slots, **self.topic_settings())
+            for name in names
         ]
         self.consumers = [topic.consumer(ordered=self.ordered) for topic in self.topics]
         for topic in self.topics:
             topic.open()
             waiting = max(200, self.backlog // len(names))  # more than fit into a listpack
-            topic.send_many([self.waiting_message() for _ in range(waiting)])
+            for left in range(waiting, 0, -10_000):
+                topic.send_many([self.waiting_message() for _ in range(min(left, 10_000))])
 
     def interceptors(self) -> Sequence[rmq.Interceptor]:
         """Return the client's interceptors."""
         return ()
+
+    def topic_settings(self) -> dict[str, Any]:
+        """Return settings of the topic besides."""
+        return {}
 
     def waiting_message(self) -> Outgoing:
         """Return a message of the backlog."""
@@ -242,6 +249,61 @@ class Ordered(Life):
     ordered = True
 
 
+class Grouped(Life):
+    """Messages of ordered groups; a batch has one of each of k groups, of those that wait."""
+
+    kind = "groups"
+    groups, each = 1000, 20
+    setting = rmq.Groups()
+
+    def __init__(self, url: str, name: str, k: int, calls: int) -> None:
+        self.turn = itertools.count()
+        # Each step of it is prime to the number of groups, so that neighbours are far apart.
+        self.step = 7919 if self.groups > 1 else 1
+        self.backlog = self.groups * self.each
+        super().__init__(url, name, k, calls)
+
+    def topic_settings(self) -> dict[str, Any]:
+        """Return the settings of the topic."""
+        return {"groups": self.setting}
+
+    def waiting_message(self) -> Outgoing:
+        """Return a message of the next group."""
+        number = next(self.turn) * self.step % self.groups
+        return Outgoing(self.body(), group=f"customer-{number:07}")
+
+    def send(self, call: int) -> None:
+        """Send k messages in one call."""
+        if self.k == 1:
+            out = self.waiting_message()
+            self.topics[0].send(out.body, group=out.group)
+        else:
+            self.topics[0].send_many([self.waiting_message() for _ in range(self.k)])
+
+    def settle_all(self) -> None:
+        """Take and settle the messages of a round, a group's one after the other."""
+        left = self.count
+        while left:
+            taken = self.consumers[0].receive(min(250, left))
+            self.consumers[0].ack(taken)
+            left -= len(taken)
+
+
+class OneGroup(Grouped):
+    """Messages of one group, all of which may be out."""
+
+    kind = "one group"
+    groups, each = 1, BACKLOG
+    setting = rmq.Groups(order=False, concurrency=1000)
+
+
+class ManyGroups(Grouped):
+    """Messages of 100 000 groups."""
+
+    kind = "many groups"
+    groups, each = 100_000, 2
+
+
 class Nack(Life):
     """Deliveries given back as failed, to be retried at once."""
 
@@ -397,7 +459,8 @@ class Stream(Bare):
 
 
 LIVES: tuple[type[Life], ...] = (
-    Life, Nack, Release, Publish, Query, Json, Timed, Merged, Audited, Ordered, Bare, Stream,
+    Life, Nack, Release, Publish, Query, Json, Timed, Merged, Audited, Ordered, Grouped,
+    OneGroup, ManyGroups, Bare, Stream,
 )  # fmt: skip
 KINDS = tuple(dict.fromkeys(life.kind for life in LIVES))
 VERBS = tuple(dict.fromkeys(verb for life in LIVES for verb in life.verbs))

@@ -1,5 +1,6 @@
 -- Limits of what a call may ask for, and of what a script does at once.
 local MOST = 1000 -- messages, deliveries, or whatever else one call is about
+local GROUPED_MOST = 250 -- messages that come into their groups in one call
 local QUERY_MOST = 4000 -- messages of a query that one call takes, settles or hands out by their ids alone; Lua unpacks 7999
 local NUMBER_MOST = 9e15 -- counters, times and other whole numbers: exact in a double
 local EXACT_MOST = 9007199254740991 -- 2^53 - 1: the largest whole number below which all are exact in a double

@@ -19,7 +19,7 @@ local function note_retries_left(failures, batch, before, retries_left, max_retr
 end
 
 -- Pick due messages. One that has a priority does not go at once: it joins its priority as the newest there. So does one without
--- a priority, where `timed_priority` of the topic says which one it joins. At most MOST join in one call. `page`: the first due
+-- a priority, where `timed_priority` of the topic says which one it joins. At most MOST join in one call, and fewer their groups. `page`: the first due
 -- messages with their scores; `past`: the end of their range. Returns the ids, and how many joined their priority.
 --- @inline
 local function pick_due(slot, store, records, fields, page, past, limit)
@@ -30,6 +30,7 @@ local function pick_due(slot, store, records, fields, page, past, limit)
   --- @include "lib/writes"
   local DUE_PAGE = 100 -- of further pages: where many join, a page of what is still missing would be one message
   local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
+  local most = fields[GROUPED] and GROUPED_MOST or MOST -- that join
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
   local order = restarted_order(store, tonumber(fields[ORDER] or 0))
   local enter, write_heads
@@ -60,7 +61,7 @@ local function pick_due(slot, store, records, fields, page, past, limit)
         order = order + 1
         joining[#joining + 1], joining[#joining + 2] = ordered_score(priority, order), id
       end
-      full = #ids >= limit or #joining >= 2 * MOST or bytes >= READ_BYTES
+      full = #ids >= limit or #joining >= 2 * most or bytes >= READ_BYTES
       if full then
         break
       end

@@ -384,8 +384,9 @@ class QueryFlows:
         context, slots, sizes = self.context, self.context.slots, batch or {}
         total = missing = 0
         since = {index: end - sizes.get(index, 0) for index, end in upto.items()}
+        most = context.settings.call_max if context.settings.groups else CALL_MOST
         left = {
-            index: min(CALL_MOST, sizes.get(index, CALL_MOST) or 1)
+            index: min(most, sizes.get(index, most) or 1)
             for index, end in upto.items()
             if end > 0 and index < len(slots)
         }
@@ -394,7 +395,7 @@ class QueryFlows:
             for part in _in_pipelines(left):
                 calls = [
                     scripts.query_settle(
-                        context, slots[index], self.lease, since[index], upto[index], CALL_MOST
+                        context, slots[index], self.lease, since[index], upto[index], most
                     )
                     for index, _ in part
                 ]
@@ -403,7 +404,7 @@ class QueryFlows:
                     total += reply.settled
                     self.read_bytes += reply.bytes
                     if reply.left > 0:
-                        again[index] = min(CALL_MOST, reply.left)
+                        again[index] = min(most, reply.left)
                     else:
                         missing += reply.missing
             left = again

@@ -98,7 +98,8 @@ def _ready(context: TopicContext) -> Flow[Settings]:
 
 def _entry_max(settings: Settings) -> int:
     """Return the messages of one entry: more than a slot's share of max_length never fit."""
-    return min(BATCH_MAX, -(-settings.max_length // settings.slots) or BATCH_MAX)
+    most = settings.call_max
+    return min(most, -(-settings.max_length // settings.slots) or most)
 
 
 class StageFlows:

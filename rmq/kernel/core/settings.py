@@ -33,6 +33,7 @@ from rmq.kernel.core.validation import (
 FORMAT = 6
 LEASE_MIN_MS, LEASE_MAX_MS = 1_000, 12 * 3_600_000
 BATCH_MAX = 1_000
+GROUPED_MAX = 250  # messages of a topic with groups in one call: as much work as 1000 others
 BODY_CEILING = 16 * 1024 * 1024
 COLLECT_MAX = 256 * 1024  # bytes of a list that still grows: every merge writes all of it again
 CALL_BYTES = 4 * 1024 * 1024  # of bodies in one call of several: Redis stands still for it
@@ -266,6 +267,11 @@ class Settings:
                 "time; leave ordered out, or create a topic with groups=rmq.Groups(order=True)"
             )
         return False
+
+    @property
+    def call_max(self) -> int:
+        """How many messages one call stores or settles."""
+        return GROUPED_MAX if self.groups else BATCH_MAX
 
     @property
     def all_slots(self) -> int:

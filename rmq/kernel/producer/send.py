@@ -295,7 +295,7 @@ def _send_once(
     try:
         # A send that may raise NotDurable names ids that its caller may send again.
         level = context.settings.durability if override is None else override.level
-        group_messages(context, messages, groups, kept=level is not None)
+        group_messages(context, messages, groups, context.settings.call_max, kept=level is not None)
         if not groups:
             return results
         if producer_sequence is not None:
