@@ -165,7 +165,7 @@ if head ~= '' then
   if is_large(head) and not large then
     fail('BODY', bodies)
   end
-  if known and not fields[GROUPS] then
+  if known then
     --- @include "lib/store_uniform"
     accepted = store_uniform(KEYS, fields, head, members, function(from)
       return ARGV, BEFORE + from

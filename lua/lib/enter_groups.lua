@@ -2,13 +2,24 @@
 --- @include "lib/groups"
 
 -- Two functions for messages that are new. The first one takes the position, the id and the priority of one; the second one writes
--- all that follows, and returns whether messages went out. `given`: from at + 1 on, as store_messages has them.
-local function entering_groups(slot, store, setting, given, at, count)
+-- all that follows, and returns whether messages went out. `rests`: what follows the acceptance number of each, at before + step,
+-- before + 2 * step and so on; `head`: that of all of them, or nil: each stands before the rest.
+local function entering_groups(slot, store, setting, head, rests, before, count, step)
   local groups, names, weights, shares = open_groups(slot, store, setting), {}, {}, {}
+  local flags, byte = string.byte(head or '', 1) or 0, string.byte
   restart_groups(groups)
   for i = 1, count do
-    local head = given[at + count + 2 * i - 1]
-    names[i], weights[i], shares[i] = group_of_rest(string.byte(head, 1) or 0, given[at + count + 2 * i])
+    local rest = rests[before + step * i]
+    if not head then
+      flags = byte(rests[before + step * i - 1], 1) or 0
+    end
+    local name
+    name = plain_group(flags, rest, 1)
+    if name then
+      names[i], weights[i] = name, 1
+    else
+      names[i], weights[i], shares[i] = group_of_rest(flags, rest)
+    end
   end
   load_groups(groups, names)
   return function(i, id, priority)
@@ -16,6 +27,15 @@ local function entering_groups(slot, store, setting, given, at, count)
   end, function()
     return write_groups(groups)
   end
+end
+
+-- Let new messages of one head and priority come in.
+local function enter_all(slot, store, setting, head, rests, before, members, priority)
+  local enter, write_heads = entering_groups(slot, store, setting, head, rests, before, #members, 1)
+  for i = 1, #members do
+    enter(i, members[i], priority)
+  end
+  write_heads()
 end
 
 -- The same for messages whose time has come, or, with `dead`, for dead letters that come in again: the first function takes the

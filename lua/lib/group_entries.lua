@@ -7,7 +7,7 @@ local LANES, LANE_STEP, LANE_TRIES = 2097152, 1296573, 100 -- 2^21; prime to tha
 local LANE_FIRST = 2147483648 -- the place of the first message in a lane: 2^31, so that there is room before it
 local LANE_BYTES = 10 -- of one that is not the first of its group: priority, lane, place of the next message
 local UNGROUPED_MOST = 1000 -- messages without a group that are out
-local FRONT_MOST = 4 -- members
+local FRONT_MOST = 8 -- members
 local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry; MORE: the first lane has more than the front
 -- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its priority; of the first lane priority
 -- (0: none), number and place of the next message; sizes of what follows: the share's name, the front. Then the other lanes.

@@ -157,7 +157,7 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   local n, scores, new_records, earliest, at_once, duplicates, expires, coded, enter, write_heads
   if fields[GROUPS] then
     --- @include "lib/enter_groups"
-    enter, write_heads = entering_groups(slot, store, fields[GROUPS], given, at, count)
+    enter, write_heads = entering_groups(slot, store, fields[GROUPS], nil, given, at + count, count, 2)
   end
   n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires, coded =
     make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)

@@ -43,8 +43,8 @@ end
 
 -- Store messages of one head without times, whose ids are new: the stamps follow each other (lib/run_members). The
 -- sender made them for this call, so they are new unless an earlier copy of it has stored them. The first and the last
--- of them show that; where one of them is here, and where the slot has a capacity or groups, nothing is stored, and the caller
--- looks up each of them. Returns the acceptance number of the last one, or nil.
+-- of them show that; where one of them is here, and where the slot has a capacity, nothing is stored, and the caller looks up
+-- each of them. Returns the acceptance number of the last one, or nil.
 --   keys: as send.lua has them
 --   fields: of read_store_fields
 --   bodies_of: a function (from, to) of positions; returns a table and the place in it before the first body
@@ -59,15 +59,22 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
   end
   local accepted, order, front = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
   local stored = redis.call('HMGET', records, members[1], members[count])
-  if tonumber(fields[CAPACITY]) > 0 or fields[GROUPS] or stored[1] or stored[2] then
+  if tonumber(fields[CAPACITY]) > 0 or stored[1] or stored[2] then
     return nil
   end
   local old_front = front
   order = restarted_order(store, order)
   front = restarted_front(store, front)
 
-  local scores = ordered_scores(priority, order, members, count)
-  add_members(store, scores, count)
+  if fields[GROUPS] then
+    --- @include "lib/enter_groups"
+    local rests, before = bodies_of(1, count)
+    enter_all(slot, store, fields[GROUPS], head, rests, before, members, priority)
+  else
+    local scores = ordered_scores(priority, order, members, count)
+    add_members(store, scores, count)
+    order = order + count
+  end
   local bytes, stem = ready_bytes(accepted + 1, count), nil
   local coded = string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
   for at = 0, count - 1, BLOCK do
@@ -87,7 +94,7 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
       coded = not note_offloaded(slot, new_records)
     end
   end
-  redis.call('HSET', slot, 'accepted', accepted, 'order', order + count)
+  redis.call('HSET', slot, 'accepted', accepted, 'order', order)
   if front ~= old_front then
     redis.call('HSET', slot, 'front', front)
   end
