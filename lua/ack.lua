@@ -62,12 +62,14 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
       text, vtime, waiting = unpack(redis.call('HMGET', slot, '/' .. name, 'vtime', 'waiting'))
     end
     if text then
-      local done, entry, following, following_score
-      done, entry, following, following_score = entry_without(text, tonumber(vtime or 0), id)
+      local done, entry, following, priority, tag
+      done, entry, following, priority, tag = entry_without(text, tonumber(vtime or 0), id)
       if done then
         redis.call('HDEL', records, id)
         redis.call('ZREM', prepare, id)
         if following then
+          local following_score, _, exponent = nil, math.frexp(priority)
+          following_score = tagged_text(priority, math.ldexp(1, exponent - 53), tag)
           redis.call('ZADD', KEYS[10], 'XX', following_score, following)
           redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1', '/' .. name,
             entry)

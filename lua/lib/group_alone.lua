@@ -52,27 +52,37 @@ local function held_entry(text, new_lane, id, priority)
 end
 
 -- What follows where the message of an ordered group that is out leaves: (true, or false where lib/groups has to see to it; the
--- entry of its group, nil where nothing is left of it; the next one and its score, or nil).
+-- entry of its group, nil where nothing is left of it; the next one, or nil; its priority and tag).
 --- @inline
 local function entry_without(text, vtime, id)
-  local flags, finish, weight, member, _, priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
-  local in_front, done, entry, following, score = string.sub(text, GROUP_ENTRY_BYTES + 1), false, nil, nil, nil
-  if flags % MORE == SINGLE and share == 0 and front == #in_front and member == id then
+  local flags, finish, weight, member, head, priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
+  local done, entry, following, tag = false, nil, nil, vtime
+  if flags % MORE == SINGLE and share == 0 and member == id and #text == GROUP_ENTRY_BYTES + front then
     if priority == 0 then
       done = true
     elseif front > 0 then
-      local head, _, exponent = priority, math.frexp(priority)
-      local step = UNIT / weight
-      done, following, in_front = true, string.sub(in_front, 1, MEMBER), string.sub(in_front, MEMBER + 1)
-      finish = math.min(finish, vtime + 2 * step)
-      score = string.format('%d.%016d', head,
-        (0.5 - math.ldexp(math.floor(math.max(vtime, finish)), exponent - 53)) * 1e16 + 0.5)
+      local in_front, step, late = string.sub(text, GROUP_ENTRY_BYTES + MEMBER + 1), UNIT / weight, vtime - UNIT
+      done, following, head = true, string.sub(text, GROUP_ENTRY_BYTES + 1, GROUP_ENTRY_BYTES + MEMBER), priority
+      if finish > vtime + 2 * step then
+        finish = vtime + 2 * step
+      end
+      if finish > vtime then
+        tag = finish - finish % 1
+      end
       if front == MEMBER and flags < MORE then
         priority, lane, place = 0, 0, 0
       end
-      entry = struct.pack(GROUP_ENTRY, flags, math.max(finish, vtime - UNIT) + step, weight, following, head, priority, lane,
-        place, 0, #in_front) .. in_front
+      finish = (finish > late and finish or late) + step
+      entry = struct.pack(GROUP_ENTRY, flags, finish, weight, following, head, priority, lane, place, 0, front - MEMBER) .. in_front
     end
   end
-  return done, entry, following, score
+  return done, entry, following, head, tag
+end
+
+-- A score by the step of its priority (2^(exponent - 53)), and its tag: lib/score makes the same digits.
+--- @inline
+local function tagged_text(priority, step, tag)
+  local score
+  score = string.format('%d.%016d', priority, (0.5 - tag * step) * 1e16 + 0.5)
+  return score
 end

@@ -226,25 +226,38 @@ local function go_before(groups, entry, id, priority)
   return true
 end
 
+-- The step of the scores of a priority; that of the last one is remembered.
+--- @inline
+local function step_of(groups, priority)
+  if groups.priority ~= priority then
+    local _, exponent = math.frexp(priority)
+    groups.priority, groups.step = priority, math.ldexp(1, exponent - 53)
+  end
+  return groups.step
+end
+
 -- Let a message of an ordered group come in as most do; return whether it did. `text`: of its entry, or false.
+--- @inline
 local function enter_plainly(groups, name, text, id, priority)
-  local score
+  local score, entry
   if text then
-    local lane, entry = 0, nil
+    local lane = 0
     if string.sub(text, LANE_AT, LANE_AT + 2) == NO_LANE then
       lane = free_lane(groups)
     end
     score, entry = held_entry(text, lane, id, priority)
-    groups.entries[name] = entry or text
   else
-    local entry, tag
+    local tag, step
     groups.count = groups.count + 1
     entry, tag = first_entry(groups.count, groups.vtime, id, priority)
-    score = ordered_text(priority, math.floor(tag))
-    groups.entries[name], groups.moved, groups.pending[id] = entry, groups.moved + 1, true
+    step = step_of(groups, priority)
+    score = tagged_text(priority, step, tag - tag % 1)
+    groups.moved, groups.pending[id] = groups.moved + 1, true
   end
   if score then
-    groups.add[#groups.add + 1], groups.add[#groups.add + 2] = score, id
+    local add = groups.add
+    add[#add + 1], add[#add + 2] = score, id
+    groups.entries[name] = entry
     touch(groups, name)
   end
   return score
@@ -253,9 +266,12 @@ end
 -- Let a message of a group come in, new or due: it goes out, or is held behind those that are. Its entry was loaded.
 local function enter_group(groups, name, weight, share, id, priority)
   local known = groups.entries[name]
-  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table'
-      and enter_plainly(groups, name, known, id, priority) then
-    return
+  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table' then
+    local score
+    score = enter_plainly(groups, name, known, id, priority)
+    if score then
+      return
+    end
   end
   local entry = entry_in(groups, name) or new_entry(groups, name, weight, share)
   entry.weight = weight
@@ -292,7 +308,9 @@ local function leave_group(groups, name, id, died)
   else
     left[#left + 1] = id
   end
-  groups.died[name] = groups.died[name] or died
+  if died then
+    groups.died[name], groups.unusual = true, groups.unusual or groups.hold_dead
+  end
 end
 
 -- Note that a held message is no more.
@@ -301,7 +319,7 @@ local function leave_lane(groups, name)
     groups.departed[name] = {}
     groups.departing[#groups.departing + 1] = name
   end
-  groups.lost[name] = true
+  groups.lost[name], groups.unusual = true, true
 end
 
 -- Let held messages go out beyond the front, as many as `need`; fill the front again.
@@ -441,16 +459,20 @@ local function reduce_group(groups, entry, left)
 end
 
 -- Let the next one of a group go out where one message has left, as most do; return whether it was so.
+--- @inline
 local function follow_plainly(groups, name, text, id)
-  local done, entry, following, score
-  done, entry, following, score = entry_without(text, groups.vtime, id)
+  local done, entry, following, priority, tag
+  done, entry, following, priority, tag = entry_without(text, groups.vtime, id)
   if done then
     groups.entries[name] = entry or false
     touch(groups, name)
   end
   if following then
-    groups.move[#groups.move + 1], groups.move[#groups.move + 2] = score, following
-    groups.moved = groups.moved + 1
+    local step, score
+    step = step_of(groups, priority)
+    score = tagged_text(priority, step, tag)
+    local move = groups.move
+    move[#move + 1], move[#move + 2], groups.moved = score, following, groups.moved + 1
   end
   return done
 end
@@ -462,9 +484,11 @@ local function settle_groups(groups)
   for i = 1, #names do
     local name = names[i]
     local text, left = groups.entries[name], groups.departed[name]
-    local is_plain = type(text) == 'string' and type(left) == 'string' and not groups.lost[name]
-      and not (groups.died[name] and groups.hold_dead)
-    if text and not (is_plain and follow_plainly(groups, name, text, left)) then
+    local done = not text
+    if text and type(text) == 'string' and type(left) == 'string' and not groups.unusual then
+      done = follow_plainly(groups, name, text, left)
+    end
+    if not done then
       local entry = entry_in(groups, name)
       reduce_group(groups, entry, left)
       touch(groups, name)

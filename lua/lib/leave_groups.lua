@@ -21,7 +21,11 @@ local function leaving_groups(slot, store, records, ids, dead, later, scores)
     for i = 1, #batch do
       at = at + 1
       local id, score = ids[at], scores and tonumber(scores[at]) or PRIORITY_MIN
-      local name = group_of(batch[i])
+      local name
+      name = plain_group(string.byte(batch[i] or '', 1) or 0, batch[i] or '', FIXED + 1)
+      if not name then
+        name = group_of(batch[i])
+      end
       local ordered = groups.ordered and name ~= ''
       local stays_out = ordered and later and later[id]
       -- Of those that wait for their time, only the retry of an ordered group is out.

@@ -19,8 +19,8 @@ local function note_retries_left(failures, batch, before, retries_left, max_retr
 end
 
 -- Pick due messages. One that has a priority does not go at once: it joins its priority as the newest there. So does one without
--- a priority, where `timed_priority` of the topic says which one it joins. At most MOST join in one call, and fewer their groups. `page`: the first due
--- messages with their scores; `past`: the end of their range. Returns the ids, and how many joined their priority.
+-- a priority, where `timed_priority` of the topic says which one it joins. At most MOST join in one call, and fewer
+-- their groups. `page`: the first due messages with their scores; `past`: the end of their range. Returns the ids, and how many joined their priority.
 --- @inline
 local function pick_due(slot, store, records, fields, page, past, limit)
   --- @include "lib/check"
