@@ -20,7 +20,8 @@ end
 
 -- Pick due messages. One that has a priority does not go at once: it joins its priority as the newest there. So does one without
 -- a priority, where `timed_priority` of the topic says which one it joins. At most MOST join in one call, and fewer
--- their groups. `page`: the first due messages with their scores; `past`: the end of their range. Returns the ids, and how many joined their priority.
+-- their groups. `page`: the first due messages with their scores; `past`: the end of their range. Returns the ids, and how
+-- many joined their priority.
 --- @inline
 local function pick_due(slot, store, records, fields, page, past, limit)
   --- @include "lib/check"
