@@ -74,6 +74,17 @@ def test_an_encrypted_body_is_shown_where_the_server_has_the_key(
     assert read["unreadable"] == ""
 
 
+def test_an_offloaded_body_is_shown_as_its_reference(api: Ask, client: rmq.Client) -> None:
+    pytest.importorskip("fsspec")
+    topic = client.topic("mail", codec=rmq.Offloaded("memory://shown", above=100))
+    sent = topic.send({"card": SECRET * 9})
+
+    unread = shown(api, sent.id)
+    assert unread["body"]["kind"] == "base64"
+    assert "its body of 147 bytes, memory://shown/mail/" in unread["unreadable"]
+    assert "is in a store (rmq.Offloaded)" in unread["unreadable"]
+
+
 def test_a_body_of_an_unknown_codec_is_shown_as_bytes(api: Ask, client: rmq.Client) -> None:
     topic = client.topic("mail", codec=Shouting())
     sent, odd = topic.send("hello"), topic.send("odd")
