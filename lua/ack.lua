@@ -73,6 +73,9 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
           redis.call('ZADD', KEYS[10], 'XX', following_score, following)
           redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1', '/' .. name,
             entry)
+        elseif entry then
+          redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1', '/' .. name,
+            entry)
         else
           redis.call('HDEL', slot, '/' .. name)
           redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')

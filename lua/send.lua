@@ -89,11 +89,16 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
         local text, vtime
         text, vtime, lane, count = unpack(redis.call('HMGET', slot, '/' .. name, 'vtime', 'lane', 'groups_made'))
         vtime, lane, count, is_held = tonumber(vtime or 0), tonumber(lane or 0), tonumber(count or 0), text
-        if not text and vtime < GROUPS_RESTART and string.sub(grouped, 1, 2) == '1:' then
-          local tag
+        local most, tag = tonumber(string.match(grouped, '^%d+')), nil
+        if not text and vtime < GROUPS_RESTART then
           count = count + 1
-          entry, tag = first_entry(count, vtime, first, priority)
-          score = string.format('%d.%016d', priority, (0.5 - math.ldexp(math.floor(tag), exponent - 53)) * 1e16 + 0.5)
+          entry, tag = first_entry(count, vtime, first, priority, most)
+        elseif text and most > 1 then
+          entry, tag = fuller_entry(text, most, vtime)
+        end
+        if entry then
+          score = tagged_text(priority, math.ldexp(1, exponent - 53), tag - tag % 1)
+          is_held = false
         elseif text then
           local new_lane = (lane + 1) % LANES
           if string.sub(text, LANE_AT, LANE_AT + 2) ~= NO_LANE then

@@ -21,15 +21,35 @@ local function plain_group(flags, text, at)
   return name
 end
 
--- The (entry, tag) of an ordered group whose first message goes out; `made`: how many groups the slot has had, with this one.
+-- The (entry, tag) of a group whose first message goes out; `made`: how many groups the slot has had, with this one; `most`: how
+-- many messages of it may be out.
 --- @inline
-local function first_entry(made, vtime, id, priority)
+local function first_entry(made, vtime, id, priority, most)
   local tag, entry = vtime + UNIT * (1 + made * ROUND_PART % 1), nil
-  entry = struct.pack(GROUP_ENTRY, SINGLE, tag + UNIT, 1, id, priority, 0, 0, 0, 0, 0)
+  if most == 1 then
+    entry = struct.pack(GROUP_ENTRY, SINGLE, tag + UNIT, 1, id, priority, 0, 0, 0, 0, 0)
+  else
+    entry = struct.pack(GROUP_ENTRY, 0, tag + UNIT, 1, ONE_OUT, 0, 0, 0, 0, 0, 0)
+  end
   return entry, tag
 end
 
--- The (score, entry) of an ordered group where a message is held behind the others; nil where lib/groups has to see to it.
+-- The (entry, tag) of a group in which so many messages may be out, of which one more goes out; nil where it is not so plain.
+--- @inline
+local function fuller_entry(text, most, vtime)
+  local flags, finish, weight, member, _, lane_priority, _, _, share = struct.unpack(GROUP_ENTRY, text)
+  local count, entry, tag = struct.unpack('>I2', member), nil, vtime
+  if flags == 0 and lane_priority == 0 and share == 0 and weight == 1 and count < most then
+    if finish > vtime then
+      tag = finish - finish % 1
+    end
+    entry = struct.pack(GROUP_ENTRY, 0, math.max(finish, vtime - UNIT) + UNIT, 1, struct.pack('>I2', count + 1) .. NO_BYTES, 0, 0,
+      0, 0, 0, 0)
+  end
+  return entry, tag
+end
+
+-- The (score, entry) of a group where a message is held behind the others; nil where lib/groups has to see to it.
 -- `new_lane`: the number of a lane that nothing is in, for an entry that has none.
 --- @inline
 local function held_entry(text, new_lane, id, priority)
@@ -38,8 +58,8 @@ local function held_entry(text, new_lane, id, priority)
   if lane_priority == 0 then
     lane_priority, lane, place = priority, new_lane, LANE_FIRST
   end
-  if flags % MORE == SINGLE and share == 0 and weight == 1 and front == #in_front and member ~= NOBODY and priority <= head
-      and lane_priority == priority and place < WORD - 1 then
+  if flags % MORE <= SINGLE and share == 0 and weight == 1 and front == #in_front
+      and (flags % 2 == 0 or member ~= NOBODY and priority <= head) and lane_priority == priority and place < WORD - 1 then
     if flags < MORE and front < FRONT_MOST * MEMBER then
       in_front = in_front .. id
     elseif flags < MORE then
@@ -51,18 +71,26 @@ local function held_entry(text, new_lane, id, priority)
   return score, entry
 end
 
--- What follows where the message of an ordered group that is out leaves: (true, or false where lib/groups has to see to it; the
+-- What follows where a message of a group that is out leaves: (true, or false where lib/groups has to see to it; the
 -- entry of its group, nil where nothing is left of it; the next one, or nil; its priority and tag).
 --- @inline
 local function entry_without(text, vtime, id)
   local flags, finish, weight, member, head, priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
   local done, entry, following, tag = false, nil, nil, vtime
-  if flags % MORE == SINGLE and share == 0 and member == id and #text == GROUP_ENTRY_BYTES + front then
+  if (member == id and flags % MORE == SINGLE or flags % MORE == 0) and share == 0 and #text == GROUP_ENTRY_BYTES + front then
+    local count = flags % 2 == 0 and struct.unpack('>I2', member) or 1
     if priority == 0 then
       done = true
+      if count > 1 then
+        entry = struct.pack(GROUP_ENTRY, flags, finish, weight, struct.pack('>I2', count - 1) .. NO_BYTES, 0, 0, 0, 0, 0, 0)
+      end
     elseif front > 0 then
       local in_front, step, late = string.sub(text, GROUP_ENTRY_BYTES + MEMBER + 1), UNIT / weight, vtime - UNIT
-      done, following, head = true, string.sub(text, GROUP_ENTRY_BYTES + 1, GROUP_ENTRY_BYTES + MEMBER), priority
+      done, following = true, string.sub(text, GROUP_ENTRY_BYTES + 1, GROUP_ENTRY_BYTES + MEMBER)
+      head = priority
+      if flags % 2 == SINGLE then
+        member = following
+      end
       if finish > vtime + 2 * step then
         finish = vtime + 2 * step
       end
@@ -73,7 +101,8 @@ local function entry_without(text, vtime, id)
         priority, lane, place = 0, 0, 0
       end
       finish = (finish > late and finish or late) + step
-      entry = struct.pack(GROUP_ENTRY, flags, finish, weight, following, head, priority, lane, place, 0, front - MEMBER) .. in_front
+      entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, flags % 2 * head, priority, lane, place, 0,
+        front - MEMBER) .. in_front
     end
   end
   return done, entry, following, head, tag

@@ -13,6 +13,8 @@ local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry
 -- (0: none), number and place of the next message; sizes of what follows: the share's name, the front. Then the other lanes.
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
 local LANE_AT, NO_LANE = 27, '\0\0\0' -- where the priority of the first lane stands, and that of none
+local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
+local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
 local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- as msgpack has it, and the one that rmq.Audit adds
 

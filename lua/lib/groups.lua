@@ -30,7 +30,6 @@ waits for it.
 --- @include "lib/score"
 --- @include "lib/writes"
 local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
-local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 
 -- What a script knows of the groups of a slot. `setting`: the field `groups` of the slot.
 local function open_groups(slot, store, setting)
@@ -249,7 +248,7 @@ local function enter_plainly(groups, name, text, id, priority)
   else
     local tag, step
     groups.count = groups.count + 1
-    entry, tag = first_entry(groups.count, groups.vtime, id, priority)
+    entry, tag = first_entry(groups.count, groups.vtime, id, priority, 1)
     step = step_of(groups, priority)
     score = tagged_text(priority, step, tag - tag % 1)
     groups.moved, groups.pending[id] = groups.moved + 1, true
