@@ -4,7 +4,7 @@ groups: read groups of a slot that have messages out, are paused, or are held by
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   StoreQueue     zset  member -> score
 ARGV[1]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
-ARGV[2]   limit                1 to 200, about so many groups a page
+ARGV[2]   limit                1 to 100, about so many groups a page
 ARGV[3..] name, member         only this group, and '' or a message of it: no page
 Returns   {cursor, 0 at the end; 1 if this is a first page, else 0; how many held messages of the group go before the member,
           -1 where it is not held; then for each group {name, flags (1: one message at a time, 2: paused, 4: held by a dead
@@ -17,7 +17,7 @@ Atomic    Reads only. A group that is there from the first page to the last is o
 --- @include "lib/check"
 --- @include "lib/groups"
 --- @include "lib/scan_cursor"
-local PAGE_MOST, LANES_MOST = 200, 16
+local PAGE_MOST, LANES_MOST = 100, 16
 local created, setting = unpack(redis.call('HMGET', KEYS[1], 'created', 'groups'))
 if not created then
   fail('GONE', KEYS[1])

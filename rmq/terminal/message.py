@@ -104,8 +104,8 @@ def find_message(topic: str, id: rmq.MessageId) -> rmq.Message:
     return message
 
 
-def detail(message: rmq.Message, as_json: bool) -> None:
-    """Print one message in full."""
+def detail(message: rmq.Message, as_json: bool, waits_for: str = "") -> None:
+    """Print one message in full, with what it waits for in its group."""
     if as_json:
         fields = terminal_text.message_fields(message)
         output.document(fields | {"attempts": terminal_text.attempt_fields(message)})
@@ -129,6 +129,7 @@ def detail(message: rmq.Message, as_json: bool) -> None:
             if message.group
             else []
         ),
+        *([("waits for", waits_for)] if waits_for else []),
         ("deliveries", str(message.deliveries)),
     ]
     if message.deadline:

@@ -37,6 +37,15 @@ def test_groups_are_listed_with_what_they_wait_for(run: Any, grouped: rmq.Topic)
     assert told[1]["waits_for"] == "the group is paused"
 
 
+def test_held_message_says_what_it_waits_for(run: Any, grouped: rmq.Topic) -> None:
+    id = str(grouped.send("last", group="big").id)
+
+    shown = run("get", grouped.name, id)
+
+    assert "2 held before it, and 0" in shown.stdout
+    assert "which may be taken" in shown.stdout
+
+
 def test_list_says_that_there_are_more(run: Any, grouped: rmq.Topic) -> None:
     shown = run("groups", "ls", grouped.name, "--limit", "2")
 

@@ -53,14 +53,14 @@ async def ask_purge(request: PageRequest) -> View:
 async def purge(request: PageRequest) -> Redirect:
     """Delete what of a group waits."""
     request.confirm(request.topic)
-    count = await request.context.admin.group_purge(request.topic, request.form.get("group", ""))
+    count = await request.context.admin.group_purge(request.topic, request.query.get("group", ""))
     return _back(request, f"Deleted {count} messages")
 
 
 @PAGES.post("/topics/{topic}/groups/{verb}")
 async def change(request: PageRequest) -> Redirect:
     """Pause, resume or release a group."""
-    verb, group, admin = request.path["verb"], request.form.get("group", ""), request.context.admin
+    verb, group, admin = request.path["verb"], request.query.get("group", ""), request.context.admin
     if verb not in DONE:
         raise ApiError("not-found", "no such page")
     verbs = {

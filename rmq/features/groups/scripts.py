@@ -13,7 +13,7 @@ from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
-PAGE = 200
+PAGE = 100
 LANE_WIDTH = 2**32  # of scores; lua/lib/groups.lua
 _PAUSED, _HELD = 2, 4  # flags
 
@@ -65,6 +65,11 @@ class GroupState(NamedTuple):
             return f"{self.out} of the group that are out"
         state = "which is in flight" if self.in_flight else "which may be taken"
         return f"{self.message}, {'which is to be retried' if self.retried else state}"
+
+    @property
+    def message_waits_for(self) -> str:
+        """What the held message that was asked for waits for, in words."""
+        return (f"{self.ahead} held before it, and " if self.ahead else "") + self.waits_for
 
 
 class GroupsPage(NamedTuple):

@@ -80,11 +80,14 @@ async def message(request: PageRequest) -> View:
     found = await request.context.admin.get(request.topic, id, raw=True)
     if found is None:
         raise ApiError("not-found", f"the message {id} is settled, or never was", "id")
+    state = None
+    if found.held and found.group:
+        state = await request.context.admin.group(request.topic, found.group, id=found.id)
     shown = request.shown(web_message.shown(request.context, found))
     return View(
         "message.html",
         {
-            "topic": request.topic, "message": shown, "state": QUEUES[shown.queue],
+            "topic": request.topic, "message": shown, "group": state, "state": QUEUES[shown.queue],
             "how": request.word("as", BODY_VIEWS, ""), "body_views": BODY_VIEWS,
             "attempts": shown_attempts(shown.attempts), "not_kept": _not_kept(shown.attempts),
         },

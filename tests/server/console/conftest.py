@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ PAGES = [
     "topics/orders/queries/{run}/release", "topics/orders/leases", "topics/orders/audit",
     "topics/orders/resize", "topics/other/resize?slots=4", "topics/orders/resize?slots=x",
     "topics/orders/delete", "tokens", "jobs/{job}", "topics/orders/messages/{dead}",
+    "topics/orders/groups", "topics/grouped/groups?sort=name",
+    "topics/grouped/groups/purge?group=g", "topics/grouped/messages/{behind}",
     "topics/orders/messages/{waiting}", "topics/orders/messages/{held}", "nothing-here",
 ]  # fmt: skip
 
@@ -74,6 +77,10 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
     topic = client.topic("orders", slots=2, max_retries=0, retry="immediate", lease=60)
     topic.open()
     client.topic("other").open()
+    grouped = client.topic("grouped", groups=rmq.Groups())
+    for text in corpus.TEXTS:
+        name = re.sub(r"[\0-\x1f\x7f]", "", text)[:40] or "g"
+        behind = [str(grouped.send(n, group=name, share_key=name).id) for n in range(2)]
     consumer = topic.consumer()
     texts = itertools.cycle(corpus.TEXTS)
     for text in corpus.TEXTS:
@@ -104,7 +111,8 @@ def make_ids(client: rmq.Client) -> dict[str, str]:
     client.admin.purge("orders", "dead", ids=[dead[0].id], keep=3600)
     _report_worker(client, held)
     return {
-        "dead": str(dead[1].id), "waiting": waiting, "held": held, "job": job.id, "run": "a" * 32,
+        "dead": str(dead[1].id), "waiting": waiting, "held": held, "behind": behind[1],
+        "job": job.id, "run": "a" * 32,
     }  # fmt: skip
 
 

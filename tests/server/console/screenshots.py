@@ -41,6 +41,7 @@ PAGES = {
     "dead-letters-filter": DEAD + '?filter=error~"amount"+and+header.tenant=osaka',
     "dead-letters-mistake": DEAD + "?filter=age%3Esoon",
     "dead-letters-groups": DEAD + "/groups",
+    "groups": "topics/invoices/groups", "purge-group": "topics/invoices/groups/purge?group=tokyo",
     "redrive": DEAD + '/redrive?filter=error~"amount"',
     "purge": DEAD + '/purge?filter=error~"amount"',
     "restore": DEAD + "/restore", "trash": "topics/payments/trash",

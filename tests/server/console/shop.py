@@ -45,7 +45,8 @@ def gateway(card):
 TOPICS: dict[str, dict[str, Any]] = {
     "orders": {"slots": 4},
     "payments": {"slots": 4, "retry": "immediate", "max_retries": 2, "lease": 600},
-    "mail": {"slots": 2}, "newsletter": {"slots": 2}, "reports": {}, "invoices": {},
+    "mail": {"slots": 2}, "newsletter": {"slots": 2}, "reports": {},
+    "invoices": {"groups": rmq.Groups(order=False, concurrency=50)},
     "stock": {"slots": 2},
 }  # fmt: skip
 PER_STEP = {
@@ -129,8 +130,9 @@ class Shop:
         headers = {"tenant": self._random.choice(TENANTS), "trace": f"{self._number:016x}"}
         delay = 1800 if name == "mail" and 0.5 < chance < 0.52 else None
         return rmq.Outgoing(
-            body, headers=headers, type=self._random.choice(TYPES[name]), delay=delay
-        )
+            body, headers=headers, type=self._random.choice(TYPES[name]), delay=delay,
+            group=headers["tenant"] if name == "invoices" else None,
+        )  # fmt: skip
 
     def _handle(self, name: str, most: int) -> None:
         if not most:
@@ -217,6 +219,10 @@ def furnish(client: rmq.Client) -> dict[str, str]:
     admin.schedule_pause("reports", "tax-monthly")
     letter = {"to": "customer 4711", "template": "reminder"}
     waiting = mail.send(letter, delay=7200, type="mail.reminder")
+    invoices = client.topic("invoices", **TOPICS["invoices"])
+    for tenant, count in (("tokyo", 5400), ("oslo", 120), ("quito", 60)):
+        invoices.send_many([rmq.Outgoing({"order": n}, group=tenant) for n in range(count)])
+    admin.group_pause("invoices", "oslo")
     stock = client.topic("stock", **TOPICS["stock"])
     query = stock.query("0f" * 16, "spark-driver-0:4040")
     stock.send_many([rmq.Outgoing({"sku": f"SKU-{n}", "count": n}) for n in range(30)])

@@ -450,3 +450,44 @@ def test_dead_letters_open_by_cause_and_a_rare_cause_is_found_at_once(
     assert f'href="{at.removeprefix(console.url)}/dead-letters/groups"' in fetch(at).text
     page = fetch(f"{at}/dead-letters?filter=error~rare").text
     assert str(batch[-1].id) in page
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+def test_groups_are_listed_stopped_and_purged(console: Server, client: rmq.Client) -> None:
+    topic = client.topic("orders", groups=rmq.Groups(on_dead="hold"))
+    ids = [str(topic.send(n, group="<b>").id) for n in range(3)]
+    url = console.url + "/console/topics/orders/groups"
+
+    _, held, out, _, waits, slot, buttons = _texts(fetch(url).text, "0 &lt;b&gt;")
+    assert (held, out, slot, buttons) == ("2", "1", "0", "Pause Purge …")
+    assert waits == ids[0]
+    message = fetch(f"{console.url}/console/topics/orders/messages/{ids[2]}").text
+    assert f"1 held before it, and {ids[0]}, which may be taken" in message
+
+    form, which = {"csrf": csrf_of(fetch(url).text)}, "?group=%3Cb%3E"
+    assert fetch(f"{url}/pause{which}", form).status == 303
+    assert client.admin.group("orders", "<b>").paused
+    assert "the group is paused" in fetch(url).text
+    assert fetch(f"{url}/resume{which}", form).status == 303
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("why")
+    assert "held by a dead letter" in fetch(url).text
+    assert fetch(f"{url}/release{which}", form).status == 303
+    assert not client.admin.group("orders", "<b>").is_held
+
+    assert "2 messages are deleted" in fetch(f"{url}/purge{which}").text
+    assert fetch(f"{url}/purge{which}", form).status == 400
+    assert fetch(f"{url}/purge{which}", form | {"confirm": "orders"}).status == 303
+    assert client.admin.group("orders", "<b>") is None
+    assert fetch(f"{url}/explode{which}", form).status == 404
+
+
+def test_topic_without_groups_says_how_it_gets_them(console: Server, client: rmq.Client) -> None:
+    client.topic("orders").open()
+
+    assert (
+        "rmq topic create NAME --groups"
+        in fetch(console.url + "/console/topics/orders/groups").text
+    )

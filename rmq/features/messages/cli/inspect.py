@@ -104,4 +104,9 @@ def read_pages(
 @click.argument("id", type=MESSAGE_ID)
 def get(topic: str, id: rmq.MessageId) -> None:
     """Show the message ID of TOPIC in full, in whichever queue it is."""
-    detail(find_message(topic, id), common_options().json)
+    message, common = find_message(topic, id), common_options()
+    state = None
+    if message.held and message.group and not common.json:
+        with common.client() as client:
+            state = client.admin.group(topic, message.group, id=id)
+    detail(message, common.json, state.message_waits_for if state else "")
