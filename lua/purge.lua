@@ -46,9 +46,10 @@ redis.call('HLEN', KEYS[7])
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
 if #ARGV > 4 then
+  local seen = {}
   for i = 5, #ARGV do
-    if redis.call('ZSCORE', queue, ARGV[i]) then
-      ids[#ids + 1] = ARGV[i]
+    if not seen[ARGV[i]] and redis.call('ZSCORE', queue, ARGV[i]) then
+      ids[#ids + 1], seen[ARGV[i]] = ARGV[i], true
     end
   end
 else

@@ -41,7 +41,7 @@ redis.call('HSET', records, id, string.sub(record, 1, 1)
   .. string.char((priority - low) / 65536, math.floor(low / 256), low % 256) .. string.sub(record, 5))
 if score >= TIMED_MIN then
   redis.call('ZADD', store, timed_score(math.floor(score), timed_fraction(score), 1), id)
-elseif score < 0 or score >= PRIORITY_MIN and redis.call('HEXISTS', slot, 'groups') == 1 then
+elseif score < 0 or redis.call('HEXISTS', slot, 'groups') == 1 then
   --- @include "lib/groups"
   change_priority(slot, store, redis.call('HGET', slot, 'groups'), record, id, score, priority)
 elseif score >= PRIORITY_MIN then

@@ -77,7 +77,8 @@ end
 local function entry_without(text, vtime, id)
   local flags, finish, weight, member, head, priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
   local done, entry, following, tag = false, nil, nil, vtime
-  if (member == id and flags % MORE == SINGLE or flags % MORE == 0) and share == 0 and #text == GROUP_ENTRY_BYTES + front then
+  if (member == id and flags % MORE == SINGLE or flags % MORE == 0) and share == 0 and #text == GROUP_ENTRY_BYTES + front
+      and vtime < GROUPS_RESTART then
     local count = flags % 2 == 0 and struct.unpack('>I2', member) or 1
     if priority == 0 then
       done = true
@@ -91,8 +92,9 @@ local function entry_without(text, vtime, id)
       if flags % 2 == SINGLE then
         member = following
       end
-      if finish > vtime + 2 * step then
-        finish = vtime + 2 * step
+      local latest = vtime + (count + 1) * step
+      if finish > latest then
+        finish = latest
       end
       if finish > vtime then
         tag = finish - finish % 1

@@ -56,9 +56,12 @@ local function group_at(text, at)
     return '', 1
   end
   at = at + HEADER_BYTES
-  local kind, name = string.byte(text, at), nil
-  if kind == 217 then
-    name = string.sub(text, at + 2, at + 1 + string.byte(text, at + 1))
+  local name
+  local kind, size, low = string.byte(text, at, at + 2)
+  if kind == 218 then
+    name = string.sub(text, at + 3, at + 2 + size * 256 + low)
+  elseif kind == 217 then
+    name = string.sub(text, at + 2, at + 1 + size)
   else
     name = string.sub(text, at + 1, at + kind - 160)
   end

@@ -195,19 +195,25 @@ local function is_stopped(entry)
   return entry.flags % MORE >= PAUSED_GROUP
 end
 
--- Write what goes into the StoreQueue, and return how many messages went out since the last time. What was held is there; should it
--- not be, it does not come back.
+-- Write what goes out of lanes. It is in the StoreQueue; should it not be, it does not come back.
+local function write_moves(groups)
+  local move = groups.move
+  for from = 1, #move, UNPACKED do
+    redis.call('ZADD', groups.store, 'XX', unpack(move, from, math.min(#move, from + UNPACKED - 1)))
+  end
+  groups.move = {}
+end
+
+-- Write what goes into the StoreQueue, and return how many messages went out since the last time.
 local function write_members(groups)
-  local add, move, moved = groups.add, groups.move, groups.moved
+  local add, moved = groups.add, groups.moved
   if #add >= FEW_ADDED then
     add_many(groups.store, add)
   elseif #add > 0 then
     redis.call('ZADD', groups.store, unpack(add))
   end
-  if #move > 0 then
-    redis.call('ZADD', groups.store, 'XX', unpack(move))
-  end
-  groups.add, groups.move, groups.moved, groups.pending = {}, {}, 0, {}
+  write_moves(groups)
+  groups.add, groups.moved, groups.pending = {}, 0, {}
   return moved
 end
 
@@ -290,7 +296,8 @@ local function return_group(groups, name, weight, share, id, priority)
     hold_back(groups, entry, id, priority, true)
   elseif entry and entry.member == id then
     groups.add[#groups.add + 1], groups.add[#groups.add + 2] = ordered_text(priority, math.floor(groups.vtime)), id
-    groups.moved, groups.pending[id] = groups.moved + 1, true
+    groups.moved, groups.pending[id], entry.priority = groups.moved + 1, true, priority
+    touch(groups, name)
   else
     enter_group(groups, name, weight, share, id, priority)
   end
@@ -312,13 +319,13 @@ local function leave_group(groups, name, id, died)
   end
 end
 
--- Note that a held message is no more.
-local function leave_lane(groups, name)
+-- Note that a held message is no more. `died`: it became a dead letter.
+local function leave_lane(groups, name, died)
   if not groups.departed[name] then
     groups.departed[name] = {}
     groups.departing[#groups.departing + 1] = name
   end
-  groups.lost[name], groups.unusual = true, true
+  groups.lost[name], groups.died[name], groups.unusual = true, groups.died[name] or died, true
 end
 
 -- Let held messages go out beyond the front, as many as `need`; fill the front again.
@@ -358,11 +365,7 @@ local function fill_group(groups, entry)
     end
   end
   if need > 0 and entry.lane_priority > 0 then
-    local moving = groups.move
-    if #moving > 0 then -- so that the lane has those no more that have gone out of it
-      redis.call('ZADD', groups.store, 'XX', unpack(moving))
-      groups.move = {}
-    end
+    write_moves(groups) -- so that the lane has those no more that have gone out of it
     go_out_of_lanes(groups, entry, need)
   end
 end
@@ -428,8 +431,8 @@ local function write_groups(groups)
     set[#set + 1], set[#set + 2] = 'groups_made', groups.count
     groups.count_was = groups.count
   end
-  if #set > 0 then
-    redis.call('HSET', groups.slot, unpack(set))
+  for from = 1, #set, UNPACKED do
+    redis.call('HSET', groups.slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
   end
   if #gone > 0 then
     redis.call('HDEL', groups.slot, unpack(gone))
@@ -449,7 +452,7 @@ local function reduce_group(groups, entry, left)
     end
   end
   if groups.lost[entry.name] then
-    drop_front(entry)
+    drop_front(groups, entry)
   end
   if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
     entry.flags = entry.flags + HELD_BY_DEAD
@@ -507,28 +510,28 @@ local function change_priority(slot, store, setting, record, id, score, priority
   load_groups(groups, { name })
   local entry = entry_in(groups, name)
   if score < 0 then
-    if entry then
-      drop_front(entry)
-    end
     enter_group(groups, name, weight, share, id, priority)
-  else
+    write_members(groups)
+    entry = entry_in(groups, name)
+    drop_front(groups, entry)
+  elseif score >= PRIORITY_MIN then
     redis.call('ZADD', store, ordered_text(priority, math.floor(math.max(0, tag_of(score)))), id)
-    if entry and entry.member == id then
-      entry.priority = priority
-      touch(groups, entry.name)
-    end
+  end
+  if entry and entry.member == id then
+    entry.priority = priority
+    touch(groups, entry.name)
   end
   write_groups(groups)
 end
 
--- Let a dead letter come in again: first of its group where that is held because of it, else as a new message.
+-- Let a dead letter come in again as a new message. Where its group is stopped, return the entry of that: it goes before all others
+-- there.
 local function redrive_group(groups, record, id, priority)
   local name, weight, share = group_of(record)
   load_groups(groups, { name })
   local entry = entry_in(groups, name)
   if entry and is_stopped(entry) then
-    hold_back(groups, entry, id, priority, true)
-  else
-    enter_group(groups, name, weight, share, id, priority)
+    return entry
   end
+  enter_group(groups, name, weight, share, id, priority)
 end

@@ -47,11 +47,17 @@ local function set_lanes(entry, lanes, keeps_front)
   end
 end
 
--- Forget the front of an entry: it is looked up when it is needed.
-local function drop_front(entry)
-  if entry.lane_priority > 0 then
-    entry.front, entry.flags = '', entry.flags % MORE + MORE
+-- Forget the front of an entry, which is looked up when it is needed, and the lanes that nothing is in any more: another group may
+-- get their numbers.
+local function drop_front(groups, entry)
+  local lanes, used = lanes_of(entry), {}
+  for i = 1, #lanes do
+    local low, high = lane_range(lanes[i][2])
+    if #redis.call('ZRANGEBYSCORE', groups.store, low, high, 'LIMIT', 0, 1) > 0 then
+      used[#used + 1] = lanes[i]
+    end
   end
+  set_lanes(entry, used)
 end
 
 -- Hold a message where it is the first of its lane, or the lane has to be found.

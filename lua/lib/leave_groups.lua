@@ -30,7 +30,7 @@ local function leaving_groups(slot, store, records, ids, dead, later, scores)
       local stays_out = ordered and later and later[id]
       -- Of those that wait for their time, only the retry of an ordered group is out.
       if score < 0 then
-        leave_lane(groups, name)
+        leave_lane(groups, name, dead == true or dead and dead[id])
       elseif not stays_out and (score < PRIORITY_END or ordered) then
         leave_group(groups, name, id, dead == true or dead and dead[id])
       end

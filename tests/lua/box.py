@@ -22,7 +22,7 @@ from rmq.kernel.topic.context import ReplaySession, ReplaySessions, TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 from tests.lua import failures
-from tests.lua.reading import READ_KEYS, pairwise, sha1
+from tests.lua.reading import READ_KEYS, pairwise, read_entry, sha1
 
 MEMBER = 13  # bytes; spelled apart from lua/lib/member.lua
 GONE = None  # what `changes` says of something that was there before
@@ -263,8 +263,10 @@ class Box:
             return {id_of(member) for member in value}
         if name == "merge":
             return {key: id_of(opened[:MEMBER]) + opened[MEMBER:] for key, opened in value.items()}
-        if name == "slot" and "holder" in value:
-            return value | {"holder": id_of(value["holder"])}
+        if name == "slot":
+            entries = {part: value[part] for part in value if part[0] == "/"}
+            value |= {part: read_entry(text, id_of) for part, text in entries.items()}
+            return value | ({"holder": id_of(value["holder"])} if "holder" in value else {})
         return value
 
     def failure(self, left: int, made: int, reason: str, told: bytes = b"", **known: Any) -> bytes:

@@ -1,14 +1,182 @@
-"""Messages of groups in a slot under test."""
+"""Slots with groups, messages that have one, and what must hold of a slot's groups at any time."""
 
 from __future__ import annotations
 
-from rmq.features.groups import scripts
+import struct
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+import rmq
+from rmq.features.groups import scripts as groups_scripts
 from rmq.features.groups.scripts import GroupState
-from rmq.kernel.core.groups import mark_of
+from rmq.kernel.core import record
+from rmq.kernel.core.groups import GROUP_MARK, group_in, mark_of
 from rmq.kernel.core.record import with_headers
-from rmq.kernel.producer import scripts as producer_scripts
+from rmq.kernel.producer import scripts
 from rmq.kernel.producer.encode import Outgoing, encode_headers
+from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
+from tests.lua.reading import MORE, SINGLE, Entry
+
+LANE, PRIORITY_END = 2**32, 1_048_576
+MOST_UNGROUPED = 1000
+
+
+def group_of(data: bytes) -> str:
+    return group_in(record.headers_of(data).get(GROUP_MARK)) or ""
+
+
+def check_groups(
+    slot: Mapping[str, Any],
+    store: Mapping[bytes, float],
+    prepare: Mapping[bytes, float],
+    records: Mapping[bytes, bytes],
+) -> None:
+    """Check that entries say what is in the queues, that no more is out than may be, and that
+    nothing is held which might go. `slot`: its fields, entries read."""
+    most, order, _ = (int(part) for part in slot["groups"].split(":"))
+    entries = {name[1:]: entry for name, entry in slot.items() if name[0] == "/"}
+    of_group = defaultdict(list)
+    for id in [*store, *prepare]:
+        of_group[group_of(records[id])].append(id)
+    numbers = [lane[1] for entry in entries.values() for lane in entry.lanes]
+    assert len(set(numbers)) == len(numbers), f"two groups have one lane: {sorted(numbers)}"
+    for name in of_group.keys() | entries.keys():
+        limit, ids, entry = most if name else MOST_UNGROUPED, of_group[name], entries.get(name)
+        held = sorted((store[id], id) for id in ids if store.get(id, 0) < 0)
+        out = {id for id in ids if id in prepare or 0 <= store[id] < PRIORITY_END}
+        if entry and order and name and entry.out in ids and store.get(entry.out, 0) > PRIORITY_END:
+            out.add(entry.out)  # it waits for its retry
+        about = f"group {name!r}: {len(out)} out, {len(held)} held, {entry}"
+        assert len(out) <= limit, about
+        if entry is None:
+            assert not out, about
+            assert not held, about
+            continue
+        assert entry.is_stopped or out, f"an entry without messages; {about}"
+        assert bool(entry.flags & SINGLE) == (limit == 1), about
+        wanted: Any = (next(iter(out), b"")) if limit == 1 else len(out)
+        assert entry.out == wanted, f"out: {wanted!r}; {about}"
+        assert not held or entry.is_stopped or len(out) == limit, f"stuck; {about}"
+        check_lanes(entry, held, records, int(slot.get("timed_priority", 0)), about)
+    users: dict[str, int] = defaultdict(int)
+    for entry in entries.values():
+        users[entry.share] += bool(entry.share)
+    shares = {name[1:]: struct.unpack(">dI", v)[1] for name, v in slot.items() if name[0] == "%"}
+    assert shares == {name: n for name, n in users.items() if n}, "users of shares"
+
+
+def check_lanes(
+    entry: Entry, held: list[tuple[float, bytes]], records: Mapping[bytes, bytes],
+    timed_priority: int, about: str,
+) -> None:  # fmt: skip
+    priorities = [lane[0] for lane in entry.lanes]
+    assert priorities == sorted(priorities, reverse=True), about
+    in_lanes: list[bytes] = []
+    for at, (priority, number, place) in enumerate(entry.lanes):
+        low = -(number + 1) * LANE
+        inside = [(score, id) for score, id in held if low <= score < low + LANE]
+        assert inside, f"a lane with nothing in it; {about}"
+        assert inside[-1][0] - low < place, f"the next place is taken; {about}"
+        for _, id in inside:
+            own = record.read(records[id]).priority or timed_priority
+            assert own == priority, f"in the lane of another priority; {about}"
+        ids = [id for _, id in inside]
+        in_lanes += ids
+        if at == 0 and (entry.front or not entry.flags & MORE):
+            assert list(entry.front) == ids[: len(entry.front)], f"another front; {about}"
+            assert bool(entry.flags & MORE) == (len(ids) > len(entry.front)), f"MORE; {about}"
+    assert sorted(in_lanes) == sorted(id for _, id in held), f"held in no lane; {about}"
+    assert entry.lanes or not entry.flags & MORE, about
+
+
+def check(box: Box) -> dict[str, Any]:
+    """Check the groups of a slot of a test; its state."""
+    state = box.state()
+    of = {name: state.get(name, {}) for name in ("store", "prepare", "records")}
+    check_groups(state["slot"], of["store"], of["prepare"], of["records"])
+    return state
+
+
+# --- messages
+
+
+def grouped(make_box: Any, groups: rmq.Groups | None = None, **given: Any) -> Box:
+    return make_box(groups=groups or rmq.Groups(), **given)  # type: ignore[no-any-return]
+
+
+def parts_of(
+    group: str | None, *, priority: int = 100, due: int | None = None, expires: int | None = None,
+    share: str | None = None, weight: int = 1, body: bytes = b"body", audited: str = "",
+) -> tuple[bytes, bytes]:  # fmt: skip
+    """Head and rest of a message of a group, as send takes them."""
+    headers = {"rmq-audit": audited} if audited else {}
+    headers |= {} if group is None else {GROUP_MARK: mark_of(group, share, weight)}
+    head, fields = record.envelope(0, priority, due_ms=due, expires_ms=expires or 0)
+    if headers:
+        head, fields = record.with_headers(head, fields, msgpack.packb(headers))
+    return head, fields + body
+
+
+def send(box: Box, *groups: str | None, **options: Any) -> list[bytes]:
+    """Send a message for each group, in a call."""
+    given = box.ids(len(groups))
+    parts = [part for group in groups for part in parts_of(group, **options)]
+    reply = box.run(scripts.send(box.handle, box.keys, box.session(), given, parts, {}))
+    assert reply.letters == "", reply
+    check(box)
+    return given
+
+
+def send_alone(box: Box, group: str | None, **options: Any) -> Command[Any]:
+    """A send of one message whose id was made for it, as most are."""
+    head, rest = parts_of(group, **options)
+    return scripts.send_uniform(box.handle, box.keys, box.session(), head, box.ids(), [rest])
+
+
+def one(box: Box, group: str | None = "a", **options: Any) -> bytes:
+    return send(box, group, **options)[0]
+
+
+def entry(box: Box, group: str = "a") -> Entry | None:
+    return box.state()["slot"].get("/" + group)  # type: ignore[no-any-return]
+
+
+def out(box: Box) -> list[bytes]:
+    """The ids that may be taken, those that go first in front."""
+    store = box.state().get("store", {})
+    ready = [(score, id) for id, score in store.items() if 0 <= score < PRIORITY_END]
+    return [id for _, id in sorted(ready, reverse=True)]
+
+
+def held(box: Box) -> list[bytes]:
+    """The ids that are held, as they stand in their lanes."""
+    store = box.state().get("store", {})
+    return [id for score, id in sorted((s, id) for id, s in store.items() if s < 0)]
+
+
+def drained(box: Box, limit: int = 1) -> list[bytes]:
+    """The ids in the order in which they come, each settled before the next are taken."""
+    found: list[bytes] = []
+    while leases := box.take(limit):
+        found += [lease.id for lease in leases]
+        assert box.ack(*leases) == "1" * len(leases)
+        check(box)
+    return found
+
+
+LEFT = {"vtime", "lane", "groups_made", "groups"}
+
+
+def nothing_left(box: Box) -> None:
+    """Check that nothing of any group is there."""
+    state = check(box)
+    assert not {"store", "prepare", "records", "failures", "bodies"} & state.keys(), state
+    left = {name for name in state["slot"] if name[0] in "/%"}
+    assert not left, left
 
 
 def send_in(
@@ -25,7 +193,7 @@ def send_in(
     for _ in range(count):
         (id,) = box.ids()
         part = with_headers(*box.part(b"", priority=priority), encode_headers(Outgoing(None), mark))
-        reply = box.run(producer_scripts.send(box.handle, box.keys, box.session(), [id], part, {}))
+        reply = box.run(scripts.send(box.handle, box.keys, box.session(), [id], part, {}))
         assert reply.letters == "", reply
         sent.append(id)
     return sent
@@ -33,19 +201,19 @@ def send_in(
 
 def states(box: Box) -> dict[str, GroupState]:
     """The groups of the slot, by name."""
-    return {state.group: state for state in box.run(scripts.groups(box.keys)).groups}
+    return {state.group: state for state in box.run(groups_scripts.groups(box.keys)).groups}
 
 
 def pause(box: Box, name: str) -> int:
     """Pause a group."""
-    return int(box.run(scripts.group_pause(box.keys, name)))
+    return int(box.run(groups_scripts.group_pause(box.keys, name)))
 
 
 def resume(box: Box, name: str) -> bool:
     """Resume a group."""
-    return bool(box.run(scripts.group_resume(box.handle, box.keys, name, "paused")))
+    return bool(box.run(groups_scripts.group_resume(box.handle, box.keys, name, "paused")))
 
 
 def release(box: Box, name: str) -> bool:
     """Release a group that a dead letter holds."""
-    return bool(box.run(scripts.group_resume(box.handle, box.keys, name, "dead")))
+    return bool(box.run(groups_scripts.group_resume(box.handle, box.keys, name, "dead")))

@@ -1,11 +1,12 @@
-"""Reads of all keys of a slot in one call."""
+"""Reads of all keys of a slot in one call, and of what a slot knows of a group."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
-from typing import Any
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 # Every key that begins as ARGV[1] says: name, type, content. One call in place of two for each key.
 READ_KEYS = """
@@ -34,3 +35,45 @@ def sha1(text: str) -> str:
 def pairwise(flat_pairs: list[Any]) -> Iterator[tuple[Any, Any]]:
     """The pairs of a flat list."""
     return zip(flat_pairs[::2], flat_pairs[1::2], strict=True)
+
+
+SINGLE, PAUSED, HELD, MORE = 1, 2, 4, 8  # flags of the entry of a group
+
+
+class Entry(NamedTuple):
+    """What a slot knows of a group, spelled apart from lua/lib/group_entries.lua."""
+
+    flags: int
+    finish: float
+    weight: int
+    out: bytes | int  # the id that is out, empty for none; or how many are
+    priority: int
+    lanes: tuple[tuple[int, int, int], ...]  # priority, number, place of the next message
+    share: str
+    front: tuple[bytes, ...]
+
+    @property
+    def is_stopped(self) -> bool:
+        return bool(self.flags & (PAUSED | HELD))
+
+
+def read_entry(text: bytes, id_of: Callable[[bytes], bytes]) -> Entry:
+    flags, finish, weight, member = struct.unpack(">BdB13s", text[:23])
+
+    def lane(at: int) -> tuple[int, int, int]:
+        return (
+            int.from_bytes(text[at : at + 3]), int.from_bytes(text[at + 3 : at + 6]),
+            int.from_bytes(text[at + 6 : at + 10]),
+        )  # fmt: skip
+
+    share, front = text[36], text[37]
+    at = 38 + share
+    members = [text[n : n + 13] for n in range(at, at + front, 13)]
+    lanes = (lane(26), *(lane(n) for n in range(at + front, len(text), 10)))
+    out: bytes | int = int.from_bytes(member[:2])
+    if flags & SINGLE:
+        out = id_of(member) if member.strip(b"\0") else b""
+    return Entry(
+        flags, finish, weight, out, int.from_bytes(text[23:26]),
+        tuple(one for one in lanes if one[0]), text[38:at].decode(), tuple(map(id_of, members)),
+    )  # fmt: skip
