@@ -195,4 +195,4 @@ def held_text(figures: dict[str, int]) -> str:
     held = f"{terminal_text.plural(figures['held'], 'message')} held"
     if figures["paused_ms"]:
         return f"paused since {terminal_text.clock(moment(figures['paused_ms']))}, {held}"
-    return f"{held} back by the topic's limit, or behind others of their groups"
+    return f"{held} back by the topic's limit or groups"

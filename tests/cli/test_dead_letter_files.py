@@ -27,14 +27,21 @@ def bury(topic: rmq.Topic, count: int = 1) -> None:
 def taken(topic: rmq.Topic) -> dict[str, Any]:
     with topic.consumer() as consumer:
         return {
-            str(d.id): (d.body, d.type, dict(d.headers), d.retries_left)
+            str(d.id): (d.body, d.type, dict(d.headers), d.group, d.share_key, d.retries_left)
             for d in consumer.receive(100)
         }
 
 
 def test_exported_messages_are_imported_as_they_were(run, topic, client):
     ids = [
-        topic.send({"n": 1, "é": None}, priority=900, headers={"tenant": "7"}, type="a.b").id,
+        topic.send(
+            {"n": 1, "é": None},
+            priority=900,
+            headers={"tenant": "7"},
+            type="a.b",
+            group="g",
+            share_key="s",
+        ).id,
         client.topic(topic.name, codec="msgpack").send({"raw": b"\xff"}).id,
         client.topic(topic.name, codec="bytes").send(b"\x00\xff").id,
         client.topic(topic.name, codec=rmq.Compressed(above=0)).send({"long": "x" * 2000}).id,
@@ -50,7 +57,9 @@ def test_exported_messages_are_imported_as_they_were(run, topic, client):
     assert {row["id"] for row in ndjson(text)} == {str(id) for id in ids}
     assert json.loads(first.stdout) == {"topic": topic.name, "stored": 4, "duplicate": 0, "bad": 0}
     assert json.loads(again.stdout) == {"topic": topic.name, "stored": 0, "duplicate": 4, "bad": 0}
-    assert got[str(ids[0])][:3] == ({"n": 1, "é": None}, "a.b", {"tenant": "7"})
+    assert got[str(ids[0])][:5] == (
+        {"n": 1, "é": None}, "a.b", {"tenant": "7"}, "g", "s",
+    )  # fmt: skip
     assert [got[str(id)][0] for id in ids[1:]] == [
         {"raw": b"\xff"},
         b"\x00\xff",

@@ -291,6 +291,28 @@ def test_types_are_shown_and_filtered(run, topic):
     )
 
 
+def test_groups_are_shown_and_filtered(run, client, name):
+    client.topic(name, groups="order").open()
+    for n, group in enumerate("aab"):
+        sent = run("send", name, n, "--group", group, "--share-key", "s", "--weight", 2)
+
+    shown = run("peek", name)
+    of_a = ndjson(run("peek", name, "--group", "a", "--json").stdout)
+    none = run("peek", name, "--group", "c")
+
+    assert sent.exit_code == 0, sent.stderr
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] in (
+        ["BODY", "0", "2", "1"], ["BODY", "2", "0", "1"],
+    )  # fmt: skip
+    assert "after its group" in shown.stdout.splitlines()[-1]
+    assert "1 message held back by the topic's limit or groups" in shown.stderr
+    assert [(m["body"], m["held"], m["share_key"]) for m in of_a] == [
+        (0, False, "s"), (1, True, "s"),
+    ]  # fmt: skip
+    assert re.search(r"^group +a \(held\)$", run("get", name, of_a[1]["id"]).stdout, re.M)
+    assert "nothing of group c is waiting" in none.stderr
+
+
 def test_tail_shows_messages_of_one_type(run, topic):
     is_done = threading.Event()
 

@@ -20,6 +20,7 @@ def defined(client, name):
         limit="rate:5:1m",
         timed_priority=120,
         slo="p99<2s",
+        groups="order,on_dead=hold,share.gold=4",
     )
     topic.every(
         "nightly", every=3600, body={"a": "ü\x7f", "b": None}, headers={"h.1": "v"}

@@ -61,6 +61,7 @@ def test_create_with_every_setting_and_show_them(run, name):
         "--overflow", "block", "--max-body", "2M", "--expires", "1d", "--on-expire", "drop",
         "--durability", "replicated:1:500ms", "--dead-retention", "7d", "--unhandled", "2h",
         "--limit", "rate:100:1m,concurrency:6", "--slo", "p95<1.5s",
+        "--groups", "concurrency=5, share.gold=4",
     ]  # fmt: skip
 
     made = json.loads(run("topic", "create", name, *given, "--json").stdout)
@@ -72,11 +73,25 @@ def test_create_with_every_setting_and_show_them(run, name):
         "max_body": 2 * 1024 * 1024, "expires": 86400.0, "on_expire": "drop",
         "durability": "replicated:1:500ms", "dead_retention": 604800.0, "unhandled": 7200.0,
         "limit": "rate:100:1m,concurrency:6", "slo": "p95<1.5s",
+        "groups": "concurrency=5,share.gold=4",
     }  # fmt: skip
     assert json.loads(run("topic", "show", name, "--json").stdout)["settings"] == made["settings"]
     shown = run("topic", "show", name).stdout
     for words in ("lease             1m", "dedup_window      off", "dead_retention    7d"):
         assert words in shown
+
+
+def test_groups_are_refused_where_they_cannot_be_and_are_fixed(run, name):
+    wrong = run("topic", "create", name, "--groups", "concurrency=5,on_dead=stop")
+    run("topic", "create", name, "--groups", "order,on_dead=hold")
+
+    changed = run("topic", "set", name, "--groups", "off")
+    other = run("topic", "create", name, "--groups", "off")
+
+    assert (wrong.exit_code, changed.exit_code, other.exit_code) == (2, 2, 2)
+    assert "groups.on_dead: 'stop'; give continue or hold" in wrong.stderr
+    assert "groups: it cannot be changed here" in changed.stderr
+    assert "order,on_dead=hold for groups in Redis and off in settings" in other.stderr
 
 
 def test_slo_is_changed_and_a_wrong_one_refused(run, name):
@@ -131,7 +146,9 @@ def test_pause_and_resume_are_told_and_shown(run, topic):
         rf"^{name}: paused since \S+, 1 message held$", run("topic", "ls").stderr, re.M
     )
     assert re.search(rf"^{name}: paused since \S+, 1 message held$", run("stats").stderr, re.M)
-    assert re.search(r"^held back by a pause or limit +1$", run("stats", name).stdout, re.MULTILINE)
+    assert re.search(
+        r"^held back by a pause, limit or group +1$", run("stats", name).stdout, re.MULTILINE
+    )
     assert re.search(r"^paused since +\d{4}-\S+Z$", run("stats", name).stdout, re.MULTILINE)
     assert "1 message held" in run("peek", name).stderr
 
@@ -176,7 +193,7 @@ def test_limit_is_changed_refused_and_what_it_holds_back_is_shown(run, topic):
     changed = run("topic", "set", name, "--limit", "rate:1:1h").stdout
 
     assert changed == f"{name}: limit off -> rate:1:1h\n"
-    told = f"{name}: 1 message held back by the topic's limit\n"
+    told = f"{name}: 1 message held back by the topic's limit or groups\n"
     for command in (("topic", "ls"), ("stats",), ("peek", name)):
         assert told in run(*command).stderr
     assert re.search(r"^held +1$", run("topic", "show", name).stdout, re.MULTILINE)
