@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
@@ -63,10 +64,13 @@ def _row(m: rmq.Message) -> list[str]:
 
 
 _COLUMNS = {
-    "dead": [ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR, BODY],
+    "dead": [
+        ID, Column("DEAD-FOR", right=True), Column("REASON"), TRIES, ERROR,
+        replace(BODY, wide=True),
+    ],
     "prepare": [ID, SLOT, Column("LEASED-UNTIL"), TRIES, BODY],
     "store": [ID, SLOT, Column("PRIORITY", right=True), Column("DUE"), TRIES, BODY],
-}
+}  # fmt: skip
 
 
 def tabulate(pages: Iterable[Sequence[rmq.Message]], queue: str) -> None:

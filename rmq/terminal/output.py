@@ -20,6 +20,7 @@ import click
 from rmq.terminal.tables import (
     GAP,
     NARROWEST,
+    WIDE,
     WINDOW,
     Column,
     cells,
@@ -59,21 +60,17 @@ def lines(records: Iterable[Any]) -> None:
 
 
 def _chosen(columns: Sequence[Column]) -> list[int]:
-    """Return the indices of the columns that --columns names, or of all."""
+    """Return the indices of the columns that --columns names, or of those for this width."""
     names = _writer().columns
     if names is None:
-        return list(range(len(columns)))
+        wide = terminal_width() >= WIDE
+        return [index for index, column in enumerate(columns) if wide or not column.wide]
     indices = {field_name(column.title): index for index, column in enumerate(columns)}
     for name in names:
         if field_name(name) not in indices:
             heads = ", ".join(column.title for column in columns)
             raise click.UsageError(f"--columns: there is no {name}; there are {heads}")
     return [indices[field_name(name)] for name in names]
-
-
-def has_columns() -> bool:
-    """Whether --columns was given."""
-    return _writer().columns is not None
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int = WINDOW) -> None:
@@ -109,23 +106,6 @@ def block(title: str, text: str) -> None:
     _echo(styled(title, "bold"))
     for text_line in neutral(text, lines=True).rstrip("\n").split("\n"):
         click.echo(f"  {text_line}")
-
-
-def row(parts: Sequence[tuple[str, int]], text: str = "") -> None:
-    """Print one row of a list: cells of a width (a negative one: to the right), then a text.
-
-    The text goes on a line of its own, indented and shortened to the width of the terminal.
-    """
-    shown = []
-    for part, width in parts:
-        cell = shorten(neutral(part), abs(width))
-        padding = " " * (abs(width) - cells(cell))
-        shown.append(padding + cell if width < 0 else cell + padding)
-    click.echo((" " * GAP).join(shown).rstrip())
-    if text:
-        room = max(NARROWEST, terminal_width() - GAP)
-        click.echo(" " * GAP + shorten(neutral(text), room))
-    sys.stdout.flush()
 
 
 def entry(head: str, body: str) -> None:

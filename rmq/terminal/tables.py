@@ -15,6 +15,7 @@ import click
 from rmq.terminal.text import neutral
 
 PIPED_WIDTH = 160  # cells, without a terminal; COLUMNS overrides it
+WIDE = 110  # cells from which a terminal shows all columns
 NARROWEST = 12  # cells of a shortened column, however narrow the terminal
 GAP = 2
 # Rows that decide on the widths. One that is wider comes later and stays whole: it stands out.
@@ -33,12 +34,14 @@ class Column:
         right: align to the right, for numbers.
         cut: shorten its cells on a narrow terminal; other columns are never shortened.
         style: the colour of its cells.
+        wide: leave it out on a terminal narrower than WIDE, unless --columns names it.
     """
 
     title: str
     right: bool = False
     cut: bool = False
     style: str = ""
+    wide: bool = False
 
 
 def terminal_width() -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ from rmq.features.dead_letters.cli.options import (
     conditions_given,
     describe,
     filter_argument,
+    filter_of,
     filter_options,
     print_dry_run,
     report_skipped,
@@ -25,7 +25,7 @@ from rmq.features.dead_letters.cli.options import (
 )
 from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.jobs.cli import started, work
-from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
+from rmq.features.dead_letters.reading import cursor_of
 from rmq.kernel.core.message import TRASH_KEEP_S
 from rmq.terminal import output, text as terminal_text
 from rmq.terminal.app import ERROR, PARTLY, Command, CommandGroup, Failed, NotFound
@@ -66,12 +66,16 @@ def list_dead(
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
     common = common_options()
-    given_filters = conditions_given(filters)
-    narrowed = bool(given_filters) or wanted is not None
+    ids = filters.pop("ids")
+    wanted = filter_of(filters, wanted)
+    narrowed = bool(ids) or wanted is not None
     with common.client() as client:
         total = client.admin.stats(topic)["dead"]
-        matching = _matching_dead_letters(client, topic, wanted, given_filters, cursor, limit)
-        shown, last = listing.show(matching)
+        if ids:
+            pages = _dead_of(client, topic, wanted, ids[:limit])
+        else:
+            pages = _first(listing.read_pages(client, topic, wanted, cursor, limit), limit)
+        shown, last = listing.show(pages)
     if narrowed and last is None and cursor is None:
         raise NotFound(
             f"topic {topic!r} has no such dead letter (of {terminal_text.number(total)})"
@@ -84,57 +88,26 @@ def list_dead(
         common.note(f"{such} {terminal_text.number(shown)}; more: --cursor {cursor_of(last)}")
 
 
-def _matching_dead_letters(
-    client: rmq.Client,
-    topic: str,
-    wanted: DeadLetterFilter | None,
-    given_filters: dict[str, Any],
-    cursor: str | None,
-    limit: int,
-) -> Iterator[list[rmq.Message]]:
-    """Yield dead letters that match, at most `limit`, in pages as they are read."""
-    fits = _predicate(given_filters)
-    if "ids" in given_filters:
-        now_ms = int(time.time() * 1000)
-        for message_id in given_filters["ids"][:limit]:
-            message = client.admin.get(topic, message_id)
-            if message is None or message.queue != "dead" or not fits(message):
-                continue
-            if wanted is None or wanted.matches(message, now_ms):
-                yield [message]
-        return
-    size = LIMIT_MAX if given_filters else limit
-    pages = listing.read_pages(client, topic, wanted, cursor, size)
+def _first(pages: Iterator[list[rmq.Message]], limit: int) -> Iterator[list[rmq.Message]]:
+    """Yield pages until they have so many dead letters."""
     for page in pages:
-        matching = list(filter(fits, page))[:limit]
-        yield matching
-        limit -= len(matching)
-        if limit == 0:
+        yield page[:limit]
+        limit -= len(page)
+        if limit <= 0:
             return
 
 
-def _predicate(given_filters: dict[str, Any]) -> Callable[[rmq.Message], bool]:
-    try:
-        error_pattern = re.compile(given_filters["error"]) if "error" in given_filters else None
-    except re.error as problem:
-        raise click.UsageError(
-            f"--error: {given_filters['error']!r} is no regular expression: {problem}"
-        ) from None
-    latest = time.time() - given_filters.get("older_than", 0)
-
-    def fits(message: rmq.Message) -> bool:
-        failure = message.failure
-        if "type" in given_filters and message.type != given_filters["type"]:
-            return False
-        if "older_than" in given_filters and message.died and message.died.timestamp() > latest:
-            return False
-        if "reason" in given_filters and (
-            failure is None or failure.reason != given_filters["reason"]
-        ):
-            return False
-        return error_pattern is None or bool(failure and error_pattern.search(failure.error))
-
-    return fits
+def _dead_of(
+    client: rmq.Client, topic: str, wanted: DeadLetterFilter | None, ids: Sequence[rmq.MessageId]
+) -> Iterator[list[rmq.Message]]:
+    """Yield those of these messages that are dead letters and fit a filter."""
+    now_ms = int(time.time() * 1000)
+    for id in ids:
+        message = client.admin.get(topic, id)
+        if message is None or message.queue != "dead":
+            continue
+        if wanted is None or wanted.matches(message, now_ms):
+            yield [message]
 
 
 @dlq.command("show", examples=("rmq dlq show orders 34qdd3l8pc001f8d2kpl0v9r4c",))

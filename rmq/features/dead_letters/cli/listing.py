@@ -10,16 +10,10 @@ import rmq
 from rmq.features.dead_letters.filter import DeadLetterFilter
 from rmq.features.dead_letters.reading import LIMIT_MAX, cursor_of
 from rmq.kernel.core.failure import fingerprint
-from rmq.terminal import output, tables, text as terminal_text
+from rmq.terminal import output, text as terminal_text
 from rmq.terminal.message import age, tabulate
 from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
-
-WIDE = 110  # cells from which a dead letter fits on one line
-_ID, _AGE, _REASON, _TRIES, _TYPE = 26, 8, 13, 5, 18  # widths of the columns of a narrow list
-_HEADS = [
-    ("ID", _ID), ("DEAD-FOR", -_AGE), ("REASON", _REASON), ("TRIES", -_TRIES), ("TYPE", _TYPE),
-]  # fmt: skip
 
 
 def read_pages(
@@ -73,29 +67,9 @@ def show(pages: Iterator[list[rmq.Message]]) -> tuple[int, rmq.Message | None]:
 
     if common_options().json:
         output.lines(map(fields_of, chain.from_iterable(noted())))
-    elif tables.terminal_width() >= WIDE or output.has_columns():
-        tabulate(noted(), "dead")
     else:
-        for position, message in enumerate(chain.from_iterable(noted())):
-            if position == 0:
-                output.row(_HEADS)
-            _print_two_lines(message)
+        tabulate(noted(), "dead")
     return count, last
-
-
-def _print_two_lines(message: rmq.Message) -> None:
-    failure = message.failure
-    error = failure.error.partition("\n")[0] if failure else ""
-    output.row(
-        [
-            (str(message.id), _ID),
-            (age(message.died), -_AGE),
-            (failure.reason if failure else "-", _REASON),
-            (str(message.deliveries), -_TRIES),
-            (message.type or "", _TYPE),
-        ],
-        error or terminal_text.body_text(message.body),
-    )
 
 
 def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
@@ -103,16 +77,6 @@ def _group_fields(found: rmq.DeadLetterGroups) -> Iterator[dict[str, Any]]:
         yield terminal_text.fields(group)
     if found.other:
         yield {"fingerprint": None, "count": found.other}
-
-
-def _group_cells(group: rmq.DeadLetterGroup) -> list[str]:
-    return [
-        group.fingerprint or "-",
-        terminal_text.number(group.count),
-        age(group.first),
-        age(group.last),
-        str(group.example),
-    ]
 
 
 def _group_text(group: rmq.DeadLetterGroup) -> str:
@@ -128,15 +92,19 @@ def show_groups(topic: str, found: rmq.DeadLetterGroups) -> None:
     if common.json:
         output.lines(_group_fields(found))
         return
-    heads, widths = ("FINGERPRINT", "COUNT", "FIRST", "LAST", "EXAMPLE"), (12, -9, -7, -7, _ID)
-    rows = [[*_group_cells(group), _group_text(group)] for group in found.groups]
-    if tables.terminal_width() >= WIDE or output.has_columns():
-        columns = [Column(head, right=width < 0) for head, width in zip(heads, widths, strict=True)]
-        output.table([*columns, Column("ERROR", cut=True, style="red")], rows)
-    else:
-        output.row(list(zip(heads, widths, strict=True)))
-        for *cells, text in rows:
-            output.row(list(zip(cells, widths, strict=True)), text)
+    columns = [
+        Column("FINGERPRINT"), Column("COUNT", right=True), Column("FIRST", right=True),
+        Column("LAST", right=True), Column("EXAMPLE", wide=True),
+        Column("ERROR", cut=True, style="red"),
+    ]  # fmt: skip
+    rows = [
+        [
+            group.fingerprint or "-", terminal_text.number(group.count), age(group.first),
+            age(group.last), str(group.example), _group_text(group),
+        ]
+        for group in found.groups
+    ]  # fmt: skip
+    output.table(columns, rows)
     letters = terminal_text.plural(found.total, "dead letter")
     groups = terminal_text.plural(len(found.groups), "group")
     common.note(f"{topic}: {letters} in {groups}; FIRST and LAST are how long ago they died")

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from rmq.features.dead_letters.filter import DeadLetterFilter, parse
+from rmq.features.dead_letters.filter import DeadLetterFilter, joined, parse
+from rmq.features.dead_letters.filter_terms import Operand
 from rmq.kernel.core.failure import REASONS
 from rmq.terminal import text as terminal_text
 from rmq.terminal.app import ERROR, PARTLY, Failed, NotFound, with_options
@@ -60,6 +61,18 @@ def conditions_given(
     """Return the filters that were given."""
     given = {name: list(v) if name == "ids" else v for name, v in filters.items() if v or v == 0}
     return given if wanted is None else {**given, "filter": wanted}
+
+
+def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadLetterFilter | None:
+    """Return FILTER and the options, without --id, as one filter; None where none was given."""
+    terms = [
+        f"{name}{'~' if name == 'error' else '='}{Operand(value)}"
+        for name, value in conditions_given(filters).items()
+        if name != "older_than"
+    ]
+    if filters["older_than"] is not None:
+        terms.append(f"age>={filters['older_than']}s")
+    return joined([*map(parse, terms), *([] if wanted is None else [wanted])])
 
 
 def describe(count: int, filters: dict[str, Any]) -> str:
