@@ -20,6 +20,7 @@ from rmq.features.offloaded import flows as sweeping
 from rmq.features.offloaded.service import Offloading
 from rmq.kernel.consumer import offloaded
 from rmq.kernel.core import codec, offloading
+from rmq.kernel.producer import offload
 from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import set_clock
 from rmq.web.survey import Survey
@@ -215,6 +216,28 @@ def test_what_is_refused_leaves_no_object(api: Any, name: str, url: str) -> None
     with pytest.raises(rmq.InvalidValue):
         topic.send(BIG, headers={"rmq-x": "1"})
     assert len(objects(url)) == 1
+    twice = [rmq.Outgoing(BIG, dedup_key="b"), rmq.Outgoing(BIG, dedup_key="b")]
+    results = api.topic(f"{name}-2", codec=own).send_many(twice)
+    assert [result.status for result in results] == ["stored", "duplicate"]
+    with api.topic(f"{name}-2").consumer() as consumer:
+        (delivery,) = consumer.receive(wait=5)
+        assert delivery.body == BIG
+        assert len(objects(url)) == 2
+
+
+@both_clients
+def test_a_send_that_is_stored_is_answered_whatever_comes_after(
+    api: Any, name: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = api.topic(name, codec=rmq.Offloaded(url, above=1000))
+    topic.send(BIG, dedup_key="a")
+
+    def fail(*given: Any) -> Any:
+        raise rmq.Unavailable("get: away")
+
+    monkeypatch.setattr(offload.scripts, "get", fail)
+    assert topic.send(BIG, dedup_key="a").status == "duplicate"
+    assert len(objects(url)) == 2  # one is for the sweep
 
 
 @both_clients
@@ -522,19 +545,23 @@ def test_a_reference_that_redis_was_given_opens_nothing_else(
 
 
 def test_a_worker_reads_and_removes(client: rmq.Client, name: str, url: str) -> None:
-    topic = client.topic(name, codec=rmq.Offloaded(url, above=1000))
+    own = rmq.Offloaded(url, above=1000)
+    topic = client.topic(name, codec=own, retry="immediate", max_retries=2)
     seen: list[Any] = []
 
     @topic.handler()
     def handle(body: dict[str, Any]) -> None:
         seen.append(body)
 
+    topic.send(BIG)
+    damage(url, b"!")
     topic.send_many([rmq.Outgoing(BIG)] * 5)
     worker = rmq.Worker(client, heartbeat="thread")
     thread = threading.Thread(target=worker.run)
     thread.start()
     wait_for(lambda: len(seen) == 5)
-    wait_for(lambda: objects(url) == [])
+    wait_for(lambda: len(objects(url)) == 1)
+    wait_for(lambda: client.admin.stats(name)["dead"] == 1)
     worker.stop()
     thread.join()
     assert seen == [BIG] * 5

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from rmq.errors import QueueFull, TopicPaused
+from rmq.errors import QueueFull, RMQError, TopicPaused
 from rmq.kernel.core import offloading
 from rmq.kernel.core.codec import Coded, Offloaded
 from rmq.kernel.core.message import Outgoing, SendResult
@@ -55,6 +56,20 @@ def send(
         refused = [at for at, result in enumerate(error.results) if result is None]
         yield from _remove([objects[at][0] for at in refused if at in objects])
         raise
+    with suppress(RMQError):  # the messages are stored
+        yield from _remove((yield from _unused(context, objects, results)))
+    return results
+
+
+def _unused(
+    context: TopicContext,
+    objects: Mapping[int, tuple[Reference, bytes]],
+    results: Sequence[SendResult],
+) -> Flow[list[Reference]]:
+    """Return the objects of duplicates, whose records refer to others.
+
+    A duplicate may be of this very send, repeated after its reply was lost.
+    """
     unused = []
     for at, (reference, _) in objects.items():
         result = results[at]
@@ -62,8 +77,7 @@ def send(
             member = yield scripts.get(context.slots[result.id.slot], result.id)
             if member is not None and reference.packed not in member.record:
                 unused.append(reference)
-    yield from _remove(unused)
-    return results
+    return unused
 
 
 def _remove(references: list[Reference]) -> Flow[None]:
