@@ -368,3 +368,20 @@ def test_two_at_once_move_each_letter_once(
 
     assert sorted(each["n"] for each in bodies(client, other)) == list(range(1000))
     assert client.admin.stats(name)["dead"] == 0
+
+
+@pytest.mark.parametrize(("slots", "there", "goes"), [(4, 4, True), (4, 2, True), (1, 4, False)])
+def test_a_topic_with_groups_takes_dead_letters_whose_slots_are_those_of_their_groups(
+    api: Any, name: str, other: str, slots: int, there: int, goes: bool
+) -> None:
+    names = [f"customer-{n}" for n in range(8)]
+    bury(api, name, *(rmq.Outgoing({"n": 1}, group=g) for g in names), slots=slots)
+    api.topic(other, slots=there, groups=rmq.Groups()).open()
+    if not goes:
+        with pytest.raises(InvalidValue, match="has groups and 4 slots"):
+            api.admin.redrive(name, to=other)
+        return
+    api.admin.redrive(name, to=other)
+
+    found = {message.group: message.slot for message in api.admin.peek(other, limit=100)}
+    assert found == {g: slot_of(g, there) for g in names}

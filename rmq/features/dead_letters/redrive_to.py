@@ -90,13 +90,22 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
     """Return another topic, opened, to which dead letters are to go.
 
     Raises:
-        InvalidValue, InvalidType: it is the same topic, or no name.
+        InvalidValue, InvalidType: it is the same topic, or no name; or it has groups, and numbers
+            of slots by which messages of a group would not come to the group's slot.
         TopicNotFound: there is none.
     """
     target = TopicContext(context.prefix, to, context.codec, context.sessions, {})
     if target.name == context.name:
         raise InvalidValue(f"to: {to!r} is the topic itself; leave it out")
     yield from opening.ensure_open(target, create=False)
+    if target.settings.groups:
+        yield from opening.ensure_open(context, create=False)
+        if context.settings.layout or context.settings.slots % target.settings.slots:
+            raise InvalidValue(
+                f"to: {to!r} has groups and {target.settings.slots} slots, {context.name!r} "
+                f"{context.settings.slots}; messages of a group might come to two slots. Export "
+                "the dead letters (rmq dlq export) and import them there (rmq dlq import)"
+            )
     return target
 
 
