@@ -43,13 +43,13 @@ class Logging(Interceptor):
             _emit(
                 MESSAGE_NOT_SENT, "not sent to %s: %s: %s",
                 topic=topic, error_type=type(result).__name__, error=failure.text_of(result),
-                **_type_field(message.type),
+                **_marks(message),
             )  # fmt: skip
         elif log.isEnabledFor(logging.INFO):
             _emit(
                 MESSAGE_SENT, "sent to %s: %s %s, slot %d",
                 topic=topic, message_id=str(result.id), status=result.status, slot=result.slot,
-                **_type_field(message.type),
+                **_marks(message),
             )  # fmt: skip
 
     def before_handle(self, delivery: DeliveryData) -> None:
@@ -74,15 +74,17 @@ class Logging(Interceptor):
             event, text = MESSAGE_FAILED, "failed from %s: %s attempt %d, %s after %g s"
         if late is not None:
             fields["late_seconds"] = round(late, 3)
-        fields |= _type_field(delivery.type)
+        fields |= _marks(delivery)
         if outcome.error is not None:
             fields["error_type"] = type(outcome.error).__name__
             fields["error"] = failure.text_of(outcome.error)
         _emit(event, text, **fields)
 
 
-def _type_field(message_type: str | None) -> dict[str, str]:
-    return {} if message_type is None else {"type": message_type}
+def _marks(message: Outgoing | DeliveryData) -> dict[str, str]:
+    """Return the type and the group of a message, if it has them."""
+    marks = {"type": message.type, "group": message.group}
+    return {name: text for name, text in marks.items() if text is not None}
 
 
 def _emit(event: Event, text: str, **fields: Any) -> None:

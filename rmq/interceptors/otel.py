@@ -58,7 +58,7 @@ class OpenTelemetry(Interceptor):
         span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
-            attributes=_attributes("send", topic, message.type),
+            attributes=_attributes("send", topic, message),
         )
         self._sending[id(message)] = message, span
         trace_headers: dict[str, str] = {}
@@ -90,7 +90,7 @@ class OpenTelemetry(Interceptor):
         span_context = origin
         if not self._parent:
             span_context = self._trace.set_span_in_context(self._trace.INVALID_SPAN, origin)
-        attributes = _attributes("process", topic, delivery.type) | {
+        attributes = _attributes("process", topic, delivery) | {
             "messaging.message.id": str(delivery.id),
             "messaging.destination.partition.id": str(delivery.slot),
             "rmq.attempt": delivery.attempt,
@@ -134,16 +134,15 @@ class OpenTelemetry(Interceptor):
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, summary))
 
 
-def _attributes(verb: str, topic: str, message_type: str | None) -> dict[str, Any]:
+def _attributes(verb: str, topic: str, message: Outgoing | DeliveryData) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "messaging.system": "rmq",
         "messaging.operation.name": verb,
         "messaging.operation.type": verb,
         "messaging.destination.name": topic,
     }
-    if message_type is not None:
-        attributes["rmq.type"] = message_type
-    return attributes
+    marks = {"rmq.type": message.type, "rmq.group": message.group}
+    return attributes | {name: text for name, text in marks.items() if text is not None}
 
 
 def _has_room(headers: Any, trace_headers: dict[str, str]) -> bool:

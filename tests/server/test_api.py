@@ -162,6 +162,22 @@ def test_a_message_is_sent_found_changed_and_cancelled(api: Ask, client: rmq.Cli
     assert api(path).body["type"] == "urn:rmq:error:not-found"
 
 
+def test_messages_of_a_group_are_sent_shown_and_filtered(api: Ask, client: rmq.Client) -> None:
+    made = api("/topics", "POST", {"name": "orders", "settings": {"groups": "order"}})
+    group = {"group": "a", "share_key": "s", "weight": 2}
+    sent = [api("/topics/orders/messages", "POST", {"body": n} | group) for n in range(2)]
+    api("/topics/orders/messages", "POST", {"body": 2, "group": "b"})
+
+    held = api(f"/topics/orders/messages/{sent[1].body['id']}").body
+    of_a = api("/topics/orders/peek?group=a").body["messages"]
+    wrong = api("/topics/orders/messages", "POST", {"body": 1, "weight": 2})
+
+    assert made.body["settings"]["groups"] == "order"
+    assert (held["group"], held["share_key"], held["held"]) == ("a", "s", True)
+    assert [(each["body"]["text"], each["held"]) for each in of_a] == [("0", False), ("1", True)]
+    assert (wrong.status, wrong.body["field"]) == (400, "weight")
+
+
 def test_a_send_that_is_repeated_stores_nothing(api: Ask, client: rmq.Client) -> None:
     client.topic("orders").open()
     first, again = (

@@ -389,20 +389,20 @@ SERVER_METRICS = (
 # --- events --------------------------------------------------------------------------------------
 
 MESSAGE_SENT = Event(
-    "sent", "INFO", ("topic", "message_id", "status", "slot", "type"),
-    "A message was accepted; type where it has one.",
+    "sent", "INFO", ("topic", "message_id", "status", "slot", "type", "group"),
+    "A message was accepted; type and group where it has them.",
 )  # fmt: skip
 MESSAGE_NOT_SENT = Event(
-    "not_sent", "WARNING", ("topic", "error_type", "error", "type"), "A send raised.",
+    "not_sent", "WARNING", ("topic", "error_type", "error", "type", "group"), "A send raised.",
 )  # fmt: skip
 MESSAGE_HANDLED = Event(
     "handled", "INFO",
-    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type"),
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type", "group"),
     "A handler has run and did not fail; late_seconds on a first attempt only.",
 )  # fmt: skip
 MESSAGE_FAILED = Event(
     "failed", "WARNING",
-    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type",
+    ("topic", "message_id", "attempt", "verb", "seconds", "late_seconds", "type", "group",
      "error_type", "error"),
     "A handler raised, or the message was rejected or lost; error_type and error where it raised.",
 )  # fmt: skip

@@ -199,7 +199,8 @@ def group_mark(settings: Settings, out: Outgoing) -> str:
     """Check the group of a message; return the value of its header, empty without one."""
     if out.group is None:
         if out.share_key is not None or out.weight is not None:
-            raise InvalidValue("share_key, weight: they need a group; give group too")
+            name = "weight" if out.share_key is None else "share_key"
+            raise InvalidValue(f"{name}: given without group; give that, too")
         return ""
     group = check_group(out.group)
     if out.merge_key is not None:

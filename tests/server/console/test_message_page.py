@@ -92,3 +92,18 @@ def test_a_viewer_sees_the_errors_of_attempts_and_no_tracebacks(scene: Scene) ->
         assert text in as_viewer
     assert "Traceback" not in as_viewer
     assert as_operator.count("raise ValueError(text)") == 2
+
+
+def test_the_group_of_a_message_is_shown_and_that_it_is_held(
+    console: Server, client: rmq.Client
+) -> None:
+    topic = client.topic("orders", groups=rmq.Groups())
+    ids = [topic.send(n, group="a <b>").id for n in range(2)]
+
+    first, held = (fetch(f"{console.url}/console/topics/orders/messages/{id}").text for id in ids)
+    listed = fetch(f"{console.url}/console/topics/orders/messages?queue=store").text
+
+    assert all("<dt>group</dt><dd>a &lt;b&gt;</dd>" in page for page in (first, held))
+    assert ["<dt>waits for</dt>" in page for page in (first, held)] == [False, True]
+    assert listed.count("group a &lt;b&gt;") == 2
+    assert listed.count("after its group") == 1
