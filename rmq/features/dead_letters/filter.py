@@ -231,7 +231,7 @@ class _Parser:
         self.at = start
         self.expected(f"a closing {quote} for this one")
 
-    def pattern(self, operand: Operand, start: int) -> re.Pattern[str]:
+    def pattern(self, operand: Operand, start: int) -> bounded_regex.Search:
         written = str(operand.value) if operand.quoted else operand.written
         try:
             return bounded_regex.compile_bounded(written)

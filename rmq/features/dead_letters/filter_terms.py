@@ -198,7 +198,7 @@ class Condition:
     where: Field
     operator: str
     operand: Operand
-    pattern: re.Pattern[str] | None = field(default=None, compare=False, repr=False)
+    pattern: bounded_regex.Search | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.where}{self.operator}{self.operand}"
@@ -210,7 +210,7 @@ class Condition:
         if found is _MISSING:
             return negated
         if self.pattern is not None:
-            return bounded_regex.search(self.pattern, _text(found)) != negated
+            return bool(self.pattern(_text(found))) != negated
         if self.operator in ("=", "!="):
             return self._equals(found) != negated
         return self._compares(found)
