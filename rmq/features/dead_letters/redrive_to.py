@@ -103,8 +103,8 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
         if context.settings.layout or context.settings.slots % target.settings.slots:
             raise InvalidValue(
                 f"to: {to!r} has groups and {target.settings.slots} slots, {context.name!r} "
-                f"{context.settings.slots}; messages of a group might come to two slots. Export "
-                "the dead letters (rmq dlq export) and import them there (rmq dlq import)"
+                f"{context.settings.slots}; messages of a group might come to two slots. Use "
+                "a topic with as many slots, or with a divisor of that"
             )
     return target
 

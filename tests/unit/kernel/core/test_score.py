@@ -24,6 +24,6 @@ def test_a_receipt_is_exact_until_2096(deadline: int, left: int, delivery: int) 
 
 
 def test_score_families_begin_at_their_limits() -> None:
-    assert [family(s) for s in (0, 16.9, 17, 1_048_575.9, 1e12)] == [
-        "retry", "retry", "priority", "priority", "timed",
+    assert [family(s) for s in (-(2.0**32), -1, 0, 16.9, 17, 1_048_575.9, 1e12)] == [
+        "held", "held", "retry", "retry", "priority", "priority", "timed",
     ]  # fmt: skip

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgpack
 import pytest
 
 import rmq
+from rmq.errors import InvalidValue
 from rmq.kernel.core import record
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.limits import HEADERS_BYTES, HEADERS_MAX
@@ -81,3 +85,56 @@ def test_a_message_that_cannot_work_is_refused_and_its_field_named(
 ) -> None:
     with pytest.raises(rmq.InvalidValue, match=error):
         encoded(out)
+
+
+def test_a_group_chooses_the_slot_and_stands_first_among_the_headers() -> None:
+    made = encoded(rmq.Outgoing(1, group="a", headers={"h": "1"}, type="t"))
+    by_basis = encoded(rmq.Outgoing(1, slot_basis="a"))
+
+    assert (made.basis, made.slot) == ("a", by_basis.slot)
+    assert list(msgpack.unpackb(made.headers)) == ["rmq-group", "h", "rmq-type"]
+    for basis in ("a", b"a"):
+        assert encoded(rmq.Outgoing(1, group="a", slot_basis=basis)).slot == made.slot
+
+
+@pytest.mark.parametrize(
+    ("options", "mark"),
+    [
+        ({}, "a"),
+        ({"share_key": "b"}, "\x011\x01b\x01a"),
+        ({"share_key": "gold"}, "\x014\x01gold\x01a"),
+        ({"share_key": "gold", "weight": 2}, "\x012\x01gold\x01a"),
+        ({"weight": 64}, "\x0164\x01\x01a"),
+    ],
+)
+def test_a_weight_is_that_of_the_message_or_that_of_the_setting(
+    options: dict[str, Any], mark: str
+) -> None:
+    made = encoded(rmq.Outgoing(1, group="a", **options), groups=rmq.Groups(share={"gold": 4}))
+
+    assert msgpack.unpackb(made.headers)["rmq-group"] == mark
+
+
+def test_in_a_topic_with_groups_a_timed_message_has_a_priority() -> None:
+    made = encoded(rmq.Outgoing(1, delay=5), groups=rmq.Groups())
+
+    assert made.head == record.head(JSON.number, record.TIMED, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"share_key": "s"}, "share_key: given without group"),
+        ({"weight": 2}, "weight: given without group"),
+        ({"group": "a", "weight": 65}, "weight: 65"),
+        ({"group": ""}, "group: ''"),
+        ({"group": "x" * 201}, "group: 'xxx"),
+        ({"group": "a\n"}, "group: 'a\\\\n'"),
+        ({"group": "a", "share_key": ""}, "share_key: ''"),
+        ({"group": "a", "slot_basis": "b"}, "the group chooses the slot"),
+        ({"group": "a", "merge_key": "k", "time_range": 1}, "group: given with merge_key"),
+    ],
+)
+def test_what_cannot_be_said_of_a_group_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidValue, match=told):
+        encoded(rmq.Outgoing(1, **options))
