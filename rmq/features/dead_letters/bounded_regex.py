@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from rmq.errors import ConfigurationError
 from rmq.kernel.core import packages
 
 PATTERN_CHARS, TEXT_CHARS = 200, 1_000
@@ -48,12 +49,9 @@ def compile_bounded(pattern: str) -> Search:
 
 def _by_re2(pattern: str) -> Search:
     try:
-        import re2
-    except ImportError:
-        raise RegexRefused(
-            f"a pattern without ( and with one of * + ? {{ at most, or RE2: "
-            f"{packages.install('filters')}"
-        ) from None
+        re2 = packages.load("re2", "filters", "with ( or several of * + ? {")
+    except ConfigurationError as missing:
+        raise RegexRefused(f"a simpler pattern ({missing})") from None
     options = re2.Options()
     options.log_errors, options.max_mem = False, MEMORY
     try:
