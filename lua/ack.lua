@@ -65,6 +65,9 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
       local done, entry, following, priority, tag
       done, entry, following, priority, tag = entry_without(text, tonumber(vtime or 0), id)
       if done then
+        if following then
+          redis.call('ZCARD', KEYS[10])
+        end
         redis.call('HDEL', records, id)
         redis.call('ZREM', prepare, id)
         if following then

@@ -93,7 +93,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
         if not text and vtime < GROUPS_RESTART then
           count = count + 1
           entry, tag = first_entry(count, vtime, first, priority, most)
-        elseif text and most > 1 then
+        elseif text and most > 1 and vtime < GROUPS_RESTART then
           entry, tag = fuller_entry(text, most, vtime)
         end
         if entry then

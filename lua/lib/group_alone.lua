@@ -92,7 +92,7 @@ local function entry_without(text, vtime, id)
       if flags % 2 == SINGLE then
         member = following
       end
-      local latest = vtime + (count + 1) * step
+      local latest = vtime + (count + 2) * step
       if finish > latest then
         finish = latest
       end

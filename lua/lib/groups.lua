@@ -63,7 +63,7 @@ local function parse_entry(groups, name, text)
     out = struct.unpack('>I2', member)
   end
   -- After counters have begun anew, `finish` is far ahead.
-  local latest = groups.vtime + UNIT / weight * (most_of(groups, name) + 1)
+  local latest = groups.vtime + UNIT / weight * (most_of(groups, name) + 2)
   return { name = name, flags = flags, finish = finish < latest and finish or latest, weight = weight, out = out,
     member = out == 1 and flags % 2 == SINGLE and member or nil, priority = priority,
     lane_priority = lane_priority, lane = lane, place = place,
@@ -271,7 +271,7 @@ end
 -- Let a message of a group come in, new or due: it goes out, or is held behind those that are. Its entry was loaded.
 local function enter_group(groups, name, weight, share, id, priority)
   local known = groups.entries[name]
-  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table' then
+  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table' and groups.vtime < GROUPS_RESTART then
     local score
     score = enter_plainly(groups, name, known, id, priority)
     if score then

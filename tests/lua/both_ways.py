@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from rmq.kernel.transport.steps import Command
-from tests.lua.box import Box
+from tests.lua.box import Box, changes
 
 
 def _outcome(box: Box, command: Command[Any], text: str) -> Any:
@@ -36,5 +36,5 @@ def compare(box: Box, command: Command[Any], other: str) -> Any:
             box.redis.restore(key, 0, content, replace=True)
     found = _outcome(box, command, command.script.text)
 
-    assert found == expected
+    assert found == expected, (found[0], expected[0], changes(expected[1], found[1]))
     return found[0]

@@ -10,6 +10,7 @@ import rmq
 from rmq.features.dead_letters import scripts as dead_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.features.queries import scripts as queries_scripts
+from rmq.kernel.core.ids import member_of
 from rmq.kernel.core.retry import Levels
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
@@ -760,15 +761,136 @@ def test_purge_of_one_id_that_is_given_twice_lets_one_go_out(make_box):
 # --- queries
 
 
-def test_query_settles_rejects_and_releases_messages_of_groups(make_box):
+def settle(box: Box, upto: int = 10_000, since: int = 0, limit: int = 4000) -> Any:
+    return box.run(queries_scripts.query_settle(box.handle, box.keys, query.ME, since, upto, limit))
+
+
+def test_query_settles_messages_of_groups_and_wakes(make_box):
     box = grouped(make_box)
     given = send(box, *"aabbc")
-    taken = query.take(box)
+    query.take(box)
     check(box)
     assert len(query.log(box)) == 3
-    assert taken
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 60_000)
 
-    box.run(queries_scripts.query_settle(box.handle, box.keys, query.ME, 0, 100, 1000))
+    assert settle(box).settled == 3
+
     check(box)
-
     assert sorted(out(box)) == sorted([given[1], given[3]])
+    assert box.counter("waiting") == 0
+
+
+def test_query_settles_four_thousand_groups_of_which_each_has_more(make_box):
+    box = grouped(make_box)
+    names = [f"group {n}" for n in range(4000)]
+    for part in range(0, 4000, 1000):
+        parts = [part for name in names[part : part + 1000] for part in parts_of(name)]
+        for _ in range(2):
+            box.run(
+                producer_scripts.send(box.handle, box.keys, box.session(), box.ids(1000), parts, {})
+            )
+    check(box)
+    for after in range(0, 4000, 1000):
+        query.take(box, after, 1000)
+    assert len(query.log(box)) == 4000
+
+    assert settle(box, limit=4000).settled == 4000
+
+    check(box)
+    assert len(out(box)) == 4000
+    assert held(box) == []
+
+
+def test_query_rejects_messages_of_groups(make_box):
+    box = grouped(make_box, HOLD)
+    a1, a2, b1, b2 = send(box, *"aabb")
+    query.take(box, limit=1)
+    (first,) = query.log(box)
+
+    box.run(queries_scripts.query_reject(box.handle, box.keys, query.ME, 100, b"no", 100))
+
+    check(box)
+    assert list(box.state()["dead"]) == [first]
+    assert out(box) == ([b1] if first == a1 else [a1])
+    assert set(held(box)) == {a2, b2}
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_query_fails_messages_of_groups(make_box, retry):
+    box = slow(make_box, rmq.Groups(order=False, concurrency=1))
+    a1, a2 = send(box, *"aa")
+    query.take(box, limit=1)
+    query.renew(box)
+    query.read(box)
+    failing = [queries_scripts.Failing(1, member_of(a1), b"why")]
+
+    letters = box.run(queries_scripts.query_fail(box.handle, box.keys, query.RUN, failing, retry))
+
+    assert letters == ("r" if retry else "d")
+    check(box)
+    assert out(box) == [a2]
+
+
+def test_query_gives_back_what_it_did_not_read(make_box):
+    box = grouped(make_box)
+    given = send(box, *"aab")
+    query.take(box)
+
+    box.run(queries_scripts.query_release(box.handle, box.keys, query.ME, 0, 100))
+
+    check(box)
+    assert set(out(box)) == {given[0], given[2]}
+    assert held(box) == [given[1]]
+
+
+def test_query_whose_lease_has_ended_gives_its_messages_back_and_may_still_settle_them(make_box):
+    box = grouped(make_box, rmq.Groups(order=False, concurrency=1))
+    a1, a2, b1 = send(box, *"aab")
+    query.take(box)
+    query.read(box)
+    query.lapse(box, force=True)
+    box.clock.advance(2)
+    box.rollback()
+    check(box)
+    assert set(out(box)) | set(box.state()["store"]) >= {a1, b1}
+
+    settle(box)
+
+    check(box)
+    assert set(box.state()["records"]) <= {a1, a2, b1}
+
+
+# --- publish, redrive from another topic
+
+
+def test_publish_of_a_stage_enters_groups(make_box):
+    box = grouped(make_box)
+    (first,) = send(box, "a")
+    ids = box.ids(3)
+    for place, id in enumerate(ids):
+        entry = [member_of(id), *parts_of("a")]
+        box.run(queries_scripts.stage_push(box.keys, "stage", place, 60_000, entry))
+    box.run(queries_scripts.stage_push(box.keys, "stage", 3, 60_000, []))
+
+    for _ in ids:
+        box.run(queries_scripts.publish(box.handle, box.keys, box.session(), "stage"))
+
+    check(box)
+    assert out(box) == [first]
+    assert held(box) == ids
+
+
+def test_publish_of_many_that_differ_in_their_bodies_alone(make_box):
+    box = grouped(make_box)
+    (first,) = send(box, "a")
+    ids, parts = box.ids(5), [parts_of(name) for name in "aabbb"]
+    entry = ["p", parts[0][0], member_of(ids[0]), 5]
+    rests = [rest for _, rest in parts]
+    box.run(queries_scripts.stage_push(box.keys, "stage", 0, 60_000, entry, rests))
+
+    box.run(queries_scripts.publish(box.handle, box.keys, box.session(), "stage"))
+
+    check(box)
+    assert out(box)[0] == first
+    assert len(out(box)) == 2
+    assert len(held(box)) == 4

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
+import rmq
+from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.transport import scripts
 from tests.lua.both_ways import compare
+from tests.lua.group import check, grouped, send as send_in_groups, send_alone
 from tests.lua.single import COMMANDS, ack, send, take
 
 SHORT = "if known and "  # how a short form begins: it is for sessions that go on
@@ -44,3 +50,55 @@ def test_control_a_short_form_that_differs_is_noticed(box, verb):
 
     with pytest.raises(AssertionError):
         compare(box, command, broken)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_short_forms_do_to_groups_what_the_long_ones_do(make_box, concurrency, seed):
+    made = random.Random(seed)
+    box = grouped(make_box, rmq.Groups(order=concurrency == 1, concurrency=concurrency))
+    send_in_groups(box, *"xx" * 2)  # so that the slot has all counters
+    box.ack(*box.take(10))
+    leases: list[Any] = []
+    for _ in range(150):
+        verb = made.choice(["send", "send", "prepare", "ack"])
+        if verb == "send":
+            name, priority = made.choice(["a", "b", "cc", "d" * 31]), made.choice([100, 100, 300])
+            command = send_alone(box, name, priority=priority, weight=made.choice([1, 1, 1, 4]))
+        elif verb == "prepare":
+            command = consumer_scripts.prepare(box.keys, box.session(), 1, 30_000, False)
+        elif leases:
+            command = box.ack_command([leases.pop(made.randrange(len(leases)))], box.session())
+        else:
+            continue
+
+        reply = compare(box, command, without_short_form(verb))
+
+        check(box)
+        if verb == "prepare":
+            leases += box.leases(command.parse(reply))
+
+
+def _held_one(box):
+    send_in_groups(box, "a", "a")
+    return send_alone(box, "a")
+
+
+def _ack_before_another(box):
+    send_in_groups(box, "a", "a")
+    return box.ack_command([box.take_one()], box.session())
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize(
+    "build", [lambda box: send_alone(box, "a"), _held_one, _ack_before_another]
+)
+def test_messages_of_groups_take_the_short_form(make_box, concurrency, build):
+    box = grouped(make_box, rmq.Groups(order=concurrency == 1, concurrency=concurrency))
+    command = build(box)
+    short = command.script.text.split("\nlocal function fail(", 1)[0]
+
+    text = f"{short}\nerror('the long form')"
+    box.redis.eval(text, len(command.keys), *command.keys, *command.args)
+
+    check(box)
