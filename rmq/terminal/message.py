@@ -36,7 +36,11 @@ def age(since: datetime | None) -> str:
 
 def _body(message: rmq.Message) -> str:
     text = terminal_text.body_text(message.body)
-    return f"{text}  ({message.unreadable})" if message.unreadable else text
+    if not message.unreadable:
+        return text
+    if text.startswith("0x"):  # the end of the line is cut off
+        return f"({message.unreadable})  {text}"
+    return f"{text}  ({message.unreadable})"
 
 
 def _error(message: rmq.Message) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import importlib
@@ -225,6 +226,31 @@ def test_what_is_refused_leaves_no_object(api: Any, name: str, url: str) -> None
         assert len(objects(url)) == 2
 
 
+async def test_a_slow_store_holds_up_no_other_task(
+    server: Server, name: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, own_thread, asked = asyncio.get_running_loop(), threading.get_ident(), []
+
+    def slow(verb: Any) -> Any:
+        def call(*given: Any) -> Any:
+            assert threading.get_ident() != own_thread
+            # A task of the loop answers, or the store waits in vain.
+            asked.append(asyncio.run_coroutine_threadsafe(asyncio.sleep(0, "yes"), loop).result(30))
+            return verb(*given)
+
+        return call
+
+    for verb in ("write", "read", "remove"):
+        monkeypatch.setattr(offloading.Store, verb, slow(getattr(offloading.Store, verb)))
+    async with rmq.AsyncClient(server.url) as client:
+        topic = client.topic(name, codec=rmq.Offloaded(url, above=1000))
+        await topic.send(BIG)
+        async with topic.consumer() as consumer:
+            (delivery,) = await consumer.receive(wait=5)
+            await delivery.ack()
+    assert (asked, objects(url)) == (["yes"] * 3, [])
+
+
 @both_clients
 def test_a_send_that_is_stored_is_answered_whatever_comes_after(
     api: Any, name: str, url: str, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +320,8 @@ def test_what_is_shown_is_the_reference_and_get_has_the_body(
     sent = topic.send(BIG)
     run = CliRunner().invoke
     of_this = ["--url", server.url, "--json"]
+    table = run(cli, ["--url", server.url, "peek", name]).output
+    assert f"(its body of 5012 bytes, {url[:8]}" in table
     peeked = run(cli, [*of_this, "peek", name]).output
     assert f"its body of 5012 bytes, {url}/{name}/" in peeked
     assert "is in a store (rmq.Offloaded)" in peeked
