@@ -9,11 +9,15 @@ import pytest
 import redis
 
 import rmq
+from rmq.features.audit import scripts as audit_scripts
 from rmq.features.dead_letters import scripts as dead_scripts
 from rmq.features.messages import scripts as messages_scripts
 from rmq.features.queries import scripts as queries_scripts
+from rmq.features.topic_admin import scripts as topic_admin_scripts
+from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
+from rmq.kernel.transport import scripts
 from tests.conftest import any_binary
 from tests.lua import query
 from tests.lua.box import Box, Lease
@@ -22,6 +26,7 @@ from tests.lua.group import (
     drained,
     entry,
     grouped,
+    held,
     nothing_left,
     one,
     out,
@@ -29,6 +34,7 @@ from tests.lua.group import (
     send,
     send_alone,
 )
+from tests.property.mutants import loader
 from tests.servers import Server
 
 # --- what seldom happens
@@ -275,3 +281,113 @@ def tight_groups(name, clock):
     yield Box(client, name, clock, groups=rmq.Groups())
     client.close()
     server.stop()
+
+
+# --- where is a held message?
+
+
+def _with_held(make_box: Any, **given: Any) -> tuple[Box, bytes, bytes]:
+    box = grouped(make_box, **given)
+    return box, *send(box, "a", "a")
+
+
+def _get(make_box: Any) -> None:
+    box, head, id = _with_held(make_box)
+    found = box.run(topic_scripts.get(box.keys, id))
+    assert found is not None
+    assert (found.queue, found.score < 0) == ("store", True)
+    assert head
+
+
+def _locate(make_box: Any) -> None:
+    box, head, id = _with_held(make_box)
+    assert box.run(topic_scripts.locate(box.keys, [head, id])).letters == "ss"
+
+
+def _audit_scan(make_box: Any) -> None:
+    box = grouped(make_box)
+    send(box, "a", audited="0123456789.1")
+    send(box, "a", audited="0123456789.2")
+    living = box.run(audit_scripts.audit_scan(box.keys, b"0", 100)).living
+    assert sorted(living) == [b"s0123456789.1", b"s0123456789.2"]
+
+
+def _resize_scan(make_box: Any) -> None:
+    box, *_ = _with_held(make_box)
+    box.redis.hset(box.keys.slot, "upto", 2)
+    stamp = box.redis.hget(box.keys.slot, "created")
+    keys = SlotKeys(box.handle.prefix, box.handle.name, box.keys.index, stamp)
+    assert box.run(topic_admin_scripts.resize_scan(keys, b"0", 100))[1] == 2
+
+
+def _cancel(make_box: Any) -> None:
+    box, _, id = _with_held(make_box)
+    verb = messages_scripts.cancel(box.handle, box.keys, box.session(), id)
+    assert box.run(verb) == "cancelled"
+
+
+def _reschedule(make_box: Any) -> None:
+    box, _, id = _with_held(make_box)
+    verb = messages_scripts.reschedule(box.handle, box.keys, box.session(), id, 5000)
+    assert box.run(verb)[0] == "rescheduled"
+
+
+def _set_priority(make_box: Any) -> None:
+    box, _, id = _with_held(make_box)
+    assert box.run(messages_scripts.set_priority(box.keys, box.session(), id, 50)) == "changed"
+
+
+def _merge(make_box: Any) -> None:
+    """Without a group, of which a thousand are out, one may be held that others merge into."""
+    box = grouped(make_box)
+    send(box, *[None] * 1000)
+    id, _ = box.merge(priority=50)
+    box.clock.advance(6)
+    box.take(1)
+    check(box)
+    assert held(box) == [id]
+    _, reply = box.merge(priority=50)
+    assert reply.letters == "m"
+    check(box)
+    assert held(box) == [id]
+
+
+_WAITS = "redis.call('ZSCORE', store, id)"
+_NOT_HELD = "(function(s) return s and tonumber(s) >= 0 and s end)"
+# What a script would be that looks among scores from 0 on alone, as if there were no lanes.
+PLACES: dict[str, tuple[Callable[[Any], None], str, str]] = {
+    "get": (
+        _get,
+        "'store', redis.call('ZSCORE', KEYS[2], id)",
+        f"'store', {_NOT_HELD}(redis.call('ZSCORE', KEYS[2], id))",
+    ),
+    "locate": (_locate, _WAITS, f"{_NOT_HELD}({_WAITS})"),
+    "audit_scan": (
+        _audit_scan,
+        "redis.call('ZSCORE', KEYS[2], id)",
+        f"{_NOT_HELD}(redis.call('ZSCORE', KEYS[2], id))",
+    ),
+    "resize_scan": (_resize_scan, _WAITS, f"{_NOT_HELD}({_WAITS})"),
+    "cancel": (_cancel, _WAITS, f"{_NOT_HELD}({_WAITS})"),
+    "reschedule": (_reschedule, _WAITS, f"{_NOT_HELD}({_WAITS})"),
+    "set_priority": (_set_priority, _WAITS, f"{_NOT_HELD}({_WAITS})"),
+    "merge": (
+        _merge,
+        "and scores and scores[place] then",
+        f"and scores and {_NOT_HELD}(scores[place]) then",
+    ),
+}
+
+
+@pytest.mark.parametrize("script", PLACES)
+def test_held_message_waits_whoever_asks(make_box, script):
+    PLACES[script][0](make_box)
+
+
+@pytest.mark.parametrize("script", PLACES)
+def test_control_a_script_that_does_not_see_lanes_is_noticed(make_box, monkeypatch, script):
+    claim, text, blind = PLACES[script]
+    monkeypatch.setattr(scripts, "load", loader([(script, text, blind)]))
+
+    with pytest.raises(AssertionError):
+        claim(make_box)
