@@ -23,7 +23,7 @@ class OffloadedAdmin(AdminPart):
         Args:
             topic: its name.
             older: leave younger objects alone: their sends may go on. At least an hour, by the
-                clock of who sent them.
+                clock of who sent them, and more than a send waits for room (`timeout`).
             dry_run: count them only.
 
         Raises:

@@ -38,7 +38,9 @@ def test_only_patterns_with_groups_or_several_repeats_need_re2(
     for pattern, text in SIMPLE:
         assert compile_bounded(pattern)(text)
     for pattern, _ in BY_RE2:
-        with pytest.raises(RegexRefused, match=r're2 is not installed; pip install "\.\[filters\]"'):
+        with pytest.raises(
+            RegexRefused, match=r're2 is not installed; pip install "\.\[filters\]"'
+        ):
             compile_bounded(pattern)
 
 
