@@ -26,6 +26,7 @@ from tests.databases import Postgres, fresh
 from tests.faults import (
     bank_scene,
     bank_storm,
+    groups_storm,
     hostile,
     outbox_scene,
     outbox_storm,
@@ -200,6 +201,13 @@ def many_senders(stage: Stage, seed: int) -> Played:
         return senders.failed_over(servers, stage.name(), rng)
 
 
+def groups(stage: Stage, seed: int) -> Played:
+    """Groups in order and others, everything dies, and they are resized."""
+    with stage.own_redis(*AOF) as redis, stage.folder() as folder:
+        store = groups_storm.Store(redis.url, lambda: [redis], None)
+        return groups_storm.insisted(store, folder, seed)
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -210,4 +218,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "soak": soak,
     "lines": lines,
     "senders": many_senders,
+    "groups": groups,
 }

@@ -1,0 +1,35 @@
+"""Groups that are broken on purpose: each is to be found by a storm of groups.
+
+forgets-next  an ack does not let the next message of the group out
+two-out       two of a group in order may be out
+wrong-place   messages are held before the others of their group, not behind them
+"""
+
+from __future__ import annotations
+
+from rmq.kernel.core.groups import Groups
+from rmq.kernel.transport import scripts
+from tests.property.mutants import Change, loader
+
+BROKEN: dict[str, list[Change]] = {
+    "forgets-next": [
+        ("ack", "'ZADD', KEYS[10], 'XX',", "'ZMSCORE', KEYS[10],"),
+        ("ack", "'ZADD', groups.store, 'XX',", "'ZMSCORE', groups.store,"),
+    ],
+    "two-out": [],
+    "wrong-place": [
+        (
+            "send",
+            "place - (lane + 1) * 4294967296",
+            "4294967295 - place - (lane + 1) * 4294967296",
+        )
+    ],
+}
+
+
+def apply(name: str) -> None:
+    """Break this process; '': leave it as it is."""
+    if name == "two-out":
+        Groups.of_slot = lambda self: "2:0:0"  # type: ignore[method-assign]
+    if BROKEN.get(name):
+        scripts.load = loader(BROKEN[name])  # type: ignore[assignment]
