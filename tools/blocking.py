@@ -44,11 +44,15 @@ SOURCES = (
     "rmq.kernel.consumer.consumer",
     "rmq.kernel.transport.master_finder",
     "rmq.kernel.transport.sentinel",
+    "rmq.worker.runner",
 )
 # What blocking code imports instead; all other names only lose their "Async".
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
+    "AsyncRunner": "PlainRunner", "AsyncCalls": "PlainCalls", "AsyncCall": "PlainCall",
+    "call_hooks_async": "call_hooks", "on_duplicate_async": "on_duplicate", "run_async": "run",
+    "run_batch_async": "run_batch",
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")

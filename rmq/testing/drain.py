@@ -30,7 +30,8 @@ from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
 from rmq.worker.disposition import Disposition, Show, runtime_exceeded
 from rmq.worker.feed import claim_keys, close_flows, make_flows, show_for
-from rmq.worker.runner import AsyncRunner, PlainRunner, Unhandled, runner_class
+from rmq.worker.runner import AsyncRunner, Unhandled, runner_class
+from rmq.worker.runner_blocking import PlainRunner
 from rmq.worker.running import check_hooks
 
 T = TypeVar("T")

@@ -90,6 +90,11 @@ def runtime_exceeded(seconds: float) -> RuntimeExceeded:
     )
 
 
+def acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
+    """Return the deliveries that are acked."""
+    return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
+
+
 def error_of_cancel(error: asyncio.CancelledError, is_stopping: Callable[[], bool]) -> Exception:
     """Return what it means that a run was cancelled: by the worker, another run, or its own code.
 

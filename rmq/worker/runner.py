@@ -1,209 +1,43 @@
 """Run a handler for one delivery or a batch; the result says how each delivery is settled.
 
 Nothing here talks to Redis. The decision is a `Disposition`; the settler carries it out. A plain
-handler runs in the thread that calls, an async one in the event loop that awaits. What no handler
-takes is decided by `Unhandled`.
+handler runs in the thread that calls, an async one in the event loop that awaits: `PlainRunner` is
+generated from `AsyncRunner`, and `calls` has the difference. What no handler takes is decided by
+`Unhandled`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from rmq.errors import DecodeError
-from rmq.kernel.core.delivery import DeliveryData, HeldDelivery
-from rmq.kernel.core.interceptor import Hooks, active, call_hook, call_hooks_async
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.core.interceptor import call_hooks_async
 from rmq.kernel.core.validation import format_duration
-from rmq.kernel.handlers.around import WrappedCall, WrappedRun, wrapped_call
+from rmq.kernel.handlers.around import WrappedRun
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
-from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.topic import context
+from rmq.worker.calls import AsyncCall, AsyncCalls
 from rmq.worker.disposition import (
     ACK,
     DONE_BEFORE,
-    DetachedClaims,
     Disposition,
-    HandlerDispositions,
-    RuntimeExceeded,
     Settled,
-    Show,
-    error_of_cancel,
+    acked,
     outcome_of,
     outcomes,
-    runtime_exceeded,
     undecodable,
 )
+from rmq.worker.runner_blocking import PlainRunner
 
 log = logging.getLogger("rmq")
 
 
-class Runner:
-    """A handler with its claims, its middleware and the hooks of interceptors.
-
-    Args:
-        handler: is run.
-        show: makes what the handler sees of a delivery.
-        hooks: of the interceptors.
-        claims: of its runs, if it has any.
-        process_values: of the dependencies and lifespans of this process; filled before the first
-            run.
-        is_stopping: whether a run that is cancelled now is handed back, as the worker stops it.
-    """
-
-    def __init__(
-        self,
-        handler: Handler,
-        show: Show,
-        hooks: Hooks,
-        claims: DetachedClaims | None = None,
-        process_values: Values | None = None,
-        is_stopping: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self.handler = handler
-        self.show = show
-        self.hooks = hooks
-        self.claims = claims
-        self.dispositions = HandlerDispositions(handler, show, is_stopping)
-        self._pid = os.getpid()
-        self._middleware = active(handler.middleware)
-        values = {} if process_values is None else process_values
-        self.wrapped = wrapped_call(handler, hooks, self._middleware, values, self._call)
-        hooked = hooks.before_handle or hooks.after_handle or self.wrapped is not None
-        self._is_shown = bool(hooked or handler.takes != "b")  # else nobody looks at a delivery
-
-    def _call(self, *arguments: Any, **filled: Any) -> Any:
-        """Call the handler; an async one is awaited."""
-        raise NotImplementedError
-
-    def _leave_fork(self) -> None:
-        """End a process that the handler has forked: it would go on as a copy of this worker."""
-        if os.getpid() != self._pid:
-            log.error(
-                "handler %s: a process that it forked came back from it, and is ended; end it by "
-                "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
-            )  # fmt: skip
-            os._exit(1)
-
-    @contextmanager
-    def _claiming(self, deliveries: Iterable[HeldDelivery]) -> Iterator[set[HeldDelivery]]:
-        """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
-        done: set[HeldDelivery] = set()
-        if self.claims is None:
-            yield done
-            return
-        for delivery in deliveries:
-            self.claims.begin(delivery)
-        try:
-            yield done
-        finally:
-            for delivery in deliveries:
-                self.claims.end(delivery, delivery in done)
-
-
-class PlainRunner(Runner):
-    """Runs one plain handler, in the calling thread."""
-
-    def run(self, delivery: HeldDelivery) -> Disposition:
-        """Run the handler for one delivery."""
-        if delivery.claim is None:
-            return self._run(delivery)
-        disposition = self.dispositions.by_claim(delivery)
-        if disposition is not None:
-            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
-        with self._claiming([delivery]) as done:
-            disposition = self._run(delivery)
-            done.update([delivery] if disposition.verb == "ack" else [])
-        return disposition
-
-    def _run(self, delivery: HeldDelivery) -> Disposition:
-        """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
-        shown: Any = self.show(delivery) if self._is_shown else None
-        for hook in self.hooks.before_handle:
-            call_hook(hook, shown)
-        started = time.monotonic()
-        raised: BaseException | None = None
-        if self.wrapped is not None:
-            disposition, raised = self._run_wrapped(self.wrapped, delivery, shown)
-        else:
-            try:
-                arguments = self.handler.arguments(delivery, shown)
-            except DecodeError as error:
-                raised, disposition = error, undecodable(error)
-            else:
-                try:
-                    self._call(*arguments)
-                    disposition = ACK
-                except BaseException as error:  # sys.exit() in a handler is a failure of it
-                    raised, disposition = error, self.dispositions.by_error(delivery, error)
-        if self.hooks.after_handle:
-            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
-            for hook in self.hooks.after_handle:
-                call_hook(hook, shown, outcome)
-        return disposition
-
-    def _run_wrapped(
-        self, wrapped: WrappedCall, delivery: HeldDelivery, shown: DeliveryData
-    ) -> tuple[Disposition, BaseException | None]:
-        run, raised = WrappedRun(), None
-        try:
-            wrapped.run(run, shown)
-        except BaseException as error:
-            raised = error
-        return self.dispositions.of_wrapped(run, delivery, raised), raised
-
-    def _call(self, *arguments: Any, **filled: Any) -> None:
-        try:
-            returned = self.handler.function(*arguments, **filled)
-        finally:
-            self._leave_fork()
-        if returned is not None:
-            self.dispositions.check_returned(returned)
-
-    def _done_before(self, delivery: HeldDelivery) -> Disposition:
-        try:
-            for guard in self._middleware:
-                guard.on_duplicate(self.show(delivery))
-        except Exception as error:
-            return self.dispositions.by_error(delivery, error)
-        return DONE_BEFORE
-
-    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
-        """Run the handler for a list of deliveries."""
-        batch, decided = self.dispositions.split_by_claim(batch)
-        with self._claiming(batch) as done:
-            settled = self._run_batch(batch)
-            done.update(_acked(settled))
-        return decided + settled
-
-    def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
-        shown = {delivery: self.show(delivery) for delivery in batch}
-        for each in shown.values():
-            for hook in self.hooks.before_handle:
-                call_hook(hook, each)
-        started, raised = time.monotonic(), None
-        ready, results = self.dispositions.split_by_fit(batch)
-        try:
-            if ready:
-                function = self._call if self.wrapped is None else self.wrapped.run_batch
-                function([shown[delivery] for delivery in ready])
-        except BaseException as error:
-            raised = error
-        results += self.dispositions.of_batch(ready, raised)
-        for delivery, outcome in outcomes(results, started):
-            for hook in self.hooks.after_handle:
-                call_hook(hook, shown[delivery], outcome)
-        return [(delivery, disposition) for delivery, disposition, _ in results]
-
-
-class AsyncRunner(Runner):
-    """Runs one async handler, in the event loop that awaits; cancels it at its `max_runtime`."""
+class AsyncRunner(AsyncCalls):
+    """Runs one handler; the calls of its base class are what a kind of handlers needs."""
 
     async def run(self, delivery: HeldDelivery) -> Disposition:
         """Run the handler for one delivery."""
@@ -227,16 +61,14 @@ class AsyncRunner(Runner):
         run: WrappedRun | None = None
         try:
             if self.wrapped is None:
-                call: Callable[..., Awaitable[object]] = partial(
-                    self._call, *self.handler.arguments(delivery, shown)
-                )
+                call: AsyncCall = partial(self._call, *self.handler.arguments(delivery, shown))
             else:
                 run = WrappedRun()
                 call = partial(self.wrapped.run_async, run, shown)
         except DecodeError as error:
             raised, disposition = error, undecodable(error)
         else:
-            raised = await self._raised_by(call, self.handler.runtime_of(delivery))
+            raised = await self._raised_by(call, [delivery])
             if run is not None:
                 disposition = self.dispositions.of_wrapped(run, delivery, raised)
             else:
@@ -247,28 +79,6 @@ class AsyncRunner(Runner):
             outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
             await call_hooks_async(self.hooks.after_handle, shown, outcome)
         return disposition
-
-    async def _call(self, *arguments: Any, **filled: Any) -> None:
-        try:
-            returned = await self.handler.function(*arguments, **filled)
-        finally:
-            self._leave_fork()
-        if returned is not None:
-            self.dispositions.check_returned(returned)
-
-    async def _raised_by(
-        self, call: Callable[[], Awaitable[object]], seconds: float | None = None
-    ) -> BaseException | None:
-        """Await a call within its limit; return what it raised."""
-        try:
-            if seconds is not None:
-                return await _raised_within(call, seconds)
-            await call()
-        except asyncio.CancelledError as error:
-            return error_of_cancel(error, self.dispositions.is_stopping)
-        except BaseException as error:
-            return error
-        return None
 
     async def _done_before(self, delivery: HeldDelivery) -> Disposition:
         for guard in self._middleware:
@@ -282,7 +92,7 @@ class AsyncRunner(Runner):
         batch, decided = self.dispositions.split_by_claim(batch)
         with self._claiming(batch) as done:
             settled = await self._run_batch(batch)
-            done.update(_acked(settled))
+            done.update(acked(settled))
         return decided + settled
 
     async def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
@@ -292,33 +102,13 @@ class AsyncRunner(Runner):
         started = time.monotonic()
         ready, results = self.dispositions.split_by_fit(batch)
         if ready:
-            limits = [self.handler.runtime_of(delivery) for delivery in ready]
-            seconds = min((limit for limit in limits if limit is not None), default=None)
             function = self._call if self.wrapped is None else self.wrapped.run_batch_async
             call = partial(function, [shown[delivery] for delivery in ready])
-            raised = await self._raised_by(call, seconds)
+            raised = await self._raised_by(call, ready)
             results += self.dispositions.of_batch(ready, raised)
         for delivery, outcome in outcomes(results, started):
             await call_hooks_async(self.hooks.after_handle, shown[delivery], outcome)
         return [(delivery, disposition) for delivery, disposition, _ in results]
-
-
-async def _raised_within(
-    call: Callable[[], Awaitable[object]], seconds: float
-) -> RuntimeExceeded | None:
-    """Await a call; return the error if it took too long, whatever else it raised or returned."""
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            await call()
-    except BaseException:
-        if not limit.expired():
-            raise
-    return runtime_exceeded(seconds) if limit.expired() else None
-
-
-def _acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
-    return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
 
 AnyRunner = PlainRunner | AsyncRunner

@@ -20,7 +20,8 @@ from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.interceptor import call_hook
 from rmq.kernel.handlers.handler import Handler
 from rmq.worker.disposition import ACK, RELEASE, Disposition, Report, error_of_cancel
-from rmq.worker.runner import AnyRunner, AsyncRunner, PlainRunner
+from rmq.worker.runner import AnyRunner, AsyncRunner
+from rmq.worker.runner_blocking import PlainRunner
 
 if TYPE_CHECKING:
     from rmq.worker.executors import Work

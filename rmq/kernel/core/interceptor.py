@@ -208,6 +208,12 @@ def call_hook(hook: Hook, *args: Any) -> Any:
     return None
 
 
+def call_hooks(hooks: Iterable[Hook], *args: Any) -> None:
+    """Call plain hooks."""
+    for hook in hooks:
+        call_hook(hook, *args)
+
+
 async def call_hooks_async(hooks: Iterable[Hook], *args: Any) -> None:
     """Call hooks in an event loop and await the async ones."""
     for hook in hooks:

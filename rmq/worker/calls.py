@@ -1,0 +1,158 @@
+"""What runners of plain and of async handlers do in ways of their own: call one, and time it.
+
+The rest of a runner is in `runner`, written once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.core.interceptor import Hooks, active
+from rmq.kernel.handlers.around import wrapped_call
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.handlers.scopes import Values
+from rmq.worker.disposition import (
+    DetachedClaims,
+    HandlerDispositions,
+    RuntimeExceeded,
+    Show,
+    error_of_cancel,
+    runtime_exceeded,
+)
+
+log = logging.getLogger("rmq")
+
+PlainCall = Callable[[], object]
+AsyncCall = Callable[[], Awaitable[object]]
+
+
+class _Calls:
+    """A handler with its claims, its middleware and the hooks of interceptors.
+
+    Args:
+        handler: is run.
+        show: makes what the handler sees of a delivery.
+        hooks: of the interceptors.
+        claims: of its runs, if it has any.
+        process_values: of the dependencies and lifespans of this process; filled before the first
+            run.
+        is_stopping: whether a run that is cancelled now is handed back, as the worker stops it.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        show: Show,
+        hooks: Hooks,
+        claims: DetachedClaims | None = None,
+        process_values: Values | None = None,
+        is_stopping: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.handler = handler
+        self.show = show
+        self.hooks = hooks
+        self.claims = claims
+        self.dispositions = HandlerDispositions(handler, show, is_stopping)
+        self._pid = os.getpid()
+        self._middleware = active(handler.middleware)
+        values = {} if process_values is None else process_values
+        self.wrapped = wrapped_call(handler, hooks, self._middleware, values, self._call)
+        hooked = hooks.before_handle or hooks.after_handle or self.wrapped is not None
+        self._is_shown = bool(hooked or handler.takes != "b")  # else nobody looks at a delivery
+
+    def _call(self, *arguments: Any, **filled: Any) -> Any:
+        """Call the handler; an async one is awaited."""
+        raise NotImplementedError
+
+    def _leave_fork(self) -> None:
+        """End a process that the handler has forked: it would go on as a copy of this worker."""
+        if os.getpid() != self._pid:
+            log.error(
+                "handler %s: a process that it forked came back from it, and is ended; end it by "
+                "os._exit", self.handler.name, exc_info=sys.exc_info()[0] is not None,
+            )  # fmt: skip
+            os._exit(1)
+
+    @contextmanager
+    def _claiming(self, deliveries: Iterable[HeldDelivery]) -> Iterator[set[HeldDelivery]]:
+        """Note the begin and end of a run, for its claims. Deliveries done are added to the set."""
+        done: set[HeldDelivery] = set()
+        if self.claims is None:
+            yield done
+            return
+        for delivery in deliveries:
+            self.claims.begin(delivery)
+        try:
+            yield done
+        finally:
+            for delivery in deliveries:
+                self.claims.end(delivery, delivery in done)
+
+
+class PlainCalls(_Calls):
+    """Calls a plain handler, in the calling thread."""
+
+    def _call(self, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = self.handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        if returned is not None:
+            self.dispositions.check_returned(returned)
+
+    def _raised_by(
+        self, call: PlainCall, deliveries: Iterable[HeldDelivery] = ()
+    ) -> BaseException | None:
+        """Return what a call raised; the worker's watchdog knows how long it may take."""
+        try:
+            call()
+        except BaseException as error:  # sys.exit() in a handler is a failure of it
+            return error
+        return None
+
+
+class AsyncCalls(_Calls):
+    """Calls an async handler, in the event loop that awaits; cancels it at its `max_runtime`."""
+
+    async def _call(self, *arguments: Any, **filled: Any) -> None:
+        try:
+            returned = await self.handler.function(*arguments, **filled)
+        finally:
+            self._leave_fork()
+        if returned is not None:
+            self.dispositions.check_returned(returned)
+
+    async def _raised_by(
+        self, call: AsyncCall, deliveries: Iterable[HeldDelivery] = ()
+    ) -> BaseException | None:
+        """Await a call within the shortest limit of these deliveries; return what it raised."""
+        limits = [self.handler.runtime_of(delivery) for delivery in deliveries]
+        seconds = min((limit for limit in limits if limit is not None), default=None)
+        try:
+            if seconds is not None:
+                return await _raised_within(call, seconds)
+            await call()
+        except asyncio.CancelledError as error:
+            return error_of_cancel(error, self.dispositions.is_stopping)
+        except BaseException as error:
+            return error
+        return None
+
+
+async def _raised_within(call: AsyncCall, seconds: float) -> RuntimeExceeded | None:
+    """Await a call; return the error if it took too long, whatever else it raised or returned."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            await call()
+    except BaseException:
+        if not limit.expired():
+            raise
+    return runtime_exceeded(seconds) if limit.expired() else None

@@ -1,0 +1,99 @@
+# Generated from rmq/worker/runner.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.worker.runner`."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from rmq.errors import DecodeError
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.core.interceptor import call_hooks
+from rmq.kernel.handlers.around import WrappedRun
+from rmq.worker.calls import PlainCall, PlainCalls
+from rmq.worker.disposition import (
+    ACK,
+    DONE_BEFORE,
+    Disposition,
+    Settled,
+    acked,
+    outcome_of,
+    outcomes,
+    undecodable,
+)
+
+
+class PlainRunner(PlainCalls):
+    """Runs one handler; the calls of its base class are what a kind of handlers needs."""
+
+    def run(self, delivery: HeldDelivery) -> Disposition:
+        """Run the handler for one delivery."""
+        if delivery.claim is None:
+            return self._run(delivery)
+        disposition = self.dispositions.by_claim(delivery)
+        if disposition is not None:
+            return self._done_before(delivery) if disposition is DONE_BEFORE else disposition
+        with self._claiming([delivery]) as done:
+            disposition = self._run(delivery)
+            done.update([delivery] if disposition.verb == "ack" else [])
+        return disposition
+
+    def _run(self, delivery: HeldDelivery) -> Disposition:
+        """Run the handler inside hooks, middleware and dependencies; decide by what it raises."""
+        shown: Any = self.show(delivery) if self._is_shown else None
+        if self.hooks.before_handle:
+            call_hooks(self.hooks.before_handle, shown)
+        started = time.monotonic()
+        raised: BaseException | None = None
+        run: WrappedRun | None = None
+        try:
+            if self.wrapped is None:
+                call: PlainCall = partial(self._call, *self.handler.arguments(delivery, shown))
+            else:
+                run = WrappedRun()
+                call = partial(self.wrapped.run, run, shown)
+        except DecodeError as error:
+            raised, disposition = error, undecodable(error)
+        else:
+            raised = self._raised_by(call, [delivery])
+            if run is not None:
+                disposition = self.dispositions.of_wrapped(run, delivery, raised)
+            else:
+                disposition = (
+                    ACK if raised is None else self.dispositions.by_error(delivery, raised)
+                )
+        if self.hooks.after_handle:
+            outcome = outcome_of(delivery, disposition, time.monotonic() - started, raised)
+            call_hooks(self.hooks.after_handle, shown, outcome)
+        return disposition
+
+    def _done_before(self, delivery: HeldDelivery) -> Disposition:
+        for guard in self._middleware:
+            raised = self._raised_by(partial(guard.on_duplicate, self.show(delivery)))
+            if raised is not None:
+                return self.dispositions.by_error(delivery, raised)
+        return DONE_BEFORE
+
+    def run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+        """Run the handler for a list of deliveries."""
+        batch, decided = self.dispositions.split_by_claim(batch)
+        with self._claiming(batch) as done:
+            settled = self._run_batch(batch)
+            done.update(acked(settled))
+        return decided + settled
+
+    def _run_batch(self, batch: list[HeldDelivery]) -> list[Settled]:
+        shown = {delivery: self.show(delivery) for delivery in batch}
+        for each in shown.values():
+            call_hooks(self.hooks.before_handle, each)
+        started = time.monotonic()
+        ready, results = self.dispositions.split_by_fit(batch)
+        if ready:
+            function = self._call if self.wrapped is None else self.wrapped.run_batch
+            call = partial(function, [shown[delivery] for delivery in ready])
+            raised = self._raised_by(call, ready)
+            results += self.dispositions.of_batch(ready, raised)
+        for delivery, outcome in outcomes(results, started):
+            call_hooks(self.hooks.after_handle, shown[delivery], outcome)
+        return [(delivery, disposition) for delivery, disposition, _ in results]
