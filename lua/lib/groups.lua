@@ -283,7 +283,8 @@ local function enter_group(groups, name, weight, share, id, priority)
   local stopped = is_stopped(entry)
   if entry.lane_priority == 0 and not stopped and entry.out < most_of(groups, name) then
     go_out(groups, entry, groups.add, id, priority)
-  elseif stopped or not entry.member or priority <= entry.priority or not go_before(groups, entry, id, priority) then
+  elseif stopped or not entry.member or priority <= math.max(entry.priority, entry.lane_priority)
+      or not go_before(groups, entry, id, priority) then
     hold_back(groups, entry, id, priority)
   end
 end

@@ -116,6 +116,25 @@ def test_larger_priority_replaces_the_head_that_waits_and_not_one_in_flight(make
     nothing_left(box)
 
 
+@pytest.mark.parametrize("how", ["set_priority", "release"])
+def test_larger_priority_than_the_heads_does_not_pass_those_that_are_held(make_box, how):
+    box = grouped(make_box)
+    if how == "set_priority":
+        head, first = send(box, "a", "a")
+        set_priority(box, head, 50)
+    else:
+        head = one(box, priority=50)
+        lease = box.take_one()
+        first = one(box)
+        box.release(lease)
+
+    second = one(box)
+
+    check(box)
+    assert held(box) == [first, second]
+    assert drained(box) == [head, first, second]
+
+
 def test_held_messages_go_by_priority_and_then_as_they_were_sent(make_box):
     box = grouped(make_box)
     given = {p: send(box, "a", "a", priority=p) for p in (300, 100, 200, 17, 1_048_575)}
