@@ -67,6 +67,49 @@ def test_new_messages_of_a_basis_wait_for_the_older_ones_in_another_slot(
     assert slots_of(server, name, "paused") == {None}
 
 
+@both_clients
+def test_newer_messages_of_a_group_wait_for_its_retry_in_another_slot(api: Any, name: str) -> None:
+    group = basis_of(5, 8)  # slot 1 of 2, slot 5 of 8
+    topic = api.topic(name, slots=2, groups=rmq.Groups())
+    topic.send("first", group=group)
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive()
+        delivery.nack(delay=2)
+
+        assert api.admin.topic_resize(name, 8, wait=False).pending > 0
+        topic.send("second", group=group)
+        (delivery,) = consumer.receive(10, wait=10)
+        assert delivery.body == "first"
+        assert api.admin.topic_resize(name, 8, wait=False).pending == 1, "it is in flight"
+        delivery.ack()
+        assert api.admin.topic_resize(name, 8).pending == 0
+
+        (delivery,) = consumer.receive(10, wait=10)
+        assert delivery.body == "second"
+
+
+@both_clients
+def test_group_that_stops_during_a_resize_holds_what_is_sent_to_it_then(
+    api: Any, name: str
+) -> None:
+    group = basis_of(5, 8)
+    topic = api.topic(name, slots=2, groups=rmq.Groups(on_dead="hold"))
+    topic.send("first", group=group)
+    with topic.consumer() as consumer:
+        (delivery,) = consumer.receive()
+        api.admin.topic_resize(name, 8, wait=False)
+        topic.send("second", group=group)
+        delivery.reject("no such customer")
+
+        assert api.admin.topic_resize(name, 8, wait=False).pending == 1
+        assert consumer.receive(10, wait=0.2) == []
+        api.admin.group_release(name, group)
+        assert api.admin.topic_resize(name, 8).pending == 0
+
+        (delivery,) = consumer.receive(10, wait=10)
+        assert delivery.body == "second"
+
+
 def test_fewer_slots_hold_what_is_sent_until_the_others_are_empty(api: Any, name: str) -> None:
     key = basis_of(6, 8)  # slot 2 of 4
     topic = api.topic(name, slots=8)

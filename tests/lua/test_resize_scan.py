@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import redis
 
+import rmq
 from rmq.features.topic_admin import scripts
 from rmq.kernel.core.keys import SlotKeys
+from tests.lua import group
+from tests.lua.group import send_in
 
 
 def scan(box, limit=100):
@@ -112,3 +115,42 @@ def test_slot_of_another_stamp_is_an_error(box):
         box.run(scripts.resize_scan(keys, b"0", 10))
     with pytest.raises(redis.ResponseError, match="RMQARG cursor"):
         box.run(scripts.resize_scan(box.keys, b"x", 10))
+
+
+def test_retry_of_a_group_in_order_counts_since_newer_messages_wait_for_it(make_box):
+    box = make_box(groups=rmq.Groups())
+    send_in(box, "plain", weight=1)
+    send_in(box, "weighted", weight=4, share_key="gold")
+    mark(box, 2)
+    box.nack(*box.take(2), wait_ms=60_000)
+    assert scan(box) == 2
+
+    box.clock.advance(60)
+    for lease in box.take(2):
+        box.ack(lease)
+
+    assert scan(box) == 0
+
+
+def test_retry_of_a_group_without_order_and_delayed_messages_of_one_in_order_do_not_count(make_box):
+    several = make_box(groups=rmq.Groups(order=False, concurrency=2))
+    send_in(several, "g")
+    mark(several, 1)
+    several.nack(several.take_one(), wait_ms=60_000)
+    box = make_box(groups=rmq.Groups())
+    group.one(box, "g", due=60_000)
+    mark(box, 1)
+
+    assert scan(several) == 0
+    assert scan(box) == 0
+
+
+def test_held_messages_count_and_so_does_a_group_that_is_stopped(make_box):
+    box = make_box(groups=rmq.Groups())
+    send_in(box, "g", 3)
+    mark(box, 3)
+    assert scan(box) == 3
+
+    assert group.pause(box, "another") == 1
+
+    assert scan(box) == 4
