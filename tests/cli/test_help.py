@@ -32,6 +32,7 @@ def test_the_commands_are_these():
         "dlq restore", "dlq show",
         "doctor",
         "get",
+        "groups ls", "groups pause", "groups purge", "groups release", "groups resume",
         "job ls", "job pause", "job resume", "job show", "job stop",
         "ledger create", "ledger purge", "ledger show", "offloaded sweep", "outbox create",
         "outbox ls", "outbox purge", "outbox resend", "outbox run", "outbox status", "outbox void",
