@@ -122,9 +122,9 @@ def check_shape(seen: Look, slot: int, most_deliveries: int) -> None:
     for score in seen.store.values():
         claim(math.isfinite(score), f"store score {score}")
         whole = math.floor(score)
-        in_family = 1 <= whole <= 16 or whole >= 17
+        in_family = whole >= 1 or (whole < 0 and b"groups" in seen.slot)
         claim(in_family, f"store score {score!r} is in no family")
-        if whole <= 16:
+        if 0 <= whole <= 16:
             claim(whole <= most_deliveries - 1, f"{whole} deliveries left of {most_deliveries}")
     for score in seen.prepare.values():
         claim(math.isfinite(score), f"receipt {score}")

@@ -11,6 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import rmq
 from rmq.kernel.core import record
+from rmq.kernel.core.groups import parse_groups
+from tests.property.grouped import Grouped
 from tests.property.machine import LARGE, Machine
 from tests.property.mutants import offload
 from tests.servers import Server
@@ -51,12 +53,14 @@ IN_ORDER = (
 )  # fmt: skip
 
 
-def explore(run: type[Machine], first: int, wanted: tuple[str, ...]) -> list[str]:
+def explore(
+    run: type[Machine] | type[Grouped], first: int, wanted: tuple[str, ...], how: settings = QUICK
+) -> list[str]:
     """Run until everything wanted was reached, at least twice; what never was."""
     missed = list(wanted)
     for number in range(ROUNDS):
         seed(first + number)(run)
-        run_state_machine_as_test(run, settings=QUICK)
+        run_state_machine_as_test(run, settings=how)
         missed = [what for what in wanted if not run.reached[what]]
         if number >= 1 and not missed:
             break
@@ -146,5 +150,40 @@ def test_a_body_in_a_store_is_released_with_its_message_whatever_is_done_to_it(
     offload(monkeypatch)
 
     missed = explore(Run, 0, OFFLOADED)
+
+    assert not missed, f"the exploration never reached: {missed}; reached {dict(Run.reached)}"
+
+
+GROUPED = (
+    "held", "ack, False", "nack, True", "nack, False", "release, True", "reject, False", "cancel",
+    "reschedule", "set_priority", "purge a group", "pause", "resume", "redrive", "purge",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "slots", "is_async"),
+    [
+        ("order", 1, False),
+        ("concurrency=3", 1, False),
+        pytest.param("order,on_dead=hold", 2, True, marks=pytest.mark.slow),
+        pytest.param("concurrency=1,on_dead=hold", 1, True, marks=pytest.mark.slow),
+        pytest.param("concurrency=2,on_dead=hold", 2, False, marks=pytest.mark.slow),
+    ],
+)
+def test_groups_are_kept_whatever_is_done_to_them(
+    ours: Server, groups: str, slots: int, is_async: bool
+) -> None:
+    class Run(Grouped):
+        server = ours
+        reached: ClassVar[Counter[str]] = Counter()
+
+    kept = parse_groups(groups)
+    assert kept is not None
+    Run.groups, Run.slots, Run.is_async = kept, slots, is_async
+    wanted = (*GROUPED, *(["in order before others"] if kept.order else []))
+
+    missed = explore(
+        Run, 0, wanted, QUICK if slots > 1 or is_async else settings(QUICK, max_examples=8)
+    )
 
     assert not missed, f"the exploration never reached: {missed}; reached {dict(Run.reached)}"
