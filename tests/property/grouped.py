@@ -60,6 +60,8 @@ class Grouped(RuleBasedStateMachine):
         self.driver = Driver(self.server.url, self.is_async)
         self.alive: dict[bytes, Sent] = {}
         self.handles: list[HeldDelivery] = []
+        self.dead: set[bytes] = set()
+        self.held_up: set[str | None] = set()  # groups that a dead letter holds
         self.serial = 0
         self.broken = False
 
@@ -137,6 +139,8 @@ class Grouped(RuleBasedStateMachine):
             msg.delivered += 1
             self.claim(delivery.group == msg.group, "another group than it was sent with")
             self.claim(msg.expiry > self.now, "handed over after it had expired")
+            stops = self.groups.concurrency == 1 and msg.group in self.held_up
+            self.claim(not stops, "handed over of a group that a dead letter holds")
         handles = [HeldDelivery(consumer, delivery) for delivery in got]
         self.handles += handles
         return handles
@@ -238,8 +242,7 @@ class Grouped(RuleBasedStateMachine):
         dead = [id for seen in self.seen for id in seen.dead]
         admin = self.driver.client.admin
         if what == "release":
-            for name in "ab":
-                self.do(lambda n=name: admin.group_release(TOPIC, n))
+            self.release()
         elif what == "redrive":
             self.do(lambda: admin.redrive(TOPIC), lost)
             for id in dead:
@@ -282,9 +285,21 @@ class Grouped(RuleBasedStateMachine):
         lost = len(self.alive.keys() - found)
         claim(not lost, f"lost: {lost} are nowhere")
         claim(not found - self.alive.keys(), "a message nobody sent, or one that was settled")
+        self.note_deaths()
         if self.steps % 5 == 0:
             check_keys(self.raw, TOPIC, self.keys)
         self.broken = False
+
+    def note_deaths(self) -> None:
+        dead = {id for seen in self.seen for id in seen.dead}
+        if self.groups.on_dead == "hold":
+            self.held_up |= {self.alive[id].group for id in dead - self.dead} - {None}
+        self.dead = dead
+
+    def release(self) -> None:
+        for name in "ab":
+            self.do(lambda n=name: self.driver.client.admin.group_release(TOPIC, n))
+        self.held_up.clear()
 
     def check_slot(self, keys: SlotKeys, seen: Look) -> None:
         fields = {
@@ -309,8 +324,7 @@ class Grouped(RuleBasedStateMachine):
             rounds += 1
             self.claim(rounds <= 8, f"stuck: {len(self.living())} do not come")
             self.tick_to(self.now + 13_000)
-            for name in "ab":
-                self.do(lambda n=name: admin.group_release(TOPIC, n))
+            self.release()
             while handles := self.take(1000, 1):
                 self.holds()
                 self.settle_held(handles, "ack", 0, False)

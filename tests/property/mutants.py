@@ -110,6 +110,37 @@ IN_ORDER: dict[str, list[Change]] = {
     ],
 }
 
+_SETTLED = "entry.out - #left"
+_LANE = "(lane + 1) * 4294967296"
+# Hunted by the machine of topics with groups: of ordered groups,
+GROUPS: dict[str, list[Change]] = {
+    "the next one of a group stays held": [
+        ("ack", "redis.call('ZADD', KEYS[10], 'XX', following_score, following)", ""),
+        ("ack", "if bring_up and bring_up() then", "if false then"),
+    ],
+    "a cancel forgets the group": [("cancel", "if bring_up and bring_up() then", "if false then")],
+    "two of an ordered group are out": [
+        ("send", "if not text and vtime < 1073741824 then", "if vtime < 1073741824 then")
+    ],
+    "a message is held before the others": [
+        (
+            "send",
+            f"string.format('%.0f', place - {_LANE})",
+            f"string.format('%.0f', 4294967295 - place - {_LANE})",
+        )
+    ],
+    "an ordered group does not wait for a retry": [
+        ("nack", "local stays_out = ordered and later and later[id]", "local stays_out = false")
+    ],
+    "a dead letter holds nobody": [("reject", "and groups.hold_dead and", "and false and")],
+    # and of those of which several are out.
+    "a leave is counted twice": [
+        ("ack", _SETTLED, "entry.out - 2 * #left"),
+        ("reject", _SETTLED, "entry.out - 2 * #left"),
+    ],
+    "a leave is not counted": [("reject", _SETTLED, "entry.out")],
+}
+
 _NAMES = "redis.call('HDEL', bodies, unpack(names))"
 # Hunted by a machine whose bodies are large.
 LARGE_BODIES: dict[str, list[Change]] = {

@@ -13,8 +13,10 @@ import rmq
 from rmq.kernel.core import record
 from rmq.kernel.transport import scripts
 from tests.property.driver import Driver
+from tests.property.grouped import Grouped
 from tests.property.machine import LARGE, Machine
 from tests.property.mutants import (
+    GROUPS,
     IN_ORDER,
     LARGE_BODIES,
     MUTANTS,
@@ -76,3 +78,29 @@ def test_the_machine_catches_every_mutant(ours: Server, monkeypatch: pytest.Monk
     for name, found in caught.items():
         print(f"  {name}: {found}")
     assert set(caught) == set(every), f"not caught: {set(every) - set(caught)}"
+
+
+def hunt(run: type[Grouped]) -> None:
+    for number in range(ROUNDS):
+        seed(number)(run)
+        run_state_machine_as_test(run, settings=HUNT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", GROUPS)
+def test_the_machine_of_groups_catches_every_mutant(
+    ours: Server, monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    class Run(Grouped):
+        server = ours
+        reached: ClassVar[Counter[str]] = Counter()
+        groups = rmq.Groups(on_dead="hold" if "dead" in mutant else "continue")
+
+    if "leave" in mutant:
+        Run.groups = rmq.Groups(order=False, concurrency=3)
+    monkeypatch.setattr(scripts, "load", loader(GROUPS[mutant]))
+
+    with pytest.raises(Violation) as found:
+        hunt(Run)
+
+    print(f"\n{mutant}: {str(found.value)[:200]} (after {Run.steps} steps)")
