@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from rmq.features.dead_letters.jobs.job import Job, JobOutcome
     from rmq.features.dead_letters.reading import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
     from rmq.features.doctor.look import Finding
+    from rmq.features.groups.flows import GroupPage
+    from rmq.features.groups.scripts import GroupState
     from rmq.features.messages.flows import PeekPage
     from rmq.features.offloaded.flows import SweepResult
     from rmq.features.queries.held import HeldQuery, Sink
@@ -138,6 +140,8 @@ _MODULES = {
     "rmq.features.dead_letters.jobs.job": "Job JobOutcome",
     "rmq.features.dead_letters.reading": "DeadLetterGroup DeadLetterGroups DeadLetterPage",
     "rmq.features.doctor.look": "Finding",
+    "rmq.features.groups.flows": "GroupPage",
+    "rmq.features.groups.scripts": "GroupState",
     "rmq.features.messages.flows": "PeekPage",
     "rmq.features.queries.held": "HeldQuery Sink",
     "rmq.features.offloaded.flows": "SweepResult",
@@ -203,7 +207,8 @@ __all__ = [
     "DeadLetterFilter", "DeadLetterGroup", "DeadLetterGroups", "DeadLetterPage", "DecodeError",
     "DeleteResult", "Delivery", "DeliveryError", "Depends", "DueCount", "EmbeddedError",
     "EncodeError", "Encrypted", "Exponential", "Failure", "Finding", "FormatMismatch", "Fsync",
-    "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery", "Immediate", "Interceptor",
+    "GroupPage", "GroupState", "Groups", "HandlerRun", "HandlerStatus", "Health", "HeldQuery",
+    "Immediate", "Interceptor",
     "InvalidFilter", "InvalidKey", "InvalidReceipt", "InvalidType", "InvalidValue", "Job",
     "JobNotFound", "JobOutcome", "LeaseLost", "Levels", "LifespanFailed", "Message", "MessageId",
     "Missing", "NotDurable", "Offloaded", "Outcome", "OutcomeUnknown", "Outgoing", "Page", "Pause",

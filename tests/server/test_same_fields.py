@@ -65,6 +65,9 @@ SHOWN = {
         rmq.Message, "/topics/orders/dead-letters/export", "0", "dlq export orders", "0"
     ),
     "get": Places(rmq.Message, "/topics/orders/messages/{dead}", "", "get orders {dead}", ""),
+    "groups": Places(
+        rmq.GroupState, "/topics/grouped/groups", "groups.0", "groups ls grouped", "0"
+    ),
     "job": Places(rmq.Job, "/jobs/{job}", "", "job show {job}", ""),
     "job_outcomes": Places(
         rmq.JobOutcome, "/jobs/{job}/outcomes", "outcomes.0",
@@ -237,6 +240,7 @@ def make_topics(url: str, prefix: str) -> dict[str, str]:
         stage.push([rmq.Outgoing(8)])
         topic.publish([stage.staged], query="q", batch=0)
         topic.every("nightly", every=3600, body={"n": 1}).declare()
+        client.topic("grouped", groups=rmq.Groups()).send(1, group="g")
         other = client.topic("other").send(1)
         client._transport.run(flows.report(prefix, "0123abcd", _status, 60_000))
         return {"dead": str(sent[2]), "job": job.id, "other": str(other.id)}

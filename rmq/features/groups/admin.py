@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.features.groups import flows
-from rmq.features.groups.flows import GroupList, Sort
+from rmq.features.groups.flows import GroupPage, Sort
 from rmq.features.groups.scripts import GroupState
 from rmq.kernel.core.ids import Id
 from rmq.kernel.topic.verbs import AsyncAdminPart
@@ -21,7 +21,7 @@ class AsyncGroupAdmin(AsyncAdminPart):
         limit: int = 100,
         skip: int = 0,
         scan: int = flows.SCAN,
-    ) -> GroupList:
+    ) -> GroupPage:
         """Return groups that have messages out, are paused, or are held by a dead letter.
 
         Args:

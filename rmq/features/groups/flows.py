@@ -34,7 +34,7 @@ _SORTS: dict[str, Callable[[GroupState], Any]] = {
 }
 
 
-class GroupList(NamedTuple):
+class GroupPage(NamedTuple):
     """Some groups of a topic, in order.
 
     Attributes:
@@ -48,7 +48,7 @@ class GroupList(NamedTuple):
     complete: bool
 
 
-def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupList]:
+def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) -> Flow[GroupPage]:
     """Return the first groups of a topic in an order, after `skip` of them."""
     if sort not in _SORTS:
         raise InvalidValue(f"sort: {sort!r:.80}; give {', '.join(_SORTS)}")
@@ -72,7 +72,7 @@ def groups(context: TopicContext, sort: Sort, limit: int, skip: int, scan: int) 
             skip + limit, best.items(), key=lambda item: _SORTS[sort](item[1])
         )
         best = dict(ordered)
-    return GroupList(list(best.values())[skip:], sum(counts.values()), not cursors)
+    return GroupPage(list(best.values())[skip:], sum(counts.values()), not cursors)
 
 
 def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | None]:
