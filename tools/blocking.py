@@ -42,6 +42,7 @@ SOURCES = (
     "rmq.features.topic_admin.admin",
     "rmq.features.workers.admin",
     "rmq.kernel.consumer.consumer",
+    "rmq.kernel.transport.driver",
     "rmq.kernel.transport.master_finder",
     "rmq.kernel.transport.sentinel",
     "rmq.worker.runner",
@@ -51,8 +52,8 @@ NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
     "AsyncRunner": "PlainRunner", "AsyncCalls": "PlainCalls", "AsyncCall": "PlainCall",
-    "call_hooks_async": "call_hooks", "on_duplicate_async": "on_duplicate", "run_async": "run",
-    "run_batch_async": "run_batch",
+    "call_hooks_async": "call_hooks", "drive_async": "drive", "run_async": "run",
+    "on_duplicate_async": "on_duplicate", "run_batch_async": "run_batch",
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -15,13 +14,10 @@ import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
 
 from rmq.errors import RMQError
-from rmq.kernel.core.generators import drive_async
-from rmq.kernel.core.settings import Fsync, Replicated
 from rmq.kernel.transport.calls import (
     HAND_BACK_S,
     Exchange,
     Operation,
-    Operations,
     Pause,
     Read,
     RestartEmbedded,
@@ -29,38 +25,23 @@ from rmq.kernel.transport.calls import (
     SendPing,
     Subscribe,
     Unsubscribe,
-    confirmed,
 )
 from rmq.kernel.transport.coalescing import TaskSharing
 from rmq.kernel.transport.connector import Connector
+from rmq.kernel.transport.driver import AsyncDriver
 from rmq.kernel.transport.embedded import Embedded
-from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.pool import (
     AsyncPool,
-    PooledConnection,
-    as_not_connected,
-    reply_of,
-    request_of,
 )
-from rmq.kernel.transport.sentinel import AsyncSentinelPool
 from rmq.kernel.transport.steps import (
     Await,
-    AwaitSignal,
-    Coalesce,
-    Command,
-    DurablePipeline,
     Flow,
     InBackground,
     InThread,
-    OnEveryMaster,
-    Pipeline,
-    RawCommand,
     Sleep,
     Step,
-    Subscription,
-    TakesTransactions,
 )
-from rmq.kernel.transport.subscription import RUNG, SubscribedConnection, await_signal
+from rmq.kernel.transport.subscription import RUNG
 from rmq.kernel.transport.url import Address
 
 T = TypeVar("T")
@@ -103,7 +84,7 @@ class Doorbell:
         """Do nothing: it holds nothing."""
 
 
-class AsyncTransport:
+class AsyncTransport(AsyncDriver):
     """Drives flows inside one event loop. Tasks may share it. The arguments are `Transport`'s."""
 
     def __init__(self, address: Address, retry_for: float, timeout_s: float) -> None:
@@ -129,28 +110,6 @@ class AsyncTransport:
 
     # --- flows -----------------------------------------------------------------------------------
 
-    async def run(self, flow: Flow[T], error: BaseException | None = None) -> T:
-        """As `Transport.run`."""
-        try:
-            step = next(flow) if error is None else flow.throw(error)
-            while True:
-                try:
-                    if type(step) is Command:
-                        value = await self._command(step)
-                    elif type(step) is Coalesce:
-                        value = await self._sharing.share(step, self.run)
-                    else:
-                        value = await self._step(step)
-                except Exception as failure:
-                    step = flow.throw(failure)
-                except BaseException as interruption:
-                    return await self._run_cleanup(flow, interruption)
-                else:
-                    step = flow.send(value)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
     async def _run_cleanup(self, flow: Flow[T], error: BaseException) -> T:
         """Let an interrupted flow hand back the messages it holds, within HAND_BACK_S."""
         try:
@@ -159,50 +118,15 @@ class AsyncTransport:
         except Exception as failure:
             raise error from failure
 
-    async def _step(self, step: Step) -> Any:
-        if isinstance(step, Pipeline):
-            return (await self._pipeline(step.commands, None))[0]
-        if isinstance(step, DurablePipeline):
-            values, reply = await self._pipeline(step.commands, step.durability)
-            return (values, *confirmed(step.durability, reply))
-        if isinstance(step, AwaitSignal):
-            step.subscription.takes_batches &= not self._calls.is_divided
-            deadline, epoch = self._calls.deadline("listen"), self.epoch
-            return await self._drive(await_signal(step.subscription, step.seconds, deadline, epoch))
+    async def _own_step(self, step: Step) -> Any:
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
-        if isinstance(step, TakesTransactions):
-            return await self._drive(self._calls.takes_transactions(step.key))
         if isinstance(step, InBackground):
             return self._start_in_background(step)
         if isinstance(step, Await):
             return await step.awaitable
-        if isinstance(step, InThread):
-            return await asyncio.to_thread(step.call)
-        if isinstance(step, OnEveryMaster):
-            return [await self.raw_command(step.what, *step.words)]
-        assert isinstance(step, RawCommand)
-        return await self.raw_command(step.what, *step.words)
-
-    async def _command(self, command: Command[T]) -> T:
-        if command.write:
-            return command.parse(await self._drive(self._calls.first_command(command)))
-        try:
-            reply = reply_of(await self._exchange(*request_of(command)))
-            if isinstance(reply, BaseException):
-                raise reply
-        except REDIS_ERRORS as error:
-            reply = await self._drive(self._calls.repeat_command(command, error))
-        return command.parse(reply)
-
-    async def _pipeline(
-        self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None
-    ) -> tuple[list[Any], Any]:
-        return await self._drive(self._calls.pipeline(commands, durability))
-
-    async def raw_command(self, name: str, *words: Any) -> Any:
-        """As `Transport.raw_command`."""
-        return await self._drive(self._calls.raw_command(name, words))
+        assert isinstance(step, InThread)
+        return await asyncio.to_thread(step.call)
 
     def _start_in_background(self, step: InBackground) -> None:
         task = asyncio.get_running_loop().create_task(self._run_in_background(step))
@@ -215,10 +139,6 @@ class AsyncTransport:
             await self.run(step.flow())
 
     # --- operations ------------------------------------------------------------------------------
-
-    async def _drive(self, operations: Operations[T]) -> T:
-        """Perform operations to their end; return their result."""
-        return await drive_async(operations, self._perform)
 
     async def _perform(self, operation: Operation) -> Any:
         if isinstance(operation, Exchange):
@@ -239,13 +159,6 @@ class AsyncTransport:
         assert isinstance(operation, SendPing)
         return await operation.connection.send_command("PING")
 
-    def _new_pool(self) -> AsyncPool:
-        wait_s = self.timeout_s + self.retry_for
-        if self.address.sentinels is not None:
-            return AsyncSentinelPool(self._connector, self.address, wait_s, self.timeout_s)
-        new, size = self._connector.new, self.address.max_connections
-        return AsyncPool(new, size, wait_s, self.timeout_s)
-
     def _current_pool(self) -> AsyncPool:
         """Return the pool of this event loop; a program may run one loop after another."""
         loop = asyncio.get_running_loop()
@@ -254,68 +167,18 @@ class AsyncTransport:
         self._pool.loop = loop
         return self._pool
 
-    @property
-    def epoch(self) -> int:
-        """Grows when connections have died: an older subscription is made anew."""
-        return self._current_pool().epoch
-
-    @property
-    def _idle(self) -> list[PooledConnection]:
-        """The connections that are open and not in use; for tests."""
-        return self._current_pool().idle
-
     async def _exchange(self, packed: bytes, count: int, late: bool = False) -> list[Any]:
         """Send commands on one connection; return their replies, server errors included."""
         return await self._current_pool().exchange(packed, count, late)
 
     # --- subscriptions ---------------------------------------------------------------------------
 
-    async def _subscribed(self, wanted: Subscribe) -> SubscribedConnection:
-        return await self._subscribed_on(wanted, self._current_pool().new(protocol=2))
-
-    async def _subscribed_on(self, wanted: Subscribe, connection: Any) -> SubscribedConnection:
-        """Subscribe on a new connection, of RESP2: there a signal is an ordinary reply."""
-        epoch, refused = self.epoch, dict[bytes, Exception]()
-        try:
-            await connection.connect()
-            await connection.send_packed_command((wanted.packed(),), check_health=False)
-            for _ in wanted.required:
-                await connection.read_response()
-            for channel in wanted.optional:
-                try:
-                    await connection.read_response()
-                except redis.ResponseError as error:
-                    if not forbids(error):
-                        raise
-                    refused[channel] = error
-            if wanted.shard:
-                try:
-                    await connection.read_response()
-                except redis.ResponseError as error:
-                    refused[wanted.shard] = error
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if not isinstance(error, REDIS_ERRORS):
-                raise
-            failure = as_not_connected(error)  # a subscription changes nothing on the server
-        else:
-            return SubscribedConnection(connection, epoch, refused, Doorbell(connection))
-        raise failure
-
-    def interrupt(self, subscription: Subscription) -> None:
-        """End the wait on this subscription, or the next one as it begins; from another task."""
-        held = subscription.held
-        if isinstance(held, SubscribedConnection):
-            held.waiting.ring()
-
     def is_reentrant(self, thread: int) -> bool:
         """Never: a signal handler cannot await. Tasks of one thread call each other's objects."""
         return False
 
-    async def unsubscribe(self, subscription: Subscription) -> None:
-        """Close the connection of a subscription."""
-        held, subscription.held = subscription.held, None
-        if isinstance(held, SubscribedConnection):
-            with contextlib.suppress(*REDIS_ERRORS):
-                await held.connection.disconnect(nowait=True)
-            held.waiting.close()
+    def _doorbell(self, connection: Any) -> Doorbell:
+        return Doorbell(connection)
+
+    async def _disconnect(self, connection: Any) -> None:
+        await connection.disconnect(nowait=True)

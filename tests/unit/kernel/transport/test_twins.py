@@ -1,4 +1,4 @@
-"""Transports and pools are twins: same methods, and most differ in `await` alone."""
+"""Transports and pools are twins: what they have by hand differs in `await` alone, mostly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASYNC_NAMES = {
 }  # fmt: skip
 # Methods that need more than `await`: a loop instead of threads, another method of redis-py.
 DIFFERENT = {
-    "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_step",
+    "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_own_step",
     "_perform", "_exchange", "send", "_current_pool", "is_reentrant",
     "take", "give", "discard", "_answers", "_put", "_wait",
 }  # fmt: skip
