@@ -6,8 +6,6 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable
-from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -88,7 +86,7 @@ def _import_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         user_traceback = _user_part(error.__traceback__)
         if isinstance(error, ModuleNotFoundError) and user_traceback is None:
-            raise _module_not_found(name, str(error.name)) from None
+            raise _no_such_target(f"{error}, in {os.getcwd()} or on Python's path") from None
         traceback_text = "".join(traceback.format_exception(type(error), error, user_traceback))
         click.echo(neutral(traceback_text, lines=True), err=True, nl=False)
         message = f"module {name!r} cannot be imported: {type(error).__name__}: {error}"
@@ -105,30 +103,6 @@ def _user_part(at: TracebackType | None) -> TracebackType | None:
             break
         at = at.tb_next
     return at
-
-
-def _module_not_found(name: str, missing_name: str) -> Failed:
-    package, _, last = missing_name.rpartition(".")
-    where = f"package {package!r}" if package else f"{os.getcwd()} or on Python's path"
-    folders = [os.getcwd()]
-    if package:
-        folders = list(getattr(sys.modules.get(package), "__path__", []))
-        if not folders:
-            return _no_such_target(f"{package!r} is a module, no package; there can be no {name!r}")
-    available = sorted({module_name for folder in folders for module_name in _module_names(folder)})
-    listed = f"; there: {_join_names(available)}" if available else ""
-    return _no_such_target(f"no module {last!r} in {where}{nearest(last, available)}{listed}")
-
-
-def _module_names(folder: str) -> Iterable[str]:
-    """Yield the modules and packages of a directory."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            stem = entry.name.removesuffix(".py") if entry.is_file() else entry.name
-            if not stem.isidentifier() or stem.startswith("__"):
-                continue
-            if stem != entry.name or (entry.is_dir() and any(Path(entry.path).glob("*.py"))):
-                yield stem
 
 
 # --- the clients and workers in it ---------------------------------------------------------------

@@ -16,14 +16,9 @@ def failing(start: Callable[..., Program], *words: object) -> tuple[int, str]:
     return program.end(), program.err
 
 
-def test_a_slip_in_the_name_of_the_module_is_answered_with_what_is_there(shop, start):
-    (shop / "tools").mkdir()
-    write(shop / "tools", "", "nothing.py")
-    assert failing(start, "shpo") == (
-        2,
-        f"rmq: no module 'shpo' in {shop} or on Python's path, did you mean 'shop'?; "
-        "there: shop, tools\n",
-    )
+def test_a_slip_in_the_name_of_the_module_is_answered_with_where_it_was_looked_for(shop, start):
+    told = f"rmq: No module named 'shpo', in {shop} or on Python's path\n"
+    assert failing(start, "shpo") == (2, told)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +27,7 @@ def test_a_slip_in_the_name_of_the_module_is_answered_with_what_is_there(shop, s
         (["shop.py"], "'shop.py' is no module; write it as import does: rmq worker shop"),
         (["shop:clinet"], "has no 'clinet', did you mean 'client'?; there: client (Client)"),
         (["shop:orders"], "shop:orders is a Topic, not an rmq.Client, rmq.AsyncClient or"),
-        (["shop.handlers"], "'shop' is a module, no package; there can be no 'shop.handlers'"),
+        (["shop.handlers"], "No module named 'shop.handlers'; 'shop' is not a package, in "),
         (["shop", "--topic", "mail"], "no handler is registered for 'mail'; there are"),
         (["shop", "--url", "redis://x"], "--url: a worker serves the client that shop makes"),
         (["shop", "--health", "here"], "'here' is no HOST:PORT"),
