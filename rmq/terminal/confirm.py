@@ -64,7 +64,7 @@ def progress(
     reached = (0, 0)
 
     try:
-        with _bar(label) as update_bar:
+        with bar(label) as update_bar:
 
             def report_progress(done: int, total: int) -> None:
                 nonlocal reached
@@ -80,8 +80,9 @@ def progress(
 
 
 @contextmanager
-def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    if not sys.stderr.isatty():
+def bar(label: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a progress bar, and no more; yields a callback (done, total; None: not known)."""
+    if not wanted or not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console  # they take long to import, and pipes need none of them

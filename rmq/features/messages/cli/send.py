@@ -12,9 +12,7 @@ import os
 import select
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, BinaryIO
 
@@ -25,6 +23,7 @@ from rmq.kernel.core import process
 from rmq.kernel.core.validation import parse_duration
 from rmq.terminal import output, text as terminal_text
 from rmq.terminal.app import ERROR, PARTLY, UNREACHABLE, USAGE, Command, Failed
+from rmq.terminal.confirm import bar
 from rmq.terminal.options import common_options
 from rmq.terminal.param_types import (
     DURABILITY,
@@ -189,8 +188,8 @@ def _send_stream(
     source = sys.stdin.buffer
     stream = Stream(client, topic, read, send_options, tell if results else None)
     try:
-        with progress_bar(source, wanted=not (results and sys.stdout.isatty())) as on_progress:
-            stream.run(source, on_progress)
+        with bar("sending", not (results and sys.stdout.isatty())) as on_progress:
+            stream.run(source, lambda sent: on_progress(sent, None))
     except KeyboardInterrupt:
         common.note(stream.interrupted())
         raise
@@ -333,16 +332,15 @@ class Stream:
     lines: list[int] = field(default_factory=list)
     batch: list[rmq.Outgoing] = field(default_factory=list)
 
-    def run(self, stream: BinaryIO, progressed: Callable[[int, int], None]) -> None:
+    def run(self, stream: BinaryIO, progressed: Callable[[int], None]) -> None:
         """Send all lines of the stream."""
-        number = size = 0
+        number = 0
         for line in _lines(stream):
             if line is None:
                 self.flush()
-                progressed(self.sent, size)
+                progressed(self.sent)
                 continue
             number += 1
-            size += len(line) + 1
             if not line.strip():
                 continue
             try:
@@ -352,9 +350,9 @@ class Stream:
             self.lines.append(number)
             if len(self.batch) == BATCH:
                 self.flush()
-                progressed(self.sent, size)
+                progressed(self.sent)
         self.flush()
-        progressed(self.sent, size)
+        progressed(self.sent)
 
     def flush(self) -> None:
         """Send the batch."""
@@ -435,37 +433,3 @@ class Stream:
             self._count(results)
             code = PARTLY if self.sent else ERROR
         return Failed(f"{where}: {error}; {so_far}; {batch_outcome}", code, type(error).__name__)
-
-
-@contextmanager
-def progress_bar(stream: BinaryIO, wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if that is a terminal; yields a callback (messages, bytes)."""
-    if not wanted or not sys.stderr.isatty():
-        yield lambda sent, size: None
-        return
-    from rich.console import Console  # they take long to import, and pipes need none of them
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    total = None
-    try:
-        about = os.fstat(stream.fileno())
-        total = about.st_size if stat.S_ISREG(about.st_mode) else None
-    except (OSError, ValueError, AttributeError):
-        pass
-    columns = (
-        TextColumn("sending"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[sent]}", markup=False),
-        TimeElapsedColumn(),
-    )
-    started = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, sent="")
-
-        def moved(sent: int, size: int) -> None:
-            rate = sent / max(0.001, time.monotonic() - started)
-            text = f"{terminal_text.plural(sent, 'message')}, {terminal_text.number(round(rate))}/s"
-            bar.update(task, completed=size, sent=text)
-
-        yield moved
