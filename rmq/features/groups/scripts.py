@@ -72,7 +72,7 @@ class GroupState(NamedTuple):
         return (f"{self.ahead} held before it, and " if self.ahead else "") + self.waits_for
 
 
-class GroupsPage(NamedTuple):
+class GroupsReply(NamedTuple):
     """The reply to groups: a page, with the ranges of scores of the held messages of each."""
 
     cursor: bytes  # of the next page; b"0" at the end
@@ -83,12 +83,12 @@ class GroupsPage(NamedTuple):
 
 def groups(
     keys: SlotKeys, cursor: bytes = b"0", *, name: str | None = None, id: bytes | None = None
-) -> Command[GroupsPage]:
+) -> Command[GroupsReply]:
     """Read a page of the groups of a slot, or one of them; `id`: a message of that."""
 
-    def parse(reply: list[Any]) -> GroupsPage:
+    def parse(reply: list[Any]) -> GroupsReply:
         ahead = reply[2] if reply[2] >= 0 else None
-        return GroupsPage(
+        return GroupsReply(
             reply[0],
             bool(reply[1]),
             [_state_of(keys, row, ahead) for row in reply[3:]],
