@@ -102,8 +102,13 @@ local function fail_deliveries(keys, ids, receipts, details, reason, wait, max_r
     write_places(slot, places)
   end
   local moved = bring_up and bring_up()
+  local any_paused = false
   if dead_count < #ids or moved then
-    note_given_back(slot)
+    any_paused = note_given_back(slot)
+  end
+  if any_paused then
+    --- @include "lib/group_stops"
+    hold_given_back(slot, store, records, ids)
   end
   return letters, dead_count
 end

@@ -2,10 +2,12 @@
 --- @include "lib/in_order"
 --- @include "lib/wake"
 
--- Note that messages may be leased a second time, after so many deliveries.
+-- Note that messages may be leased a second time, after so many deliveries. Returns whether the slot has paused groups.
 --- @inline
 local function note_given_back(slot)
-  redis.call('HSET', slot, 'given_back', redis.call('HGET', slot, 'delivered') or 0)
+  local delivered, paused = unpack(redis.call('HMGET', slot, 'delivered', 'groups_paused'))
+  redis.call('HSET', slot, 'given_back', delivered or 0)
+  return tonumber(paused or 0) > 0
 end
 
 -- Wake those who wait for what was given back, or hand it over to them. `blocked`, `waiting`: fields of the slot; `later`: all of

@@ -11,6 +11,32 @@ local function counter_of(flag)
   return flag == PAUSED_GROUP and 'groups_paused' or 'groups_held'
 end
 
+-- Hold the message of a group that waits to be taken, where one is out at a time.
+local function hold_waiting(groups, entry)
+  local member = entry.member
+  local score = member and tonumber(redis.call('ZSCORE', groups.store, member) or 0) or 0
+  if score > 0 and score < PRIORITY_END then
+    hold_back(groups, entry, member, entry.priority, true)
+    entry.member, entry.out = nil, 0
+  end
+end
+
+-- Hold those of messages which were given back that wait, and whose groups are stopped.
+local function hold_given_back(slot, store, records, ids)
+  local groups, names = open_groups(slot, store, redis.call('HGET', slot, 'groups')), {}
+  for i = 1, #ids do
+    names[i] = group_of(redis.call('HGET', records, ids[i]))
+  end
+  load_groups(groups, names)
+  for i = 1, #ids do
+    local entry = entry_in(groups, names[i])
+    if entry and entry.member == ids[i] and is_stopped(entry) then
+      hold_waiting(groups, entry)
+    end
+  end
+  write_groups(groups)
+end
+
 -- Let nothing of a group out any more; the one that waits to be taken is held again, where one is out at a time. Returns
 -- whether that is new.
 local function stop_group(groups, entry, flag)
@@ -20,12 +46,7 @@ local function stop_group(groups, entry, flag)
   entry.flags = entry.flags + flag
   touch(groups, entry.name)
   redis.call('HINCRBY', groups.slot, counter_of(flag), 1)
-  local member = entry.member
-  local score = member and tonumber(redis.call('ZSCORE', groups.store, member) or 0) or 0
-  if score >= PRIORITY_MIN and score < PRIORITY_END then
-    hold_back(groups, entry, member, entry.priority, true)
-    entry.member, entry.out = nil, 0
-  end
+  hold_waiting(groups, entry)
   return true
 end
 

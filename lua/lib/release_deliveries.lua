@@ -51,5 +51,10 @@ local function release_deliveries(slot, store, prepare, records, failures, held_
   else
     redis.call('HSET', slot, 'front', first)
   end
-  note_given_back(slot)
+  local any_paused
+  any_paused = note_given_back(slot)
+  if any_paused then
+    --- @include "lib/group_stops"
+    hold_given_back(slot, store, records, held_ids)
+  end
 end

@@ -8,7 +8,7 @@ import redis
 from rmq.features.groups import scripts
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.core.retry import Exponential
-from tests.lua.group import pause, send_in, states
+from tests.lua.group import check, pause, resume, send_in, states
 
 
 def test_the_waiting_head_is_held_again_before_the_others_and_the_pause_is_counted(make_box):
@@ -73,6 +73,34 @@ def test_retry_that_is_due_is_held_before_the_others(make_box):
 
     assert box.order()[0] == first
     assert states(box)["g"].held == 3
+
+
+@pytest.mark.parametrize("verb", ["nack", "release", "rollback"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_retry_or_release_at_once_is_held_before_the_others(make_box, verb, when):
+    box = make_box(groups=Groups())
+    first, second = send_in(box, "g", 2)
+    lease = box.take_one(1000)
+
+    def give_back() -> None:
+        if verb == "rollback":
+            box.clock.advance(3)
+            box.rollback()
+        else:
+            getattr(box, verb)(lease)
+
+    if when == "before":
+        give_back()
+    assert pause(box, "g") == 1
+    if when == "after":
+        give_back()
+
+    check(box)
+    assert box.prepare(10).ids == []
+    assert box.order() == [first, second]
+    assert resume(box, "g")
+    (again,) = box.take(10)
+    assert (again.id, again.left) == (first, lease.left - (verb != "release"))
 
 
 def test_of_a_group_with_several_out_those_that_are_out_go_on(make_box):
