@@ -33,6 +33,12 @@ class Delivery(NamedTuple):
     end: int
     how: str  # d handled, f failed, k its process died
     lapsed: bool
+    process: int = 0
+
+    def __str__(self) -> str:
+        """Return it as text for a person, times in seconds."""
+        times = f"{self.begin / 1e9:.3f} to {self.end / 1e9:.3f}"
+        return f"{self.number}{self.how} by {self.process} from {times}{' lapsed' * self.lapsed}"
 
 
 @dataclass
@@ -71,9 +77,21 @@ class Faults:
     """When a process stood still and died, and when Redis was away, ns."""
 
     def __init__(self) -> None:
+        self.kinds: dict[int, str] = {}  # of processes
         self.stops: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by process
         self.deaths: dict[int, int] = {}
         self.outages: list[tuple[int, int]] = []
+
+    def __str__(self) -> str:
+        """Return them as text for a person, times in seconds."""
+        outages = ", ".join(f"{a / 1e9:.3f} to {b / 1e9:.3f}" for a, b in self.outages)
+        stops = ", ".join(
+            f"{process} from {a / 1e9:.3f} to {b / 1e9:.3f}"
+            for process, each in self.stops.items()
+            for a, b in each
+        )
+        deaths = ", ".join(f"{process} at {at / 1e9:.3f}" for process, at in self.deaths.items())
+        return f"Redis away: {outages}; stopped: {stops}; died: {deaths}; {self.kinds}"
 
     def has_lapsed(self, process: int, begin: int, end: int, half_ns: int) -> bool:
         """Return whether a delivery of a process may have lost its lease."""
@@ -98,11 +116,11 @@ def deliveries(
             elif key in open_:
                 begin, taken = open_.pop(key)
                 lapsed = faults.has_lapsed(process, taken, int(ns), half_ns)
-                found[group].append(Delivery(key[1], begin, int(ns), word, lapsed))
+                found[group].append(Delivery(key[1], begin, int(ns), word, lapsed, process))
         death = faults.deaths.get(process, 1 << 62)
         for (group, n), (begin, taken) in open_.items():
             lapsed = faults.has_lapsed(process, taken, death, half_ns)
-            found[group].append(Delivery(n, begin, death, "k", lapsed))
+            found[group].append(Delivery(n, begin, death, "k", lapsed, process))
     for each in found.values():
         each.sort(key=attrgetter("begin"))
     return found
@@ -127,7 +145,10 @@ def judge_order(
     newest, running = -1, list[Delivery]()
     for one in found:
         if one.number < newest:
-            _tell(account, account.disorder, one.lapsed, f"{group} {one.number} after {newest}")
+            told = f"{group} after {newest}: " + ", ".join(
+                str(each) for each in found if each.number in (one.number, newest)
+            )
+            _tell(account, account.disorder, one.lapsed, told)
         running = [other for other in running if other.end > one.begin]
         for other in running:
             told = f"{group} {other.number} and {one.number}"

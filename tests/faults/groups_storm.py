@@ -59,6 +59,7 @@ RETRIES = 3
 STUCK_S = 3.0  # for which nothing moves, and nothing could
 EARLY_S = 2.0  # for which slots are kept open, in a control
 END_S = 60.0
+SLOWEST_S = 0.05  # of a message, all faults included
 
 
 class Store:
@@ -178,7 +179,6 @@ class Storm:
             for name in self.rng.sample(names, max(1, asked.groups // POISONED))
         }
         self._alive: dict[int, Forked] = {}
-        self._kinds: dict[int, str] = {}
         self._stopped: dict[int, int] = {}
         self._number = 0
         self._errors: list[BaseException] = []
@@ -206,7 +206,10 @@ class Storm:
         ]
         total = sum(one.total for one in producers)
         rounds = [0.85 * (n + 1) / (asked.kills + 1) for n in range(asked.kills)]
-        watch = Watch(lambda: [self.client.admin.stats(name) for name in self.groups])
+        watch = Watch(
+            lambda: [self.client.admin.stats(name) for name in self.groups],
+            end_s=END_S + total * SLOWEST_S,
+        )
         for _ in range(asked.workers):
             self._start("worker")
         for _ in range(asked.consumers):
@@ -269,13 +272,13 @@ class Storm:
             self._alive[self._number] = Forked(
                 "tests.faults.groups_worker", json.dumps(task), stderr=errors
             )
-        self._kinds[self._number] = kind
+        self.faults.kinds[self._number] = kind
 
     def _hurt(self, at: int) -> None:
         """Do all faults once; a resize at a third and at two thirds of the rounds."""
         number = self.rng.choice([one for one in self._alive if one not in self._stopped])
         self._kill(number)
-        self._start(self._kinds[number])
+        self._start(self.faults.kinds[number])
         number = self.rng.choice([one for one in self._alive if one not in self._stopped])
         os.kill(self._alive[number].pid, signal.SIGSTOP)
         self._stopped[number] = time.monotonic_ns()
@@ -295,7 +298,7 @@ class Storm:
         process.kill()
         process.wait()
         self.faults.deaths[number] = time.monotonic_ns()
-        self.fired[f"kill {self._kinds[number]}"] += 1
+        self.fired[f"kill {self.faults.kinds[number]}"] += 1
 
     def _wake(self) -> None:
         """Let those go on who have stood still for longer than their leases."""
@@ -417,10 +420,11 @@ def played(store: Store, folder: Path, asked: argparse.Namespace) -> tuple[Accou
         storm.client.close()
     seconds = time.monotonic() - began
     total = asked.groups * asked.each
-    return account, (
+    told = (
         f"{asked.groups} groups x {asked.each}: {account}; {dict(storm.fired)}; {seconds:.0f} s, "
         f"{total / seconds:.0f} messages a second"
     )
+    return account, told if account.is_well else f"{told}\n{storm.faults}"
 
 
 def small(seed: int, **more: object) -> argparse.Namespace:

@@ -66,15 +66,17 @@ class Watch:
     Args:
         state: says where the storm is.
         cpu_s: CPU seconds that its processes have taken so far.
+        clock: tells the time, s.
+        end_s: how long it may take.
     """
 
     def __init__(
         self, state: Callable[[], object], cpu_s: Callable[[], float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, end_s: float = END_S,
     ) -> None:  # fmt: skip
         self._state = state
         self._cpu_s = cpu_s or Offspring().cpu_s
-        self._clock = clock
+        self._clock, self._end_s = clock, end_s
         self._counters: object = None
         self._still_s = 0.0
         self._busy_s: float | None = None  # CPU seconds, half of the time ago
@@ -95,8 +97,8 @@ class Watch:
                 still = f"it stands still for {STILL_S:g} s ({used:.2f} s of CPU in the last half)"
                 raise AssertionError(f"{still}: {counters}, {self._told()}")
             self._still_s, self._busy_s = STILL_S / 2, None
-        if now >= self._began + END_S:
-            raise AssertionError(f"no end in {END_S:g} s: {counters}, {self._told()}")
+        if now >= self._began + self._end_s:
+            raise AssertionError(f"no end in {self._end_s:g} s: {counters}, {self._told()}")
 
     def _told(self) -> object:
         """Where the storm is. To ask costs calls, and fails where the storm has ended a server."""
