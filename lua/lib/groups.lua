@@ -280,6 +280,12 @@ local function enter_group(groups, name, weight, share, id, priority)
   end
   local entry = entry_in(groups, name) or new_entry(groups, name, weight, share)
   entry.weight = weight
+  if share and not entry.share and entry.out == 0 and entry.lane_priority == 0 then -- paused before its first message
+    entry.share, entry.is_new = share, true
+  end
+  if entry.share and entry.is_new then
+    share_of(groups, entry) -- which counts it
+  end
   local stopped = is_stopped(entry)
   if entry.lane_priority == 0 and not stopped and entry.out < most_of(groups, name) then
     go_out(groups, entry, groups.add, id, priority)

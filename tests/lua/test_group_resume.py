@@ -132,3 +132,18 @@ def test_unknown_word_is_refused(make_box):
 
     with pytest.raises(redis.ResponseError, match="RMQARG what"):
         box.run(scripts.group_resume(box.handle, box.keys, "g", "else"))
+
+
+def test_a_group_that_was_paused_before_its_first_message_is_counted_in_its_share(make_box):
+    box = make_box(groups=Groups())
+    pause(box, "a")
+    send_in(box, "a", 1, share_key="s")
+    send_in(box, "b", 1, share_key="s")
+    box.ack(box.take_one())
+    assert "%s" in box.state()["slot"], "the share goes with its last group"
+
+    assert resume(box, "a")
+
+    assert states(box)["a"].share_key == "s"
+    box.ack(box.take_one())
+    assert not {field for field in box.state()["slot"] if str(field).startswith(("%", "/"))}

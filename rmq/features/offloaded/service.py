@@ -15,7 +15,7 @@ from rmq.web.survey import Survey, SurveyedService
 
 log = logging.getLogger("rmq")
 
-UNUSED_S = 300.0  # between two looks at a slot that has had no offloaded body
+UNUSED_S = 600.0  # between two looks at a slot that has had no offloaded body
 
 
 class Offloading(SurveyedService):
