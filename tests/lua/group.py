@@ -10,13 +10,17 @@ from typing import Any
 import msgpack
 
 import rmq
+from rmq.features.dead_letters import scripts as dead_scripts
 from rmq.features.groups import scripts as groups_scripts
 from rmq.features.groups.scripts import GroupState
+from rmq.features.messages import scripts as messages_scripts
 from rmq.kernel.core import record
 from rmq.kernel.core.groups import GROUP_MARK, group_in, mark_of
 from rmq.kernel.core.record import with_headers
+from rmq.kernel.core.retry import Levels
 from rmq.kernel.producer import scripts
 from rmq.kernel.producer.encode import Outgoing, encode_headers
+from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
 from tests.lua.reading import MORE, SINGLE, Entry
@@ -217,3 +221,31 @@ def resume(box: Box, name: str) -> bool:
 def release(box: Box, name: str) -> bool:
     """Release a group that a dead letter holds."""
     return bool(box.run(groups_scripts.group_resume(box.handle, box.keys, name, "dead")))
+
+
+# --- other verbs
+
+
+def slow(make_box: Any, groups: rmq.Groups | None = None, **given: Any) -> Box:
+    """Retries wait for a second."""
+    return grouped(make_box, groups, retry=Levels((1.0,)), max_retries=2, **given)
+
+
+def cancel(box: Box, id: bytes) -> Any:
+    return box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), id))
+
+
+def reschedule(box: Box, id: bytes, due: int) -> Any:
+    return box.run(messages_scripts.reschedule(box.handle, box.keys, box.session(), id, due))
+
+
+def set_priority(box: Box, id: bytes, priority: int) -> Any:
+    return box.run(messages_scripts.set_priority(box.keys, box.session(), id, priority))
+
+
+def redrive(box: Box, *ids: bytes) -> Any:
+    return box.run(dead_scripts.redrive(box.handle, box.keys, box.session(), ids))
+
+
+def purge(box: Box, queue: str = "store", **how: Any) -> Any:
+    return box.run(topic_scripts.purge(box.keys, box.session(), queue, **how))
