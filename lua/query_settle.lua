@@ -156,7 +156,7 @@ if not high then
   if size > MOST then
     size, page = MOST, { unpack(page, 1, MOST) }
   end
-  local scores, entries, waiting = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}
+  local scores, entries, waiting, seen = redis.call('ZMSCORE', prepare, unpack(page)), {}, {}, {}
   if expired_to > first then
     entries, waiting = redis.call('HMGET', failures, unpack(page)), redis.call('ZMSCORE', store, unpack(page))
   end
@@ -172,11 +172,12 @@ if not high then
       end
     elseif stays and first + i > since then
       local _, flags, details = read_entry(entries[i] or '')
-      local given_back = flags < 8 and details == ARGV[9]
-      if given_back and (score and score < 2000 or waiting[i]) then
+      local waits = flags < 8 and details == ARGV[9] and (score and score < 2000 or waiting[i])
+      if waits and not seen[page[i]] then -- its lease may have ended twice
+        seen[page[i]] = true
         held_ids[#held_ids + 1] = page[i]
         late[#late + 1], late_scores[#late_scores + 1] = waiting[i] and page[i] or nil, waiting[i] or nil
-      else
+      elseif not waits then
         missing = missing + 1
       end
     end

@@ -444,3 +444,24 @@ def test_publish_of_many_that_differ_in_their_bodies_alone(make_box):
     assert first in out(box)
     assert len(out(box)) == 2
     assert len(held(box)) == 4
+
+
+def test_query_that_lost_a_message_twice_settles_it_once(make_box):
+    box = grouped(make_box, rmq.Groups(order=False, concurrency=2))
+    a1, a2, a3, a4 = send(box, *"aaaa")
+    for after in (0, 1):
+        query.take(box, after, limit=1, holder=query.EXACT)
+        assert list(box.state()["prepare"]) == [a1]
+        query.lapse(box, force=True)
+        box.clock.advance(2)
+        box.rollback()
+        check(box)
+        if after == 0:  # so that it is what goes next
+            box.redis.zadd(box.keys.store, {member_of(a1): 1000})
+    box.redis.zadd(box.keys.store, {member_of(a1): 14.5})
+
+    reply = box.run(queries_scripts.query_settle(box.handle, box.keys, query.EXACT, 0, 2, 100))
+
+    check(box)
+    assert out(box) == [a2, a3]
+    assert held(box) == [a4]
