@@ -462,6 +462,18 @@ def test_query_that_lost_a_message_twice_settles_it_once(make_box):
 
     reply = box.run(queries_scripts.query_settle(box.handle, box.keys, query.EXACT, 0, 2, 100))
 
+    assert reply.settled == 1
     check(box)
     assert out(box) == [a2, a3]
     assert held(box) == [a4]
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
+def test_delivery_that_is_given_twice_in_a_call_leaves_once(make_box, verb):
+    box = grouped(make_box, rmq.Groups(order=False, concurrency=2), max_retries=0)
+    send(box, *"aaaaaa")
+    lease, _ = box.take(2)
+
+    getattr(box, verb)(lease, lease)
+
+    check(box)
