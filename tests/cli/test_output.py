@@ -22,6 +22,7 @@ LISTINGS: dict[str, tuple[list[str], int | None]] = {
     "audit-trail": ([], None),
     "dlq groups": (["{topic}"], 2),
     "dlq ls": (["{topic}"], 2),
+    "groups ls": (["{topic}-grouped"], 2),
     "job ls": ([], None),
     "outbox ls": (["--database", "sqlite:///{home}/outbox.sqlite"], 0),
     "peek": (["{topic}"], 2),
@@ -48,7 +49,9 @@ def run(run, name):
 
 
 @pytest.fixture
-def listing(run, topic, tmp_path):
+def listing(run, client, topic, tmp_path):
+    grouped = client.topic(f"{topic.name}-grouped", groups=rmq.Groups())
+    grouped.send_many([rmq.Outgoing(1, group=name) for name in "aab"])
     topic.every("report", every=3600, body={"=n": 1}).declare()
     bury(topic, "=HYPERLINK(1)", 'two,\n"lines"')
     topic.send({"n": 1}, headers={"tenant": "7"})

@@ -17,6 +17,7 @@ from tests.servers import Server as Redis
 WITHOUT_PATH = {  # verbs of Admin, and why no request does them
     "spans": "cursors do the same for one reader",
     "job_run": "the services of the server run jobs",
+    "sweep_offloaded": "it lists a whole store, for minutes; a server may not have it",
     **dict.fromkeys(("tokens", "token_create", "token_revoke"), "a server may not make its rights"),
 }
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
