@@ -409,9 +409,10 @@ class Places:
 
 
 @pytest.fixture
-def places(client: rmq.Client, name: str, url: str) -> Iterator[Places]:
-    made = Places(client, name, url)
-    yield made
+def places(server: Server, name: str, url: str) -> Iterator[Places]:
+    """They have a prefix of their own: a sweep looks at all topics, and waits for resizes."""
+    with rmq.Client(server.url, prefix=name) as client:
+        yield Places(client, name, url)
     set_clock(None)
 
 
@@ -471,7 +472,7 @@ def test_a_sweep_of_another_redis_leaves_this_one_alone(
     places: Places, name: str, url: str, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later(monkeypatch)
-    with rmq.Client(own_server.url) as other:
+    with rmq.Client(own_server.url, prefix=name) as other:
         other.topic(name).open()
         assert other.admin.sweep_offloaded(name).objects == 0
 
@@ -481,7 +482,7 @@ def test_the_command_asks_counts_and_sweeps(
 ) -> None:
     later(monkeypatch)
     run = CliRunner().invoke
-    words = ["--url", server.url, "offloaded", "sweep", name, "--older", "24h"]
+    words = ["--url", server.url, "--prefix", name, "offloaded", "sweep", name, "--older", "24h"]
     dry = run(cli, [*words, "--dry-run", "--json"])
     assert '"objects":1' in dry.output
     assert run(cli, words).exit_code != 0  # nobody can confirm
