@@ -43,11 +43,11 @@ def live(url: str, kind: str, name: str) -> None:
         topic.send_many([rmq.Outgoing(LARGE[:9000] + str(n)) for n in range(5)])
         assert topic.send(LARGE, dedup_key="once").status == "stored"
         assert topic.send(LARGE, dedup_key="once").status == "duplicate"
-        topic.send("later", delay=0.05)
 
         with topic.consumer() as consumer:
             held = consumer.receive(100)
             assert [len(one.body) for one in held] == [5, *[40_000] * 4, *[9001] * 5, 40_000]
+            topic.send("later", delay=0.05)
             held[0].extend(5)
             held[1].nack(delay=0)
             held[2].release()
