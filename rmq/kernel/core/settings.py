@@ -247,6 +247,11 @@ class Settings:
                 "overflow: drop_lowest in a topic with groups; there is no order over all that is "
                 "held: give reject or block"
             )
+        if self.groups and self.limit.key_concurrency:
+            raise InvalidValue(
+                "limit: a concurrency for each key in a topic with groups; the groups have it: send "
+                "with group= and give groups=rmq.Groups(order=False, concurrency=...)"
+            )
 
     @property
     def objective(self) -> Slo | None:

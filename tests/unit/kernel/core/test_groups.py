@@ -74,3 +74,12 @@ def test_ordered_is_of_slots_where_there_are_no_groups() -> None:
     assert not several.in_slot_order(False)
     with pytest.raises(InvalidValue, match="ordered: messages of a group of this topic go 3 at a"):
         several.in_slot_order(True)
+
+
+def test_a_concurrency_for_each_key_is_that_of_the_groups() -> None:
+    rate = settings.check({"groups": "order", "limit": "rate:10:1s:key=tenant"})
+    assert Settings(**rate).limit.key == "tenant"
+
+    both = settings.check({"groups": "order", "limit": "concurrency:2:key=tenant"})
+    with pytest.raises(InvalidValue, match="in a topic with groups; the groups have it"):
+        Settings(**both)
