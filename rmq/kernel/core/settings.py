@@ -249,8 +249,8 @@ class Settings:
             )
         if self.groups and self.limit.key_concurrency:
             raise InvalidValue(
-                "limit: a concurrency for each key in a topic with groups; the groups have it: send "
-                "with group= and give groups=rmq.Groups(order=False, concurrency=...)"
+                "limit: a concurrency for each key in a topic with groups; the groups have it: "
+                "send with group= and give groups=rmq.Groups(order=False, concurrency=...)"
             )
 
     @property
