@@ -184,6 +184,10 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: 
 # --- what happens to it --------------------------------------------------------------------------
 
 
+class CheckpointRefused(RuntimeError):
+    """The source would not start from its checkpoint: more was settled than that says."""
+
+
 class Outcome(NamedTuple):
     """What a storm left.
 
@@ -364,10 +368,13 @@ class Storm:
                 time.sleep(0.1)
             for name in SOURCES + COPIES:
                 while True:
-                    with contextlib.suppress(rmq.StorageError):
+                    try:
                         client.admin.topic_resize(name, slots)
                         break
-                    time.sleep(0.1)
+                    except rmq.StorageError:
+                        time.sleep(0.1)
+                    except rmq.ConfigurationError:  # the storm has failed, and closed the client
+                        return
             tell(f"{slots} slots")
 
     def _progress(self, more: int) -> None:
@@ -388,8 +395,11 @@ class Storm:
         if self._driver is not None and self._driver.poll() is None:
             return
         self._end_driver()
+        said = self._log.read_text() if self._log.exists() else ""
+        if "checkpoint: it is an older copy" in said:
+            raise CheckpointRefused(said[said.index("checkpoint: it is an older copy") :][:300])
         words = "restart with onClaimLoss=continue"  # a driver that continues says so, too
-        told = not self._continues and self._log.exists() and words in self._log.read_text()
+        told = not self._continues and words in said
         self._told += told
         self._continues = told or self._loss == "continue"
         loss = "continue" if self._continues else "fail"
@@ -547,11 +557,15 @@ def main() -> None:
     if given.driver:
         url, home, lease_s, loss, broken, master = given.driver
         drive(url, Path(home), float(lease_s), loss, broken, master)
-    outcome = storm(
-        given.home or Path(tempfile.mkdtemp(prefix="rmq-storm-")),
-        kills=given.kills, seed=given.seed, broken=given.broken,
-        own=FROZEN if given.lease else given.own or "", lease_s=given.lease or 600.0,
-    )  # fmt: skip
+    try:
+        outcome = storm(
+            given.home or Path(tempfile.mkdtemp(prefix="rmq-storm-")),
+            kills=given.kills, seed=given.seed, broken=given.broken,
+            own=FROZEN if given.lease else given.own or "", lease_s=given.lease or 600.0,
+        )  # fmt: skip
+    except CheckpointRefused as error:
+        print(error)
+        sys.exit(not given.broken)
     print(f"kills: {', '.join(f'{kind} {count}' for kind, count in sorted(outcome.kills.items()))}")
     print(
         f"{outcome.sent} sent, {outcome.batches} batches: missing {outcome.missing}, "

@@ -10,7 +10,15 @@ import pytest
 
 from tests.spark.conftest import MISSING
 from tests.spark.long import long
-from tests.spark.storm import EXECUTOR, FAILOVER, FROZEN, STALE, compare, storm
+from tests.spark.storm import (
+    EXECUTOR,
+    FAILOVER,
+    FROZEN,
+    STALE,
+    CheckpointRefused,
+    compare,
+    storm,
+)
 
 pytestmark = pytest.mark.timeout(900)  # cold drivers, one for each kill, on a busy machine
 
@@ -31,9 +39,12 @@ def test_two_queries_lose_and_double_nothing_under_kills_and_resizes(tmp_path: P
 
 @pytest.mark.parametrize("broken", ["settles-early", "drops-ahead"])
 def test_check_of_a_storm_finds_a_broken_source(tmp_path: Path, broken: str) -> None:
-    outcome = storm(tmp_path, kills=3, seed=3, broken=broken)
-
-    assert outcome.missing > 0, outcome
+    try:
+        outcome = storm(tmp_path, kills=3, seed=3, broken=broken)
+    except CheckpointRefused:
+        assert broken == "drops-ahead", "what it drops is settled before the checkpoint says so"
+    else:
+        assert outcome.missing > 0, outcome
 
 
 @long("test_storm.py")
