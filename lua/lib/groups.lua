@@ -94,8 +94,7 @@ local function load_groups(groups, names)
   end
   local texts = redis.call('HMGET', groups.slot, unpack(fields))
   for i = 1, #texts do
-    local name = missing[i]
-    entries[name] = texts[i]
+    entries[missing[i]] = texts[i]
   end
 end
 

@@ -8,13 +8,18 @@ local function lane_range(lane)
   return string.format('%.0f', -(lane + 1) * WORD), string.format('(%.0f', -lane * WORD)
 end
 
+-- Whether nothing is in a lane.
+local function is_empty(store, lane)
+  local low, high = lane_range(lane)
+  return #redis.call('ZRANGEBYSCORE', store, low, high, 'LIMIT', 0, 1) == 0
+end
+
 -- A lane that nothing is in.
 local function free_lane(groups)
   local lane = groups.lane
   for try = 1, LANE_TRIES do
     lane = (lane + (try == 1 and 1 or LANE_STEP)) % LANES
-    local low, high = lane_range(lane)
-    if not groups.fresh[lane] and #redis.call('ZRANGEBYSCORE', groups.store, low, high, 'LIMIT', 0, 1) == 0 then
+    if not groups.fresh[lane] and is_empty(groups.store, lane) then
       groups.lane, groups.fresh[lane] = lane, true
       return lane
     end
@@ -22,7 +27,7 @@ local function free_lane(groups)
   fail('GROUPS', groups.slot)
 end
 
--- The lanes of an entry as a list, or the entry with these lanes.
+-- The lanes of an entry as a list: of each its priority, number and next place.
 local function lanes_of(entry)
   local lanes = {}
   if entry.lane_priority > 0 then
@@ -52,8 +57,7 @@ end
 local function drop_front(groups, entry)
   local lanes, used = lanes_of(entry), {}
   for i = 1, #lanes do
-    local low, high = lane_range(lanes[i][2])
-    if #redis.call('ZRANGEBYSCORE', groups.store, low, high, 'LIMIT', 0, 1) > 0 then
+    if not is_empty(groups.store, lanes[i][2]) then
       used[#used + 1] = lanes[i]
     end
   end

@@ -14,7 +14,7 @@ from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
 PAGE = 100
-LANE_WIDTH = 2**32  # of scores; lua/lib/groups.lua
+LANE_WIDTH = 2**32  # of scores; lua/lib/lanes.lua
 _PAUSED, _HELD = 2, 4  # flags
 
 
@@ -56,7 +56,7 @@ class GroupState(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """What its held messages wait for, in words; empty: none is held, and it is not stopped."""
+        """Say what its held messages wait for; empty: none is held, and it is not stopped."""
         stopped = ["the group is paused"] if self.paused else []
         stopped += ["the group is held by a dead letter"] if self.is_held else []
         if stopped or not self.held:
@@ -68,7 +68,7 @@ class GroupState(NamedTuple):
 
     @property
     def message_waits_for(self) -> str:
-        """What the held message that was asked for waits for, in words."""
+        """Say what the held message that was asked for waits for."""
         return (f"{self.ahead} held before it, and " if self.ahead else "") + self.waits_for
 
 

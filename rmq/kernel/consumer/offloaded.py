@@ -1,4 +1,4 @@
-"""What a consumer does with offloaded bodies: read those of a batch, remove what it has acked."""
+"""Offloaded bodies in a consumer: those of a batch are read, those it has acked are removed."""
 
 from __future__ import annotations
 
