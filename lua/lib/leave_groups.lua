@@ -8,14 +8,16 @@
 --   scores: nil where all are in flight; else those in the StoreQueue, by position: messages that are held or wait for their time
 --   may be among them, and leave nothing
 local function leaving_groups(slot, store, records, ids, dead, later, scores)
-  local setting = #ids > 0 and redis.call('HGET', slot, 'groups')
+  if #ids == 0 then
+    return nil
+  end
+  local setting, page = unpack(redis.call('HMGET', slot, 'groups', 'chunk'))
   if not setting then
     return nil
   end
   --- @include "lib/groups"
   redis.call('ZCARD', store)
-  local groups, at = open_groups(slot, store, setting), 0
-  local chunk = tonumber(redis.call('HGET', slot, 'chunk'))
+  local groups, chunk, at = open_groups(slot, store, setting), tonumber(page), 0
   for from = 1, #ids, chunk do
     local batch = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
     for i = 1, #batch do
