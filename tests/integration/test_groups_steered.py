@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pytest
@@ -169,3 +170,39 @@ def test_topic_with_a_stopped_group_is_not_resized(
     client.admin.group_resume(name, "g")
     client.admin.group_release(name, "g")
     assert client.admin.topic_resize(name, 4, wait=False).after == 4
+
+
+@both_clients
+def test_verbs_find_a_group_in_the_slots_of_every_number_that_a_topic_has_had(
+    api: Any, name: str
+) -> None:
+    topic, admin = api.topic(name, slots=1, groups=rmq.Groups(on_dead="hold")), api.admin
+    topic.open()
+    admin.topic_resize(name, 2)
+    group = next(f"g{n}" for n in range(99) if zlib.crc32(b"g%d" % n) % 4 == 3)
+    later = topic.send("later", group=group, delay=600)
+    admin.topic_resize(name, 4)
+    first, _, third = (topic.send(n, group=group, dedup_key=f"key-{n}").id for n in range(3))
+    plain = topic.send("plain", group=group).id
+    assert [first.slot, later.id.slot, plain.slot] == [0, 1, 3]
+
+    assert admin.group(name, group).held == 2, "the slot that holds most"
+    assert admin.group(name, group, id=third).ahead == 1
+    assert admin.group(name, group, id=plain).slot == 3
+    assert admin.group_pause(name, group)
+    assert topic.reschedule(later.id, delay=0)
+    assert drained(topic) == [], "delayed and plain messages of it are paused, too"
+    assert admin.group_resume(name, group)
+    assert not admin.group_resume(name, group)
+    with topic.consumer() as consumer:
+        for delivery in consumer.receive(10, wait=1):
+            if delivery.id == first:
+                delivery.reject("bug")
+            else:
+                delivery.ack()
+    assert admin.group(name, group).is_held
+    assert admin.group_purge(name, group, dry_run=True) == 2
+    assert admin.group_release(name, group)
+    assert not admin.group_release(name, group)
+    assert admin.group_purge(name, group) == 2, "what waits in the slot of the first number"
+    assert drained(topic) == []

@@ -385,3 +385,14 @@ def test_a_topic_with_groups_takes_dead_letters_whose_slots_are_those_of_their_g
 
     found = {message.group: message.slot for message in api.admin.peek(other, limit=100)}
     assert found == {g: slot_of(g, there) for g in names}
+
+
+def test_a_topic_with_groups_takes_dead_letters_by_its_first_number_of_slots_too(
+    client: rmq.Client, name: str, other: str
+) -> None:
+    bury(client, name, rmq.Outgoing({"n": 1}), slots=2)
+    client.topic(other, slots=4, groups=rmq.Groups()).open()
+    client.admin.topic_resize(other, 2)
+
+    with pytest.raises(InvalidValue, match=r"has groups and 2 slots \(at first 4\)"):
+        client.admin.redrive(name, to=other)

@@ -100,11 +100,13 @@ def open_target(context: TopicContext, to: str) -> Flow[TopicContext]:
     yield from opening.ensure_open(target, create=False)
     if target.settings.groups:
         yield from opening.ensure_open(context, create=False)
-        if context.settings.layout or context.settings.slots % target.settings.slots:
+        slots, numbers = context.settings.slots, target.settings
+        if context.settings.layout or slots % numbers.slots or slots % numbers.first_slots:
+            first = f" (at first {numbers.first_slots})" if numbers.layout else ""
             raise InvalidValue(
-                f"to: {to!r} has groups and {target.settings.slots} slots, {context.name!r} "
-                f"{context.settings.slots}; messages of a group might come to two slots. Use "
-                "a topic with as many slots, or with a divisor of that"
+                f"to: {to!r} has groups and {numbers.slots} slots{first}, {context.name!r} "
+                f"{slots}; messages of a group might come to two slots. Use a topic with as many "
+                "slots, or with a divisor of that"
             )
     return target
 

@@ -43,6 +43,9 @@ class GroupAdmin(AdminPart):
     def group(self, topic: str, group: str, *, id: Id | None = None) -> GroupState | None:
         """Return a group; None: none of its messages is out, and nobody has stopped it.
 
+        In a topic that was resized, a group may be in several slots (`groups` lists each of them).
+        Then this is the slot that is stopped, or that holds the most messages.
+
         Args:
             topic: its name.
             group: the name of the group.

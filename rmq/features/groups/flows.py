@@ -81,14 +81,14 @@ def group(context: TopicContext, name: str, id: Id | None) -> Flow[GroupState | 
     `id`: of a message of the group, of which `ahead` tells then.
     """
     yield from _open(context)
+    check_group(name)
     message_id = None if id is None else context.check_id(id)
-    for keys in _slots(context, name):
-        if message_id is None or message_id.slot == keys.index:
-            page = yield scripts.groups(keys, name=name, id=message_id)
-            if page.groups:
-                found: GroupState = page.groups[0]
-                return found
-    return None
+    slots = _slots(context, name) if message_id is None else [context.slots[message_id.slot]]
+    pages = yield from pipeline([scripts.groups(keys, name=name, id=message_id) for keys in slots])
+    found = [state for page in pages for state in page.groups]
+    return max(
+        found, key=lambda each: (each.is_held, each.paused, each.held, each.out), default=None
+    )
 
 
 def group_pause(context: TopicContext, name: str) -> Flow[bool]:
@@ -162,12 +162,7 @@ def _open(context: TopicContext) -> Flow[None]:
 
 
 def _slots(context: TopicContext, name: str) -> list[SlotKeys]:
-    """Return where messages of a group are: during a resize also in the slot of before."""
+    """Return the slots that may have messages of a group: one for each number of slots so far."""
     check_group(name)
-    settings = context.settings
-    resizing = settings.layout.resizing if settings.layout else None
-    counts = [resizing.before] if resizing else []
-    return [
-        context.slots[at]
-        for at in dict.fromkeys(slot_of(name, n) for n in [*counts, settings.slots])
-    ]
+    numbers = context.settings.slot_numbers
+    return [context.slots[at] for at in dict.fromkeys(slot_of(name, n) for n in numbers)]

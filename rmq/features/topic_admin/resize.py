@@ -188,7 +188,11 @@ def _begin(context: TopicContext, slots: int) -> Flow[None]:
         known = replace(settings.layout or Layout(0, before, before), dealt=dealt)
         resizing = Resizing(since_ms, before, _awaited(before, slots))
         layout = replace(
-            known, resizes=known.resizes + 1, most=max(known.most, slots), resizing=resizing
+            known,
+            resizes=known.resizes + 1,
+            most=max(known.most, slots),
+            resizing=resizing,
+            numbers=tuple(sorted({*settings.slot_numbers, slots})),
         )
         replace(settings, slots=slots, layout=layout)  # checks what they must have of each other
         fields = {"slots": str(slots)} | layout.to_redis()

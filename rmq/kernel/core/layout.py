@@ -48,6 +48,8 @@ class Layout:
             in slots whose messages were awaited; 0: none were.
         dealt: how many messages waited in each slot when `max_length` was last divided; empty: it
             had none then.
+        numbers: every number of slots that the topic has had. A group may have messages in the
+            slot of each of them.
     """
 
     resizes: int
@@ -56,6 +58,7 @@ class Layout:
     resizing: Resizing | None = None
     delivered_from: int = 0
     dealt: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     def is_held(self, slot: int, slots: int) -> bool:
         """Return whether a slot gives nothing yet, since another one holds older messages.
@@ -107,7 +110,7 @@ class Layout:
     def to_redis(self) -> dict[str, str]:
         """Return the fields of the topic's hash; an empty one is to be removed."""
         return {
-            "layout": f"{self.resizes} {self.first} {self.most}",
+            "layout": f"{self.resizes} {self.first} {self.most} {','.join(map(str, self.numbers))}",
             "resizing": self.resizing.to_redis() if self.resizing else "",
             "delivered_from": str(self.delivered_from or ""),
             "dealt": ",".join(map(str, self.dealt)),
@@ -118,7 +121,7 @@ def from_redis(stored: Mapping[str, str]) -> Layout | None:
     """Read the layout of a topic from its hash; None: it was never resized."""
     if "layout" not in stored:
         return None
-    resizes, first, most = map(int, stored["layout"].split())
+    resizes, first, most, *numbers = map(int, stored["layout"].replace(",", " ").split())
     resizing = None
     if "resizing" in stored:
         since, before, pending = stored["resizing"].split(" ")
@@ -126,4 +129,5 @@ def from_redis(stored: Mapping[str, str]) -> Layout | None:
             int(since), int(before), tuple(int(slot) for slot in pending.split(",") if slot)
         )
     dealt = tuple(int(count) for count in stored.get("dealt", "").split(",") if count)
-    return Layout(resizes, first, most, resizing, int(stored.get("delivered_from", 0)), dealt)
+    delivered_from = int(stored.get("delivered_from", 0))
+    return Layout(resizes, first, most, resizing, delivered_from, dealt, tuple(numbers))

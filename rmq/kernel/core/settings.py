@@ -288,6 +288,12 @@ class Settings:
         """The number of slots with which the topic was created: keys keep their slots by it."""
         return self.layout.first if self.layout else self.slots
 
+    @property
+    def slot_numbers(self) -> tuple[int, ...]:
+        """Every number of slots that the topic has had, the present one first."""
+        past = (self.layout.first, self.layout.most, *self.layout.numbers) if self.layout else ()
+        return tuple(dict.fromkeys((self.slots, *past)))
+
     def slot_stamp(self, created: bytes) -> bytes:
         """Return the stamp of the slots: that of the topic, and 1 us more for each resize."""
         resizes = self.layout.resizes if self.layout else 0
