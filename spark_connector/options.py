@@ -376,11 +376,12 @@ def connection(values: Mapping[str, Any], topic: str = "subscribe") -> Connectio
     """
     url = values["url"]
     if url is None:
-        if not os.environ.get("RMQ_URL"):
+        given = os.environ.get("RMQ_URL", "").strip()
+        if not given:
             raise ConfigurationError(
                 "url: it is missing; give redis://host:6379/0, or set RMQ_URL on the driver"
             )
-        url = _url("RMQ_URL", os.environ["RMQ_URL"])
+        url = _url("RMQ_URL", given)
     if values[topic] is None:
         other = ", or each row's in a column topic" if topic == "topic" else ""
         raise ConfigurationError(f"{topic}: it is missing; name the topic{other}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
+from rmq.kernel.core.environment import variable
 from rmq.terminal import output
 from rmq.terminal.options import common_options
 
@@ -40,7 +40,7 @@ def address(given: str | None) -> sa.URL:
         secrets,  # SQLAlchemy, which other commands do without
     )
 
-    text = given or os.environ.get(VARIABLE)
+    text = given or variable(VARIABLE)
     if not text:
         raise click.UsageError(
             f"which database? Set {VARIABLE}, or give --database, as "

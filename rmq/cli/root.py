@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import click
@@ -10,6 +9,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 import rmq
 from rmq.client.client import DEFAULT_URL
+from rmq.kernel.core.environment import variable
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic import opening
 from rmq.terminal import output, text as terminal_text
@@ -105,7 +105,7 @@ def _server_rows(file: str | None) -> list[_Row]:
     common = common_options()
     flags = {"url": common.url, "prefix": common.prefix}
     loaded = ServerConfig.load(flags, file=file)
-    origin = "--config" if file else "RMQ_CONFIG" if os.environ.get("RMQ_CONFIG") else "default"
+    origin = "--config" if file else "RMQ_CONFIG" if variable("RMQ_CONFIG") else "default"
     path = str(loaded.file) if loaded.file else None
     rows = [_Row("config", path, origin, "every command")]
     for setting in SETTINGS:
@@ -126,12 +126,10 @@ def _server_rows(file: str | None) -> list[_Row]:
 def _variable_rows() -> list[_Row]:
     """Return the settings that only the environment has."""
     rows = []
-    for variable in VARIABLES:
-        text = os.environ.get(variable.name) or None
-        shown = HIDDEN if text and variable.is_hidden else text and redact(text, text)
-        rows.append(
-            _Row(variable.name, shown, variable.name if text else "default", variable.reader)
-        )
+    for known in VARIABLES:
+        text = variable(known.name)
+        shown = HIDDEN if text and known.is_hidden else text and redact(text, text)
+        rows.append(_Row(known.name, shown, known.name if text else "default", known.reader))
     return rows
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from rmq.client.topic import AsyncTopic
 from rmq.errors import ConfigurationError, InvalidType, RMQError, StorageError
 from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.environment import variable
 from rmq.kernel.core.interceptor import Hooks, Interceptor
 from rmq.kernel.core.keys import check_name, wake_channel
 from rmq.kernel.core.sequence import ProducerSequence
@@ -75,12 +75,12 @@ class ClientBase:
         max_connections: int | None,
         interceptors: Sequence[Interceptor],
     ) -> None:
-        given_url = url or os.environ.get("RMQ_URL")
+        given_url = url or variable("RMQ_URL")
         self._address = replace(urls.parse(given_url or DEFAULT_URL), is_default=not given_url)
         if max_connections is not None:
             most = urls.connections(max_connections)
             self._address = replace(self._address, max_connections=most)
-        asked = prefix if prefix is not None else os.environ.get("RMQ_PREFIX") or DEFAULT_PREFIX
+        asked = prefix if prefix is not None else variable("RMQ_PREFIX") or DEFAULT_PREFIX
         self._prefix = check_name(asked, "prefix" if prefix is not None else "RMQ_PREFIX")
         self._retry_s = duration_ms(retry_for, "retry_for", high_ms=30_000, zero=True) / 1000
         self._timeout_s = duration_ms(timeout, "timeout", high_ms=60_000) / 1000

@@ -6,7 +6,6 @@ A flag wins over the environment, the environment over the file, the file over t
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from rmq.errors import ConfigurationError, InvalidValue
+from rmq.kernel.core.environment import variable
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.validation import parse_duration
 from rmq.terminal import config_file
@@ -273,8 +273,7 @@ class ServerConfig:
         Raises:
             ConfigurationError: the file cannot be read, or a setting cannot work.
         """
-        environ = os.environ if environ is None else environ
-        found, table = config_file.read_file(file or environ.get(config_file.VARIABLE))
+        found, table = config_file.read_file(file or variable(config_file.VARIABLE, environ))
         path = None if found is None else Path(found)
         values: dict[str, Any] = {}
         origins: dict[str, str] = {}
@@ -282,8 +281,7 @@ class ServerConfig:
             in_file = _lookup(table, setting.key)
             if flags.get(setting.name) is not None:
                 values[setting.name], origins[setting.name] = flags[setting.name], setting.flag
-            elif environ.get(setting.variable):
-                text = environ[setting.variable]
+            elif text := variable(setting.variable, environ):
                 values[setting.name] = setting.checked(text, setting.variable)
                 origins[setting.name] = setting.variable
             elif in_file is not None:

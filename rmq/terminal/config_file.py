@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmq.errors import ConfigurationError, InvalidValue
+from rmq.kernel.core.environment import variable
 from rmq.kernel.core.keys import check_name
 
 VARIABLE = "RMQ_CONFIG"
@@ -46,14 +47,14 @@ def read_file(
     return None, {}
 
 
-def read_where(environ: Mapping[str, str]) -> dict[str, str]:
+def read_where(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return where the file says that Redis is: its `url` and `prefix`, those that it has.
 
     Raises:
         ConfigurationError: the file cannot be read, or has another key beside them that is no
             table: a slip of the pen would go unnoticed, and the command to another Redis.
     """
-    path, table = read_file(environ.get(VARIABLE), passes_over_denied=True)
+    path, table = read_file(variable(VARIABLE, environ), passes_over_denied=True)
     found: dict[str, str] = {}
     for key, value in table.items():
         if isinstance(value, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmq.kernel.core.environment import variable
 from rmq.kernel.core.validation import nearest
 from rmq.terminal import output
 from rmq.terminal.output import FORMATS, Format, RecordWriter
@@ -62,24 +62,24 @@ class CommonOptions:
     @property
     def url_asked(self) -> str | None:
         """The URL given by --url, RMQ_URL or the configuration file; None for RMQ's default."""
-        return self.url or os.environ.get("RMQ_URL") or self._in_file("url")
+        return self.url or variable("RMQ_URL") or self._in_file("url")
 
     @property
     def url_known(self) -> str | None:
         """As `url_asked`, for messages about errors: the file is not read for it."""
-        return self.url or os.environ.get("RMQ_URL") or (self.file or {}).get("url")
+        return self.url or variable("RMQ_URL") or (self.file or {}).get("url")
 
     @property
     def key_prefix(self) -> str:
         """The prefix of all keys and channels."""
-        return self.prefix or os.environ.get("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
+        return self.prefix or variable("RMQ_PREFIX") or self._in_file("prefix") or "rmq"
 
     def _in_file(self, name: str) -> str | None:
         """Return what the configuration file says. It is read if it is needed, and once."""
         if self.file is None:
             from rmq.terminal import config_file
 
-            self.file = config_file.read_where(os.environ)
+            self.file = config_file.read_where()
         return self.file.get(name)
 
     @contextmanager

@@ -78,7 +78,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         )
     kind = "outbox" if args.outbox else "ledger"
     snapshots = _places("snapshot", args.snapshot, live=True)
-    url = args.url or os.environ.get("RMQ_URL")
+    url = args.url or os.environ.get("RMQ_URL", "").strip()
     if any(snapshot.format == LIVE for snapshot in snapshots) and not url:
         raise UsageError("--url: not given; give redis://HOST:PORT/0, or set RMQ_URL")
     if args.out is not None and "://" in args.out:

@@ -26,6 +26,7 @@ from typing import Any
 
 from rmq.errors import ConfigurationError, DecodeError, InvalidValue
 from rmq.kernel.core import packages
+from rmq.kernel.core.environment import variable
 
 SEALED = 3  # beside the methods of `compression`: how a body of codec 3 is stored
 FIRST = SEALED << 4 | 3
@@ -147,11 +148,11 @@ class _Environment(KeySource):
 
     def is_set(self) -> bool:
         """Whether one of the variables is set."""
-        return bool(os.environ.get(FILE_VARIABLE) or os.environ.get(VARIABLE))
+        return bool(variable(FILE_VARIABLE) or variable(VARIABLE))
 
     def _refresh(self) -> str:
         """Read the keys if they have changed; return what is wrong."""
-        path = os.environ.get(FILE_VARIABLE)
+        path = variable(FILE_VARIABLE)
         try:
             if path:
                 stat = os.stat(path)
@@ -160,7 +161,7 @@ class _Environment(KeySource):
                     with open(path, encoding="utf-8") as file:
                         self._found = parse(file.read(), f"{FILE_VARIABLE} ({path})")
             else:
-                seen = os.environ.get(VARIABLE, "")
+                seen = variable(VARIABLE) or ""
                 if seen != self._seen:
                     self._found = parse(seen, VARIABLE)
         except (OSError, ValueError) as error:

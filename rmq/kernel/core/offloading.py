@@ -26,6 +26,7 @@ import msgpack
 
 from rmq.errors import ConfigurationError, DecodeError, InvalidValue, StoreUnavailable
 from rmq.kernel.core import packages
+from rmq.kernel.core.environment import variable
 
 APART = 4  # beside the methods of `compression`: how a body of codec 3 is stored
 FIRST = bytes((APART << 4 | 3,))
@@ -164,7 +165,7 @@ def known_stores() -> list[Store]:
     Raises:
         InvalidValue, ConfigurationError: a store of RMQ_STORES is none, or a package is missing.
     """
-    for url in os.environ.get(VARIABLE, "").split():
+    for url in (variable(VARIABLE) or "").split():
         if url not in _of_environment:
             _of_environment[url] = open_store(url)
     with _lock:

