@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -105,10 +106,11 @@ def check_engine(engine: object, kind: type[AnyEngine], other: str = "") -> None
 
 
 def refuse_autocommit(connection: sa.Connection) -> None:
-    """Refuse a connection that commits every statement alone; called before the first write.
+    """Refuse a connection whose rollback would not undo the next write.
 
     Raises:
-        ConfigurationError: a rollback would undo nothing.
+        ConfigurationError: The connection commits every statement alone, or the savepoint that it
+            is in.
     """
     option = connection.get_execution_options().get("isolation_level")
     default = getattr(connection.dialect, "_on_connect_isolation_level", None)
@@ -126,6 +128,28 @@ def refuse_autocommit(connection: sa.Connection) -> None:
             "engine: it commits every statement alone (AUTOCOMMIT), and this needs a transaction; "
             "give an engine without that isolation_level"
         )
+    savepoint_only: Any = connection.info.get(_SAVEPOINT_ONLY, lambda: None)
+    if connection.in_nested_transaction() and savepoint_only() is connection.get_transaction():
+        raise ConfigurationError(
+            "connection: its transaction began with a savepoint, and sqlite3 sends no BEGIN before "
+            "one, so the end of the savepoint commits; call exec_driver_sql('BEGIN') on the "
+            "connection before begin_nested()"
+        )
+
+
+_SAVEPOINT_ONLY = "rmq_savepoint_only"  # weak reference to a root transaction without BEGIN
+
+
+@sa.event.listens_for(sa.Engine, "savepoint")
+def _note_missing_begin(connection: sa.Connection, name: str) -> None:
+    """Note a savepoint of SQLite that no BEGIN came before; the driver cannot tell later."""
+    if connection.dialect.name != "sqlite":
+        return
+    raw: Any = connection.connection.driver_connection
+    if not raw.in_transaction:
+        connection.info[_SAVEPOINT_ONLY] = weakref.ref(connection.get_transaction())
+    elif not connection.in_nested_transaction():
+        connection.info.pop(_SAVEPOINT_ONLY, None)
 
 
 def check_here(here: object, verb: str) -> None:

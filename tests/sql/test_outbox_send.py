@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
 
 import rmq
 from rmq.kernel.core import record
@@ -282,3 +283,68 @@ def test_a_time_that_passed_before_the_relay_came_is_now(database, client, name)
     assert late.expires.timestamp() == pytest.approx(time.time() + 3540, abs=20)
     assert drain(client.topic(name)) == ["late"]  # the other had an hour, and two are over
     assert [one.failure.reason for one in client.admin.peek(name, queue="dead")] == ["expired"]
+
+
+# --- savepoints ----------------------------------------------------------------------------------
+
+
+def begin_first(here):
+    here.exec_driver_sql("BEGIN")
+
+
+def write_first(here):
+    here.execute(sa.text("INSERT INTO orders VALUES (1)"))
+
+
+def write_after_a_savepoint(here):
+    with here.begin_nested():
+        pass
+    write_first(here)
+
+
+ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
+
+@ON_SQLITE
+def test_a_savepoint_that_would_commit_is_refused_before_it_writes(database, name):
+    engine = prepared(database)
+
+    with (
+        pytest.raises(rmq.ConfigurationError, match="BEGIN"),
+        engine.begin() as here,
+        here.begin_nested(),
+    ):
+        Outbox().send(here, name, 1)
+
+    assert rows(engine) == []
+
+
+@ON_SQLITE
+async def test_a_savepoint_of_an_async_session_that_would_commit_is_refused(database, name):
+    engine = prepared(database)
+
+    async with AsyncSession(database.async_engine()) as session, session.begin():
+        await session.execute(sa.text("SELECT id FROM orders"))
+        async with session.begin_nested():
+            with pytest.raises(rmq.ConfigurationError, match="BEGIN"):
+                await Outbox().send_async(session, name, 1)
+
+    assert rows(engine) == []
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("earlier", [begin_first, write_first, write_after_a_savepoint])
+def test_a_stub_of_a_savepoint_is_rolled_back_with_its_transaction(database, name, earlier):
+    engine = prepared(database)
+
+    def fail_after_a_savepoint():
+        with engine.begin() as here:
+            earlier(here)
+            with here.begin_nested():
+                Outbox().send(here, name, 1)
+            raise Oops
+
+    with pytest.raises(Oops):
+        fail_after_a_savepoint()
+
+    assert rows(engine) == []
