@@ -11,6 +11,7 @@ import click
 
 from rmq.cli import database as database_tables
 from rmq.cli.database import DATABASE, SQL, opened
+from rmq.kernel.core.environment import variable
 from rmq.kernel.core.process import STOPPING, handling
 from rmq.terminal import logs, output, text
 from rmq.terminal.app import CommandGroup, NotFound
@@ -77,7 +78,7 @@ def create(database: str | None, sql: bool) -> None:
 @click.option(
     "--webhook",
     metavar="URL",
-    envvar="RMQ_OUTBOX_WEBHOOK",
+    default=lambda: variable("RMQ_OUTBOX_WEBHOOK"),
     help="POST each exhausted stub there. Env RMQ_OUTBOX_WEBHOOK, if it holds a secret.",
 )
 @logs.log_options
@@ -157,6 +158,9 @@ def _run_together(
         raise errors[0]
 
 
+OVERDUE_MS = 60_000  # a resender looks more often than this
+
+
 # --- status and ls -------------------------------------------------------------------------------
 
 
@@ -169,10 +173,17 @@ def status(database: str | None) -> None:
     with opened(database) as engine:
         summary = inspect.counts(engine)
     oldest = "" if summary.oldest_unsent_ms is None else text.span(summary.oldest_unsent_ms)
+    resend = text.clock(summary.next_resend)
+    if summary.overdue_ms > OVERDUE_MS:
+        resend += f", overdue for {text.span(summary.overdue_ms)}: is `rmq outbox run` running?"
     common_options().details(
         text.fields(summary),
         [(name, text.number(getattr(summary, name))) for name in STATUSES]
-        + [("oldest unsent", oldest or "-"), ("next resend", text.clock(summary.next_resend))],
+        + [
+            ("in rmq_log", text.number(summary.in_log)),
+            ("oldest unsent", oldest or "-"),
+            ("next resend", resend),
+        ],
     )
 
 

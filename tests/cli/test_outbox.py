@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 import rmq
 from rmq.outbox import Outbox, Relay, metadata
-from rmq.sql.outbox.tables import stubs
+from rmq.sql.outbox.tables import logs, stubs
 from tests.cli.conftest import Shell, ndjson
 from tests.databases import Database
 from tests.patience import wait_for
@@ -118,6 +118,25 @@ def test_status_counts_each_state(run: Any, engine: sa.Engine, client: Any, name
     assert {key: int(value) for key, value in lines.items()} == counts
     assert 0 <= told["oldest_unsent_ms"] < 60_000
     assert told["next_resend"].startswith("20")
+
+
+def test_status_says_that_a_resend_is_overdue_unless_a_consumer_has_the_message(
+    run: Any, engine: sa.Engine, client: Any, name: str
+) -> None:
+    fill(engine, name, 1, 2)
+    Relay(Outbox(), engine, client).run_once()
+    with engine.begin() as connection:
+        connection.execute(sa.update(stubs).values(resend_at=stubs.c.resend_at - 600_000))
+
+    overdue = run("outbox", "status").stdout
+    with engine.begin() as connection:
+        rows = sa.select(stubs.c.id, stubs.c.topic, stubs.c.slot, stubs.c.offset, stubs.c.sent_at)
+        names = ["id", "topic", "slot", "offset", "received"]
+        connection.execute(sa.insert(logs).from_select(names, rows))
+    told = json.loads(run("outbox", "status", "--json").stdout)
+
+    assert "overdue for 9m" in overdue
+    assert (told["in_log"], told["next_resend"], told["overdue_ms"]) == (2, None, 0)
 
 
 def test_status_of_an_empty_outbox(run: Any, engine: sa.Engine) -> None:

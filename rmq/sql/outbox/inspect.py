@@ -15,7 +15,15 @@ from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import check_int
 from rmq.sql.database import now_ms
 from rmq.sql.errors import require_table
-from rmq.sql.outbox.tables import CREATE, NEVER_MS, STATUSES, UNCONFIRMED, stubs, unsent
+from rmq.sql.outbox.tables import (
+    CREATE,
+    NEVER_MS,
+    STATUSES,
+    UNCONFIRMED,
+    logs,
+    stubs,
+    unsent,
+)
 
 UNSENT = "unsent"  # unconfirmed, and never sent
 SHOWN_STATUSES = (UNSENT, *STATUSES)
@@ -28,11 +36,15 @@ class Counts(NamedTuple):
     Attributes:
         unsent: stubs that are not sent yet.
         unconfirmed: stubs that were sent, and that no consumer has confirmed.
+        in_log: unconfirmed stubs that a consumer has recorded in `rmq_log`; no resend of them is
+            due while that row is recent.
         confirmed: stubs whose work is done.
         void: stubs that were withdrawn.
         exhausted: stubs that were given up.
         oldest_unsent_ms: the age of the oldest unsent stub; None if all are sent.
-        next_resend: the next resend time, or None.
+        next_resend: the next resend time of a stub that is not in the log, or None.
+        overdue_ms: how long ago that time passed; 0 if it has not passed. A running resender keeps
+            it below a few seconds.
     """
 
     unsent: int
@@ -42,6 +54,8 @@ class Counts(NamedTuple):
     exhausted: int
     oldest_unsent_ms: int | None
     next_resend: datetime | None
+    in_log: int
+    overdue_ms: int
 
 
 class Entry(NamedTuple):
@@ -90,16 +104,23 @@ def counts(engine: sa.Engine) -> Counts:
         oldest = connection.execute(
             sa.select(now_ms() - stubs.c.created).where(unsent).order_by(stubs.c.seq).limit(1)
         ).scalar()
-        due = connection.execute(
-            sa.select(stubs.c.resend_at)
-            .where(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0, stubs.c.resend_at < NEVER_MS)
-            .order_by(stubs.c.resend_at)
-            .limit(1)
-        ).scalar()
+        is_logged = sa.exists().where(logs.c.id == stubs.c.id)
+        is_sent = sa.and_(stubs.c.status == UNCONFIRMED, stubs.c.sends > 0)
+        with require_table(logs, CREATE):
+            in_log = connection.execute(
+                sa.select(sa.func.count()).select_from(stubs).where(is_sent, is_logged)
+            ).scalar_one()
+        due, now = connection.execute(
+            sa.select(sa.func.min(stubs.c.resend_at), now_ms()).where(
+                is_sent, stubs.c.resend_at < NEVER_MS, ~is_logged
+            )
+        ).one()
     return Counts(
         **numbers,
         oldest_unsent_ms=None if oldest is None else max(0, oldest),
         next_resend=None if due is None else moment(due),
+        in_log=in_log,
+        overdue_ms=0 if due is None else max(0, now - due),
     )
 
 
