@@ -23,7 +23,8 @@ FILES = sorted(
 # rmq.Offloaded brought 570 lines and 9 files: a codec, a way in, a way out, removal and a sweep.
 # Groups are steered: 550 lines and 7 files.
 # What the twins of runners and transports do in ways of their own has 2 files.
-LIMITS = {"lines": 45_500, "files": 378, "private": 76}
+# Fixes of faults: 1400 lines and 4 files; `environment` is one of the files.
+LIMITS = {"lines": 46_900, "files": 382, "private": 76}
 OF_TUPLES = {"_replace", "_asdict", "_make", "_fields"}
 NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
