@@ -41,22 +41,17 @@ end
 -- The same for messages whose time has come, or, with `dead`, for dead letters that come in again: the first function takes the
 -- record, the id and the priority of each.
 local function returning_groups(slot, store, setting, dead)
-  local groups, in_front = open_groups(slot, store, setting), {}
+  local groups = open_groups(slot, store, setting)
   restart_groups(groups)
   return function(record, id, priority)
     if dead then
-      local stopped = redrive_group(groups, record, id, priority)
-      in_front[#in_front + 1] = stopped and { stopped, id, priority }
+      redrive_group(groups, record, id, priority)
     else
       local name, weight, share = group_of(record)
       load_groups(groups, { name })
       return_group(groups, name, weight, share, id, priority)
     end
   end, function()
-    for i = #in_front, 1, -1 do
-      local entry, id, priority = unpack(in_front[i])
-      hold_back(groups, entry, id, priority, true)
-    end
     return write_groups(groups)
   end
 end

@@ -5,6 +5,8 @@ local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; p
 local GROUPS_RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
 local LANES, LANE_STEP, LANE_TRIES = 2097152, 1296573, 100 -- 2^21; prime to that
 local LANE_FIRST = 2147483648 -- the place of the first message in a lane: 2^31, so that there is room before it
+-- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, each behind those that were redriven before it.
+local REDRIVEN_FIRST, REDRIVEN_END = 1024, 2147482624
 local LANE_BYTES = 10 -- of one that is not the first of its group: priority, lane, place of the next message
 local UNGROUPED_MOST = 1000 -- messages without a group that are out
 local FRONT_MOST = 8 -- members

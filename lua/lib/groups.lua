@@ -172,7 +172,7 @@ local function go_out(groups, entry, add, id, priority)
   touch(groups, entry.name)
 end
 
--- Hold a message behind all others of its priority; `first`: before them.
+-- Hold a message behind all others of its priority. `first`: before them; 'redriven': behind those that were redriven before it.
 local function hold_back(groups, entry, id, priority, first)
   local score
   if priority == entry.lane_priority and not first and entry.place < WORD - 1 and entry.others == '' then
@@ -530,14 +530,14 @@ local function change_priority(slot, store, setting, record, id, score, priority
   write_groups(groups)
 end
 
--- Let a dead letter come in again as a new message. Where its group is stopped, return the entry of that: it goes before all others
--- there.
+-- Let a dead letter come in again as a new message. If its group is stopped, hold it before all that was not redriven.
 local function redrive_group(groups, record, id, priority)
   local name, weight, share = group_of(record)
   load_groups(groups, { name })
   local entry = entry_in(groups, name)
   if entry and is_stopped(entry) then
-    return entry
+    hold_back(groups, entry, id, priority, 'redriven')
+  else
+    enter_group(groups, name, weight, share, id, priority)
   end
-  enter_group(groups, name, weight, share, id, priority)
 end

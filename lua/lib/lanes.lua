@@ -64,6 +64,30 @@ local function drop_front(groups, entry)
   set_lanes(entry, used)
 end
 
+-- A place before all that is in a lane; for a redriven dead letter, behind those that were redriven before it.
+local function place_before(groups, number, redriven)
+  local place = groups.fresh[number]
+  if type(place) ~= 'number' then
+    local low, high = lane_range(number)
+    local found
+    if redriven then
+      local limit = string.format('(%.0f', REDRIVEN_END - (number + 1) * WORD)
+      found = redis.call('ZREVRANGEBYSCORE', groups.store, limit, low, 'WITHSCORES', 'LIMIT', 0, 1)
+    else
+      found = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)
+    end
+    place = found[2] and tonumber(found[2]) + (number + 1) * WORD
+      or redriven and REDRIVEN_FIRST or LANE_FIRST
+  end
+  if redriven then
+    place = math.min(place + 1, REDRIVEN_END - 1)
+  else
+    place = math.max(0, place - 1)
+  end
+  groups.fresh[number] = place
+  return place
+end
+
 -- Hold a message where it is the first of its lane, or the lane has to be found.
 local function hold_in_lane(groups, entry, id, priority, first)
   local lanes, at = lanes_of(entry), 1
@@ -82,14 +106,7 @@ local function hold_in_lane(groups, entry, id, priority, first)
   end
   local place, number = lane[3], lane[2]
   if first then
-    local before = groups.fresh[number]
-    if type(before) ~= 'number' then
-      local low, high = lane_range(number)
-      local score = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)[2]
-      before = score and tonumber(score) + (number + 1) * WORD or LANE_FIRST
-    end
-    place = math.max(0, before - 1)
-    groups.fresh[number] = place
+    place = place_before(groups, number, first == 'redriven')
   else
     lane[3] = place + 1
   end

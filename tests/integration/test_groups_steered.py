@@ -206,3 +206,26 @@ def test_verbs_find_a_group_in_the_slots_of_every_number_that_a_topic_has_had(
     assert not admin.group_release(name, group)
     assert admin.group_purge(name, group) == 2, "what waits in the slot of the first number"
     assert drained(topic) == []
+
+
+@pytest.mark.parametrize("by_job", [False, True])
+def test_redrive_to_a_stopped_group_keeps_the_order_across_its_calls(
+    client: rmq.Client, name: str, by_job: bool
+) -> None:
+    topic, admin = client.topic(name, groups=rmq.Groups()), client.admin
+    topic.send_many([rmq.Outgoing(n, group="g") for n in range(260)])
+    with topic.consumer() as consumer:
+        for _ in range(255):
+            consumer.receive()[0].reject("bug")
+    admin.group_pause(name, "g")
+
+    if by_job:
+        job = admin.job_start(name, "redrive")
+        assert admin.job_run(job.id).done == 255
+    else:
+        dead = [message.id for message in admin.dead_letters(name, limit=1000).messages]
+        admin.redrive(name, ids=dead[:120])
+        admin.redrive(name)
+
+    admin.group_resume(name, "g")
+    assert drained(topic) == list(range(260))

@@ -17,7 +17,10 @@ from tests.lua.group import (
     one,
     out,
     parts_of,
+    pause,
     redrive,
+    release,
+    resume,
     send,
     set_priority,
     slow,
@@ -386,6 +389,28 @@ def test_redrive_of_several_to_a_held_group_keeps_their_order(make_box):
 
     check(box)
     assert held(box) == [a, b, c, d]
+
+
+def test_redrives_to_a_stopped_group_are_held_behind_each_other_and_before_the_rest(make_box):
+    box = grouped(make_box, HOLD, max_retries=0)
+    a, b, c, d = send(box, "a", "a", "a", "a")
+    for _ in range(3):
+        box.reject(box.take_one())
+        release(box, "a")
+    pause(box, "a")
+    (e,) = send(box, "a")
+    assert held(box) == [d, e]
+
+    assert [redrive(box, x) for x in (a, b)] == ["1", "1"]
+    assert redrive(box, c) == "1"
+
+    check(box)
+    assert held(box) == [a, b, c, d, e]
+    resume(box, "a")
+    pause(box, "a")
+    assert held(box) == [a, b, c, d, e], "the head that a pause puts back"
+    assert resume(box, "a")
+    assert drained(box) == [a, b, c, d, e]
 
 
 def test_redrive_comes_in_as_a_new_one_where_the_group_goes_on(make_box):
