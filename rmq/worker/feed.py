@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmq.errors import RMQError
-from rmq.kernel.consumer import claim, receive, state
+from rmq.kernel.consumer import claim, receive, rollback, state
 from rmq.kernel.consumer.consumer import AsyncDelivery
 from rmq.kernel.consumer.consumer_blocking import Delivery
 from rmq.kernel.consumer.flows import ConsumerFlows
@@ -284,6 +284,28 @@ class TopicFeed:
             for delivery, message in zip(deliveries, messages, strict=True)
             if message is not None and failure.is_expired_lease(message.failure)
         }
+
+    def release_unheld(self) -> None:
+        """Release messages in flight under the leases of this worker that it does not hold.
+
+        The leases are renewed for other messages, so these would never come back. Only the thread
+        that receives calls this: no take is under way then.
+        """
+        leases = self.tracker.numbers()
+        if not leases:
+            return
+        if self.has_credit:  # messages that are handed over just now are not held yet
+            self._withdraw_credit()
+            self.ready_at[0] = 0.0
+        count = self.transport.run(
+            rollback.release_unheld(self.context, leases, self.flows.is_held)
+        )
+        if count:
+            log.warning(
+                "topic %r: messages were in flight for this worker that it does not hold: Redis "
+                "has lost writes, by a failover or a restart. Delivered again: %d",
+                self.context.name, count,
+            )  # fmt: skip
 
     def close(self) -> RMQError | None:
         """Release what is held, and receive no more; return the error, if there is one."""

@@ -33,6 +33,7 @@ WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher 
 VISIT_MOST = 64  # slots to receive from at the start; more are asked first
 ASK_S = 0.05  # a busy fetcher asks slots that had no more work once in so long
 LISTEN_S = 0.02  # a busy fetcher looks for signals of other slots once in so long
+COMPARE_S = 60.0  # between two comparisons of what is in flight with what the worker holds
 TIDY_S = 60.0  # each slot is tidied once in so long; with many slots, one slot in a second
 
 
@@ -95,9 +96,11 @@ class Fetcher:
         self._unasked: dict[TopicFeed, None] = {}  # gave messages, and Redis wakes nobody for them
         self._asked_at = 0.0
         self._hears_all = False  # all slots were asked since it is subscribed
+        self._was_subscribed = False
         self._turn_of_looks = 0  # the next of all slots that is looked at, where there are many
         self._poll_at = self._listened_at = time.monotonic() + LISTEN_S  # first of all, receive
         self._tidy_at = time.monotonic() + TIDY_S
+        self._compare_at = time.monotonic() + COMPARE_S
         self._tidied = 0  # slots tidied so far
         self.last_turn = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="rmq-fetch", daemon=True)
@@ -213,6 +216,12 @@ class Fetcher:
         self._look()
         for feed in self._feeds:
             feed.report_lateness()
+        if now >= self._compare_at:
+            self._compare_at = now + COMPARE_S
+            for feed in self._feeds:
+                with suppress(RMQError):  # the next comparison finds what this one has left
+                    feed.release_unheld()
+                self._due.schedule(feed)
         if now >= self._tidy_at:
             self._tidy_one()
 
@@ -325,6 +334,9 @@ class Fetcher:
             # Messages that came before the subscription sent it no signal.
             self._listener.has_missed = False
             self._poll_at, self._hears_all = 0.0, False
+            if self._was_subscribed:
+                self._compare_at = 0.0  # this may be another master, which has missed acks
+            self._was_subscribed = True
             for feed in self._feeds:
                 if feed.own_channel:
                     feed.listen(self._read, b"")

@@ -16,8 +16,10 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 import rmq
+from rmq.worker import fetcher
 from rmq.worker.heartbeat.renewer import is_stopped
 from rmq.worker.heartbeat.start import HeartbeatProcess
 from tests.forkserver import Forked
@@ -81,6 +83,99 @@ def test_what_waits_in_the_worker_is_renewed_too(scene: Scene, api: Any, name: s
         wait_for(lambda: api.admin.stats(name)["settled"] == 10)
 
     assert attempts == [1] * 10
+
+
+# --- Redis loses an ack -------------------------------------------------------------------------
+
+
+def old_state(raw: redis.Redis, name: str) -> dict[bytes, bytes]:
+    return {key: raw.dump(key) for key in raw.scan_iter(f"rmq:{{{name}*", count=10_000)}
+
+
+def go_back(raw: redis.Redis, name: str, state: dict[bytes, bytes]) -> None:
+    """Bring an older state of a topic back, as a replica does that has missed the last writes."""
+    with raw.pipeline() as both:
+        both.delete(*raw.scan_iter(f"rmq:{{{name}*", count=10_000))
+        for key, value in state.items():
+            both.restore(key, 0, value)
+        both.execute()
+
+
+GROUP = {"group": "a"}
+LOST_ACKS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {}),
+    "group": ({"groups": rmq.Groups()}, {}, GROUP),
+    "permit": ({"groups": rmq.Groups(order=False, concurrency=1)}, {}, GROUP),
+    "ordered": ({"slots": 1}, {"ordered": True}, {}),
+}
+
+
+@both_clients
+@pytest.mark.parametrize("kind_of_topic", LOST_ACKS)
+def test_a_message_whose_ack_redis_lost_comes_back_although_the_slot_is_busy(
+    scene: Scene, api: Any, name: str, raw: redis.Redis, kind_of_topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its lease is the one of all deliveries of the worker, which is renewed for the others."""
+    settings, options, where = LOST_ACKS[kind_of_topic]
+    monkeypatch.setattr(fetcher, "COMPARE_S", 0.5)
+    go = threading.Event()
+    attempts: dict[str, list[int]] = {"first": [], "second": [], "other": []}
+    topic = api.topic(name, retry="immediate", **settings)
+
+    def work(d: Any) -> Any:
+        attempts[d.body].append(d.attempt)
+        if d.body == "first":
+            yield go
+
+    scene.handle(topic, work, lease=300, **options)
+    topic.send("first", **where)
+    topic.send("second", **where)
+    with scene.working():
+        wait_for(lambda: attempts["first"])
+        state = old_state(raw, name)
+        go.set()
+        wait_for(lambda: api.admin.stats(name)["settled"] == 2)
+        go_back(raw, name, state)
+
+        def is_back() -> bool:
+            topic.send("other", **({"group": "b"} if where else {}))
+            return len(attempts["first"]) == 2
+
+        wait_for(is_back)
+        wait_for(lambda: api.admin.stats(name)["records"] == 0)
+
+    assert attempts["first"] == [1, 1]
+    assert set(attempts["second"] + attempts["other"]) == {1}
+
+
+def test_what_a_worker_holds_is_not_given_back(
+    scene: Scene, api: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what runs, nor what waits, nor what is handed over just now."""
+    monkeypatch.setattr(fetcher, "COMPARE_S", 0.05)
+    monkeypatch.setattr(fetcher, "POLL_S", 0.01)
+    go = threading.Event()
+    attempts: list[int] = []
+    topic = api.topic(name, slots=1, retry="immediate")
+
+    def work(d: Any) -> Any:
+        attempts.append(d.body)
+        if d.body < 20:
+            yield go
+
+    scene.handle(topic, work, concurrency=10, prefetch=1000)
+    topic.send_many([rmq.Outgoing(n) for n in range(20)])
+    with scene.working():
+        for n in range(20, 520):
+            topic.send(n)
+            if n == 300:
+                go.set()
+        wait_for(lambda: api.admin.stats(name)["settled"] == 520)
+        compared = api.admin.stats(name)
+
+    assert sorted(attempts) == list(range(520))
+    assert compared["rolled_back"] == 0
 
 
 # --- a process that is held up ------------------------------------------------------------------

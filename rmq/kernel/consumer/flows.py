@@ -177,6 +177,11 @@ class ConsumerFlows:
                     self._forget(delivery)
             self._tidy_at = 2 * len(self.open) + TIDY_FROM
 
+    def is_held(self, id: bytes) -> bool:
+        """Return whether a delivery of this message is held, and not settled."""
+        delivery = self.open.get(id)
+        return delivery is not None and delivery.state == OPEN
+
     def _forget(self, delivery: HeldDelivery) -> None:
         """Drop a delivery, so that its body can be freed."""
         kept = self.open.pop(delivery.raw_id, None)

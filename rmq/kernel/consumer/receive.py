@@ -24,6 +24,7 @@ from rmq.kernel.consumer.hand_over import SlotBatch, Take
 from rmq.kernel.consumer.scripts import LONG_EXPIRED, NEXT_READY_MAX, Batch, CreditState
 from rmq.kernel.consumer.state import NEVER, RECHECK_S, VISIT_S, ReceiveState
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.record import place_of
 from rmq.kernel.core.score import receipt_score, shared_lease
 from rmq.kernel.core.validation import duration_ms
 from rmq.kernel.topic import opening, reading, tidy
@@ -512,8 +513,3 @@ def leases_of(keys: SlotKeys, batch: Batch, max_retries: int) -> settle.Leases:
             score = receipt_score(batch.deadline_s, left, batch.first_delivery + position)
             leases.append(settle.Lease(keys.index, message_id, score))
     return settle.Leases.of(leases)
-
-
-def place_of(entry: bytes) -> int:
-    """Return the place of a record's message if it has not failed: its priority or its due time."""
-    return int.from_bytes(entry[1:4], "big") or int.from_bytes(entry[8:14], "big")

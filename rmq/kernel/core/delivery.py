@@ -148,7 +148,7 @@ class HeldDelivery:
 
     def queue_position(self) -> int:
         """Return its place among waiting messages: the priority, or the due time in epoch ms."""
-        return int.from_bytes(self.record[1:4], "big") or int.from_bytes(self.record[8:14], "big")
+        return record.place_of(self.record)
 
 
 class DeliveryData:

@@ -92,6 +92,11 @@ BARE = 8  # bytes before the body of a bare record
 _heads: dict[tuple[int, int, int], bytes] = {}
 
 
+def place_of(record: bytes) -> int:
+    """Return the place of a message that has not failed: its priority or its due time."""
+    return int.from_bytes(record[1:4], "big") or int.from_bytes(record[8:14], "big")
+
+
 def head(codec: int, flags: int, priority: int) -> bytes:
     """Return the first four bytes; cached, since a producer uses few."""
     four = _heads.get((codec, flags, priority))

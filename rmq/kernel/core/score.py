@@ -56,6 +56,12 @@ def shared_lease(score: float) -> int:
     return int((score - SHARED_MIN) // 1000) if SHARED_MIN < score < HELD_MIN else 0
 
 
+def lease_range(number: int) -> tuple[str, str]:
+    """Return the range of receipts of a shared lease, as Redis reads it."""
+    low = SHARED_MIN + number * 1000
+    return str(low), f"({low + 1000}"
+
+
 def receipt_retries_left(score: float) -> int:
     """Return how many retries the message has after this delivery."""
     return int(math.fmod(score, 1000))

@@ -59,7 +59,7 @@ SCRIPTS: dict[Role, frozenset[str]] = {
     )),
     "consumer": frozenset(_CONSUMER),
     "worker": frozenset((
-        *_CONSUMER, *_SCHEDULES, "get", "lease_renew", "lease_release", "schedule_due",
+        *_CONSUMER, *_SCHEDULES, "get", "peek", "lease_renew", "lease_release", "schedule_due",
         "schedule_send", "audit_open", "audit_scan",
     )),
     "operator": frozenset(_OPERATOR),

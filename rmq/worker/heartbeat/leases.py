@@ -277,6 +277,10 @@ class LeaseTracker:
         if row >= 0:
             self._memory.remove_begun(row)
 
+    def numbers(self) -> dict[int, int]:
+        """Return the numbers of the leases that are in use, by slot."""
+        return {slot: one.number for slot, one in list(self._leases.items()) if not one.is_lost()}
+
     def retire_all(self) -> None:
         """Let all leases end, so that other workers get what this one cannot finish."""
         for slot in list(self._leases):
