@@ -23,7 +23,7 @@ from rmq.worker.disposition import (
     HandlerDispositions,
     RuntimeExceeded,
     Show,
-    error_of_cancel,
+    error_of_run,
     runtime_exceeded,
 )
 
@@ -139,10 +139,8 @@ class AsyncCalls(_Calls):
             if seconds is not None:
                 return await _raised_within(call, seconds)
             await call()
-        except asyncio.CancelledError as error:
-            return error_of_cancel(error, self.dispositions.is_stopping)
         except BaseException as error:
-            return error
+            return error_of_run(error, self.dispositions.is_stopping)
         return None
 
 

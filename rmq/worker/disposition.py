@@ -95,16 +95,21 @@ def acked(settled: Iterable[Settled]) -> list[HeldDelivery]:
     return [delivery for delivery, disposition in settled if disposition.verb == "ack"]
 
 
-def error_of_cancel(error: asyncio.CancelledError, is_stopping: Callable[[], bool]) -> Exception:
-    """Return what it means that a run was cancelled: by the worker, another run, or its own code.
+def error_of_run(error: BaseException, is_stopping: Callable[[], bool]) -> BaseException:
+    """Return what it means that an async run raised: where it was cancelled, maybe another error.
 
-    Another run costs it no retry. Its own code does, because it may cancel it each time.
+    A run that the worker or another run has cancelled costs no retry, whatever it made of its
+    cancellation. Its own code does, because it may cancel it each time.
     """
     task: Any = asyncio.current_task()
-    if task.cancelling() and is_stopping():
-        return Snooze(0)
-    if getattr(task, "is_interrupted", False):
-        return Snooze(INTERRUPTED_S)
+    is_cancel = isinstance(error, asyncio.CancelledError)
+    if (is_cancel or task.cancelling()) and not isinstance(error, Reject | Retry | Snooze):
+        if task.cancelling() and is_stopping():
+            return Snooze(0)
+        if getattr(task, "is_interrupted", False):
+            return Snooze(INTERRUPTED_S)
+    if not is_cancel:
+        return error
     cancelled = RMQError("the handler cancelled itself, by a task or a callback of its own")
     cancelled.__cause__ = error
     return cancelled

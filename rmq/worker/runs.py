@@ -19,7 +19,7 @@ from rmq.kernel.core import failure
 from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.interceptor import call_hook
 from rmq.kernel.handlers.handler import Handler
-from rmq.worker.disposition import ACK, RELEASE, Disposition, Report, error_of_cancel
+from rmq.worker.disposition import ACK, RELEASE, Disposition, Report, error_of_run
 from rmq.worker.runner import AnyRunner, AsyncRunner
 from rmq.worker.runner_blocking import PlainRunner
 
@@ -107,7 +107,7 @@ class HandlerRuns:
         try:
             return await runner.run(delivery)
         except asyncio.CancelledError as error:
-            raised = error_of_cancel(error, self._is_stopping)  # in a hook
+            raised = error_of_run(error, self._is_stopping)  # in a hook
             return runner.dispositions.by_error(delivery, raised)
 
     def _may_run(self, delivery: HeldDelivery) -> bool:
@@ -168,7 +168,7 @@ class HandlerRuns:
         try:
             dispositions = await runner.run_batch(ready)
         except asyncio.CancelledError as error:
-            raised = error_of_cancel(error, self._is_stopping)
+            raised = error_of_run(error, self._is_stopping)
             dispositions = [(each, runner.dispositions.by_error(each, raised)) for each in ready]
         for delivery, disposition in dispositions:
             self._report(delivery, disposition)

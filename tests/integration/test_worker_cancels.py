@@ -63,6 +63,66 @@ def test_a_run_that_cancels_itself_has_failed(
     assert cancel.__name__ in dead.failure.traceback or cancel is cancel_by_a_child
 
 
+async def convert() -> None:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise RuntimeError("cleaned up") from None
+
+
+async def fail_in_finally() -> None:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        raise ValueError("in finally")
+
+
+async def fail_in_a_group() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fail_in_finally())
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"ordered": True}], ids=str)
+@pytest.mark.parametrize("work", [convert, fail_in_finally, fail_in_a_group])
+def test_a_stop_costs_no_retry_whatever_a_handler_makes_of_its_cancellation(
+    client: rmq.Client, name: str, work: Callable[[], Any], options: dict[str, Any]
+) -> None:
+    topic, begun = client.topic(name, max_retries=0), threading.Event()
+
+    async def one(body: Any) -> None:
+        begun.set()
+        await work()
+
+    topic.handler(on_error={Exception: rmq.Reject}, **options)(one)
+    topic.send(1)
+    with rmq.Worker(client, heartbeat="thread", grace=0.1):
+        assert begun.wait(30)
+
+    stats = client.admin.stats(name)
+    assert (stats["dead"], stats["records"]) == (0, 1)
+    with topic.consumer() as consumer:
+        assert [one.attempt for one in consumer.receive()] == [1]
+
+
+def test_what_a_cancelled_handler_decides_is_done(client: rmq.Client, name: str) -> None:
+    topic, begun = client.topic(name, max_retries=3), threading.Event()
+
+    @topic.handler
+    async def handle(body: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise rmq.Reject("half done") from None
+
+    topic.send(1)
+    with rmq.Worker(client, heartbeat="thread", grace=0.1):
+        assert begun.wait(30)
+
+    (dead,) = client.admin.peek(name, queue="dead")
+    assert "half done" in dead.failure.error
+
+
 def test_a_timer_of_a_run_that_has_ended_costs_the_next_one_no_retry(
     client: rmq.Client, name: str
 ) -> None:
