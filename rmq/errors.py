@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from typing import Any
 
-PAGE = "docs/errors.md"  # has a heading for each exception of RMQ; a test compares them
+PAGE = "docs/errors.md"  # one heading for each exception of RMQ; `rmq explain` prints them
 
 
 class RMQError(Exception):
     """The root of all exceptions of RMQ.
 
-    A traceback ends with the place where the documentation describes the exception.
+    A traceback ends with the command that explains the exception.
     """
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
-        self.add_note(f"see {self.docs}")
+        self.add_note(f"explained by: rmq explain {self._documented}")
 
     @property
     def docs(self) -> str:
@@ -32,8 +32,13 @@ class RMQError(Exception):
 
         For a subclass of your own it is the place of the class of RMQ that it inherits from.
         """
+        return f"{PAGE}#{self._documented.lower()}"
+
+    @property
+    def _documented(self) -> str:
+        """The name of the nearest class that is RMQ's own."""
         ours = (cls for cls in type(self).__mro__ if cls.__module__.partition(".")[0] == "rmq")
-        return f"{PAGE}#{next(ours).__name__.lower()}"
+        return next(ours).__name__
 
 
 # --- the caller can fix it ---------------------------------------------------------------------

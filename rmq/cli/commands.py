@@ -101,6 +101,10 @@ COMMANDS = {
     "doctor": Place(
         "rmq.features.doctor.cli:doctor", "Check Redis and all topics; nothing is changed."
     ),
+    "explain": Place(
+        "rmq.cli.explain:explain",
+        "Explain the error NAME: what happened, what is lost, what to do.",
+    ),
     "config": Place("rmq.cli.root:config", "Show the settings of this installation."),
     "completion": Place(
         "rmq.cli.root:completion", "Print the completion script for a SHELL: bash, zsh or fish."

@@ -333,7 +333,7 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
     else:
         click.echo(f"rmq: {neutral(message, lines=with_caret)}", err=True)
         if isinstance(error, rmq.RMQError) and not _is_said_in_full(error):
-            click.echo(f"rmq: see {error.docs}", err=True)
+            click.echo(f"rmq: {error.__notes__[0]}", err=True)
     if os.environ.get("RMQ_DEBUG") == "1":
         lines = "".join(traceback.format_exception(error))
         click.echo(neutral(redact(lines, url), lines=True), err=True, nl=False)
@@ -342,6 +342,16 @@ def _print_error(error: BaseException, as_json: bool, url: str | None) -> int:
 
 # click 8.2 and later; before, a group without arguments prints its help and exits with 0.
 _NO_ARGS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that the caller has closed (`>&-`).
+
+    Python has None in place of such a stream. The command has to do its work all the same.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:
@@ -428,6 +438,7 @@ class RootGroup(LazyCommands, CommandGroup):
         **extra: Any,
     ) -> None:
         """Run with these arguments, and exit."""
+        _open_closed_streams()
         words = list(sys.argv[1:] if args is None else args)
         state = CommonOptions()
         reconfigure = getattr(sys.stdout, "reconfigure", None)

@@ -86,7 +86,8 @@ def _import_module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         user_traceback = _user_part(error.__traceback__)
         if isinstance(error, ModuleNotFoundError) and user_traceback is None:
-            raise _no_such_target(f"{error}, in {os.getcwd()} or on Python's path") from None
+            message = f"{error}, in {os.getcwd()} or on Python's path"
+            raise Failed(message, ERROR, "ImportFailed") from None
         traceback_text = "".join(traceback.format_exception(type(error), error, user_traceback))
         click.echo(neutral(traceback_text, lines=True), err=True, nl=False)
         message = f"module {name!r} cannot be imported: {type(error).__name__}: {error}"

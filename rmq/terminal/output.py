@@ -82,12 +82,17 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], window: int 
         window: the number of rows of a generator whose cells decide on the widths.
     """
     chosen = _chosen(columns)
+    is_short = _writer().columns is None
+    hidden = [each.title for i, each in enumerate(columns) if is_short and i not in chosen]
     if chosen != list(range(len(columns))):
         columns = [columns[index] for index in chosen]
         picked = ([row[index] for index in chosen] for row in rows)
         rows = list(picked) if isinstance(rows, Sequence) else picked
     for table_line in table_lines(columns, rows, window):
         _echo(table_line)
+    if hidden and not _writer().repeating:
+        text = f"not shown at this width: {', '.join(hidden)}; name them in --columns"
+        click.echo(f"rmq: {text}", err=True)
 
 
 def _echo(text: str) -> None:

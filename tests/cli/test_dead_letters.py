@@ -87,6 +87,18 @@ def test_a_mistake_in_a_filter_has_a_caret_under_it(run, topic):
     assert run("dlq", "ls", topic.name, "age>1s", "--filter", "age>1s").exit_code == 2
 
 
+def test_ls_names_the_columns_that_a_narrow_terminal_does_not_show(run, topic):
+    bury(topic, 1)
+
+    narrow = run("dlq", "ls", topic.name, COLUMNS="80")
+    named = run("dlq", "ls", topic.name, "--columns", "id,body", COLUMNS="80")
+    wide = run("dlq", "ls", topic.name, COLUMNS="140")
+
+    assert narrow.stderr == "rmq: not shown at this width: BODY; name them in --columns\n"
+    assert "BODY" in named.stdout.splitlines()[0]
+    assert (named.stderr, wide.stderr) == ("", "")
+
+
 def test_ls_goes_on_after_a_cursor(run, topic):
     ids = bury(topic, 7)
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import psutil
@@ -17,10 +18,10 @@ SECRET = "hunter2-very-secret"
 
 
 def only_line(text: str, docs: str = "") -> str:
-    """Return the line of an error; `docs`: the heading that a second line has to name."""
+    """Return the line of an error; `docs`: the exception that a second line has to name."""
     found, *others = text.splitlines()
     assert found.startswith("rmq: ")
-    assert others == ([f"rmq: see docs/errors.md#{docs}"] if docs else [])
+    assert others == ([f"rmq: explained by: rmq explain {docs}"] if docs else [])
     return found
 
 
@@ -31,7 +32,7 @@ def test_no_redis_fails_in_two_seconds_with_exit_code_5(run, monkeypatch):
     done = run("ping", "--url", f"redis://127.0.0.1:{free_port()}")
 
     assert done.exit_code == 5
-    assert "cannot be reached" in only_line(done.stderr, "unavailable")
+    assert "cannot be reached" in only_line(done.stderr, "Unavailable")
 
 
 def test_an_error_with_json_is_json_on_stderr(run):
@@ -69,16 +70,16 @@ def test_a_missing_topic_is_exit_code_3_and_is_not_created(run, client, words):
     done = run(*words)
 
     assert done.exit_code == 3
-    assert "rmq topic create nowhere" in only_line(done.stderr, "topicnotfound")
+    assert "rmq topic create nowhere" in only_line(done.stderr, "TopicNotFound")
     assert "nowhere" not in client.admin.topics()
 
 
 def test_a_mistyped_topic_gets_the_name_that_is_near(run, topic):
     typed = topic.name[:-1]
     assert f"prefix 'rmq', did you mean {topic.name!r}?; create it: rmq topic create" in only_line(
-        run("peek", typed).stderr, "topicnotfound"
+        run("peek", typed).stderr, "TopicNotFound"
     )
-    assert "did you mean" not in only_line(run("peek", "x").stderr, "topicnotfound")
+    assert "did you mean" not in only_line(run("peek", "x").stderr, "TopicNotFound")
 
 
 @pytest.mark.parametrize(
@@ -194,6 +195,35 @@ def test_a_full_disk_under_the_output_is_named(shell, topic):
     assert "rmq: the output cannot be written: No space left on device; " in only_line(printed)
 
 
+@pytest.mark.posix
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_closed_stream_does_not_stop_a_command(shell, client, topic, closed):
+    line = f"exec {sys.executable} -m rmq send {topic.name} 1 {closed}"
+
+    done = subprocess.run(["sh", "-c", line], env=shell.env, capture_output=True, text=True)
+
+    assert (done.returncode, "unexpected" in done.stderr) == (0, False)
+    assert client.admin.stats(topic.name)["accepted"] == 1
+
+
+def test_explain_prints_the_section_of_an_error(run):
+    done = run("explain", "leaselost")
+    listed = run("explain").stdout.splitlines()
+
+    assert done.stdout.startswith("LeaseLost\n\n")
+    assert "- Lost: " in done.stdout
+    assert "- Do: " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert {line.split()[0] for line in listed[1:]} >= {"LeaseLost", "QueueFull", "Unavailable"}
+
+
+def test_explain_of_an_unknown_error_names_the_one_that_is_near(run):
+    done = run("explain", "LeaseLots")
+
+    assert done.exit_code == 2
+    assert "did you mean 'LeaseLost'?" in only_line(done.stderr)
+
+
 def test_a_reader_that_goes_away_is_no_error(shell, topic):
     shell("send", topic.name, "-", stdin="\n".join(map(str, range(5000))))
     running = shell.start(
@@ -248,7 +278,7 @@ def test_a_password_that_is_a_word_does_not_cut_up_the_text(run, word, monkeypat
     done = run("ping", "--url", f"redis://user:{word}@127.0.0.1:1/0")
 
     assert "redis://user:***@127.0.0.1:1/0 cannot be reached" in only_line(
-        done.stderr, "unavailable"
+        done.stderr, "Unavailable"
     )
     assert f":{word}@" not in done.output
 
@@ -268,4 +298,4 @@ def test_the_default_address_is_reported_as_such(run, monkeypatch):
     done = run("ping", RMQ_URL=None)
 
     assert done.exit_code == 5
-    assert "no url was given and RMQ_URL is not set" in only_line(done.stderr, "unavailable")
+    assert "no url was given and RMQ_URL is not set" in only_line(done.stderr, "Unavailable")

@@ -31,6 +31,7 @@ def test_the_commands_are_these():
         "dlq groups", "dlq import", "dlq ls", "dlq purge", "dlq redrive",
         "dlq restore", "dlq show",
         "doctor",
+        "explain",
         "get",
         "groups ls", "groups pause", "groups purge", "groups release", "groups resume",
         "job ls", "job pause", "job resume", "job show", "job stop",

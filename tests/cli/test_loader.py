@@ -18,7 +18,7 @@ def failing(start: Callable[..., Program], *words: object) -> tuple[int, str]:
 
 def test_a_slip_in_the_name_of_the_module_is_answered_with_where_it_was_looked_for(shop, start):
     told = f"rmq: No module named 'shpo', in {shop} or on Python's path\n"
-    assert failing(start, "shpo") == (2, told)
+    assert failing(start, "shpo") == (1, told)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,6 @@ def test_a_slip_in_the_name_of_the_module_is_answered_with_where_it_was_looked_f
         (["shop.py"], "'shop.py' is no module; write it as import does: rmq worker shop"),
         (["shop:clinet"], "has no 'clinet', did you mean 'client'?; there: client (Client)"),
         (["shop:orders"], "shop:orders is a Topic, not an rmq.Client, rmq.AsyncClient or"),
-        (["shop.handlers"], "No module named 'shop.handlers'; 'shop' is not a package, in "),
         (["shop", "--topic", "mail"], "no handler is registered for 'mail'; there are"),
         (["shop", "--url", "redis://x"], "--url: a worker serves the client that shop makes"),
         (["shop", "--health", "here"], "'here' is no HOST:PORT"),
@@ -42,6 +41,13 @@ def test_a_wrong_name_is_refused_with_a_right_one(shop, start, words, told):
     assert err.startswith("rmq: ")
     assert told in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_module_that_is_missing_in_a_package_cannot_be_imported(shop, start):
+    code, err = failing(start, "shop.handlers")
+
+    assert code == 1
+    assert "No module named 'shop.handlers'; 'shop' is not a package, in " in err
 
 
 def test_two_clients_are_named_and_one_is_asked_for(tmp_path, start):

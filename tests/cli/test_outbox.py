@@ -236,7 +236,7 @@ def test_run_creates_topics_as_the_program_declares_them(
 def test_run_refuses_an_app_that_is_not_there(run: Any, place: str) -> None:
     told = run("outbox", "run", "--app", "no_such_shop")
 
-    assert told.exit_code == 2
+    assert told.exit_code == 1
     assert "no_such_shop" in told.stderr
 
 

@@ -117,7 +117,7 @@ ALONE = {
         "rmq schedule work", "rmq server", "rmq tail", "rmq top", "rmq worker run",
     ),
     "the command line itself, and its Redis user": (
-        "rmq acl generate", "rmq completion", "rmq config show", "rmq ping",
+        "rmq acl generate", "rmq completion", "rmq config show", "rmq explain", "rmq ping",
     ),
     "definitions in a file": ("rmq topic apply", "rmq topic export"),
 }  # fmt: skip

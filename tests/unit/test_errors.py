@@ -93,7 +93,7 @@ def test_an_exception_names_its_place_in_the_documentation() -> None:
     assert str(error) == "the topic is full"
     assert error.docs == "docs/errors.md#queuefull"
     assert traceback.format_exception(error)[-2:] == [
-        "rmq.errors.QueueFull: the topic is full\n", "see docs/errors.md#queuefull\n",
+        "rmq.errors.QueueFull: the topic is full\n", "explained by: rmq explain QueueFull\n",
     ]  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_a_copy_of_an_exception_names_its_place_once() -> None:
     error = rmq.InvalidFilter("filter: no", 3)
 
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert other.__notes__ == ["see docs/errors.md#invalidfilter"]
+        assert other.__notes__ == ["explained by: rmq explain InvalidFilter"]
         assert other.position == 3
 
 

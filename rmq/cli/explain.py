@@ -1,0 +1,68 @@
+"""`rmq explain`: the page about errors, one class at a time."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import click
+
+from rmq.errors import PAGE
+from rmq.kernel.core.validation import nearest
+from rmq.terminal.app import Command, Failed
+from rmq.terminal.options import common_options
+from rmq.terminal.tables import Column
+
+WIDTH = 100
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+
+
+def sections() -> dict[str, str]:
+    """Return the text about each exception, by the name of its class.
+
+    Raises:
+        Failed: The installation lacks the page.
+    """
+    package = files("rmq")
+    page = package / PAGE
+    if not page.is_file() and isinstance(package, Path):
+        page = package.parent / PAGE  # of a checkout
+    if not page.is_file():
+        raise Failed(f"{PAGE} is missing; the installation is incomplete, install rmq again")
+    parts = re.split(r"^### ", page.read_text(encoding="utf-8"), flags=re.M)[1:]
+    pairs = (re.split(r"^## ", part, maxsplit=1, flags=re.M)[0].partition("\n") for part in parts)
+    return {name: text.strip() for name, _, text in pairs}
+
+
+def _plain(text: str) -> str:
+    """Return Markdown for a terminal: without links, wrapped."""
+    text = _LINK.sub(lambda link: link[1] if link[2][0] == "#" else f"{link[1]} ({link[2]})", text)
+    text = re.sub(r"\n +(?=\S)", " ", text.replace("**", ""))
+    return "\n\n".join(
+        "\n".join(
+            click.wrap_text(line, WIDTH, subsequent_indent="  " if line.startswith("- ") else "")
+            for line in re.sub(r"\n(?!- )", " ", paragraph).split("\n")
+        )
+        for paragraph in text.split("\n\n")
+    )
+
+
+@click.command(cls=Command, examples=("rmq explain", "rmq explain LeaseLost"))
+@click.argument("name", required=False)
+def explain(name: str | None) -> None:
+    """Explain the error NAME: what happened, what is lost, what to do.
+
+    Without a NAME, list all errors.
+    """
+    common, known = common_options(), sections()
+    if name is None:
+        rows = [(each, re.split(r"(?<=\.)\s", text)[0]) for each, text in known.items()]
+        records = [{"name": each, "text": text} for each, text in known.items()]
+        columns = [Column("NAME"), Column("MEANS", cut=True)]
+        common.listing(records, columns, rows, "no errors")
+        return
+    found = {each.lower(): each for each in known}.get(name.lower())
+    if found is None:
+        raise click.UsageError(f"there is no error {name!r}{nearest(name, list(known))}")
+    common.report({"name": found, "text": known[found]}, f"{found}\n\n{_plain(known[found])}")
