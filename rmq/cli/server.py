@@ -88,7 +88,8 @@ def server(file: str | None, **flags: Any) -> None:
     running = Server(config)
 
     def started() -> None:
-        log.info("serving %s at %s", text.neutral(running.redis_url), running.url)
+        redis_url = text.neutral(running.redis_url)
+        log.info("serving %s at %s; pages at %s/console", redis_url, running.url, running.url)
         if running.asks_for_tokens:
             log.info("requests need a token: rmq token create NAME --role viewer|operator|admin")
 

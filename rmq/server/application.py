@@ -317,7 +317,7 @@ def make_application(
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.responses import JSONResponse, Response
+    from starlette.responses import JSONResponse, RedirectResponse, Response
     from starlette.routing import Route
 
     from rmq.server.console import Console
@@ -336,6 +336,8 @@ def make_application(
 
     async def index(request: Request) -> Response:
         root = root_of(request.scope)
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse(f"{root}/console")
         return JSONResponse({"paths": [root + path for path in PATHS]})
 
     console = Console(api)

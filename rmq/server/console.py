@@ -95,6 +95,7 @@ class Console:
                 Route(BASE + path, self._endpoint(by_method), methods=list(by_method))
                 for path, by_method in by_path.items()
             ),
+            Route(BASE + "/", self._to_overview),
             Route(BASE + "/{rest:path}", self._answer_nothing),
         ]
 
@@ -109,6 +110,9 @@ class Console:
             headers["Content-Encoding"] = "gzip"
             return Response(asset.packed, 200, headers, asset.kind)
         return Response(asset.content, 200, headers, asset.kind)
+
+    async def _to_overview(self, request: Request) -> Response:
+        return RedirectResponse(root_of(request.scope) + BASE)
 
     async def _answer_nothing(self, request: Request) -> Response:
         page_request = self._page_request(request, {})

@@ -26,7 +26,8 @@ PLAIN_ENGLISH = {
     # programming
     "admin", "async", "client", "error", "errors", "id", "mismatch", "outcome", "page", "result",
     "script", "settings", "span", "unknown", "value", "invalid", "failure",
-    "configuration", "completion", "compressed", "content", "top", "rmq", "total", "seconds",
+    "configuration", "completion", "compressed", "content", "explain", "top", "rmq",
+    "total", "seconds",
     "sent", "handled", "taken", "held", "format", "encrypted", "offloaded",
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",

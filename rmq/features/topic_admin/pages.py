@@ -12,7 +12,8 @@ from rmq.kernel.core.access import Role
 from rmq.kernel.core.counts import COUNTERS, GAUGES
 from rmq.kernel.core.history import Sample
 from rmq.kernel.core.limits import Limits
-from rmq.kernel.core.settings import Settings
+from rmq.kernel.core.settings import FIXED, Settings
+from rmq.kernel.core.validation import format_duration
 from rmq.web import charts
 from rmq.web.figures import (
     PERIODS,
@@ -119,7 +120,6 @@ def _bars(samples: Sequence[Sample]) -> str:
 WHY_MAX = 200  # characters of a reason that a person types
 # Durations are typed with a unit, and shown so; the rest is numbers and words.
 DURATIONS = ("lease", "dedup_window", "expires", "dead_retention", "unhandled")
-FIXED = ("slots", "max_retries")
 COUNTS = {name: label for name, label in GAUGES.items() if not name.endswith("_ms")} | {
     "expired_leases": "leases that have expired", "trash": "in the trash",
 }  # fmt: skip
@@ -180,12 +180,13 @@ def _settings_view(
 ) -> View:
     """Return the form; after a mistake with what was typed, and the mistake beside its field."""
     text = str(mistake) if mistake else ""
-    field = text.partition(":")[0] if text.partition(":")[0] in found.shown() else ""
+    shown = _form(found)
+    field = text.partition(":")[0] if text.partition(":")[0] in shown else ""
     return View(
         "settings.html",
         {
-            "topic": request.topic, "settings": found, "shown": {**found.shown(), **typed},
-            "was": json.dumps(found.shown()), "fixed": FIXED, "mistake": text, "field": field,
+            "topic": request.topic, "settings": found, "shown": {**shown, **typed},
+            "was": json.dumps(shown), "fixed": FIXED, "mistake": text, "field": field,
         },
         f"{request.topic}: settings",
         status=400 if mistake else 200,
@@ -196,7 +197,7 @@ def _settings_view(
 async def set_topic(request: PageRequest) -> View | Redirect:
     """Change the settings that a person has typed anew; what others changed meanwhile stays."""
     settings = await request.context.admin.settings(request.topic)
-    found = settings.shown()
+    values, found = settings.shown(), _form(settings)
     form = dict(request.form)
     was = _shown_before(form.pop("was", ""), found)
     for name in form:
@@ -205,12 +206,12 @@ async def set_topic(request: PageRequest) -> View | Redirect:
     typed = {name: text for name, text in form.items() if text.strip() != was[name]}
     try:
         for name in typed:
-            if str(found[name]) != was[name]:
+            if found[name] != was[name]:
                 raise SettingsMismatch(
                     f"{name}: changed from {was[name]} to {found[name]} by another client; "
                     "save again to replace that"
                 )
-        changed = {name: _value(name, text.strip(), found[name]) for name, text in typed.items()}
+        changed = {name: _value(name, text.strip(), values[name]) for name, text in typed.items()}
         if not changed:
             return Redirect(request.url("topics", request.topic, "settings"), "Nothing was changed")
         await request.context.admin.topic_set(request.topic, unless_changed=settings, **changed)  # type: ignore[arg-type]
@@ -303,7 +304,16 @@ async def delete(request: PageRequest) -> Redirect:
     return Redirect(request.url(), f"Deleted the topic {request.topic}")
 
 
-def _shown_before(text: str, found: Mapping[str, object]) -> dict[str, str]:
+def _form(settings: Settings) -> dict[str, str]:
+    """Return the settings as a person types them: durations with their unit."""
+    values = settings.shown()
+    durations = {
+        name: format_duration(values[name]) if values[name] else "off" for name in DURATIONS
+    }
+    return {name: str(value) for name, value in values.items()} | durations
+
+
+def _shown_before(text: str, found: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that the form was shown with, as text; those of now if it has none."""
     try:
         given = json.loads(text) if text else {}

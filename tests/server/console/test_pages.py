@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from urllib.parse import urlencode
@@ -48,6 +49,16 @@ def test_a_filter_is_echoed_as_text(hostile: Filled) -> None:
             shown = fetch(f"{hostile.url(path)}?{query}")
             assert shown.status in (200, 400)
             assert corpus.Page(shown.text).faults == [], (path, text)
+
+
+def test_the_root_leads_a_browser_to_the_console(console: Server) -> None:
+    root = fetch(console.url + "/", Accept="text/html,*/*;q=0.8")
+    with_slash = fetch(console.url + "/console/")
+    for_programs = fetch(console.url + "/", Accept="application/json")
+
+    assert (root.status, root.headers["Location"]) == (307, "/console")
+    assert (with_slash.status, with_slash.headers["Location"]) == (307, "/console")
+    assert "/console" in json.loads(for_programs.text)["paths"]
 
 
 def test_a_page_without_change_is_not_sent_again(console: Server, client: rmq.Client) -> None:

@@ -14,6 +14,7 @@ from rmq.features.audit.service import Audits
 from rmq.features.dead_letters import pages
 from rmq.features.topic_admin.service import Resizes
 from rmq.features.workers import reporter
+from rmq.kernel.core.settings import FIXED
 from rmq.kernel.topic import context
 from rmq.server import Server
 from rmq.web.survey import Survey
@@ -273,6 +274,21 @@ def test_slo_is_set_and_marks_the_oldest_message_that_is_later(
     assert (refused.status, "as p99&lt;2s" in refused.text) == (400, True)
 
 
+def test_the_form_shows_durations_with_units_and_why_a_setting_is_fixed(
+    console: Server, client: rmq.Client
+) -> None:
+    client.topic("orders", lease=30).open()
+
+    page = fetch(console.url + "/console/topics/orders/settings").text
+
+    fields = dict(re.findall(r'<input id="set-(\w+)"([^>]*)>', page))
+    assert 'value="30s"' in fields["lease"]
+    assert 'value="off"' in fields["dead_retention"]
+    assert [name for name in FIXED if "readonly" not in fields[name]] == []
+    reasons = [why for name, why in FIXED.items() if name != "slots"]  # slots links to the resize
+    assert all(f"Cannot be changed: {why}." in page for why in reasons)
+
+
 def test_saving_one_setting_leaves_those_that_others_changed_meanwhile(
     console: Server, client: rmq.Client
 ) -> None:
@@ -298,7 +314,7 @@ def test_a_setting_that_two_people_change_is_asked_for_again(
     shown = fetch(url, form | {"lease": "60"})
 
     assert shown.status == 400
-    assert "changed from 30.0 to 300.0 by another client" in shown.text
+    assert "changed from 30s to 5m by another client" in shown.text
     assert client.admin.settings("orders").lease_ms == 300_000
     again = _fields(shown.text)
     assert (again["lease"], again["max_length"]) == ("60", "50")
