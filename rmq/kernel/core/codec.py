@@ -26,6 +26,7 @@ from rmq.errors import (
     PayloadTooLarge,
 )
 from rmq.kernel.core import compression, encryption, offloading, packages
+from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.compression import CEILING, PLAIN, How
 from rmq.kernel.core.encryption import Keys
 from rmq.kernel.core.forms import JSON_TYPES, to_builtins
@@ -118,11 +119,25 @@ def _inner(value: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
+def _no_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not accepted")
+
+
 # TypeError: a list as the key of a map.
 _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
 
 
-_pack: Callable[[Any], bytes] = partial(msgpack.packb, use_bin_type=True, default=to_builtins)
+_pack_unchecked: Callable[[Any], bytes] = partial(
+    msgpack.packb, use_bin_type=True, default=to_builtins
+)
+_unpack: Callable[[bytes], Any] = partial(
+    msgpack.unpackb, raw=False, ext_hook=_no_extension,
+    strict_map_key=False,
+)  # fmt: skip
+_pack: Callable[[Any], bytes] = partial(
+    msgpack.packb, use_bin_type=True,
+    default=partial(plain_form, write=_pack_unchecked, read=_unpack),
+)  # fmt: skip
 
 
 class MsgpackCodec:
@@ -142,13 +157,9 @@ class MsgpackCodec:
     def decode(self, data: bytes) -> Any:
         """Return the body; DecodeError for other bytes, and for extension types."""
         try:
-            return msgpack.unpackb(data, raw=False, ext_hook=_no_extension, strict_map_key=False)
+            return _unpack(data)
         except _NOT_MSGPACK as error:
             raise DecodeError(f"body of {len(data)} bytes is not msgpack: {error}") from error
-
-
-def _no_extension(code: int, data: bytes) -> Any:
-    raise ValueError(f"extension type {code} is not accepted")
 
 
 BYTES, JSON, MSGPACK = BytesCodec(), JsonCodec(), MsgpackCodec()

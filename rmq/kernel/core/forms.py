@@ -10,7 +10,7 @@
     objects         a map of the fields; models of pydantic and structs of msgspec as they say
 
 docs/codecs.md has the table. Handlers read a form by their annotation: `READERS`, and
-`rmq.kernel.handlers.body_types`. msgpack bodies have the same forms, except that they have bytes.
+`rmq.kernel.core.body_types`. msgpack bodies have the same forms, except that they have bytes.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ def to_builtins(value: Any) -> Any:
             return write(value)
     if isinstance(value, type):
         raise TypeError(f"the class {value.__name__} has no form in JSON; send an instance of it")
+    if hasattr(value, "get_secret_value"):  # pydantic writes stars
+        raise TypeError(f"{type(value).__name__} is not written; send value.get_secret_value()")
     if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
     if hasattr(value, "__struct_fields__"):
         return importlib.import_module("msgspec").to_builtins(
             value, builtin_types=_LEFT_BY_MSGSPEC, enc_hook=to_builtins
         )
     if hasattr(value, "__pydantic_serializer__"):  # a dataclass of pydantic
-        return importlib.import_module("pydantic_core").to_jsonable_python(value)
+        return importlib.import_module("pydantic_core").to_jsonable_python(value, round_trip=True)
     own: Any = type(value)
     fields = fields_of(own)
     if fields is not None:
@@ -82,6 +84,20 @@ def fields_of(kind: Any) -> list[tuple[str, str]] | None:
     if attributes is None:
         return None
     return [(each.name, getattr(each, "alias", each.name.lstrip("_"))) for each in attributes]
+
+
+def is_object(kind: Any) -> bool:
+    """Return whether a class is a model, a struct, a dataclass or an attrs class."""
+    return hasattr(kind, "model_validate") or attributes_of(kind) is not None
+
+
+def attributes_of(kind: Any) -> list[str] | None:
+    """Return the names of the attributes that are sent of an object; None: it is no object."""
+    for names in ("__struct_fields__", "__pydantic_fields__"):
+        if hasattr(kind, names):
+            return list(getattr(kind, names))
+    fields = fields_of(kind)
+    return None if fields is None else [attribute for attribute, _ in fields]
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -145,10 +161,11 @@ def _members(value: Any) -> list[Any]:
     kinds = set(map(type, value))
     if kinds <= {str} or kinds <= {int, float}:
         return sorted(value)
-    return sorted(value, key=_json)
+    return sorted(value, key=json_of)
 
 
-def _json(value: Any) -> str:
+def json_of(value: Any) -> str:
+    """Return JSON of a value that has a form; NaN is a value here."""
     return json.dumps(value, default=to_builtins)
 
 

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from rmq.kernel.core.body_types import plain_form
 from rmq.kernel.core.forms import JSON_TYPES, has_seconds, to_builtins
 
 MSGSPEC_MIN = (0, 19)  # older ones read some integers of more than 64 bits as other numbers
@@ -26,15 +27,24 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _writer(default: Callable[[Any], Any]) -> Callable[[Any], str]:
+    return json.JSONEncoder(
+        ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=default
+    ).encode
+
+
 class StdlibJson:
     """Writes and reads JSON with the standard library."""
 
     def __init__(self) -> None:
         # Keyword-free calls on ready-made objects: json.dumps builds an encoder for each call.
-        self._write = json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=to_builtins
-        ).encode
+        self.write_unchecked = _writer(to_builtins)
+        self._write = _writer(self.plain)
         self._read = json.JSONDecoder(parse_constant=_no_constant).decode
+
+    def plain(self, value: Any) -> Any:
+        """Return what JSON has for a value; raises TypeError or ValueError."""
+        return plain_form(value, self.write_unchecked, self._read)
 
     def encode(self, body: Any) -> bytes:
         """Write JSON; raises TypeError, ValueError or RecursionError."""
@@ -60,11 +70,22 @@ class MsgspecJson:
         self._left_to_stdlib = (ValueError, TypeError, RecursionError, msgspec.MsgspecError)
         self._stdlib = stdlib
 
+    def plain(self, value: Any) -> Any:
+        """Return what JSON has for a value; raises TypeError, ValueError or RecursionError."""
+        return plain_form(value, self._write_unchecked, self.decode)
+
+    def _write_unchecked(self, value: Any) -> bytes:
+        return (
+            self._write(value)
+            if is_written_alike(value)
+            else (self._stdlib.write_unchecked(value).encode())
+        )
+
     def encode(self, body: Any) -> bytes:
         """Write JSON; raises TypeError, ValueError or RecursionError."""
         try:
             # An object is a map of its fields.
-            value = body if type(body) in _KNOWN else to_builtins(body)
+            value = body if type(body) in _KNOWN else self.plain(body)
             if is_written_alike(value):
                 data: bytes = self._write(value)
                 return data

@@ -22,9 +22,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import rmq
-from rmq.kernel.core import codec
+from rmq.kernel.core import body_types, codec
 from rmq.kernel.core.json_text import MsgspecJson, StdlibJson
-from rmq.kernel.handlers import body_types
 
 attrs = pytest.importorskip("attrs")
 msgspec = pytest.importorskip("msgspec")

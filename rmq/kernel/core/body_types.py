@@ -3,25 +3,34 @@
 Builtin types are checked here, and the types of `rmq.kernel.core.forms` read: dates, UUIDs, Enums,
 sets, dataclasses and so on, in one way, whichever packages are installed. pydantic and msgspec
 build their own models, and the rest of `typing` if they are installed.
+
+A send reads each object back by its class (`plain_form`). So a handler that asks for the class gets
+the object that was sent, or the send is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
+import json
+import sys
+import threading
 import types
+import typing
 from collections.abc import Callable, Iterable
 from enum import Enum, Flag
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rmq.errors import DecodeError, EncodeError, InvalidType
+from rmq.errors import DecodeError, InvalidType
 from rmq.kernel.core import forms
-from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.packages import install
 
 Converter = Callable[[Any], Any]
 
 _PLAIN = (dict, list, str, int, float, bool, type(None))
+_to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def converter(annotation: Any) -> Converter | None:
@@ -42,6 +51,8 @@ def converter(annotation: Any) -> Converter | None:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return _union([type(None) if arg is None else arg for arg in args])
+    if origin in (typing.Required, typing.NotRequired):
+        return converter(args[0])
     if origin is Literal:
         return _literal(annotation, args)
     if origin is list and len(args) == 1:
@@ -57,8 +68,10 @@ def converter(annotation: Any) -> Converter | None:
             return _enum(annotation)
         if issubclass(annotation, tuple) and hasattr(annotation, "_fields"):
             return _named_tuple(annotation)
+    if typing.is_typeddict(annotation) and not hasattr(annotation, "__pydantic_config__"):
+        return _Object(annotation)
     if hasattr(annotation, "model_validate"):
-        return _with_decode_error(annotation.model_validate, annotation)
+        return _validated(annotation.model_validate, annotation.model_validate_json, annotation)
     if hasattr(annotation, "__struct_fields__"):
         return _by_msgspec(annotation)
     if (
@@ -205,21 +218,21 @@ def _form(wanted: type) -> Converter:
 
 
 def _enum(wanted: type[Enum]) -> Converter:
-    members: dict[bytes, Enum] = {}
+    members: dict[str, Enum] = {}
     for member in wanted.__members__.values():
         try:
-            members.setdefault(JSON.encode(member), member)
-        except EncodeError:  # no body has this value
+            members.setdefault(forms.json_of(member), member)
+        except (TypeError, ValueError):  # no body has this value
             continue
 
     def convert(body: Any) -> Any:
         try:
-            member = members.get(JSON.encode(body))
+            member = members.get(forms.json_of(body))
             if member is not None:
                 return member
             if type(body) is str or (type(body) is int and issubclass(wanted, Flag)):
                 return wanted(body)  # by its _missing_; several flags
-        except (EncodeError, ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise _does_not_fit(wanted, body, error) from error
         raise _does_not_fit(wanted, body, f"{body!r:.60} is none of its values")
 
@@ -265,7 +278,7 @@ def _named_tuple(wanted: Any) -> Converter:
 
 
 class _Object:
-    """Builds a dataclass or an attrs class from a map of its fields; unknown names are ignored.
+    """Builds a dataclass, an attrs class or a TypedDict from a map; unknown names are ignored.
 
     Raises:
         InvalidType: the type of a field is not known here, or named by nothing.
@@ -273,27 +286,36 @@ class _Object:
 
     def __init__(self, wanted: type) -> None:
         self._wanted = wanted
-        self._fields: list[tuple[str, Converter | None]] = []
-        known = _being_made.setdefault(wanted, self)
-        if known is not self:  # a class that contains itself
-            self._fields = known._fields
-            return
-        try:
-            hints = get_type_hints(wanted, include_extras=True)
-            arguments = inspect.signature(wanted).parameters
-            for attribute, name in forms.fields_of(wanted) or ():
-                if name in arguments:
-                    self._fields.append((name, converter(hints.get(attribute, Any))))
-        except NameError as error:
-            raise InvalidType(f"the body's type {_name(wanted)}: {error}") from error
-        finally:
-            del _being_made[wanted]
+        self._fields: list[tuple[str, Converter | None, bool]] = []
+        with _building:
+            known = _being_made.setdefault(wanted, self)
+            if known is not self:  # a class that contains itself
+                self._fields = known._fields
+                return
+            try:
+                hints = get_type_hints(wanted, include_extras=True)
+                needed: Any = getattr(wanted, "__required_keys__", ())  # of a TypedDict
+                pairs, arguments = forms.fields_of(wanted), hints
+                if pairs is not None:
+                    arguments = dict(inspect.signature(wanted).parameters)
+                for attribute, name in zip(hints, hints, strict=True) if pairs is None else pairs:
+                    if name in arguments:
+                        hint = hints.get(attribute, Any)
+                        # Python does not see a NotRequired that is text.
+                        is_needed = name in needed and get_origin(hint) is not typing.NotRequired
+                        self._fields.append((name, converter(hint), is_needed))
+            except NameError as error:
+                raise InvalidType(f"the body's type {_name(wanted)}: {error}") from error
+            finally:
+                del _being_made[wanted]
 
     def __call__(self, body: Any) -> Any:
         if type(body) is not dict:
             raise _does_not_fit(self._wanted, body, "it takes a map")
         given: dict[str, Any] = {}
-        for name, read in self._fields:
+        for name, read, is_needed in self._fields:
+            if is_needed and name not in body:
+                raise _does_not_fit(self._wanted, body, f"it has no {name!r}")
             if name in body:
                 try:
                     given[name] = body[name] if read is None else read(body[name])
@@ -305,6 +327,7 @@ class _Object:
             raise _does_not_fit(self._wanted, body, error) from error
 
 
+_building = threading.RLock()  # the classes of one thread at a time
 _being_made: dict[type, _Object] = {}
 
 
@@ -318,10 +341,22 @@ def _with_decode_error(validate: Converter, wanted: Any) -> Converter:
     return convert
 
 
+def _validated(by_value: Converter, by_json: Converter, wanted: Any) -> Converter:
+    """Validate a body of JSON's types as JSON, which is what a strict model and `Json` ask for."""
+
+    def validate(body: Any) -> Any:
+        try:
+            text = _to_json(body)
+        except (TypeError, ValueError):  # bytes of msgpack, values of a user's codec
+            return by_value(body)
+        return by_json(text)
+
+    return _with_decode_error(validate, wanted)
+
+
 def _by_pydantic(wanted: Any) -> Converter:
-    return _with_decode_error(
-        importlib.import_module("pydantic").TypeAdapter(wanted).validate_python, wanted
-    )
+    adapter = importlib.import_module("pydantic").TypeAdapter(wanted)
+    return _validated(adapter.validate_python, adapter.validate_json, wanted)
 
 
 def _by_msgspec(wanted: Any) -> Converter:
@@ -331,3 +366,95 @@ def _by_msgspec(wanted: Any) -> Converter:
         raise InvalidType(f"{_name(wanted)} is not a type that msgspec can build")
     # JSON has only text keys: {1: "a"} arrives as {"1": "a"}.
     return _with_decode_error(lambda body: msgspec.convert(body, wanted, str_keys=True), wanted)
+
+
+# --- read back by a send -------------------------------------------------------------------------
+
+
+def plain_form(value: Any, write: Callable[[Any], Any], read: Converter) -> Any:
+    """Return a value as JSON has it, once its class has read it back; `write`, `read`: a codec's.
+
+    Raises:
+        TypeError, ValueError: it has no form, or its class would read another value.
+    """
+    plain = forms.to_builtins(value)
+    kind: Any = type(value)
+    convert = _own_reader(kind)
+    if convert is None:
+        return plain
+    if not hasattr(value, "model_dump"):  # pydantic has written what is inside, too
+        plain = read(write(plain))
+    name = kind.__name__
+    try:
+        place = _difference(value, convert(plain))
+    except DecodeError as error:
+        raise ValueError(f"a handler could not read it as {name}: {error!s:.300}") from error
+    if place is not None:
+        raise ValueError(
+            f"a handler that reads it as {name} would get another value"
+            + (f" in {place}" if place else "")
+            + "; change the class, or send a dict (docs/codecs.md, Objects that do not come back)"
+        )
+    return plain
+
+
+@lru_cache(1024)
+def _own_reader(kind: Any) -> Converter | None:
+    """Return the reader of a class of objects; None: it has none, or no handler can have it."""
+    if not forms.is_object(kind):
+        return None
+    try:
+        return converter(kind)
+    except InvalidType:
+        return None
+
+
+def _difference(sent: Any, received: Any, place: str = "") -> str | None:
+    """Return the first place where a value that was read back differs; None: there is none."""
+    try:
+        if sent is received or sent == received or sent != sent:
+            return None
+    except Exception:  # an array has no truth
+        return None
+    kind: Any = type(sent)
+    if kind is type(received):
+        names = forms.attributes_of(kind)
+        if names is None and "__eq__" not in {n for each in kind.__mro__[:-1] for n in vars(each)}:
+            return None  # it has no equality
+        if names is not None:
+            parts = [(f".{n}", getattr(sent, n, None), getattr(received, n, None)) for n in names]
+            return _first_difference(parts, place)
+    if isinstance(sent, list | tuple) and isinstance(received, list | tuple):
+        if len(sent) == len(received):
+            pairs = enumerate(zip(sent, received, strict=True))
+            return _first_difference([(f"[{n}]", *pair) for n, pair in pairs], place)
+    elif isinstance(sent, dict) and isinstance(received, dict) and sent.keys() == received.keys():
+        return _first_difference([(f"[{n!r}]", sent[n], received[n]) for n in sent], place)
+    return None if _is_form_of(received, sent) else place
+
+
+def _first_difference(parts: Iterable[tuple[str, Any, Any]], place: str) -> str | None:
+    for name, sent, received in parts:
+        found = _difference(sent, received, (place + name).removeprefix("."))
+        if found is not None:
+            return found
+    return None
+
+
+def _is_form_of(received: Any, sent: Any) -> bool:
+    """Return whether JSON has just this for a value, as where an annotation says Any."""
+    for form in (_checked_form, _pydantic_form):
+        with contextlib.suppress(Exception):  # it holds an object, or pydantic is not there
+            if json.dumps(received) == json.dumps(sent, default=form):
+                return True
+    return False
+
+
+def _checked_form(value: Any) -> Any:
+    return plain_form(value, forms.json_of, json.loads)
+
+
+def _pydantic_form(value: Any) -> Any:
+    if forms.is_object(type(value)) or hasattr(value, "get_secret_value"):
+        return _checked_form(value)
+    return sys.modules["pydantic_core"].to_jsonable_python(value)
