@@ -9,15 +9,46 @@ ARGV[3..] name, member         only this group, and '' or a message of it: no pa
 Returns   {cursor, 0 at the end; 1 if this is a first page, else 0; how many held messages of the group go before the member,
           -1 where it is not held; then for each group {name, flags (1: one message at a time, 2: paused, 4: held by a dead
           letter), messages out, weight, its share or '', the message that is out and its score in the StoreQueue ('': it is
-          in flight, or several are out), then for each priority of held messages, the largest first: priority, lane, how
-          many, the first one}}
-Cost      O(p log L), p = priorities of which the groups of the page hold messages; of one group 16 at most
+          in flight, or several are out), how many are held, {its lanes}, {the first held message of each of its 16 largest
+          priorities}}}
+Cost      O(p log L), p = priorities of which the groups of the page hold messages, 16 of a group at most
 Atomic    Reads only. A group that is there from the first page to the last is on one of them, some come twice; as audit_scan.
 ]]
 --- @include "lib/check"
 --- @include "lib/groups"
 --- @include "lib/scan_cursor"
-local PAGE_MOST, LANES_MOST = 100, 16
+local PAGE_MOST, PRIORITIES_MOST = 100, 16
+
+-- The first messages of the largest priorities of a lane, behind those of other lanes.
+local function add_heads(store, lane, heads)
+  local low, high = lane_range(lane)
+  while #heads < PRIORITIES_MOST do
+    local id, score = unpack(redis.call('ZRANGEBYSCORE', store, low, high, 'WITHSCORES', 'LIMIT', 0, 1))
+    if not id then
+      return
+    end
+    local _, priority = held_place(tonumber(score))
+    local _, last = lane_range(lane, priority)
+    heads[#heads + 1], low = id, '(' .. last
+  end
+end
+
+-- How many held messages of these lanes go before one of this score; -1 where it is in none of them.
+local function count_ahead(store, lanes, score)
+  local own, priority = held_place(score)
+  local ahead, is_older = 0, true
+  for i = 1, #lanes do
+    local low = lane_range(lanes[i])
+    local first, last = lane_range(lanes[i], priority)
+    local high = is_older and last or '(' .. first
+    if lanes[i] == own then
+      high, is_older = string.format('(%.17g', score), false
+    end
+    ahead = ahead + redis.call('ZCOUNT', store, low, high)
+  end
+  return is_older and -1 or ahead
+end
+
 local created, setting = unpack(redis.call('HMGET', KEYS[1], 'created', 'groups'))
 if not created then
   fail('GONE', KEYS[1])
@@ -36,23 +67,19 @@ else
   page = redis.call('HSCAN', KEYS[1], cursor, 'MATCH', '/*', 'COUNT', limit)
 end
 local member_score = ARGV[4] and ARGV[4] ~= '' and tonumber(redis.call('ZSCORE', KEYS[2], ARGV[4]) or 0) or 0
-local reply = { write_cursor(page[1], server), cursor == '0' and 1 or 0, member_score < 0 and 0 or -1 }
+local reply = { write_cursor(page[1], server), cursor == '0' and 1 or 0, -1 }
 for i = 1, #page[2], 2 do
   local entry = parse_entry(groups, string.sub(page[2][i], 2), page[2][i + 1])
-  local row = { entry.name, entry.flags, entry.out, entry.weight, entry.share or '', entry.member or '',
-    entry.member and redis.call('ZSCORE', KEYS[2], entry.member) or '' }
-  local passed = member_score >= 0
-  local lanes = lanes_of(entry)
-  for l = 1, math.min(LANES_MOST, #lanes) do
-    local lane, n = lanes[l][2], #row
-    local low, high = lane_range(lane)
-    row[n + 1], row[n + 2], row[n + 3] = lanes[l][1], lane, redis.call('ZCOUNT', KEYS[2], low, high)
-    row[n + 4] = redis.call('ZRANGEBYSCORE', KEYS[2], low, high, 'LIMIT', 0, 1)[1] or ''
-    if not passed then
-      passed = member_score >= tonumber(low) and member_score < -lane * WORD
-      reply[3] = reply[3] + (passed and redis.call('ZCOUNT', KEYS[2], low, string.format('(%.17g', member_score)) or row[n + 3])
-    end
+  local lanes, heads, held = lanes_of(entry), {}, 0
+  for l = 1, #lanes do
+    local low, high = lane_range(lanes[l])
+    held = held + redis.call('ZCOUNT', KEYS[2], low, high)
+    add_heads(KEYS[2], lanes[l], heads)
   end
-  reply[#reply + 1] = row
+  if member_score < 0 then
+    reply[3] = count_ahead(KEYS[2], lanes, member_score)
+  end
+  reply[#reply + 1] = { entry.name, entry.flags, entry.out, entry.weight, entry.share or '', entry.member or '',
+    entry.member and redis.call('ZSCORE', KEYS[2], entry.member) or '', held, lanes, heads }
 end
 return reply

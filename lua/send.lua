@@ -100,13 +100,17 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
           score = tagged_text(priority, math.ldexp(1, exponent - 53), tag - tag % 1)
           is_held = false
         elseif text then
-          local new_lane = (lane + 1) % LANES
-          if string.sub(text, LANE_AT, LANE_AT + 2) ~= NO_LANE then
-            score, entry = held_entry(text, 0, first, priority)
-          elseif #redis.call('ZRANGEBYSCORE', store, string.format('%.0f', -(new_lane + 1) * WORD),
-              string.format('(%.0f', -new_lane * WORD), 'LIMIT', 0, 1) == 0 then
-            score, entry = held_entry(text, new_lane, first, priority)
-            lane = new_lane
+          local has_lane = string.sub(text, LANE_AT, LANE_AT + 2) ~= NO_LANE
+          local may_hold = has_lane
+          if not has_lane then
+            local low, high
+            lane = (lane + 1) % NEAR_LANES
+            low = lane_score(lane, PRIORITY_END - 1, 0)
+            high = lane_score(lane, 0, LANE_PLACES - 1)
+            may_hold = #redis.call('ZRANGEBYSCORE', store, low, high, 'LIMIT', 0, 1) == 0
+          end
+          if may_hold then
+            score, entry = held_entry(text, lane, first, priority)
           end
         end
       else

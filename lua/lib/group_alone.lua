@@ -1,6 +1,6 @@
 --[[
 What most messages of groups need, worked out on the text of an entry: lib/groups does the same and all that is unusual, a weight
-or a share, several lanes, a group that is stopped, a larger priority. Scripts of one message use these alone; lib/groups begins
+or a share, an older lane, a group that is stopped, a larger priority. Scripts of one message use these alone; lib/groups begins
 with them.
 ]]
 --- @include "lib/bounds"
@@ -59,13 +59,13 @@ local function held_entry(text, new_lane, id, priority)
     lane_priority, lane, place = priority, new_lane, LANE_FIRST
   end
   if flags % MORE <= SINGLE and share == 0 and weight == 1 and front == #in_front
-      and (flags % 2 == 0 or member ~= NOBODY and priority <= head) and lane_priority == priority and place < WORD - 1 then
-    if flags < MORE and front < FRONT_MOST * MEMBER then
+      and (flags % 2 == 0 or member ~= NOBODY and priority <= head) and priority <= lane_priority and place < LANE_PLACES - 1 then
+    if flags < MORE and front < FRONT_MOST * MEMBER and priority == lane_priority then
       in_front = in_front .. id
     elseif flags < MORE then
       flags = flags + MORE
     end
-    score = string.format('%.0f', place - (lane + 1) * WORD)
+    score = lane_score(lane, priority, place)
     entry = struct.pack(GROUP_ENTRY, flags, finish, 1, member, head, lane_priority, lane, place + 1, 0, #in_front) .. in_front
   end
   return score, entry

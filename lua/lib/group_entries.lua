@@ -3,22 +3,35 @@
 --- @include "lib/score_ranges"
 local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; places of groups in it are that far apart
 local GROUPS_RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
-local LANES, LANE_STEP, LANE_TRIES = 2097152, 1296573, 100 -- 2^21; prime to that
-local LANE_FIRST = 2147483648 -- the place of the first message in a lane: 2^31, so that there is room before it
+local LANES, LANE_STEP, LANE_TRIES = 2095104, 1294849, 100 -- 1023 * 2048; a prime number
+local NEAR_LANES = 262144 -- the first lanes: Redis reads and writes their scores faster than those of others
+local LANE_PLACES = 2097152 -- 2^21 of each priority of a lane
+local LANE_FIRST = 1048576 -- the place of the first message in a lane: there is room before it
 -- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, each behind those that were redriven before it.
-local REDRIVEN_FIRST, REDRIVEN_END = 1024, 2147482624
-local LANE_BYTES = 10 -- of one that is not the first of its group: priority, lane, place of the next message
+local REDRIVEN_FIRST, REDRIVEN_END = 1024, 1047552
+local LANE_BYTES = 3 -- of the number of an older lane in an entry
+local PLACE_PARTS = 4503599627370496 -- 2^52: the fraction of a double has so many steps
 local UNGROUPED_MOST = 1000 -- messages without a group that are out
 local FRONT_MOST = 8 -- members
-local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry; MORE: the first lane has more than the front
--- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its priority; of the first lane priority
--- (0: none), number and place of the next message; sizes of what follows: the share's name, the front. Then the other lanes.
+local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry; MORE: more is held than the front
+-- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its priority. Then the largest priority
+-- that is held (0: nothing is held), the lane and its next place. At last the sizes of the share's name and of the front; both
+-- follow, and the numbers of older lanes, the oldest first.
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
-local LANE_AT, NO_LANE = 27, '\0\0\0' -- where the priority of the first lane stands, and that of none
+local LANE_AT, NO_LANE = 27, '\0\0\0' -- where the largest priority that is held stands, and that of none
 local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
 local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- as msgpack has it, and the one that rmq.Audit adds
+
+-- The score of a place in a lane, as text. lib/groups describes it.
+--- @inline
+local function lane_score(lane, priority, place)
+  local score
+  score = string.format('%.17g', -math.ldexp(1 + lane % 2048 / 2048
+    + (priority * LANE_PLACES + LANE_PLACES - 1 - place) / PLACE_PARTS, math.floor(lane / 2048)))
+  return score
+end
 
 -- The tag in the score of a message that waits in a priority.
 local function tag_of(score)

@@ -2,10 +2,14 @@
 Groups: of each group of a slot at most so many messages are out, which means that they may be taken or are in flight. The
 others are held behind them, and one of them goes out when one of those is settled, dead, cancelled or gone in another way.
 
-Held messages are in the StoreQueue like all that wait, with scores below 0. A group has a lane there for each priority of which
-it holds messages:
+Held messages are in the StoreQueue like all that wait, with scores below 0. A group of which messages are held has a lane there.
+A score is a double, which says the lane in its exponent and the first bits of its fraction:
 
-  place - (lane + 1) * 2^32        the lane's messages, in the order in which they were sent
+  -2^(lane / 2048) * (1 + f)       f: 11 bits of the lane, 20 of the priority, 21 of the place, inverted
+
+So the lowest score of a lane is that of its largest priority, and in it of the message that was sent first. A group may hold
+messages of any number of priorities. Where the places of a lane are used up, the group gets another lane; what is in the older
+one goes first in its priority.
 
 A lane is in use while a message is in it, and its number is used again after that. Those that are out have the score of a
 priority, whose fraction is not their place but a tag: the virtual time of start-time fair queueing (Goyal, Vin, Cheng, 1996).
@@ -13,7 +17,8 @@ A group, or all groups of one share together, move their own time on by UNIT / w
 field `vtime`, is the tag of the message that was taken last. So each of them gets its share, and one that comes or comes back
 begins a round behind.
 
-The first held messages of a group stand in its entry, too: its front. So one that goes out need not be looked up.
+The first held messages of a group stand in its entry, too, as far as they have one priority: its front. So one that goes out need
+not be looked up. The entry says the largest priority that is held; where its front is empty, no larger one is.
 
 A group has a field in the slot's hash, `/<name>`, while one of its messages is out, or while it is paused or held by a dead
 letter: its entry. A share that was named has `%<share>`. Where all is settled, nothing is left. The field `groups` of the slot
@@ -38,7 +43,7 @@ local function open_groups(slot, store, setting)
   return { slot = slot, store = store, most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
     vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0), lane_was = lane, count_was = count,
     entries = {}, touched = {}, shares = nil, changed = {}, add = {}, move = {}, pending = {}, departed = {},
-    departing = {}, died = {}, lost = {}, moved = 0, fresh = {} }
+    departing = {}, died = {}, lost = {}, moved = 0, fresh = {}, firsts = {} }
 end
 
 -- Let the virtual time begin anew where it has gone far and no message waits that it orders.
@@ -174,18 +179,18 @@ end
 
 -- Hold a message behind all others of its priority. `first`: before them; 'redriven': behind those that were redriven before it.
 local function hold_back(groups, entry, id, priority, first)
-  local score
-  if priority == entry.lane_priority and not first and entry.place < WORD - 1 and entry.others == '' then
-    score, entry.place = entry.place - (entry.lane + 1) * WORD, entry.place + 1
-    if entry.flags < MORE and #entry.front < FRONT_MOST * MEMBER then
-      entry.front = entry.front .. id
-    elseif entry.flags < MORE then
-      entry.flags = entry.flags + MORE
-    end
-  else
-    score = hold_in_lane(groups, entry, id, priority, first)
+  local lane, place, score
+  if entry.lane_priority == 0 then
+    entry.lane, entry.place = free_lane(groups), LANE_FIRST
   end
-  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = string.format('%.0f', score), id
+  if first then
+    lane, place = place_before(groups, entry, priority, first == 'redriven')
+  else
+    lane, place = next_place(groups, entry)
+  end
+  score = lane_score(lane, priority, place)
+  note_held(entry, id, priority, first)
+  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = score, id
   touch(groups, entry.name)
 end
 
@@ -334,26 +339,14 @@ local function leave_lane(groups, name, died)
   groups.lost[name], groups.died[name], groups.unusual = true, groups.died[name] or died, true
 end
 
--- Let held messages go out beyond the front, as many as `need`; fill the front again.
-local function go_out_of_lanes(groups, entry, need)
-  while need > 0 and entry.lane_priority > 0 do
-    local low, high = lane_range(entry.lane)
-    local held = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'LIMIT', 0, need + FRONT_MOST + 1)
-    local count = math.min(need, #held)
-    for i = 1, count do
-      go_out(groups, entry, groups.move, held[i], entry.lane_priority)
-    end
-    need = need - count
-    if #held == count then
-      local lanes = lanes_of(entry)
-      table.remove(lanes, 1)
-      set_lanes(entry, lanes)
-    else
-      local last = math.min(#held, count + FRONT_MOST)
-      entry.front = table.concat(held, '', count + 1, last)
-      entry.flags = entry.flags % MORE + (#held > last and MORE or 0)
-    end
+-- Let held messages go out that are looked up, as many as `need`; fill the front again.
+local function go_out_of_lane(groups, entry, need)
+  local ids, priorities = first_held(groups, entry, need + FRONT_MOST + 1)
+  local count = math.min(need, #ids)
+  for i = 1, count do
+    go_out(groups, entry, groups.move, ids[i], priorities[i])
   end
+  set_front(entry, ids, priorities, count + 1)
 end
 
 -- Let held messages of a group go out, as many as may.
@@ -365,14 +358,12 @@ local function fill_group(groups, entry)
     go_out(groups, entry, groups.move, id, entry.lane_priority)
     need = need - 1
     if #entry.front == 0 and entry.flags < MORE then
-      local lanes = lanes_of(entry)
-      table.remove(lanes, 1)
-      set_lanes(entry, lanes)
+      clear_lane(entry)
     end
   end
   if need > 0 and entry.lane_priority > 0 then
     write_moves(groups) -- so that the lane has those no more that have gone out of it
-    go_out_of_lanes(groups, entry, need)
+    go_out_of_lane(groups, entry, need)
   end
 end
 
@@ -458,7 +449,7 @@ local function reduce_group(groups, entry, left)
     end
   end
   if groups.lost[entry.name] then
-    drop_front(groups, entry)
+    look_up_front(groups, entry)
   end
   if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
     entry.flags = entry.flags + HELD_BY_DEAD
@@ -519,7 +510,7 @@ local function change_priority(slot, store, setting, record, id, score, priority
     enter_group(groups, name, weight, share, id, priority)
     write_members(groups)
     entry = entry_in(groups, name)
-    drop_front(groups, entry)
+    look_up_front(groups, entry)
   elseif score >= PRIORITY_MIN then
     redis.call('ZADD', store, ordered_text(priority, math.floor(math.max(0, tag_of(score)))), id)
   end

@@ -3,9 +3,20 @@
 --- @include "lib/check"
 --- @include "lib/group_entries"
 
--- The range of scores of a lane.
-local function lane_range(lane)
-  return string.format('%.0f', -(lane + 1) * WORD), string.format('(%.0f', -lane * WORD)
+-- The range of scores of a lane, or of one of its priorities.
+local function lane_range(lane, priority)
+  local low, high
+  low = lane_score(lane, priority or PRIORITY_END - 1, 0)
+  high = lane_score(lane, priority or 0, LANE_PLACES - 1)
+  return low, high
+end
+
+-- The lane, the priority and the place that a score below 0 stands for.
+local function held_place(score)
+  local part, exponent = math.frexp(-score)
+  local lane = (2 * part - 1) * 2048
+  local priority = lane % 1 * PRIORITY_END
+  return (exponent - 1) * 2048 + math.floor(lane), math.floor(priority), LANE_PLACES - 1 - priority % 1 * LANE_PLACES
 end
 
 -- Whether nothing is in a lane.
@@ -16,104 +27,154 @@ end
 
 -- A lane that nothing is in.
 local function free_lane(groups)
-  local lane = groups.lane
-  for try = 1, LANE_TRIES do
-    lane = (lane + (try == 1 and 1 or LANE_STEP)) % LANES
+  local lane = (groups.lane + 1) % NEAR_LANES
+  for _ = 1, LANE_TRIES do
     if not groups.fresh[lane] and is_empty(groups.store, lane) then
       groups.lane, groups.fresh[lane] = lane, true
       return lane
     end
+    lane = (lane + LANE_STEP) % LANES
   end
-  fail('GROUPS', groups.slot)
+  fail('LANES', groups.slot)
 end
 
--- The lanes of an entry as a list: of each its priority, number and next place.
+-- The numbers of the lanes of an entry, the oldest first.
 local function lanes_of(entry)
   local lanes = {}
-  if entry.lane_priority > 0 then
-    lanes[1] = { entry.lane_priority, entry.lane, entry.place }
-  end
   for at = 1, #entry.others, LANE_BYTES do
-    lanes[#lanes + 1] = { struct.unpack('>I3I3I4', entry.others, at) }
+    lanes[#lanes + 1] = (struct.unpack('>I3', entry.others, at))
+  end
+  if entry.lane_priority > 0 then
+    lanes[#lanes + 1] = entry.lane
   end
   return lanes
 end
 
--- Give an entry these lanes. `keeps_front`: the first one is the one that it had.
-local function set_lanes(entry, lanes, keeps_front)
-  local first, others = lanes[1] or { 0, 0, 0 }, {}
-  entry.lane_priority, entry.lane, entry.place = first[1], first[2], first[3]
-  for i = 2, #lanes do
-    others[#others + 1] = struct.pack('>I3I3I4', unpack(lanes[i]))
+-- Append the first messages of a lane, `most` at most, and their priorities. `largest`: the lane has no larger one.
+local function read_lane(store, lane, largest, most, ids, priorities)
+  local before = #ids
+  local low, last = lane_range(lane, largest)
+  local members = redis.call('ZRANGEBYSCORE', store, low, last, 'LIMIT', 0, most)
+  for i = 1, #members do
+    ids[before + i], priorities[before + i] = members[i], largest
   end
-  entry.others = table.concat(others)
-  if not keeps_front then
-    entry.front, entry.flags = '', entry.flags % MORE + (lanes[1] and MORE or 0)
+  if #members == most then
+    return
+  end
+  local _, high = lane_range(lane)
+  local page = redis.call('ZRANGEBYSCORE', store, '(' .. last, high, 'WITHSCORES', 'LIMIT', 0, most - #members)
+  for i = 1, #page, 2 do
+    local _, priority = held_place(tonumber(page[i + 1]))
+    ids[#ids + 1], priorities[#priorities + 1] = page[i], priority
   end
 end
 
--- Forget the front of an entry, which is looked up when it is needed, and the lanes that nothing is in any more: another group may
--- get their numbers.
-local function drop_front(groups, entry)
-  local lanes, used = lanes_of(entry), {}
+-- The held messages of a group that go first, in order, and their priorities. `most`: so many of each lane. Older lanes that
+-- nothing is in are forgotten.
+local function first_held(groups, entry, most)
+  local lanes, ids, priorities, older = lanes_of(entry), {}, {}, {}
   for i = 1, #lanes do
-    if not is_empty(groups.store, lanes[i][2]) then
-      used[#used + 1] = lanes[i]
+    local before = #ids
+    read_lane(groups.store, lanes[i], entry.lane_priority, most, ids, priorities)
+    if i < #lanes and #ids > before then
+      older[#older + 1] = struct.pack('>I3', lanes[i])
     end
   end
-  set_lanes(entry, used)
+  entry.others = table.concat(older)
+  if #lanes == 1 then
+    return ids, priorities
+  end
+  local order, sorted_ids, sorted_priorities = {}, {}, {}
+  for i = 1, #ids do
+    order[i] = i
+  end
+  table.sort(order, function(a, b)
+    return priorities[a] > priorities[b] or priorities[a] == priorities[b] and a < b
+  end)
+  for i = 1, #ids do
+    sorted_ids[i], sorted_priorities[i] = ids[order[i]], priorities[order[i]]
+  end
+  return sorted_ids, sorted_priorities
 end
 
--- A place before all that is in a lane; for a redriven dead letter, behind those that were redriven before it.
-local function place_before(groups, number, redriven)
-  local place = groups.fresh[number]
-  if type(place) ~= 'number' then
-    local low, high = lane_range(number)
-    local found
+-- Say in an entry that nothing is held.
+local function clear_lane(entry)
+  entry.lane_priority, entry.lane, entry.place, entry.others = 0, 0, 0, ''
+  entry.front, entry.flags = '', entry.flags % MORE
+end
+
+-- Let the front of an entry begin at a position of what first_held returned: all before it is held no more.
+local function set_front(entry, ids, priorities, from)
+  local priority, last = priorities[from], from - 1
+  if not priority then
+    clear_lane(entry)
+    return
+  end
+  while last < from + FRONT_MOST - 1 and priorities[last + 1] == priority do
+    last = last + 1
+  end
+  entry.lane_priority, entry.front = priority, table.concat(ids, '', from, last)
+  entry.flags = entry.flags % MORE + (#ids > last and MORE or 0)
+end
+
+-- Look up what is held of a group, after something left its lane or moved in it.
+local function look_up_front(groups, entry)
+  local ids, priorities = first_held(groups, entry, FRONT_MOST + 1)
+  set_front(entry, ids, priorities, 1)
+end
+
+-- The lane and the place before all held messages of a priority; for a redriven dead letter, behind those that were redriven
+-- before it.
+local function place_before(groups, entry, priority, redriven)
+  local lane = #entry.others > 0 and struct.unpack('>I3', entry.others) or entry.lane
+  local low, high = lane_range(lane, priority)
+  local place = groups.firsts[low]
+  if not place then
+    local found, _
     if redriven then
-      local limit = string.format('(%.0f', REDRIVEN_END - (number + 1) * WORD)
-      found = redis.call('ZREVRANGEBYSCORE', groups.store, limit, low, 'WITHSCORES', 'LIMIT', 0, 1)
+      high = lane_score(lane, priority, REDRIVEN_END - 1)
+      found = redis.call('ZREVRANGEBYSCORE', groups.store, high, low, 'WITHSCORES', 'LIMIT', 0, 1)
     else
       found = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)
     end
-    place = found[2] and tonumber(found[2]) + (number + 1) * WORD
-      or redriven and REDRIVEN_FIRST or LANE_FIRST
+    place = redriven and REDRIVEN_FIRST or LANE_FIRST
+    if found[2] then
+      _, _, place = held_place(tonumber(found[2]))
+    end
   end
   if redriven then
     place = math.min(place + 1, REDRIVEN_END - 1)
   else
     place = math.max(0, place - 1)
   end
-  groups.fresh[number] = place
-  return place
+  groups.firsts[low] = place
+  return lane, place
 end
 
--- Hold a message where it is the first of its lane, or the lane has to be found.
-local function hold_in_lane(groups, entry, id, priority, first)
-  local lanes, at = lanes_of(entry), 1
-  while lanes[at] and lanes[at][1] > priority do
-    at = at + 1
+-- The next place of the lane of an entry. A lane that is used up is followed by another one.
+local function next_place(groups, entry)
+  if entry.place >= LANE_PLACES - 1 then
+    entry.others = entry.others .. struct.pack('>I3', entry.lane)
+    entry.lane, entry.place = free_lane(groups), LANE_FIRST
   end
-  -- A lane in which the places are used up is followed by another one.
-  while not first and lanes[at + 1] and lanes[at + 1][1] == priority do
-    at = at + 1
+  entry.place = entry.place + 1
+  return entry.lane, entry.place - 1
+end
+
+-- Note in the front of an entry that a message is held, behind all others of its priority. `first`: before them; 'redriven': the
+-- front is looked up when it is needed.
+local function note_held(entry, id, priority, first)
+  local largest, front = entry.lane_priority, entry.front
+  if priority > largest then
+    front = id
+  elseif priority == largest and first == 'redriven' then
+    front = ''
+  elseif priority == largest and first then
+    front = id .. front
+  elseif priority == largest and entry.flags < MORE then
+    front = front .. id
   end
-  local lane = lanes[at]
-  local has_lane = lane and lane[1] == priority
-  if not has_lane or not first and lane[3] >= WORD - 1 then
-    lane = { priority, free_lane(groups), LANE_FIRST }
-    table.insert(lanes, has_lane and at + 1 or at, lane)
-  end
-  local place, number = lane[3], lane[2]
-  if first then
-    place = place_before(groups, number, first == 'redriven')
-  else
-    lane[3] = place + 1
-  end
-  local is_alone = #lanes == 1 and not has_lane
-  set_lanes(entry, lanes, lanes[1] ~= lane or is_alone)
-  if is_alone then
-    entry.front, entry.flags = id, entry.flags % MORE
-  end
-  return place - (number + 1) * WORD
+  local is_more = entry.flags >= MORE or #front > FRONT_MOST * MEMBER or #front == 0 or priority ~= largest and largest > 0
+  entry.lane_priority, entry.front = math.max(priority, largest), string.sub(front, 1, FRONT_MOST * MEMBER)
+  entry.flags = entry.flags % MORE + (is_more and MORE or 0)
 end

@@ -2,7 +2,8 @@
 
 forgets-next  an ack does not let the next message of the group out
 two-out       two of a group in order may be out
-wrong-place   messages are held before the others of their group, not behind them
+wrong-place   messages are held before the others of their priority, not behind them
+first-priority  of a group the messages of the largest priority alone are looked up
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ BROKEN: dict[str, list[Change]] = {
     "wrong-place": [
         (
             "send",
-            "place - (lane + 1) * 4294967296",
-            "4294967295 - place - (lane + 1) * 4294967296",
+            "(priority * 2097152 + 2097152 - 1 - place)",
+            "(priority * 2097152 + place)",
         )
+    ],
+    "first-priority": [
+        ("ack", "if #members == most then", "if true then"),
+        ("nack", "if #members == most then", "if true then"),
     ],
 }
 

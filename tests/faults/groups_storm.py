@@ -7,6 +7,8 @@ a group may be in flight. Some messages are poison: they fail until they are dea
 and plain consumers are killed and stopped beyond their leases, Redis is killed and started again
 (with `--cluster` also replaced by its replica, without losing a write), and both topics are resized
 4 -> 16 -> 8 by processes that are killed, too. `groups_account` judges what they wrote.
+In every other group each message has a lower priority than the one before it, so the order is the
+same and the group holds messages of many priorities.
 
 The rules of `storm` hold: a part of the messages is kept back until all faults have come.
 `--broken` plays a control (`groups_mutants`), which has to be found: the exit code is 1 then.
@@ -142,7 +144,8 @@ class Producer(threading.Thread):
                 high = min(self._each, low + self._rng.randint(1, 10))
                 for n in range(low, high):
                     kind = POISON if (group, n) in self._poison else ""
-                    yield rmq.Outgoing([group, n, kind], group=group)
+                    priority = 100 + self._each - n if int(group[1:]) % 2 else None
+                    yield rmq.Outgoing([group, n, kind], group=group, priority=priority)
                 sent[group] = high
                 if high == self._each:
                     del sent[group]
@@ -411,7 +414,7 @@ class Storm:
                     judge_order(*about)
         judge_poison(account, found, self.poison)
         if is_stuck:
-            account.stuck, account.lost = entries, []
+            account.stuck, account.lost = entries or account.lost, []  # no entry may be left
         else:
             account.left = entries
         return account

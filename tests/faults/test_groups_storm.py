@@ -49,7 +49,12 @@ def test_groups_lose_nothing_keep_their_order_and_go_one_at_a_time(
 
 @pytest.mark.parametrize(
     ("broken", "seen"),
-    [("forgets-next", "stuck"), ("two-out", "overlaps"), ("wrong-place", "disorder")],
+    [
+        ("forgets-next", "stuck"),
+        ("two-out", "overlaps"),
+        ("wrong-place", "disorder"),
+        ("first-priority", "stuck"),
+    ],
 )
 def test_the_storm_finds_groups_that_are_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, seen: str

@@ -113,9 +113,10 @@ def test_purge_deletes_all_of_a_group_that_waits_and_nothing_else(
         send(topic, {"g": 1})
         (taken,) = consumer.receive(1)
         send(topic, {"g": 250, "other": 250})
-        send(topic, {"g": 2}, priority=50)
+        for priority in range(50, 90):
+            send(topic, {"g": 2}, priority=priority)
         send(topic, {"g": 3, "other": 3}, delay=3600)
-        expected = 250 + 2 + 3
+        expected = 250 + 80 + 3
 
         assert api.admin.group_purge(name, "g", dry_run=True) == expected
         seen: list[tuple[int, int]] = []

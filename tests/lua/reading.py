@@ -48,7 +48,9 @@ class Entry(NamedTuple):
     weight: int
     out: bytes | int  # the id that is out, empty for none; or how many are
     priority: int
-    lanes: tuple[tuple[int, int, int], ...]  # priority, number, place of the next message
+    largest: int  # no held message has a larger priority; 0: none is held
+    lanes: tuple[int, ...]  # their numbers, the oldest first
+    place: int  # of the next message, in the newest lane
     share: str
     front: tuple[bytes, ...]
 
@@ -60,20 +62,18 @@ class Entry(NamedTuple):
 def read_entry(text: bytes, id_of: Callable[[bytes], bytes]) -> Entry:
     flags, finish, weight, member = struct.unpack(">BdB13s", text[:23])
 
-    def lane(at: int) -> tuple[int, int, int]:
-        return (
-            int.from_bytes(text[at : at + 3]), int.from_bytes(text[at + 3 : at + 6]),
-            int.from_bytes(text[at + 6 : at + 10]),
-        )  # fmt: skip
+    def number(at: int, size: int = 3) -> int:
+        return int.from_bytes(text[at : at + size])
 
     share, front = text[36], text[37]
     at = 38 + share
     members = [text[n : n + 13] for n in range(at, at + front, 13)]
-    lanes = (lane(26), *(lane(n) for n in range(at + front, len(text), 10)))
+    older = [number(n) for n in range(at + front, len(text), 3)]
+    lanes = (*older, number(29)) if number(26) else ()
     out: bytes | int = int.from_bytes(member[:2])
     if flags & SINGLE:
         out = id_of(member) if member.strip(b"\0") else b""
     return Entry(
-        flags, finish, weight, out, int.from_bytes(text[23:26]),
-        tuple(one for one in lanes if one[0]), text[38:at].decode(), tuple(map(id_of, members)),
+        flags, finish, weight, out, number(23), number(26), lanes, number(32, 4),
+        text[38:at].decode(), tuple(map(id_of, members)),
     )  # fmt: skip

@@ -17,11 +17,13 @@ from rmq.features.topic_admin import scripts as topic_admin_scripts
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.producer import scripts as producer_scripts
 from rmq.kernel.topic import scripts as topic_scripts
-from rmq.kernel.transport import scripts
+from rmq.kernel.transport import errors, scripts
 from tests.conftest import any_binary
 from tests.lua import query
 from tests.lua.box import Box, Lease
 from tests.lua.group import (
+    LANE_PLACES,
+    ahead,
     check,
     drained,
     entry,
@@ -36,6 +38,8 @@ from tests.lua.group import (
 )
 from tests.property.mutants import loader
 from tests.servers import Server
+
+NEAR = 2**18  # lanes that are tried first
 
 # --- what seldom happens
 
@@ -74,22 +78,22 @@ def test_virtual_time_beyond_what_a_score_can_say_loses_nothing(make_box, priori
 def test_numbers_of_lanes_are_used_again_and_those_in_use_are_passed_over(make_box):
     box = grouped(make_box)
     given = send(box, *"aabb")  # lanes 1 and 2
-    box.redis.hset(box.keys.slot, "lane", 2**21 - 2)
+    box.redis.hset(box.keys.slot, "lane", NEAR - 2)
 
     for name in "cdef":
         given += send(box, name, name)
 
     check(box)
-    lanes = {name: entry(box, name).lanes[0][1] for name in "abcdef"}
-    assert lanes["c"] == 2**21 - 1
-    assert lanes["d"] == 0
+    lanes = {name: entry(box, name).lanes[0] for name in "abcdef"}
+    assert (lanes["c"], lanes["d"]) == (NEAR - 1, 0)
+    assert lanes["e"] > 2  # lane 1 is in use, and the next try is far from it
     assert len(set(lanes.values())) == 6
     assert sorted(drained(box)) == sorted(given)
     nothing_left(box)
 
 
 def _with_place(box: Box, group: str, place: int) -> None:
-    """Let the next message of a group's first lane have this place."""
+    """Let the next message of a group have this place in its lane."""
     text = box.redis.hget(box.keys.slot, "/" + group)
     box.redis.hset(box.keys.slot, "/" + group, text[:32] + place.to_bytes(4, "big") + text[36:])
 
@@ -98,7 +102,7 @@ def _with_place(box: Box, group: str, place: int) -> None:
 def test_lane_whose_places_are_used_up_is_followed_by_another(make_box, alone):
     box = grouped(make_box)
     given = send(box, "a", "a")
-    _with_place(box, "a", 2**32 - 2)
+    _with_place(box, "a", LANE_PLACES - 2)
 
     for _ in range(5):
         if alone:
@@ -109,7 +113,7 @@ def test_lane_whose_places_are_used_up_is_followed_by_another(make_box, alone):
             given += send(box, "a")
 
     check(box)
-    assert [lane[0] for lane in entry(box).lanes] == [100, 100]
+    assert len(entry(box).lanes) == 2
     assert drained(box) == given
     nothing_left(box)
 
@@ -117,7 +121,7 @@ def test_lane_whose_places_are_used_up_is_followed_by_another(make_box, alone):
 def test_head_that_is_held_again_goes_before_all_of_two_lanes(make_box):
     box = grouped(make_box)
     given = send(box, "a", "a")
-    _with_place(box, "a", 2**32 - 1)
+    _with_place(box, "a", LANE_PLACES - 1)
     given += send(box, "a")
     high = one(box, priority=500)
 
@@ -126,7 +130,45 @@ def test_head_that_is_held_again_goes_before_all_of_two_lanes(make_box):
     nothing_left(box)
 
 
+def test_older_lanes_go_first_in_their_priority_only(make_box):
+    box = grouped(make_box)
+    one(box)
+    lease, given = box.take_one(), dict[int, list[bytes]]()
+    for round in range(4):
+        for priority in (50, 300, 100):
+            given.setdefault(priority, []).extend(send(box, *"aa", priority=priority))
+        _with_place(box, "a", LANE_PLACES - 1 - round % 2)
+        given[100] += send(box, *"aa")
+
+    assert len(entry(box).lanes) > 3
+    wanted = [*given[300], *given[100], *given[50]]
+    assert [ahead(box, id) for id in wanted] == list(range(len(wanted)))
+    box.ack(lease)
+    assert drained(box) == wanted
+    nothing_left(box)
+
+
 # --- refusals
+
+
+def test_send_is_refused_with_what_to_do_where_all_lanes_are_used(make_box, monkeypatch):
+    few = [("send", "% 262144", "% 3"), ("send", "% 2095104", "% 3")]
+    monkeypatch.setattr(scripts, "load", loader(few))
+    box = grouped(make_box)
+    send(box, *"aabbcc")
+    send(box, "d")
+    before = box.state()
+
+    ids, parts = box.ids(2), [*parts_of("d"), *parts_of("d")]
+    several = producer_scripts.send(box.handle, box.keys, box.session(), ids, parts, {})
+    for command in (send_alone(box, "d"), several):
+        with pytest.raises(redis.ResponseError, match="RMQLANES") as caught:
+            box.run(command)
+
+    assert box.changed(before) == {}
+    error = errors.translate(caught.value, "send", [])
+    assert isinstance(error, rmq.QueueFull)
+    assert "more slots" in str(error)
 
 
 def _queue_of_another_type(box: Box) -> None:

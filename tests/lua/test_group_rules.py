@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 import rmq
 from rmq.kernel.producer import scripts as producer_scripts
 from tests.lua.group import (
-    LANE,
     check,
     drained,
     entry,
     grouped,
     held,
+    held_score,
     nothing_left,
     one,
     out,
@@ -27,7 +29,7 @@ from tests.lua.group import (
 )
 from tests.lua.reading import HELD, MORE, SINGLE
 
-FIRST = 2**31  # the place of the first message in a lane
+FIRST = 2**20  # the place of the first message in a lane
 HOLD = rmq.Groups(on_dead="hold")
 
 
@@ -42,10 +44,10 @@ def test_first_of_a_group_goes_out_and_the_others_are_held_in_its_lane(make_box)
     state = check(box)
     known = entry(box)
     assert (known.flags, known.out, known.priority) == (SINGLE, a, 100)
-    assert known.lanes == ((100, 1, FIRST + 2),)
+    assert (known.largest, known.lanes, known.place) == (100, (1,), FIRST + 2)
     assert known.front == (b, c)
-    assert state["store"][b] == FIRST - 2 * LANE
-    assert state["store"][c] == FIRST + 1 - 2 * LANE
+    assert state["store"][b] == held_score(1, 100, FIRST)
+    assert state["store"][c] == held_score(1, 100, FIRST + 1)
     assert out(box) == [a]
     assert drained(box) == [a, b, c]
     nothing_left(box)
@@ -114,6 +116,48 @@ def test_held_messages_go_by_priority_and_then_as_they_were_sent(make_box):
     wanted = [first, second, *given[300], *given[200], *given[100], *given[17]]
     assert drained(box) == wanted
     nothing_left(box)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_group_of_many_priorities_goes_by_them_and_then_as_sent(make_box, concurrency):
+    box = grouped(make_box, rmq.Groups(order=False, concurrency=concurrency))
+    rng, wanted = random.Random(concurrency), list[tuple[int, int, bytes]]()
+    for n in range(60):
+        priority = rng.choice([17, 1_048_575, *range(100, 140)])
+        count = rng.randint(1, 4)
+        sent = send(box, *"a" * count, priority=priority)
+        wanted += [(-priority, n, id) for id in sent]
+    heads = out(box)
+
+    assert len(entry(box).lanes) == 1
+    order = drained(box)
+
+    rest = [id for _, _, id in sorted(wanted, key=lambda one: one[:2]) if id not in heads]
+    assert [id for id in order if id not in heads] == rest
+    nothing_left(box)
+
+
+@pytest.mark.parametrize("priorities", [3, 3000])
+def test_scripts_do_as_much_for_a_group_of_many_priorities_as_for_one_of_few(make_box, priorities):
+    box = grouped(make_box)
+    for at in range(0, 3000, 250):
+        parts = [
+            part
+            for n in range(at, at + 250)
+            for part in parts_of("a", priority=17 + n * 7919 % 3000 % priorities * 300)
+        ]
+        box.run(producer_scripts.send(box.handle, box.keys, box.session(), box.ids(250), parts, {}))
+
+    def commands() -> int:
+        box.redis.config_resetstat()
+        one(box, priority=20)
+        box.ack(box.take_one())
+        stats = box.redis.info("commandstats")
+        kinds = ("zrangebyscore", "zadd", "zscore", "hset", "hmget", "hget")
+        return sum(stats.get(f"cmdstat_{kind}", {"calls": 0})["calls"] for kind in kinds)
+
+    assert min(commands() for _ in range(3)) <= 25
+    assert box.redis.hstrlen(box.keys.slot, "/a") <= 38 + 8 * 13
 
 
 def test_a_batch_in_which_each_priority_is_larger_keeps_all_of_them(make_box):

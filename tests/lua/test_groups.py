@@ -5,7 +5,7 @@ from __future__ import annotations
 from rmq.features.groups import scripts
 from rmq.kernel.core.groups import Groups
 from rmq.kernel.core.ids import MessageId
-from tests.lua.group import pause, send_in, states
+from tests.lua.group import ahead, pause, send_in, states
 
 
 def test_state_has_what_is_out_and_held_and_nothing_changes(make_box):
@@ -40,11 +40,17 @@ def test_ahead_counts_those_of_larger_priorities_and_those_sent_before(make_box)
     low = send_in(box, "g", 3, priority=50)
     high = send_in(box, "g", 2)
 
-    def ahead(id: bytes) -> int | None:
-        (state,) = box.run(scripts.groups(box.keys, name="g", id=id)).groups
-        return state.ahead
+    assert [ahead(box, id, "g") for id in head + high + low] == [None, 0, 1, 2, 3, 4]
 
-    assert [ahead(id) for id in head + high + low] == [None, 0, 1, 2, 3, 4]
+
+def test_all_priorities_are_counted_however_many(make_box):
+    box = make_box(groups=Groups())
+    sent = [send_in(box, "g", 1, priority=500 - n)[0] for n in range(40)]
+
+    assert states(box)["g"].held == 39
+    assert [ahead(box, id, "g") for id in sent] == [None, *range(39)]
+    (ranges,) = box.run(scripts.groups(box.keys)).ranges
+    assert [box.redis.zcount(box.keys.store, *each) for each in ranges] == [39]
 
 
 def test_a_million_would_be_read_in_pages_each_once_at_least(make_box):

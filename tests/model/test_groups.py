@@ -95,7 +95,7 @@ class Ways:
         if known is None:
             return (*found, None)
         out = self.ids.index(known.out) if known.out in self.ids else known.out
-        return (*found, known.flags & 7, out, known.priority, [lane[0] for lane in known.lanes])
+        return (*found, known.flags & 7, out, known.priority, known.largest, len(known.lanes))
 
     # --- steps
 

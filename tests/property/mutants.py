@@ -111,7 +111,7 @@ IN_ORDER: dict[str, list[Change]] = {
 }
 
 _SETTLED = "entry.out - #left"
-_LANE = "(lane + 1) * 4294967296"
+_PLACE_HELD = "(priority * 2097152 + 2097152 - 1 - place)"
 # Hunted by the machine of topics with groups: of ordered groups,
 GROUPS: dict[str, list[Change]] = {
     "the next one of a group stays held": [
@@ -125,8 +125,8 @@ GROUPS: dict[str, list[Change]] = {
     "a message is held before the others": [
         (
             "send",
-            f"string.format('%.0f', place - {_LANE})",
-            f"string.format('%.0f', 4294967295 - place - {_LANE})",
+            _PLACE_HELD,
+            "(priority * 2097152 + place)",
         )
     ],
     "an ordered group does not wait for a retry": [

@@ -7,7 +7,6 @@ import shlex
 from rmq.errors import RMQError, TopicVanished
 from rmq.features.doctor.look import MIB, Look, Sight, age, plural, some
 from rmq.features.groups import flows as group_flows
-from rmq.features.groups.scripts import LANE_WIDTH
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
@@ -15,6 +14,7 @@ from rmq.kernel.core import slo as slos, telemetry
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
 from rmq.kernel.core.layout import Resizing
+from rmq.kernel.core.score import lane_of, lane_range
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scripts
 from rmq.kernel.topic.overview import TopicOverview
@@ -316,7 +316,7 @@ def groups(look: Look) -> Flow[list[Sight]]:
 
 
 def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
-    """Return the group that may hold most messages of a topic, and how many of a priority.
+    """Return the group that may hold most messages of a topic, and how many it holds.
 
     They are side by side in one slot (lua/lib/groups.lua): if they are more than half of all, the
     one in the middle of the held messages of the fullest slot is among them.
@@ -329,8 +329,8 @@ def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
     if read is None or read.score >= 0:  # nothing is held any more
         return None
     (message,) = reading.messages_of([read], 0, raw=True)
-    low = read.score // LANE_WIDTH * LANE_WIDTH
-    count = yield RawCommand("ZCOUNT", "ZCOUNT", keys.store, low, f"({low + LANE_WIDTH}")
+    low, high = lane_range(lane_of(read.score))
+    count = yield RawCommand("ZCOUNT", "ZCOUNT", keys.store, low, high)
     return message.group or "", count
 
 

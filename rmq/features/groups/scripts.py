@@ -7,14 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 from rmq.kernel.core.ids import MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.core.score import PRIORITY_END, moment
+from rmq.kernel.core.score import PRIORITY_END, lane_range, moment
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
 PAGE = 100
-LANE_WIDTH = 2**32  # of scores; lua/lib/lanes.lua
 _PAUSED, _HELD = 2, 4  # flags
 
 
@@ -24,11 +23,11 @@ class GroupState(NamedTuple):
     Attributes:
         group: its name; "": the messages that were sent without one.
         slot: where all its messages are.
-        held: messages that wait behind those that are out. Of more than 16 priorities those of the
-            16 largest are counted.
+        held: messages that wait behind those that are out.
         out: messages that may be taken, are in flight, or are retried: the held ones wait for them.
         oldest: when the held message was sent that is next in its priority and the oldest of these;
-            None: nothing is held, or its id was made from a key and has no time.
+            None: nothing is held, or its id was made from a key and has no time. Of more than 16
+            priorities, the 16 largest are looked at.
         paused: nothing goes out until somebody resumes it.
         is_held: a message became a dead letter, and nothing goes out until somebody releases it.
         weight: its share of what consumers take, against other groups.
@@ -92,25 +91,21 @@ def groups(
             reply[0],
             bool(reply[1]),
             [_state_of(keys, row, ahead) for row in reply[3:]],
-            [[_lane(number) for number in row[8::4]] for row in reply[3:]],
+            [[lane_range(lane) for lane in row[8]] for row in reply[3:]],
         )
 
     one = [] if name is None else [name, member_of(id) if id else b""]
     return Command(scripts.load("groups"), (keys.slot, keys.store), [cursor, PAGE, *one], parse)
 
 
-def _lane(number: int) -> tuple[str, str]:
-    return str(-(number + 1) * LANE_WIDTH), f"({-number * LANE_WIDTH}"
-
-
 def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
-    name, flags, out, weight, share, member, score, *lanes = row
-    first = [MessageId(keys.id_of(id)).made_at for id in lanes[3::4] if id]
+    name, flags, out, weight, share, member, score, held, _, heads = row
+    first = [MessageId(keys.id_of(id)).made_at for id in heads]
     due = float(score or 0)
     return GroupState(
         name.decode(),
         keys.index,
-        sum(lanes[2::4]),
+        held,
         out,
         min((at for at in first if at), default=None),
         bool(flags & _PAUSED),

@@ -38,6 +38,19 @@ def family(score: float) -> Family:
     return "priority" if score < PRIORITY_END else "timed"
 
 
+def lane_of(score: float) -> int:
+    """Return the lane of a message that is held: the twin of `lane_score` in lua/lib."""
+    part, exponent = math.frexp(-score)
+    return (exponent - 1) * 2048 + int((2 * part - 1) * 2048)
+
+
+def lane_range(lane: int) -> tuple[str, str]:
+    """Return the smallest and the largest score of a lane."""
+    largest = math.ldexp(2048 + lane % 2048, lane // 2048 - 11)
+    end = math.ldexp(2049 + lane % 2048, lane // 2048 - 11)
+    return f"({-end:.17g}", f"{-largest:.17g}"
+
+
 def receipt_score(deadline_s: int, retries_left: int, delivery: int) -> float:
     """Return the PrepareQueue score of a delivery, by which its lease is known."""
     return deadline_s * 1000 + retries_left + delivery % DELIVERY_CYCLE / DELIVERY_CYCLE

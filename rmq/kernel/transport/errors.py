@@ -283,6 +283,11 @@ def _by_script(code: str, detail: str, script: str, keys: list[str]) -> RMQError
             "that cannot be read. Nothing was moved; find it with rmq peek, remove it with "
             "cancel or purge"
         )
+    if code == "RMQLANES":
+        return QueueFull(
+            f"{script}: messages of about two million groups are held in {detail}, and no other "
+            "group can hold one. Nothing was done; run more consumers, or give the topic more slots"
+        )
     if code == "RMQSTAGE":
         return StageLost(
             f"{script}: {detail} is not the stage that was written: it has expired, Redis "
