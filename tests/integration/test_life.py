@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import warnings
 from datetime import timedelta
 from typing import Any
 
+import hiredis
 import pytest
 
 import rmq
 from rmq.kernel.topic import scripts
+from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport.connector import DRIVER
+from rmq.kernel.transport.pool import as_text
 from tests.conftest import Clock
 from tests.integration.driven import both_clients, connect
 from tests.patience import PATIENCE_S, asleep
@@ -438,3 +442,71 @@ def test_a_waiting_consumer_and_who_looks_drop_what_has_had_its_time(
     die(3)
     assert api.admin.redrive(name).sent == 3  # an operator's redrive drops nothing
     assert api.admin.stats(name)["dead_dropped"] == 500
+
+
+def test_an_empty_answer_is_about_all_slots(api: Any, name: str) -> None:
+    topic = api.topic(name, slots=2, retry="immediate")
+    topic.open()
+    bases = {slot_of(basis, 2): basis for basis in map(str, range(64))}
+    with topic.consumer() as consumer:
+        for number in range(5):
+            topic.send(number, slot_basis=bases[0])
+            topic.send("other", slot_basis=bases[1])
+            consumer.ack(consumer.receive(2))
+            topic.send("new", slot_basis=bases[number % 2])
+
+            (delivery,) = consumer.receive(2)
+            delivery.nack(delay=0)
+            (delivery,) = consumer.receive(2)
+
+            assert delivery.body == "new"
+            delivery.ack()
+        assert consumer.receive(2) == []
+
+
+def test_a_delay_below_0_names_0_as_the_least(api: Any, name: str) -> None:
+    with pytest.raises(rmq.errors.InvalidValue, match="give 0 or more"):
+        api.topic(name).send(1, delay=-1)
+    with pytest.raises(rmq.errors.InvalidValue, match="give more than 0"):
+        api.topic(name).send(1, expires=0)
+
+
+def test_numbers_become_text_and_the_rest_stays() -> None:
+    class Id(bytes):
+        pass
+
+    words = ("SET", b"key", Id(b"id"))
+
+    assert as_text(("SET", 3, 2.5, *words[1:])) == ("SET", "3", "2.5", *words[1:])
+    assert hiredis.pack_command(as_text((b"A", 3, 2.5))) == hiredis.pack_command((b"A", 3, 2.5))
+
+
+def test_hiredis_is_given_no_number(
+    ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[tuple[Any, ...]] = []
+    pack = hiredis.pack_command
+
+    def noting(words: tuple[Any, ...]) -> bytes:
+        if not all(isinstance(word, bytes | str) for word in words):
+            numbers.append(words)
+        return pack(words)
+
+    monkeypatch.setattr(hiredis, "pack_command", noting)
+    with rmq.Client(ours.url.replace("/0", "/1")) as client:  # redis-py sends SELECT 1
+        topic = client.topic(name, slots=2, retry="immediate")
+        topic.send_many([rmq.Outgoing(n, priority=20 + n) for n in range(20)])
+        with contextlib.suppress(rmq.NotDurable):
+            topic.send(1, delay=60, durability=rmq.Replicated(1, timeout=0.01))
+        with topic.consumer() as consumer:
+            first, second, third, *_ = consumer.receive(20, wait=1)
+            first.ack()
+            second.nack(delay=1)
+            third.extend(30)
+            third.release()
+            consumer.receive(1, wait=0.2)
+        client.admin.stats(name)
+        client.admin.settings(name)
+        client.admin.topic_delete(name, force=True)
+
+    assert numbers == []

@@ -70,8 +70,8 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
 def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatch]]:
     """Visit slots and sleep, in turn, until there are messages or the time is over."""
     context, until, credits = state.context, state.until, state.credits
+    began, rounds = time.monotonic(), 0
     yield from _prepare_visit(state, limit, waits)
-    rounds = 0
     while not state.interrupted:
         if credits.in_doubt:
             batches = yield from hand_over.withdraw(state)
@@ -97,9 +97,15 @@ def _receive(state: ReceiveState, limit: int, waits: bool) -> Flow[list[SlotBatc
                 continue
         if now >= until:
             # All messages found had expired, or joined their priority: there is work, look again.
-            rounds += min(state.ready_at) <= now
-            if min(state.ready_at) > now or rounds > ROUNDS_MAX:
+            is_ready = min(state.ready_at) <= now
+            rounds += is_ready
+            if rounds > ROUNDS_MAX:
                 return []
+            if not is_ready:
+                # "No message" is an answer about all slots, not only about those that were visited.
+                if state.asked_at >= began or (waits and state.is_signalled()):
+                    return []
+                yield from _ask_slots(state, limit, waits)
             continue
         if state.subscription.held is None:
             if credits.standing:

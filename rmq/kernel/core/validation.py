@@ -197,7 +197,8 @@ def duration_ms(
     if zero and seconds == 0:
         return 0
     if seconds * 1000 > high_ms or seconds <= 0:
-        raise InvalidValue(f"{field}: {value!r}; give more than 0 and at most {_longest(high_ms)}")
+        least = "0 or more," if zero else "more than 0"
+        raise InvalidValue(f"{field}: {value!r}; give {least} and at most {_longest(high_ms)}")
     ms = math.ceil(round(seconds * 1000, 6))
     if ms < low_ms:
         raise InvalidValue(f"{field}: {value!r}; give at least {low_ms / 1000:g} s")

@@ -152,7 +152,8 @@ def _send(
     their records, for a server that does not write both in one transaction.
     """
     before = [
-        topic_context.now_us, session.call, context.channel, keys.index, keys.created, count,
+        topic_context.now_us, session.call, context.channel, b"%d" % keys.index, keys.created,
+        b"%d" % count,
     ]  # fmt: skip
     return Command(
         scripts.load("send"),

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
-import hiredis
 import redis
 from redis.exceptions import AskError
 
@@ -36,7 +35,7 @@ from rmq.kernel.transport.errors import (
     refusal_of_writes,
     translate,
 )
-from rmq.kernel.transport.pool import ConnectionsBusy, StaleConnection, reply_of, request_of
+from rmq.kernel.transport.pool import ConnectionsBusy, StaleConnection, pack, reply_of, request_of
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import Command, Subscription
 from rmq.kernel.transport.url import Address, redact
@@ -151,7 +150,7 @@ class Subscribe:
         ]
         if self.shard:
             words.append(("SSUBSCRIBE", self.shard))
-        return b"".join(map(hiredis.pack_command, words))
+        return b"".join(map(pack, words))
 
 
 class Unsubscribe:
@@ -207,7 +206,7 @@ def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
     has no right to one is raised: whoever wrote the ACL decides.
     """
     words: list[tuple[Any, ...]] = [("MULTI",), ("EVALSHA", "0" * 40, 1, key), ("EXEC",)]
-    replies = yield Exchange(b"".join(map(hiredis.pack_command, words)), len(words))
+    replies = yield Exchange(b"".join(map(pack, words)), len(words))
     for reply in (*replies[:2], *(replies[2] if isinstance(replies[2], list) else replies[2:])):
         if not isinstance(reply, BaseException) or kind_of(reply) is Kind.RELOAD:
             continue
@@ -220,7 +219,7 @@ def refusal_of_transactions(key: bytes) -> Operations[BaseException | None]:
 
 def call(*words: Any) -> Operations[Any]:
     """Send one command; return its reply, or raise the server's error."""
-    (reply,) = yield Exchange(hiredis.pack_command(words), 1)
+    (reply,) = yield Exchange(pack(words), 1)
     if isinstance(reply, BaseException):
         raise reply
     return reply
@@ -482,7 +481,7 @@ class ScriptCalls:
     ) -> Operations[list[Any]]:
         requests = [request_of(command) for command in commands]
         if durability is not None:
-            requests.append((hiredis.pack_command(wait_words(durability)), 1))
+            requests.append((pack(wait_words(durability)), 1))
         packed, counts = zip(*requests, strict=True)
         flat = iter((yield Exchange(b"".join(packed), sum(counts), durability is not None)))
         replies = [reply_of(list(itertools.islice(flat, count))) for count in counts]

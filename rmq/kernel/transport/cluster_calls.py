@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-import hiredis
 import redis
 from redis.exceptions import AskError, MovedError
 
@@ -51,7 +50,7 @@ from rmq.kernel.transport.cluster_slots import (
 )
 from rmq.kernel.transport.cluster_tasks import Task, missing_scripts, packed_part, worst_error
 from rmq.kernel.transport.errors import REDIS_ERRORS, Kind, code_of, kind_of, translate
-from rmq.kernel.transport.pool import SLOW_S, NotConnected, StaleConnection, reply_of
+from rmq.kernel.transport.pool import SLOW_S, NotConnected, StaleConnection, pack, reply_of
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import Command, OnEveryMaster
 from rmq.kernel.transport.url import Address
@@ -60,7 +59,7 @@ AT_ONCE_MOST = 5  # rounds without a pause: more redirections than that are no p
 TRYAGAIN_PAUSE_S = 0.1  # the longest: a slot of a few keys moves in milliseconds
 PAUSE_S = 0.1  # the longest while a node is away: the others know of its successor in moments
 _SLOTS_WORDS: tuple[Any, ...] = ("CLUSTER", "SLOTS")
-_SLOTS = hiredis.pack_command(_SLOTS_WORDS)
+_SLOTS = pack(_SLOTS_WORDS)
 _ON_ANY_NODE = {"PING", "INFO", "TIME", "PUBLISH"}  # commands without a key
 
 
@@ -296,7 +295,7 @@ class ClusterCalls:
         for node, part in by_node.items():
             loaded = self.loaded.setdefault(node, set())
             loads[node] = missing_scripts(part, loaded, beforehand)
-        wait = hiredis.pack_command(wait_words(durability)) if durability is not None else b""
+        wait = pack(wait_words(durability)) if durability is not None else b""
         exchange = ExchangeAll(
             [
                 NodeExchange(

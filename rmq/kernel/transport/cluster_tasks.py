@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import hiredis
 import redis
 
 from rmq.errors import StorageError
 from rmq.kernel.transport.cluster_replies import is_redirection
 from rmq.kernel.transport.cluster_slots import Node
 from rmq.kernel.transport.errors import Kind, code_of, kind_of
-from rmq.kernel.transport.pool import request_of
+from rmq.kernel.transport.pool import pack, request_of
 from rmq.kernel.transport.scripts import Script
 from rmq.kernel.transport.steps import Command
 
-_ASKING = hiredis.pack_command(("ASKING",))
+_ASKING = pack(("ASKING",))
 
 
 class Task:
@@ -64,7 +63,7 @@ class Task:
         if isinstance(self.call, Command):
             packed, self.count = request_of(self.call)
         else:
-            packed, self.count = hiredis.pack_command(tuple(self.call)), 1
+            packed, self.count = pack(tuple(self.call)), 1
         if self.asked is not None:
             packed, self.count = _ASKING + packed, self.count + 1
         return packed
@@ -86,7 +85,7 @@ class Task:
 def packed_part(loads: Sequence[Script], part: Sequence[Task], wait: bytes) -> tuple[bytes, int]:
     """Return what is sent to a node, and how many replies come back."""
     words: list[tuple[Any, ...]] = [("SCRIPT", "LOAD", script.text) for script in loads]
-    texts = map(hiredis.pack_command, words)
+    texts = map(pack, words)
     packed = b"".join([*texts, *(task.pack() for task in part), wait])
     return packed, len(words) + sum(task.count for task in part) + bool(wait)
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from rmq.errors import OutcomeUnknown
+from rmq.errors import OutcomeUnknown, RMQError
 from rmq.kernel.core import process
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.transport.steps import Coalesce, Flow
@@ -186,10 +186,14 @@ class Coalescer:
         self._note(len(callers))
 
     def fail(self, callers: Sequence[Caller], error: BaseException) -> None:
-        """Give callers the error of their call; one that was interrupted may have done its work."""
-        if not isinstance(error, Exception):
+        """Give callers the error of their call.
+
+        An error that is not RMQ's own interrupted the thread that made the call: a time limit, or a
+        signal handler. It belongs to that thread alone, and the call may have done its work.
+        """
+        if not isinstance(error, RMQError):
             error = self._interrupted(
-                f"the call was shared with others and interrupted ({type(error).__name__}); it may "
+                f"the call was shared with others and interrupted ({error!r:.200}); it may "
                 "have been done. Repeat it: every command of RMQ is safe to run twice, a send with "
                 "the same id"
             )

@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from redis import ConnectionPool
 from redis.backoff import NoBackoff
+from redis.connection import HiredisRespSerializer
 
 from rmq.errors import ConfigurationError, EmbeddedError
 from rmq.kernel.core.packages import VERSION
 from rmq.kernel.transport.embedded import Embedded
 from rmq.kernel.transport.errors import REDIS_ERRORS, translate
+from rmq.kernel.transport.pool import as_text
 from rmq.kernel.transport.url import Address
 
 CONNECT_TIMEOUT_S = 5.0  # to make a connection, unless the client waits less for a reply
@@ -27,6 +30,15 @@ with contextlib.suppress(ImportError):
 
     DRIVER["driver_info"] = DriverInfo().add_upstream_driver("rmq", VERSION)
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class _Packer(HiredisRespSerializer):
+    """Packs the commands of redis-py itself, such as SELECT; its async connections have another."""
+
+    def pack(self, *words: Any) -> list[bytes]:
+        """Return a command as it is sent."""
+        packed: list[bytes] = super().pack(*as_text(words))
+        return packed
 
 
 class Connector:
@@ -148,6 +160,7 @@ class Connector:
         scheme = self._address.scheme
         return {
             **DRIVER,
+            **({"command_packer": _Packer()} if self._pool_class is ConnectionPool else {}),
             "decode_responses": False,
             "protocol": 2,  # every server and proxy speaks it; RMQ needs nothing of RESP3
             "socket_timeout": self._timeout_s,

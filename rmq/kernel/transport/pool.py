@@ -505,20 +505,39 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
+_TEXT = frozenset((bytes, str))
+
+
+def as_text(words: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the words of a command without numbers.
+
+    hiredis 3 crashes (SIGSEGV) if a signal handler raises while it turns a number into text.
+    """
+    if _TEXT.issuperset(map(type, words)):
+        return words
+    return tuple([word if isinstance(word, bytes | str) else str(word) for word in words])
+
+
+def pack(words: tuple[Any, ...]) -> bytes:
+    """Return a command as it is sent."""
+    packed: bytes = hiredis.pack_command(as_text(words))
+    return packed
+
+
 def words_of(command: Command[Any]) -> tuple[Any, ...]:
     """Return the words of a script call, or of a plain command."""
     keys = command.keys
     if not command.script.sha:
         return (command.script.name, *keys, *command.args)
-    return ("EVALSHA", command.script.sha, len(keys), *keys, *command.args)
+    return ("EVALSHA", command.script.sha, b"%d" % len(keys), *keys, *command.args)
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:
     """Return what is sent for a command, and how many replies come back."""
     if not command.write:
-        return hiredis.pack_command(words_of(command)), 1
+        return pack(words_of(command)), 1
     words = (("MULTI",), command.write, words_of(command), ("EXEC",))
-    return b"".join(map(hiredis.pack_command, words)), len(words)
+    return b"".join(map(pack, words)), len(words)
 
 
 def reply_of(replies: Sequence[Any]) -> Any:
