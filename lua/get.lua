@@ -10,7 +10,7 @@ KEYS[6]   failures       hash  member -> failure entry
 KEYS[7]   leases         zset  number of a shared lease -> its end, epoch ms
 KEYS[8]   trash          zset  member -> when it goes for good, epoch ms
 ARGV[1]   member               13 bytes: the id without slot and check
-Returns   {store | prepare | dead | trash | gone, score as text, record, failure or '', acceptance number of the newest,
+Returns   {store | prepare | dead | trash | gone, score as text, record or '', failure or '', acceptance number of the newest,
           end of its shared lease in epoch ms or ''}
 Cost      O(log L + size of the record)
 Atomic    Reads only.
@@ -36,10 +36,7 @@ end
 if not score then
   return { 'gone', '', '', '', 0, '' }
 end
-local record = redis.call('HGET', KEYS[4], id)
-if not record then
-  fail('RECORD', KEYS[4])
-end
+local record = redis.call('HGET', KEYS[4], id) or ''
 local lease_end = queue == 'prepare' and shared_end(KEYS[7], tonumber(score)) or ''
 return { queue, string.format('%.17g', tonumber(score)), record, redis.call('HGET', KEYS[6], id) or '', tonumber(s[2] or 0),
   lease_end }

@@ -36,6 +36,7 @@ Returns   {us until the slot next has work (0 now, -1 never), 1 if leases expire
           the newest message,
           retries remaining of each as one byte ('' when none has failed), members, records}
           A member of '' stands where the caller no longer holds a delivery of the first answer.
+          A record of '' is missing or shorter than 8 bytes: the caller rejects its message.
 Cost      O(k log L), k = limit, plus at most 1000 due messages that join their priority; at most 4 MiB. With a limit for
           each key, up to 1000 records that wait and 1000 in flight are read first, at most 4 MiB of each
 Atomic    All messages are read and checked before they move; the first write frees memory, so a full Redis can still be
@@ -145,9 +146,12 @@ local function first_reply(prepare, records, answer, accepted, bits)
   for i = 1, #leased / MEMBER do
     local id = string.sub(leased, (i - 1) * MEMBER + 1, i * MEMBER)
     local score = tonumber(redis.call('ZSCORE', prepare, id) or -1)
-    local record = score >= 0 and redis.call('HGET', records, id)
+    local record = redis.call('HGET', records, id) or ''
     local left = math.floor(score % 1000)
-    if not record or score ~= deadline * 1000 + left + (first + i - 1) % DELIVERY_CYCLE / DELIVERY_CYCLE then
+    if #record < FIXED then
+      record = ''
+    end
+    if score ~= deadline * 1000 + left + (first + i - 1) % DELIVERY_CYCLE / DELIVERY_CYCLE then
       id, record, left = '', '', 0
     end
     marks[i], ids[i], taken[i] = string.char(left), id, record

@@ -69,8 +69,9 @@ ROWS = (
         "sends are refused; what drains works, to the last message",
         note="20 000 messages in each run; RMQ_TEST_LONG=1 has a million"),
     Row("F19", "Redis may evict keys",
-        "a warning names the policy; a missing topic, slot or record is an error that names it, "
-        "and nothing else moves; a missing queue shows in `stats`",
+        "a warning names the policy; a missing topic or slot is an error that names it, and "
+        "nothing moves; a message without a record is a dead letter; a missing queue shows in "
+        "`stats`",
         note="no warning where the user may not call INFO"),
     Row("F20", "the disk is full",
         "sends are refused while it is; what was answered is there after a restart",
@@ -88,7 +89,7 @@ ROWS = (
     Row("F27", "FLUSHALL", "`TopicVanished`; the outbox sends again what was lost"),
     Row("F28", "20 000 messages are due, or 20 000 leases have ended, in one slot",
         "all come back, and no call does more than its limit"),
-    Row("F29", "a body that cannot be read", "it is a dead letter with its reason; "
+    Row("F29", "a body or a record that cannot be read", "it is a dead letter with its reason; "
         "the slot goes on"),
     Row("F30", "a live topic is opened with another number of slots",
         "it is refused; no message is stranded"),

@@ -56,7 +56,7 @@ PEER_BUGS = (
     ),
     PeerBug(
         "Redis evicts keys of a queue, and nobody is told",
-        "tests/lua/test_refusals.py::test_missing_record_in_any_family_is_named_and_nothing_moves",
+        "tests/lua/test_refusals.py::test_message_without_a_record_is_taken_in_any_family_and_stops_nothing",
     ),
     PeerBug(
         "a job is removed and added by two commands, and lost between them",

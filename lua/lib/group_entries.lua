@@ -18,6 +18,7 @@ local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry
 -- that is held (0: nothing is held), the lane and its next place. At last the sizes of the share's name and of the front; both
 -- follow, and the numbers of older lanes, the oldest first.
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
+local MEMBER_AT = 11 -- where the member that is out stands in an entry
 local LANE_AT, NO_LANE = 27, '\0\0\0' -- where the largest priority that is held stands, and that of none
 local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
@@ -73,8 +74,11 @@ local function group_at(text, at)
   at = at + HEADER_BYTES
   local name
   local kind, size, low = string.byte(text, at, at + 2)
+  if not size then -- the record is cut short
+    return '', 1
+  end
   if kind == 218 then
-    name = string.sub(text, at + 3, at + 2 + size * 256 + low)
+    name = string.sub(text, at + 3, at + 2 + size * 256 + (low or 0))
   elseif kind == 217 then
     name = string.sub(text, at + 2, at + 1 + size)
   else

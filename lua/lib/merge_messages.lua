@@ -103,9 +103,10 @@ local function find_targets(store, indexed, keys)
 end
 
 -- A window, by the record of the message that waits for others; `score`: of that message, `opened`: when, epoch ms; `new`: its
--- place among the messages that this call stores, or nil; `next`: the window that was read before.
+-- place among the messages that this call stores, or nil; `next`: the window that was read before. Returns nil if the record cannot
+-- be read. Then the new message is stored instead of merged.
 --- @inline
-local function read_window(records, id, record, score, opened, new, next)
+local function read_window(id, record, score, opened, new, next)
   local first, key_at, body_at, expiry = string.byte(record, 1), 15, nil, nil
   if first and first % 2 >= TIMED and first % 8 >= MERGES then
     if first % 4 >= EXPIRES then
@@ -117,11 +118,9 @@ local function read_window(records, id, record, score, opened, new, next)
       body_at = #record > body_at and body_at + 2 + struct.unpack('>I2', record, body_at)
     end
   end
-  if not body_at or #record < body_at - 1 then
-    fail('RECORD', records)
-  end
-  return { id = id, score = score, opened = opened, expiry = expiry, body_at = body_at, parts = { record }, size = #record,
-    new = new, next = next, changed = false, moved = false }
+  local is_readable = body_at and #record >= body_at - 1
+  return is_readable and { id = id, score = score, opened = opened, expiry = expiry, body_at = body_at, parts = { record },
+    size = #record, new = new, next = next, changed = false, moved = false } or nil
 end
 
 -- Whether a body may join the list of a window: it may be full, or of another codec.
@@ -236,16 +235,16 @@ local function plan_merges(records, store, given, at, count, each_options, ids, 
       letters[i] = 'd'
     else
       if not window and new and (options.mode ~= 'first' or options.max_wait > 0) then
-        window = read_window(records, new_records[2 * new - 1], new_records[2 * new], new_scores[2 * new - 1], now, new, last)
+        window = read_window(new_records[2 * new - 1], new_records[2 * new], new_scores[2 * new - 1], now, new, last)
         windows[place], last = window, window
       elseif not window and not new and scores and scores[place] then
         if read > READ_MOST then
           break
         end
         local record, since = redis.call('HGET', records, members[place]) or '', string.sub(opened[place], MEMBER + 1)
-        window = read_window(records, members[place], record, scores[place], tonumber(since), nil, last)
-        windows[place], last, read = window, window, read + #record
-        if window.expiry and window.expiry <= now then
+        window = read_window(members[place], record, scores[place], tonumber(since), nil, last)
+        windows[place], last, read = window, window or last, read + #record
+        if window and window.expiry and window.expiry <= now then
           window = nil -- it goes to the DeadQueue next: a message that merges into it now would be lost with it
         end
       end

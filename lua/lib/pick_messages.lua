@@ -24,7 +24,6 @@ end
 -- many joined their priority.
 --- @inline
 local function pick_due(slot, store, records, fields, page, past, limit)
-  --- @include "lib/check"
   --- @include "lib/record_bytes"
   --- @include "lib/score"
   --- @include "lib/timed_score"
@@ -45,12 +44,9 @@ local function pick_due(slot, store, records, fields, page, past, limit)
       local _, has_priority = timed_fraction(score)
       local record = nil
       if has_priority == 1 and score >= TIMED_MIN or enter then
-        record = redis.call('HGET', records, id)
-        if not record or #record < FIXED then
-          fail('RECORD', records)
-        end
+        record = redis.call('HGET', records, id) or ''
         bytes = bytes + #record
-        priority = priority_of(record)
+        priority = #record >= FIXED and priority_of(record) or 0
       end
       priority = priority > 0 and priority or timed_priority
       if enter then

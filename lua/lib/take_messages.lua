@@ -96,8 +96,8 @@ local function within_bytes(taken, to_inspect, most_bytes)
 end
 
 -- The records of the first messages, as many as READ_BYTES hold; a large body counts a quarter, since it does not pass through
--- here. An id without a record stops the script: nothing has been taken. Returns the records; nil, or the positions of those
--- that may have expired or may be in the merge index; whether one has a large body.
+-- here. A record that is missing or shorter than FIXED becomes '': the caller makes its message a dead letter. Returns the records;
+-- nil, or the positions of those that may have expired or may be in the merge index; whether one has a large body.
 --- @inline
 local function read_taken(records, ids, chunk)
   local picked, taken, to_inspect, any_large, bytes, from, page = #ids, {}, nil, false, 0, 1, chunk
@@ -107,10 +107,10 @@ local function read_taken(records, ids, chunk)
     for i = 1, #batch do
       local record = batch[i]
       if not record or #record < FIXED then
-        fail('RECORD', records)
+        record, batch[i] = '', ''
       end
       bytes = bytes + #record
-      local flags = string.byte(record, 1) % HEADERS
+      local flags = (string.byte(record, 1) or 0) % HEADERS
       if flags >= EXPIRES then
         if flags % COLLECTS >= EXPIRES then
           to_inspect = to_inspect or {}

@@ -38,20 +38,46 @@ def test_an_undecodable_body_is_kept_as_a_dead_letter(
     assert (kept.id, reason) == (bad.id, "undecodable")
 
 
+@pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
+@pytest.mark.parametrize("kept", [None, b"", b"\0", b"\0\0\0\x64\0\0\0"])
 @pytest.mark.fault("F29")
-def test_a_record_that_is_cut_short_moves_nothing_and_can_be_cancelled(
-    server: Server, client: rmq.Client, name: str
+def test_a_message_without_a_readable_record_is_kept_as_a_dead_letter(
+    server: Server, client: rmq.Client, name: str, mode: Any, kept: bytes | None
 ) -> None:
     topic = client.topic(name)
     bad, good = topic.send("x"), topic.send("y")
-    spoil(server, name, bad.id, b"abc")
+    if kept is None:
+        with server.raw() as raw:
+            raw.hdel(f"rmq:{{{name}_0}}:records", bad.id.member)
+    else:
+        spoil(server, name, bad.id, kept)
 
-    with pytest.raises(rmq.ScriptFailed, match="records"):
-        topic.consumer().receive(10)
-    assert client.admin.stats(name)["priority"] == 2
+    got = topic.consumer(mode=mode).receive(10)
+
+    assert [one.id for one in got] == [good.id]
+    (letter,) = client.admin.peek(name, queue="dead")
+    assert letter.failure is not None
+    assert (letter.id, letter.failure.reason) == (bad.id, "undecodable")
+    assert "record is missing" in letter.failure.error
+    assert any(str(bad.id) in each.evidence for each in client.admin.doctor(["queue-members"]))
+    assert client.admin.redrive(name).unreadable == 1
+    assert client.admin.purge(name, "dead", ids=[bad.id], keep=0) == 1
+    assert all(name not in each.evidence for each in client.admin.doctor(["queue-members"]))
+
+
+def test_a_message_without_a_record_can_be_read_and_cancelled(
+    server: Server, client: rmq.Client, name: str
+) -> None:
+    topic = client.topic(name)
+    bad = topic.send("x")
+    with server.raw() as raw:
+        raw.hdel(f"rmq:{{{name}_0}}:records", bad.id.member)
+
+    read = client.admin.get(name, bad.id)
+
+    assert read is not None
+    assert "record is missing" in read.unreadable
     assert topic.cancel(bad.id) == "cancelled"
-
-    assert [one.id for one in topic.consumer().receive(10)] == [good.id]
 
 
 def test_expired_messages_in_front_do_not_hide_a_live_one(client: rmq.Client, name: str) -> None:

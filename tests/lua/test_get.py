@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from rmq.kernel.core.ids import member_of
 from rmq.kernel.topic import scripts
 from rmq.kernel.topic.scripts import QueueMember
 from tests.lua.box import ordered, stored, timed
@@ -64,9 +61,8 @@ def test_settled_and_unknown_messages_are_not_found(box):
     assert get(box, b"") is None
 
 
-def test_missing_record_is_named(box):
+def test_message_without_a_record_is_found(box):
     id = box.one()
-    box.redis.hdel(box.keys.records, member_of(id))
+    box.break_record(id, None)
 
-    with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-        get(box, id)
+    assert get(box, id) == QueueMember("store", id, ordered(100, 1), b"", b"", 1)

@@ -7,6 +7,7 @@ import random
 import pytest
 
 import rmq
+from rmq.kernel.core.ids import member_of
 from rmq.kernel.producer import scripts as producer_scripts
 from tests.lua.group import (
     check,
@@ -24,6 +25,7 @@ from tests.lua.group import (
     release,
     resume,
     send,
+    send_in,
     set_priority,
     slow,
 )
@@ -538,3 +540,34 @@ def test_released_message_without_a_priority_of_its_own_is_counted_once(make_box
         check(box)
 
     assert sorted(box.state()["records"]) == sorted([a, b, c])
+
+
+@pytest.mark.parametrize("kept", [None, 0, 7])
+def test_group_goes_on_after_a_message_whose_record_is_lost(make_box, kept):
+    box = grouped(make_box)
+    first, second = send(box, "group", "group")
+    send(box, *"abc")
+    box.break_record(first, None if kept is None else box.state()["records"][first][:kept])
+    leases = box.take(10)
+
+    assert box.reject(*leases, reason="u") == "dddd"
+
+    assert first in [lease.id for lease in leases]
+    assert box.drained() == [second]
+
+
+def test_record_that_is_cut_short_anywhere_stops_no_group(make_box):
+    box = grouped(make_box)
+    (id,) = send(box, "g10")
+    whole = len(box.state()["records"][id])
+    for kept in range(8, whole):
+        name = f"g{kept}"
+        (id,) = send_in(box, name)
+        entry = box.redis.hget(box.keys.records, member_of(id))
+        box.break_record(id, entry[:kept])
+        (later,) = send_in(box, f"{name}+")
+
+        leases = box.take(10)
+
+        assert {id, later} <= {lease.id for lease in leases}
+        box.reject(*leases, reason="u")

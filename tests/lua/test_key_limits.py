@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-import redis
 
 from rmq.features.queries import scripts as queries_scripts
 from rmq.kernel.consumer import scripts
@@ -296,15 +295,15 @@ def test_key_is_found_behind_every_part_of_an_envelope(make_box):
     assert box.stats()["held"] == 3
 
 
-def test_missing_record_is_an_error_and_no_key_changes(make_box):
+def test_missing_record_has_no_key_and_is_taken(make_box):
     box = bounded(make_box)
-    first, _ = send(box, "a", "b")
-    box.redis.hdel(box.keys.records, member_of(first))
-    before = box.state()
+    first, second = send(box, "a", "b")
+    box.break_record(first, None)
 
-    with pytest.raises(redis.ResponseError, match="RECORD"):
-        box.prepare(10)
-    assert box.state() == before
+    assert [(lease.id, bool(lease.record)) for lease in box.take(10)] == [
+        (first, False),
+        (second, True),
+    ]
 
 
 def test_missing_record_in_flight_is_passed_over(make_box):

@@ -317,17 +317,16 @@ def test_merge_wakes_who_waits_for_something_sooner(box):
     assert box.counter("waiting") == 0
 
 
-def test_waiting_record_that_is_missing_or_cut_short_is_named_and_nothing_changes(box):
-    waiting, _ = box.merge()
-    for broken in (None, b"", b"1234567", box.state()["records"][waiting][:16]):
-        if broken is None:
-            box.redis.hdel(box.keys.records, member_of(waiting))
-        else:
-            box.redis.hset(box.keys.records, member_of(waiting), broken)
-        before = box.state()
-        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-            box.merge(mode="last")
-        assert box.state() == before
+def test_message_is_stored_if_the_waiting_record_is_missing_or_cut_short(box):
+    for kept in (None, b"", b"1234567", 16):
+        key = b"key %r" % kept
+        waiting, _ = box.merge(key=key)
+        box.break_record(waiting, box.state()["records"][waiting][:16] if kept == 16 else kept)
+
+        id, reply = box.merge(mode="last", key=key)
+
+        assert (reply.letters, box.state()["merge"][key].startswith(id)) == ("s", True)
+        assert box.merge(mode="last", key=key)[1].letters == "m"
 
 
 @pytest.mark.parametrize(

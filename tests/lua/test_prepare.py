@@ -9,7 +9,7 @@ import pytest
 from rmq.kernel.consumer import scripts
 from rmq.kernel.core import score
 from rmq.kernel.core.ids import member_of
-from tests.lua.box import GONE, LEASE_MAX_MS, ordered, stored
+from tests.lua.box import GONE, LEASE_MAX_MS, stored
 from tests.lua.failures import head
 
 
@@ -274,44 +274,33 @@ def test_waiting_is_noted_only_when_asked_and_at_most_every_100_seconds(box):
     assert box.counter("waiting") == box.clock.now_ms + 300_000
 
 
-def test_missing_record_is_named_and_nothing_moves(box):
-    _, broken = box.send(2)
-    box.redis.hdel(box.keys.records, member_of(broken))
-    before = box.state()
-
-    with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-        box.take(2)
-
-    assert box.state() == before
+BROKEN = [None, b"", b"\0", b"\xff", bytes(7)]
 
 
-def test_missing_record_of_a_due_message_moves_nothing_that_would_join(box):
-    box.one(due=10, priority=50)
-    broken = box.one(due=20, priority=50)
-    box.redis.hdel(box.keys.records, member_of(broken))
+@pytest.mark.parametrize("kept", BROKEN)
+def test_message_without_a_readable_record_is_taken_with_an_empty_one(box, kept):
+    first, broken, last = box.send(3)
+    box.break_record(broken, kept)
+    session = box.session()
+
+    batch = box.run(command(box, session, limit=3))
+
+    assert batch.ids == [first, broken, last]
+    assert [bool(entry) for entry in batch.records] == [True, False, True]
+    again = box.run(command(box, session, limit=3).again())
+    assert (again.ids, again.records) == (batch.ids, batch.records)
+
+
+@pytest.mark.parametrize("kept", BROKEN)
+def test_due_message_without_a_readable_record_does_not_stop_those_that_join(box, kept):
+    joins, broken = box.one(due=10, priority=50), box.one(due=20, priority=50)
+    box.break_record(broken, kept)
     box.clock.advance(1)
-    before = box.state()
 
-    with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-        box.take(2)
+    taken = {lease.id: lease.record for _ in range(3) for lease in box.take(2)}
 
-    assert box.state() == before
-
-
-def test_missing_record_takes_nothing_and_joining_is_a_whole_step_of_its_own(box):
-    joins = box.one(due=10, priority=50)
-    broken = box.one(priority=60)
-    box.redis.hdel(box.keys.records, member_of(broken))
-    box.clock.advance(1)
-    before = box.state()
-
-    for _ in range(2):
-        with pytest.raises(Exception, match=r"RMQRECORD .*records"):
-            box.take(2)
-        assert box.changed(before) == {
-            ("slot", "order"): "2",
-            ("store", joins): ordered(50, 2),
-        }
+    assert set(taken) == {joins, broken}
+    assert (taken[broken], bool(taken[joins])) == (b"", True)
 
 
 def test_record_cut_short_is_handed_over_for_the_reader_to_refuse(box):

@@ -263,16 +263,15 @@ def test_bytes_that_are_no_entry_move_nothing(box):
     assert box.state() == before
 
 
-def test_broken_window_stops_a_merging_entry_with_nothing_moved(box):
+def test_merging_entry_is_stored_if_the_waiting_record_is_missing(box):
     window, _ = box.merge()
-    box.redis.hdel(box.keys.records, member_of(window))
-    push(box, merging(box.ids()[0]))
-    before = box.state()
+    box.break_record(window, None)
+    (id,) = box.ids()
+    push(box, merging(id))
 
-    with pytest.raises(redis.ResponseError, match="RMQRECORD"):
-        publish(box)
+    publish(box)
 
-    assert box.state() == before
+    assert box.state()["merge"][b"key"].startswith(id)
 
 
 # --- maxmemory ---------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import redis
 
 from rmq.features.messages import scripts
 from rmq.kernel.core import keys
-from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.groups import Groups
+from rmq.kernel.core.limits import Concurrency, Limits
 from rmq.kernel.topic import context
 from tests.lua.box import LEASE_MAX_MS, Box, case
 from tests.lua.calls import CALLS, CLAIMS, JOBS, NUMBERS, REACHING, place_of
@@ -371,9 +372,9 @@ def test_record_that_is_missing_or_cut_short_is_named_and_nothing_changes(box, s
 
 
 @pytest.mark.parametrize("broken", ["waiting", "retry", "later"])
-def test_missing_record_in_any_family_is_named_and_nothing_moves(box, broken):
+def test_message_without_a_record_is_taken_in_any_family_and_stops_nothing(box, broken):
     """Peer bug: Redis evicts keys of a queue, and nobody is told."""
-    furnished = furnish(box)
+    furnish(box)
     box.drained()
     for lease in box.take(100):
         box.ack(lease)
@@ -387,14 +388,33 @@ def test_missing_record_in_any_family_is_named_and_nothing_moves(box, broken):
         assert box.score(id) < 17
     else:
         id = box.one(priority=50)
-    box.redis.hdel(box.keys.records, member_of(id))
-    before = box.state()
-    command = CALLS["prepare"](furnished)
+    box.break_record(id, None)
 
-    with pytest.raises(redis.ResponseError, match=f"RMQRECORD {box.keys.records.decode()}"):
-        box.run(command)
+    taken = {lease.id: lease for _ in range(3) for lease in box.take(100)}
 
-    assert box.state() == before
+    assert taken[id].record == b""
+    assert box.reject(taken[id], reason="u") == "d"
+    assert box.redis.zcard(box.keys.store) == 0
+
+
+BY_TENANT = Limits(key_concurrency=Concurrency(100, key="tenant"))
+NEEDS_RECORD = ("reschedule", "set_priority")  # what they would change is in the record
+
+
+@pytest.mark.parametrize("settings", [{}, {"groups": Groups()}, {"limit": BY_TENANT}])
+@pytest.mark.parametrize("kept", [None, 7, 12])
+def test_no_script_stops_if_records_are_missing_or_cut_short(raw, name, clock, settings, kept):
+    start = clock.now_us
+    for number, script in enumerate(set(CALLS) - set(NEEDS_RECORD)):
+        clock.now_us = start
+        clock.advance(0)
+        box = Box(raw, f"{name}-{number}", clock, **settings)
+        furnished = furnish(box)
+        with case(script):
+            command = CALLS[script](furnished)
+            for id, entry in box.state()["records"].items():
+                box.break_record(id, None if kept is None else entry[:kept])
+            box.run(command)
 
 
 SETTLING = ("ack", "nack", "reject", "release", "extend")

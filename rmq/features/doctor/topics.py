@@ -10,10 +10,11 @@ from rmq.features.groups import flows as group_flows
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
-from rmq.kernel.core import slo as slos, telemetry
+from rmq.kernel.core import record, slo as slos, telemetry
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
 from rmq.kernel.core.layout import Resizing
+from rmq.kernel.core.message import QueueName
 from rmq.kernel.core.score import lane_of, lane_range
 from rmq.kernel.core.validation import format_duration
 from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scripts
@@ -63,11 +64,13 @@ def _fix(topic: TopicOverview) -> str:
     return f"rmq topic show {topic.name}"
 
 
-def _fullest(topics: list[TopicOverview]) -> list[tuple[TopicOverview, int]]:
-    """Return slots that hold messages, the fullest first."""
+def _fullest(
+    topics: list[TopicOverview], count: str = "records"
+) -> list[tuple[TopicOverview, int]]:
+    """Return slots with messages (`count`: or with members of a queue), the fullest first."""
     pairs = [(topic, index) for topic in topics for index in range(len(topic.slots))]
-    full = [(topic, index) for topic, index in pairs if topic.slots[index]["records"]]
-    return sorted(full, key=lambda pair: -pair[0].slots[pair[1]]["records"])
+    full = [(topic, index) for topic, index in pairs if topic.slots[index][count]]
+    return sorted(full, key=lambda pair: -pair[0].slots[pair[1]][count])
 
 
 def big_keys(look: Look) -> Flow[list[Sight]]:
@@ -106,23 +109,40 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
     """Slots in which messages are in no queue: Redis, or somebody, has removed one.
 
     A message is stored, moved and removed by scripts that write both its record and its place, so
-    the two numbers, which one script counts, are the same in every slot.
+    the two numbers, which one script counts, are the same in every slot. A consumer makes a dead
+    letter of a message whose record is missing or too short.
     """
-    found = []
-    for topic in (yield from look.topics()):
+    found = list[Sight]()
+    topics = yield from look.topics()
+    for topic, index in _fullest(topics, "dead")[:SLOTS_MOST]:
+        ids = yield from _without_record(topic, index, "dead")
+        if ids:
+            text = f"{topic.name}: the record of {plural(len(ids), 'dead letter')} is missing or "
+            text += f"too short, so they cannot be redriven: {some(ids)}"
+            found.append(Sight("error", text, f"rmq dlq purge {topic.name} --id {ids[0]} --keep 0"))
+    for topic in topics:
         for index, counts in enumerate(topic.slots):
             queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
             if queued != records:
-                what, count = "in no queue, so never delivered", records - queued
+                what, count, ids = "in no queue, so never delivered", records - queued, list[str]()
                 if queued > records:
                     what, count = "of its queues without record and body", queued - records
+                    ids = yield from _without_record(topic, index, "store")
                 text = (
                     f"{topic.name}: slot {index} has {plural(records, 'record')} and "
                     f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
                     f"{what}; a key was evicted or deleted"
+                    + (f"; these wait: {some(ids)}" if ids else "")
                 )
                 found.append(Sight("error", text, f"rmq stats {topic.name} --slots"))
     return found or [Sight("ok", "every message is in a queue")]
+
+
+def _without_record(topic: TopicOverview, index: int, queue: QueueName) -> Flow[list[str]]:
+    """Return messages of a queue whose record is missing or too short, of the first ones."""
+    keys = topic.context.slots[index]
+    page = yield from reading.next_page(keys, queue, "-inf", "+inf", 0, reading.CALL_MAX, True)
+    return [str(MessageId(each.id)) for each in page.members if len(each.record) < record.BARE]
 
 
 def slot_skew(look: Look) -> Flow[list[Sight]]:

@@ -275,12 +275,12 @@ class ConsumerFlows:
         make, append = HeldDelivery, deliveries.append
         for position, entry in enumerate(batch.records):
             fence += 1
-            if not entry:
+            if not ids[position]:
                 continue  # a replayed delivery that is no longer ours
             if lefts:
                 left = lefts[position]
             score = base + left + (fence & 2047) / 2048  # score.receipt_score, in the hot loop
-            decode = _PLAIN.get(entry[0])
+            decode = _PLAIN.get(entry[0]) if entry else None
             try:
                 body = decode(entry[8:]) if decode else reading.body_of(record.read(entry))
             except DecodeError as error:

@@ -497,7 +497,7 @@ def _release_batch(
     leases = leases_of(keys, batch, state.context.settings.max_retries)
     if not leases.ids:
         return
-    places = [place_of(entry) for entry in batch.records if entry]
+    places = [place_of(record) for id, record in zip(batch.ids, batch.records, strict=True) if id]
     try:
         settling = settle.release(state.context, leases, places, 0)
         _, error = yield from settling.try_run(fails_fast)

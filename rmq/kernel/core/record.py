@@ -36,6 +36,7 @@ import msgpack
 from rmq.errors import DecodeError
 from rmq.kernel.core.codec import COMPRESSED, JSON, MSGPACK, Compressed, SharedLimit
 from rmq.kernel.core.groups import GROUP_MARK
+from rmq.kernel.core.score import PRIORITY_MIN
 
 MIN_BYTES = 4096  # smaller bodies stand in their records
 # So do the large ones of a call that has fewer bytes of them: commands and round trips cost more.
@@ -93,8 +94,12 @@ _heads: dict[tuple[int, int, int], bytes] = {}
 
 
 def place_of(record: bytes) -> int:
-    """Return the place of a message that has not failed: its priority or its due time."""
-    return int.from_bytes(record[1:4], "big") or int.from_bytes(record[8:14], "big")
+    """Return the place of a message that has not failed: its priority or its due time.
+
+    A record that is missing has neither: its place is the lowest priority.
+    """
+    place = int.from_bytes(record[1:4], "big") or int.from_bytes(record[8:14], "big")
+    return place or PRIORITY_MIN
 
 
 def head(codec: int, flags: int, priority: int) -> bytes:
@@ -172,6 +177,8 @@ def fields_of(data: bytes) -> tuple[int, int, str, dict[str, str], int]:
     Raises:
         DecodeError: the bytes are cut short or their headers cannot be read.
     """
+    if not data:
+        raise DecodeError("its record is missing, or shorter than 8 bytes")
     try:
         flags = data[0] & 31
         at, due, expires, key, headers = 8, 0, 0, "", {}
