@@ -160,8 +160,8 @@ def message_fields(message: rmq.Message) -> dict[str, Any]:
         **body_fields(message.body),
         **fields(
             message, "priority", "due", "expires", "merge_key", "type", "group", "share_key",
-            "held", "headers", "deliveries", "deadline", "held_by_query", "died", "failure",
-            "score",
+            "weight", "held", "headers", "deliveries", "deadline", "held_by_query", "died",
+            "failure", "score",
         ),
         "unreadable": message.unreadable or None,
     }  # fmt: skip

@@ -167,6 +167,7 @@ class StoredMessage(Answer):
     type: str | None
     group: str | None
     share_key: str | None
+    weight: int | None
     held: bool
     priority: int | None
     due: datetime | None

@@ -32,7 +32,8 @@ def taken(topic: rmq.Topic) -> dict[str, Any]:
         }
 
 
-def test_exported_messages_are_imported_as_they_were(run, topic, client):
+def test_exported_messages_are_imported_as_they_were(run, client, name):
+    topic = client.topic(name, groups=rmq.Groups(), max_retries=0, retry="immediate")
     ids = [
         topic.send(
             {"n": 1, "é": None},
@@ -41,6 +42,7 @@ def test_exported_messages_are_imported_as_they_were(run, topic, client):
             type="a.b",
             group="g",
             share_key="s",
+            weight=7,
         ).id,
         client.topic(topic.name, codec="msgpack").send({"raw": b"\xff"}).id,
         client.topic(topic.name, codec="bytes").send(b"\x00\xff").id,
@@ -52,6 +54,7 @@ def test_exported_messages_are_imported_as_they_were(run, topic, client):
     purge(run, topic)
     first = run("dlq", "import", topic.name, "--json", stdin=text)
     again = run("dlq", "import", topic.name, "--json", stdin=text)
+    imported = client.admin.get(name, ids[0])
     got = taken(topic)
 
     assert {row["id"] for row in ndjson(text)} == {str(id) for id in ids}
@@ -60,6 +63,7 @@ def test_exported_messages_are_imported_as_they_were(run, topic, client):
     assert got[str(ids[0])][:5] == (
         {"n": 1, "é": None}, "a.b", {"tenant": "7"}, "g", "s",
     )  # fmt: skip
+    assert (ndjson(text)[0]["weight"], imported.weight) == (7, 7)
     assert [got[str(id)][0] for id in ids[1:]] == [
         {"raw": b"\xff"},
         b"\x00\xff",

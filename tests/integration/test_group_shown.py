@@ -156,10 +156,21 @@ def test_staged_messages_of_a_group_are_held_behind_each_other(api: Any, name: s
 
 
 def test_staged_messages_of_a_group_have_no_other_slot_basis(api: Any, name: str) -> None:
-    stage = api.topic(name, slots=4).stage()
+    stage = api.topic(name, slots=4, groups=rmq.Groups()).stage()
 
     with pytest.raises(InvalidValue, match="the group chooses the slot"):
         stage.push_bodies([1], groups=["a"], slot_bases=["b"])
+
+
+@both_clients
+def test_a_stage_refuses_a_group_in_a_topic_without_groups(api: Any, name: str) -> None:
+    topic = api.topic(name)
+
+    with pytest.raises(InvalidValue, match="has no groups"):
+        topic.stage().push_bodies([1, 2], groups=[None, "a"])
+    with pytest.raises(InvalidValue, match="has no groups"):
+        topic.stage().push([rmq.Outgoing(1, group="a", share_key="s", weight=2)])
+    assert topic.stage().push_bodies([1], groups=[None]) == 1
 
 
 def test_a_schedule_has_no_group(api: Any, name: str) -> None:

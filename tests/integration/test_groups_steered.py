@@ -142,6 +142,32 @@ def test_topic_without_groups_says_how_it_gets_them(api: Any, name: str) -> None
 
 
 @both_clients
+def test_topic_without_groups_refuses_messages_of_a_group(api: Any, name: str) -> None:
+    topic = api.topic(name)
+    with pytest.raises(rmq.InvalidValue, match="has no groups, so group 'g' would have no order"):
+        topic.send(1, group="g", share_key="s")
+    with pytest.raises(rmq.InvalidValue, match=r"groups=rmq\.Groups\(\)"):
+        topic.send_many([rmq.Outgoing(1), rmq.Outgoing(2, group="g", weight=2)])
+    assert api.admin.stats(name)["accepted"] == 0
+
+
+def test_dead_letters_keep_their_group_in_a_topic_without_groups(
+    client: rmq.Client, name: str
+) -> None:
+    other = client.topic(f"{name}-parked")
+    other.open()
+    topic = client.topic(name, groups=rmq.Groups())
+    topic.send(1, group="g", weight=3)
+    with topic.consumer() as consumer:
+        consumer.receive()[0].reject("bug")
+
+    assert client.admin.redrive(name, to=other.name).sent == 1
+
+    (parked,) = client.admin.peek(other.name)
+    assert (parked.group, parked.weight, parked.held) == ("g", 3, False)
+
+
+@both_clients
 def test_wrong_arguments_are_named(api: Any, name: str) -> None:
     api.topic(name, groups=rmq.Groups()).open()
 

@@ -375,7 +375,8 @@ def test_a_topic_with_groups_takes_dead_letters_whose_slots_are_those_of_their_g
     api: Any, name: str, other: str, slots: int, there: int, goes: bool
 ) -> None:
     names = [f"customer-{n}" for n in range(8)]
-    bury(api, name, *(rmq.Outgoing({"n": 1}, group=g) for g in names), slots=slots)
+    messages = [rmq.Outgoing({"n": 1}, group=g) for g in names]
+    bury(api, name, *messages, slots=slots, groups=rmq.Groups())
     api.topic(other, slots=there, groups=rmq.Groups()).open()
     if not goes:
         with pytest.raises(InvalidValue, match="has groups and 4 slots"):

@@ -222,7 +222,10 @@ def make_topics(url: str, prefix: str) -> dict[str, str]:
         producer.topic("lost").send(1)
     with rmq.Client(url, prefix=prefix) as client:
         client._transport.run(_lose(f"{prefix}:{{lost_0}}"))
-        topic, admin = client.topic("orders", max_retries=0, retry="immediate"), client.admin
+        topic = client.topic(
+            "orders", max_retries=0, retry="immediate", groups=rmq.Groups(False, 10)
+        )
+        admin = client.admin
         sent = [
             topic.send({"n": n}, headers={"h": "1"}, type="t", group="g", share_key="s").id
             for n in range(7)

@@ -129,9 +129,14 @@ def test_each_column_is_a_field_of_the_message(
 def test_a_row_may_have_a_group(
     spark: SparkSession, save: Save, client: rmq.Client, topic: rmq.Topic, more: str
 ) -> None:
-    save(spark.sql(f"SELECT 'a' AS value, 'customer 7' AS `group`{more}"))
+    grouped = client.topic(f"{topic.name}-grouped", slots=4, groups=rmq.Groups())
+    grouped.open()
+    row = spark.sql(f"SELECT 'a' AS value, 'customer 7' AS `group`{more}")
+    save(row, topic=grouped.name)
+    with pytest.raises(Exception, match="has no groups"):
+        save(row)
 
-    (found,) = waiting(client, topic)
+    (found,) = waiting(client, grouped)
     assert (found.group, found.share_key) == ("customer 7", "gold" if more else None)
     assert found.slot == topic.new_id(group="customer 7").slot
 

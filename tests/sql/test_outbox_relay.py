@@ -161,13 +161,27 @@ def test_a_mark_tells_where_the_message_went_and_when(database, client, name):
 @pytest.mark.parametrize("by", ["slot_basis", "group"])
 def test_messages_of_one_basis_share_the_slot_of_a_direct_send(database, client, name, by):
     engine, outbox = prepared(database), Outbox()
-    topic = client.topic(name, slots=8)
+    topic = client.topic(name, slots=8, groups=rmq.Groups())
     direct = topic.send(0, slot_basis="customer:42")
 
     fill(engine, outbox, name, range(5), **{by: "customer:42"})
     Relay(outbox, engine, client).run_once()
 
     assert {row.slot for row in rows(engine)} == {direct.slot}
+
+
+def test_a_group_in_a_topic_without_groups_exhausts_its_stub_and_no_other(database, client, name):
+    engine, outbox = prepared(database), Outbox()
+    client.topic(name).open()
+    fill(engine, outbox, name, [1], group="customer:42")
+    fill(engine, outbox, name, [2])
+
+    Relay(outbox, engine, client).run_once()
+
+    assert [message.body for message in client.admin.peek(name)] == [2]
+    (row,) = [each for each in rows(engine) if each.error]
+    assert "has no groups" in row.error
+    assert row.status == "exhausted"
 
 
 def test_what_no_consumer_confirms_is_confirmed_by_being_sent(database, client, name):

@@ -80,6 +80,7 @@ def test_what_arrives_is_what_a_direct_send_would_have_stored(
     database, client, server, name, group
 ):
     engine, outbox = prepared(database), Outbox()
+    client.topic(name, groups=rmq.Groups() if group else None).open()
     said = {
         "priority": 900,
         "at": datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1),

@@ -99,6 +99,7 @@ class ImportedLetter(msgspec.Struct, kw_only=True):
     type: str | None = None
     group: str | None = None
     share_key: str | None = None
+    weight: int | None = None
     headers: dict[str, str] | None = None
 
 
@@ -209,6 +210,7 @@ class DeadLetterLine(Answer, omit_defaults=True):
     type: str | None = None
     group: str | None = None
     share_key: str | None = None
+    weight: int | None = None
     priority: int | None = None
     failure: Failure | None = None
     codec: int | None = None
@@ -256,7 +258,7 @@ async def import_dead_letters(context: RequestContext, path: TopicPath, body: Im
     for index, letter in enumerate(body.letters):
         outgoing = Outgoing(
             _body_of(letter, f"letters[{index}]"), id=letter.id, priority=letter.priority,
-            type=letter.type, group=letter.group, share_key=letter.share_key,
+            type=letter.type, group=letter.group, share_key=letter.share_key, weight=letter.weight,
             headers={k: v for k, v in (letter.headers or {}).items() if k[:4] != "rmq-"},
         )  # fmt: skip
         by_codec.setdefault(letter.codec, []).append(outgoing)

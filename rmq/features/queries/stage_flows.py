@@ -211,7 +211,7 @@ def _add_columns(
         return
     heads = _heads(context, columns.get("priority"), len(data))
     if columns.keys() & {"headers", "type", "group"}:
-        heads, data = _with_headers(settings, heads, data, columns)
+        heads, data = _with_headers(context, heads, data, columns)
     bases = columns.get("slot_basis")
     if "group" in columns:
         bases = list(map(basis_of, columns["group"], bases or [None] * len(data)))
@@ -252,7 +252,7 @@ def _heads(context: TopicContext, priorities: Sequence[Any] | None, count: int) 
 
 
 def _with_headers(
-    settings: Settings, heads: list[bytes], data: list[bytes], columns: Columns
+    context: TopicContext, heads: list[bytes], data: list[bytes], columns: Columns
 ) -> tuple[list[bytes], list[bytes]]:
     """Put headers, types and groups into records; what many have in common is encoded once."""
     nothing = [None] * len(data)
@@ -272,7 +272,7 @@ def _with_headers(
             if message_type is not None:
                 check_message_type(message_type)
             out = Outgoing(None, headers=headers, type=message_type, group=group)
-            text = encode_headers(out, group_mark(settings, out))
+            text = encode_headers(out, group_mark(context.name, context.settings, out))
             packed[key] = text
         pair = made.get((head, text))
         if pair is None:

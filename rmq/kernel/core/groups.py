@@ -151,3 +151,10 @@ def group_in(mark: str | None) -> str | None:
 def share_in(mark: str | None) -> str | None:
     """Return the share key of a message from the value of its header; None: it has none."""
     return mark.split("\1")[2] or None if mark and mark.startswith("\1") else None
+
+
+def weight_in(mark: str | None) -> int | None:
+    """Return the weight of a message from the value of its header; None: it has no group."""
+    if mark is None:
+        return None
+    return int(mark.split("\1")[1]) if mark.startswith("\1") else 1

@@ -230,6 +230,7 @@ class Message:
         type: its type, or None.
         group: the name of its group, or None.
         share_key: the name by which its group takes part in sharing, or None.
+        weight: the weight of its group that it was sent with, or None without a group.
         failure_entry: its failures as Redis has them; `attempts` reads it.
     """
 
@@ -252,6 +253,7 @@ class Message:
     type: str | None = None
     group: str | None = None
     share_key: str | None = None
+    weight: int | None = None
     failure_entry: bytes = field(default=b"", repr=False)
 
     @property

@@ -86,7 +86,7 @@ def encode(
     expires = settings.expires_ms
     if out.expires is not None:
         expires = duration_ms(out.expires, "expires")
-    group = group_mark(settings, out)
+    group = group_mark(context.name, settings, out)
     if group or out.headers or out.marks or out.retry is not None or out.max_runtime is not None:
         message.headers = encode_headers(out, group)
     elif out.type is not None:
@@ -195,21 +195,27 @@ def encode_headers(out: Outgoing, group: str = "") -> bytes:
     return packed
 
 
-def group_mark(settings: Settings, out: Outgoing) -> str:
-    """Check the group of a message; return the value of its header, empty without one."""
+def group_mark(topic: str, settings: Settings, out: Outgoing) -> str:
+    """Check the group of a message; return the value of its header, empty without a group."""
     if out.group is None:
         if out.share_key is not None or out.weight is not None:
             name = "weight" if out.share_key is None else "share_key"
             raise InvalidValue(f"{name}: given without group; give that, too")
         return ""
     group = check_group(out.group)
+    if settings.groups is None:
+        raise InvalidValue(
+            f"group: topic {topic!r} has no groups, so group {group!r:.80} would have no order. "
+            "Send without group, or create another topic with groups=rmq.Groups() (rmq topic "
+            "create NAME --groups order)"
+        )
     if out.merge_key is not None:
         raise InvalidValue("group: given with merge_key; a merged message has no place in a group")
     share = None if out.share_key is None else check_group(out.share_key, "share_key")
     if out.weight is not None:
         return mark_of(group, share, check_int(out.weight, "weight", 1, WEIGHT_MAX))
-    weights = settings.groups.weights if settings.groups else {}
-    return mark_of(group, share, weights.get(group if share is None else share, 1))
+    weight = settings.groups.weights.get(group if share is None else share, 1)
+    return mark_of(group, share, weight)
 
 
 def _marks(out: Outgoing) -> dict[str, str]:

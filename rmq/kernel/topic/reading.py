@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rmq.errors import DecodeError
 from rmq.kernel.core import failure, offloading, record
 from rmq.kernel.core.codec import Offloaded, SharedLimit, decode, decode_all, reference_of
-from rmq.kernel.core.groups import GROUP_MARK, group_in, share_in
+from rmq.kernel.core.groups import GROUP_MARK, group_in, share_in, weight_in
 from rmq.kernel.core.ids import Id, MessageId, member_of
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Message, QueueName, parse_queue
@@ -102,6 +102,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         entry.headers.get(record.TYPE_MARK),
         group_in(entry.headers.get(GROUP_MARK)),
         share_in(entry.headers.get(GROUP_MARK)),
+        weight_in(entry.headers.get(GROUP_MARK)),
         member.failure,
     )
 

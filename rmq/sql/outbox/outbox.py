@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from rmq.errors import InvalidType, InvalidValue, PayloadTooLarge
 from rmq.kernel.core import codec as codecs
 from rmq.kernel.core.codec import Codec
+from rmq.kernel.core.groups import Groups
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.message import Outgoing
 from rmq.kernel.core.retry import Exponential, RetryPolicy, parse_policy
@@ -41,7 +42,8 @@ MAX_BODY = 256 * 1024  # the default of topics
 LOG_FOR_S = 3600.0
 RESEND = Exponential(base=60.0, cap=3600.0, jitter=0.0)
 
-_NO_LIMITS = Settings(max_body=BODY_CEILING)  # the outbox checks its own limits
+# The outbox checks its own limits; the relay checks whether the topic has groups.
+_NO_LIMITS = Settings(max_body=BODY_CEILING, groups=Groups())
 _SESSIONS = ReplaySessions()
 
 

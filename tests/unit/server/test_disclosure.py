@@ -30,7 +30,7 @@ def message(body: Any, **headers: str) -> web_message.MessageList:
     )
     shown = web_message.StoredMessage(
         id="0" * 26, queue="dead", slot=0, offset=1, body=web_message.body_of(body), type=None,
-        group=None, share_key=None, held=False,
+        group=None, share_key=None, weight=None, held=False,
         priority=None, due=None, expires=None, merge_key=None, headers=headers, deliveries=2,
         deadline=None, held_by_query=False, died=None, failure=failure, unreadable="",
         attempts=[attempt],

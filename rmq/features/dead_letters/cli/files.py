@@ -26,6 +26,7 @@ _FIELDS = {  # of an exported line that import reads: the types they may have
     "type": (str, type(None)),
     "group": (str, type(None)),
     "share_key": (str, type(None)),
+    "weight": (int, type(None)),
     "headers": (dict, type(None)),
 }
 
@@ -129,6 +130,7 @@ def read_line(line: bytes) -> tuple[int, rmq.Outgoing]:
         type=fields.get("type"),
         group=fields.get("group"),
         share_key=fields.get("share_key"),
+        weight=fields.get("weight"),
     )
 
 

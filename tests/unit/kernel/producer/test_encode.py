@@ -88,13 +88,14 @@ def test_a_message_that_cannot_work_is_refused_and_its_field_named(
 
 
 def test_a_group_chooses_the_slot_and_stands_first_among_the_headers() -> None:
-    made = encoded(rmq.Outgoing(1, group="a", headers={"h": "1"}, type="t"))
+    made = encoded(rmq.Outgoing(1, group="a", headers={"h": "1"}, type="t"), groups=rmq.Groups())
     by_basis = encoded(rmq.Outgoing(1, slot_basis="a"))
 
     assert (made.basis, made.slot) == ("a", by_basis.slot)
     assert list(msgpack.unpackb(made.headers)) == ["rmq-group", "h", "rmq-type"]
     for basis in ("a", b"a"):
-        assert encoded(rmq.Outgoing(1, group="a", slot_basis=basis)).slot == made.slot
+        out = rmq.Outgoing(1, group="a", slot_basis=basis)
+        assert encoded(out, groups=rmq.Groups()).slot == made.slot
 
 
 @pytest.mark.parametrize(
@@ -137,4 +138,9 @@ def test_in_a_topic_with_groups_a_timed_message_has_a_priority() -> None:
 )
 def test_what_cannot_be_said_of_a_group_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidValue, match=told):
-        encoded(rmq.Outgoing(1, **options))
+        encoded(rmq.Outgoing(1, **options), groups=rmq.Groups())
+
+
+def test_a_group_is_refused_in_a_topic_without_groups() -> None:
+    with pytest.raises(InvalidValue, match=r"'orders' has no groups.*groups=rmq\.Groups\(\)"):
+        encoded(rmq.Outgoing(1, group="a", share_key="s", weight=2))
