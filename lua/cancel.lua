@@ -19,9 +19,9 @@ ARGV[4]   channel              where sleeping consumers of the topic listen
 ARGV[5]   index                the slot's index, sent to the consumers that are woken
 Returns   cancelled; in_flight: a consumer has it; dead: it is in the DeadQueue; gone: not here
 Cost      O(log L), L = messages waiting in the slot
-Atomic    Only a waiting message is removed, with everything that belongs to it, and remembered as settled if its
-          sender keeps its id. Sent twice
-          with one number, it gives the first answer.
+Atomic    Only a waiting message is removed, with everything that belongs to it. An id that its sender made is remembered
+          as settled, so a late repetition of that send stays cancelled. A dedup key is free again. Sent twice with one
+          number, it gives the first answer.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -76,9 +76,9 @@ if bring_up and bring_up() then
   wake_sleepers(slot, now, ARGV[4], ARGV[5])
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)
-local window, kept = tonumber(dedup_ms), kept_ids({ id })
-if window > 0 and kept then
-  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(settled_turn), now, kept)
+local window, mark = tonumber(dedup_ms), string.byte(id, 1)
+if window > 0 and mark >= KEPT and mark < DERIVED then
+  remember_settled(slot, KEYS[8], KEYS[9], window, tonumber(settled_turn), now, { id })
 end
 remember(slot, ARGV[2], now, 'cancelled')
 return 'cancelled'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.features.messages import scripts
+from rmq.kernel.core import ids
 from tests.lua.box import GONE
 
 
@@ -29,6 +30,15 @@ def test_cancel_removes_a_waiting_message_whole_and_remembers_its_id(box):
     }
     assert box.order() == [other]
     assert box.run(box.send_command([id])).letters == "d"
+
+
+def test_cancel_frees_the_dedup_key_of_a_message(box):
+    id = ids.derive(b"k", box.keys.index, 0)
+    box.run(box.send_command([id]))
+
+    assert cancel(box, id) == "cancelled"
+
+    assert box.run(box.send_command([id])).letters == ""
 
 
 def test_cancel_of_a_retry_clears_its_failure(box):
