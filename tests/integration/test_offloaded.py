@@ -226,6 +226,21 @@ def test_what_is_refused_leaves_no_object(api: Any, name: str, url: str) -> None
         assert len(objects(url)) == 2
 
 
+@both_clients
+def test_a_repeated_send_of_a_settled_message_leaves_no_object(
+    api: Any, name: str, url: str
+) -> None:
+    topic = api.topic(name, codec=rmq.Offloaded(url, above=1000))
+    topic.send(BIG, dedup_key="a")
+    with topic.consumer() as consumer:
+        consumer.receive(wait=5)[0].ack()
+        statuses = [topic.send(BIG, dedup_key="a").status for _ in range(3)]
+    api.admin.stats(name)
+
+    assert statuses == ["duplicate"] * 3
+    assert len(objects(url)) <= 1  # that of the first message, if no one has removed it yet
+
+
 async def test_a_slow_store_holds_up_no_other_task(
     server: Server, name: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

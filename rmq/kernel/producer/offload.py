@@ -66,16 +66,17 @@ def _unused(
     objects: Mapping[int, tuple[Reference, bytes]],
     results: Sequence[SendResult],
 ) -> Flow[list[Reference]]:
-    """Return the objects of duplicates, whose records refer to others.
+    """Return the objects of duplicates: no record refers to them.
 
-    A duplicate may be of this very send, repeated after its reply was lost.
+    A duplicate may be of this very send, repeated after its reply was lost. If that message is
+    settled already, its object is removed twice, which does no harm.
     """
     unused = []
     for at, (reference, _) in objects.items():
         result = results[at]
         if result.status == "duplicate" and result.id.slot < len(context.slots):
             member = yield scripts.get(context.slots[result.id.slot], result.id)
-            if member is not None and reference.packed not in member.record:
+            if member is None or reference.packed not in member.record:
                 unused.append(reference)
     return unused
 
