@@ -72,6 +72,8 @@ _DEFAULTS = {field.name: field.default for field in fields(Outgoing)}
 class Encoded:
     """A codec for bodies that are encoded already; it checks them by decoding."""
 
+    passes_bytes = True
+
     def __init__(self, name: str) -> None:
         self._codec = codec_of(name)
         self.name, self.number = name, self._codec.number

@@ -196,8 +196,22 @@ def test_two_codecs_of_one_number_and_numbers_out_of_range_are_refused(
     client.topic(name, codec=Shouting())
     with pytest.raises(rmq.ConfigurationError, match=r"number 5 .* give it another"):
         client.topic(name, codec=Whispering())
-    for number in (8, -1, None, "5"):
+    for number in (0, 1, 2, 3, 8, -1, None, "5"):
         strange = Shouting()
         strange.number = number  # type: ignore[assignment]
         with pytest.raises(rmq.ConfigurationError, match="give it 4 to 7"):
             client.topic(name, codec=strange)
+
+
+def test_a_codec_that_passes_bytes_takes_no_number(client: rmq.Client, name: str) -> None:
+    for passing in (codec.RawCodec(5), codec.Encoded(5)):
+        client.topic(f"{name}-raw", codec=passing).send(b"HELLO")
+    assert "codec number 5 is unknown" in str(client.admin.peek(f"{name}-raw")[0].unreadable)
+
+    client.topic(name, codec=Shouting()).send("hello")
+
+    assert client.admin.peek(name)[0].body == "hello"
+    client.topic(f"{name}-raw", codec=codec.RawCodec(5)).send(b"AGAIN")
+    assert [message.body for message in client.admin.peek(f"{name}-raw")] == (
+        ["hello"] * 2 + ["again"]
+    )

@@ -469,6 +469,7 @@ def reference_of(number: int, data: bytes) -> bytes | None:
 
 CUSTOM_MIN, CUSTOM_MAX = 4, 7  # the numbers of codecs of users
 COMPRESSED = Compressed()
+_OWN = (BytesCodec, JsonCodec, MsgpackCodec, Compressed, Encrypted, Offloaded)
 BY_NUMBER: dict[int, Codec] = {codec.number: codec for codec in (BYTES, JSON, MSGPACK, COMPRESSED)}
 
 
@@ -476,6 +477,7 @@ class RawCodec:
     """Writes bodies that are bytes of another codec already, under the number of that codec."""
 
     name = "raw"
+    passes_bytes = True
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -492,20 +494,21 @@ class RawCodec:
 def register(codec: Codec) -> Codec:
     """Register a user's codec: it reads every record that names its number.
 
-    Numbers 4 to 7 are for such codecs. A codec with a lower number writes bytes that RMQ's own
-    codec of that number reads.
+    A codec with `passes_bytes` gets bodies that are encoded already, and reads nothing.
 
     Raises:
-        ConfigurationError: the number is not 0 to 7, or another codec has it.
+        ConfigurationError: the number is not 4 to 7, or another codec has it.
     """
     number = getattr(codec, "number", None)
     if not isinstance(number, int) or not 0 <= number <= CUSTOM_MAX:
         raise ConfigurationError(f"codec: {codec!r} has number {number!r}; give it 4 to 7")
+    if isinstance(codec, _OWN) or getattr(codec, "passes_bytes", False):
+        return codec
     registered = BY_NUMBER.setdefault(number, codec)
-    if number >= CUSTOM_MIN and type(registered) is not type(codec):
+    if type(registered) is not type(codec):
         raise ConfigurationError(
             f"codec: number {number} of {codec!r} is that of {registered!r} already; "
-            "give it another"
+            + ("give it another" if number >= CUSTOM_MIN else "give it 4 to 7")
         )
     return codec
 
@@ -545,6 +548,8 @@ def _unknown(number: int, data: bytes) -> DecodeError:
 
 class Encoded:
     """A codec for bodies that are encoded already."""
+
+    passes_bytes = True
 
     def __init__(self, number: int) -> None:
         known = by_number(number)
