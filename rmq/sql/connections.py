@@ -6,6 +6,7 @@ An action takes an `Engine` in plain code, an `AsyncEngine` in async code; see
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import weakref
@@ -14,11 +15,21 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+)
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from rmq.errors import ConfigurationError, InvalidType
+from rmq.kernel.core.generators import Call, Procedure
 from rmq.sql.database import MYSQL
+from rmq.sql.errors import one_line, require_table
+
+log = logging.getLogger("rmq")
 
 T = TypeVar("T")
 
@@ -173,6 +184,35 @@ def check_here(here: object, verb: str) -> None:
 
 
 # --- engines -------------------------------------------------------------------------------------
+
+
+def check_table(source: object, table: sa.Table, command: str) -> Procedure[None]:
+    """Refuse a database without a table; one that does not answer is not refused.
+
+    Args:
+        source: an engine, or a sessionmaker; one that chooses its engines itself is not asked.
+        table: the one to look for.
+        command: creates it.
+
+    Raises:
+        ConfigurationError: the table does not exist.
+    """
+    if isinstance(source, sessionmaker | async_sessionmaker):
+        source = source.kw.get("bind")
+    if not isinstance(source, sa.Engine | AsyncEngine):
+        return
+    own = with_own_pool(source)  # this event loop may end before that of the handlers begins
+    look = sa.select(sa.literal(1)).select_from(table).limit(0)
+    try:
+        with require_table(table, command):
+            yield WithConnection(own, sa.Connection.execute, look)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        log.warning("%s: the database could not be asked for it: %s", table.name, one_line(error))
+    finally:
+        if own is not source:
+            yield Call(own.dispose)
 
 
 def read_committed(engine: sa.Engine) -> sa.Engine:

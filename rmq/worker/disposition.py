@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Literal, NamedTuple
 
-from rmq.errors import DecodeError, InvalidType, RMQError
+from rmq.errors import ConfigurationError, DecodeError, InvalidType, RMQError
 from rmq.kernel.consumer import claim as claim_flow
 from rmq.kernel.consumer.claim import ExtraCommands
 from rmq.kernel.core import failure
@@ -51,6 +51,8 @@ DONE_BEFORE = Disposition("ack")  # a duplicate: the work was done by an earlier
 RELEASE = Disposition("release", 0.0)
 UNDONE = (Awaitable, Future, GeneratorType, AsyncGeneratorType)  # what only stands for work
 LOOKED_AT = 100  # of a list that a handler returns
+MISCONFIGURED_S = 5.0  # until a message comes again whose middleware cannot work
+LOG_EVERY_S = 30.0  # that this is so
 INTERRUPTED_S = 1.0  # until a run comes again that the code of another one cancelled
 
 Settled = tuple[HeldDelivery, Disposition]
@@ -191,6 +193,7 @@ class HandlerDispositions:
     ) -> None:
         self._handler = handler
         self._show = show
+        self._log_at = 0.0  # when a middleware that cannot work is logged again
         self.is_stopping = is_stopping
 
     # --- before the handler is run ---------------------------------------------------------------
@@ -264,7 +267,19 @@ class HandlerDispositions:
             return DONE_BEFORE if run.was_done else ACK
         if run.misfit is not None and raised is run.misfit:
             return undecodable(run.misfit)
+        # Not InvalidValue and the like, which are about a value, maybe of this message.
+        if type(raised) is ConfigurationError and self._handler.middleware and not run.has_begun:
+            self._log_misconfigured(raised)
+            return Disposition("release", MISCONFIGURED_S)
         return self.by_error(delivery, raised)
+
+    def _log_misconfigured(self, error: ConfigurationError) -> None:
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + LOG_EVERY_S
+            log.error(
+                "%s: its middleware cannot work; messages come back later, which costs no retry: "
+                "%s", self._handler, error,
+            )  # fmt: skip
 
     def of_batch(self, batch: list[HeldDelivery], raised: BaseException | None) -> list[Result]:
         """Decide for all deliveries of a batch by what its one call raised."""

@@ -5,6 +5,7 @@ Redis outages: topics are opened in a thread, and the log says that Redis cannot
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import faulthandler
 import logging
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
@@ -35,6 +37,7 @@ PROBE_S = 1.0  # timeout of a PING
 REPORT_EVERY_S = 5.0  # between two lines in the log
 LOG_AFTER_S = 0.5  # a start that takes longer is logged
 LOOK_EVERY_S = 0.025  # whether the worker was asked to stop
+STORES_S = 10.0  # for databases to answer before a start
 
 
 def ping_error(transport: Transport) -> RMQError | None:
@@ -101,7 +104,8 @@ def open_topics(
     Raises:
         RMQError: a topic cannot be used as it was asked for.
     """
-    opener, outage_log = _TopicOpener(transport, handlers), OutageLog(transport)
+    opener = _InThread("rmq-open", partial(_open_topics, transport, list(handlers)))
+    outage_log = OutageLog(transport)
     log_at = time.monotonic() + LOG_AFTER_S
     while not opener.ended.wait(LOOK_EVERY_S):
         if is_asked_to_stop():
@@ -113,40 +117,74 @@ def open_topics(
     return True
 
 
-class _TopicOpener:
-    """Opens the topics of handlers in a thread, so that a stop does not have to wait for Redis.
+def check_stores(
+    handlers: Iterable[Handler],
+    loop: asyncio.AbstractEventLoop | None,
+    is_asked_to_stop: Callable[[], bool],
+) -> bool:
+    """Check the stores of the middleware of handlers, for STORES_S at most.
+
+    Returns:
+        False if the worker was asked to stop meanwhile.
+
+    Raises:
+        ConfigurationError: a store lacks something.
+    """
+    guarded = [handler for handler in handlers if handler.middleware]
+    if not guarded:
+        return True
+
+    def check() -> None:
+        for handler in guarded:
+            handler.check_stores(loop)
+
+    checks = _InThread("rmq-stores", check)
+    until = time.monotonic() + STORES_S
+    while not checks.ended.wait(LOOK_EVERY_S):
+        if is_asked_to_stop():
+            return False
+        if time.monotonic() >= until:
+            log.warning("the stores of the handlers do not answer; the worker starts without them")
+            return True
+    if checks.error is not None:
+        raise checks.error
+    return True
+
+
+class _InThread:
+    """Calls a function in a thread, so that a stop does not have to wait for a server.
 
     Attributes:
-        ended: set when no topic is left to open.
-        error: the error that forbids a start; None if Redis merely cannot be reached.
+        ended: set when the function has returned or raised.
+        error: that it raised, if it did.
     """
 
-    def __init__(self, transport: Transport, handlers: Iterable[Handler]) -> None:
-        self._transport = transport
-        self._handlers = list(handlers)
+    def __init__(self, name: str, function: Callable[[], object]) -> None:
+        self._function = function
         self.ended = threading.Event()
         self.error: BaseException | None = None
-        threading.Thread(target=self._run, name="rmq-open", daemon=True).start()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._open()
+            self._function()
         except BaseException as error:
             self.error = error
         finally:
             self.ended.set()
 
-    def _open(self) -> None:
-        for handler in self._handlers:
-            try:
-                self._transport.run(opening.ensure_open(handler.context))
-                handler.follow(handler.context.settings)
-            except (Unavailable, OutcomeUnknown) as error:
-                log.error("topics cannot be opened yet, and are tried again: %s", error)
-                return  # each of the others would take as long
-            except StorageError as error:
-                log.error("%s: its topic cannot be opened yet: %s", handler, error)
-        self._transport.run(opening.warn())
+
+def _open_topics(transport: Transport, handlers: Iterable[Handler]) -> None:
+    for handler in handlers:
+        try:
+            transport.run(opening.ensure_open(handler.context))
+            handler.follow(handler.context.settings)
+        except (Unavailable, OutcomeUnknown) as error:
+            log.error("topics cannot be opened yet, and are tried again: %s", error)
+            return  # each of the others would take as long
+        except StorageError as error:
+            log.error("%s: its topic cannot be opened yet: %s", handler, error)
+    transport.run(opening.warn())
 
 
 WATCH_S = 0.1

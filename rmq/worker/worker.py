@@ -38,7 +38,7 @@ from rmq.worker.running import (
     check_hooks,
     chosen_topics,
 )
-from rmq.worker.watchdog import Health, open_topics
+from rmq.worker.watchdog import Health, check_stores, open_topics
 
 log = logging.getLogger("rmq")
 
@@ -155,16 +155,20 @@ class Worker:
         return f"<Worker of {', '.join(one.context.name for one in self._topics)}>"
 
     def check(self) -> dict[str, bool]:
-        """Compare the settings of each topic with those in Redis; nothing is written.
+        """Compare the settings of each topic with those in Redis; look for tables of the ledger.
+
+        Nothing is written, and no lifespan is opened.
 
         Returns:
             Whether each topic exists. A missing topic is created when the worker starts.
 
         Raises:
-            SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for.
+            SettingsMismatch, ConfigurationError: a topic cannot be used as it was asked for, or a
+                database lacks a table of the handlers' middleware.
             StorageError: Redis cannot be asked.
         """
         transport, exists = as_blocking(self._parts.transport), {}
+        loop_thread: EventLoopThread | None = None
         try:
             for handler in self.handlers:
                 try:
@@ -173,8 +177,14 @@ class Worker:
                     exists[handler.context.name] = True
                 except TopicNotFound:
                     exists[handler.context.name] = False
+            with_stores = [handler for handler in self.handlers if handler.middleware]
+            loop_thread = EventLoopThread() if with_stores else None
+            for handler in with_stores:
+                handler.check_stores(None if loop_thread is None else loop_thread.loop)
         finally:
             self._disconnect(transport)
+            if loop_thread is not None:
+                loop_thread.stop(CANCEL_S)
         return exists
 
     def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -204,7 +214,9 @@ class Worker:
                 if loop is None and is_async:
                     loop_thread = EventLoopThread()
                     loop = loop_thread.loop
-                if self._scope.open(loop, self._is_asked_to_stop):
+                if self._scope.open(loop, self._is_asked_to_stop) and check_stores(
+                    self.handlers, loop, self._is_asked_to_stop
+                ):
                     surroundings = Surroundings(self._scope, loop, loop_thread)
                     self._running = self._begin(transport, surroundings)
                     return

@@ -358,21 +358,13 @@ def test_confirms_refuses_what_cannot_work_by_name(client: rmq.Client, name: str
         topic.handler(batch=10)(outbox.confirms(engine)(lambda deliveries: None))
 
 
-def test_missing_tables_fail_the_handler_with_the_command_that_creates_them(
+def test_missing_tables_refuse_the_start_with_the_command_that_creates_them(
     database: Database, server: Server, name: str
 ) -> None:
     scene = Consuming(database, server, name)
     metadata.drop_all(scene.engine)
-    seen: list[Any] = []
-    scene.consume(lambda body, d: seen.append(body), scene.confirms(), retry=rmq.Levels((600,)))
-    id = scene.topic.send("x").id
+    scene.consume(lambda body, d: None, scene.confirms())
 
-    def told() -> str:
-        message = scene.topic.get(id)
-        return message.failure.error if message and message.failure else ""
-
-    scene.work(told)
-
-    assert "rmq outbox create" in told()
-    assert seen == []
+    with pytest.raises(rmq.ConfigurationError, match="rmq outbox create"):
+        rmq.Worker(scene.client, heartbeat="thread").start()
     scene.close()

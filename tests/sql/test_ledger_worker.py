@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 import rmq
 from rmq.ledger import exactly_once, metadata
+from rmq.worker import disposition
 from tests.patience import wait_for
 from tests.sql.ledgers import Books, Copy, effects
 
@@ -166,26 +168,69 @@ def test_a_failed_run_is_retried_and_takes_effect_once(
         assert books.effects() == ["p"]
 
 
-@pytest.mark.parametrize("way", ["Ledger", "exactly_once"])
-def test_without_the_table_messages_are_nacked_and_done_once_it_is_there(
+@pytest.mark.parametrize("way", ["Ledger", "connection", "session"])
+def test_a_worker_does_not_start_without_the_table(
     books: Books, client: rmq.Client, name: str, way: str
 ) -> None:
     ran: list[Any] = []
-    topic = client.topic(name, retry=rmq.Levels((0.05, 0.5, 1.0)))
+    topic = client.topic(name)
     books.drop()
     if way == "Ledger":
         handle(books, topic, books.ledger(), lambda d: ran.append(d.body))
     else:
-        handle_once(books, topic, lambda d: ran.append(d.body))
+        handle_once(books, topic, lambda d: ran.append(d.body), way == "session")
     topic.send("p")
+    worker = rmq.Worker(client, heartbeat="thread")
 
-    with rmq.Worker(client, heartbeat="thread") as worker:
-        wait_for(lambda: worker.counts()[name]["nack"] >= 2)
-        assert (ran, settled(client, name)) == ([], 0)
-        metadata.create_all(books.outside)
+    for begin in (worker.check, worker.start):
+        with pytest.raises(rmq.ConfigurationError, match="run `rmq ledger create`"):
+            begin()
+    metadata.create_all(books.outside)
+    worker.check()
+    with worker:
         wait_for(lambda: settled(client, name) == 1)
 
     assert ran == ["p"]
+
+
+def test_a_lifespan_may_create_the_table(books: Books, client: rmq.Client, name: str) -> None:
+    books.drop()
+
+    @client.lifespan
+    def create() -> Iterator[None]:
+        metadata.create_all(books.outside)
+        yield
+
+    topic = client.topic(name)
+    handle_once(books, topic, lambda d: None)
+    topic.send("p")
+    with rmq.Worker(client, heartbeat="thread"):
+        wait_for(lambda: settled(client, name) == 1)
+
+
+@pytest.mark.parametrize("way", ["Ledger", "exactly_once"])
+def test_a_table_that_is_dropped_costs_no_retry_and_work_is_done_once_it_is_there(
+    books: Books, client: rmq.Client, name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disposition, "MISCONFIGURED_S", 0.2)
+    ran: list[Any] = []
+    topic = client.topic(name, max_retries=0)
+    if way == "Ledger":
+        handle(books, topic, books.ledger(), lambda d: ran.append(d.body))
+    else:
+        handle_once(books, topic, lambda d: ran.append(d.body))
+
+    with rmq.Worker(client, heartbeat="thread") as worker:
+        books.drop()
+        topic.send("p")
+        wait_for(lambda: worker.counts()[name]["release"] >= 2)
+        assert (ran, settled(client, name)) == ([], 0)
+        metadata.create_all(books.outside)
+        wait_for(lambda: settled(client, name) == 1)
+        counts = worker.counts()[name]
+
+    assert ran == ["p"]
+    assert (counts["nack"], counts["reject"]) == (0, 0)
 
 
 @pytest.mark.parametrize("way", ["Ledger", "exactly_once"])

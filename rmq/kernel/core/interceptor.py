@@ -284,6 +284,18 @@ class Middleware:
     def check_lease(self, lease_ms: int) -> None:
         """Refuse a lease that cannot work; called when the lease of the deliveries is known."""
 
+    def check_store(self) -> None:
+        """Refuse to start a worker where the store lacks something.
+
+        A store that does not answer is no reason to refuse.
+
+        Raises:
+            ConfigurationError: the error names what to create.
+        """
+
+    async def check_store_async(self) -> None:
+        """Do as `check_store`, for an async handler."""
+
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """Call `call_next` with the filled parameter; return False if the work was done before."""
         call_next()

@@ -24,16 +24,23 @@ class WrappedRun:
     """The findings of one run.
 
     Attributes:
+        has_begun: whether the middleware has let the handler be called.
         misfit: the error of a body that does not fit the handler.
         was_done: whether the middleware found that the work was done before.
     """
 
-    __slots__ = ("_unfinished", "misfit", "was_done")
+    __slots__ = ("_unfinished", "has_begun", "misfit", "was_done")
 
     def __init__(self) -> None:
+        self.has_begun = False
         self.misfit: DecodeError | None = None
         self.was_done = False
         self._unfinished = 0
+
+    def begin(self, call: Callable[..., Any], **filled: Any) -> Any:
+        """Call what the middleware is around."""
+        self.has_begun = True
+        return call(**filled)
 
     def awaited(self, function: _CallAsync) -> Callable[[Any], Awaitable[None]]:
         """Return a function whose result has to be awaited before the run ends."""
@@ -99,7 +106,8 @@ class WrappedCall:
         if self._scope is not None:
             call = partial(self._scope.call, call, delivery)
         if self._middleware:
-            run.was_done = not run_through(self._middleware, delivery, call)
+            begin = partial(run.begin, call)
+            run.was_done = not run_through(self._middleware, delivery, begin)
         else:
             call()
 
@@ -140,7 +148,8 @@ class WrappedCall:
         if self._scope is not None:
             call = partial(self._scope.call_async, call, delivery)
         if self._middleware:
-            run.was_done = not await run_through_async(self._middleware, delivery, call)
+            begin = partial(run.begin, call)
+            run.was_done = not await run_through_async(self._middleware, delivery, begin)
         else:
             await call()
 

@@ -6,6 +6,7 @@ options. The worker decides how the function is run (`rmq.worker`).
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,18 @@ class Handler:
         self.ordered = settings.in_slot_order(self.ordered)
         for each in self.middleware:
             each.check_lease(settings.lease_ms if self.lease_ms is None else self.lease_ms)
+
+    def check_stores(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Refuse to start where a store of the middleware lacks something.
+
+        `loop`: of async handlers; it runs in another thread.
+        """
+        for each in self.middleware:
+            if self.is_async:
+                assert loop is not None
+                asyncio.run_coroutine_threadsafe(each.check_store_async(), loop).result()
+            else:
+                each.check_store()
 
     def convert_body(self, delivery: HeldDelivery) -> Any:
         """Convert a delivery's body to its type, unless it was converted before; return it.

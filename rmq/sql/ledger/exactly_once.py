@@ -20,7 +20,7 @@ from rmq.kernel.core.generators import Call, Procedure
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync, attach
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.handlers.idempotency import KeyOf
-from rmq.sql.connections import OnConnection, refuse_autocommit
+from rmq.sql.connections import OnConnection, check_table, refuse_autocommit
 from rmq.sql.errors import Outage, code_of, is_contention, is_outage, require_table
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.rows import COMMAND, Row, ledger
@@ -159,6 +159,14 @@ class ExactlyOnce(Middleware):
         """As `Middleware.check_lease`."""
         if self._ttl_ms is not None:
             check_ttl(self._ttl_ms, lease_ms)
+
+    def check_store(self) -> None:
+        """As `Middleware.check_store`."""
+        generators.run(check_table(self._source, ledger, COMMAND))
+
+    async def check_store_async(self) -> None:
+        """As `check_store`."""
+        await generators.run_async(check_table(self._source, ledger, COMMAND))
 
     def _row(self, delivery: DeliveryData) -> Row:
         return rows.row_of(self._consumer, delivery, self._key(delivery))

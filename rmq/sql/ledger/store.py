@@ -21,7 +21,7 @@ from rmq.kernel.core.generators import Call, Procedure
 from rmq.kernel.core.interceptor import HandlerInfo, Middleware, Next, NextAsync
 from rmq.kernel.core.validation import Duration, duration_ms
 from rmq.kernel.handlers.idempotency import Check, KeyOf
-from rmq.sql.connections import AnyEngine, WithConnection, with_own_pool
+from rmq.sql.connections import AnyEngine, WithConnection, check_table, with_own_pool
 from rmq.sql.errors import Outage, is_conflict, require_table
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.renewal import TaskRenewal, ThreadRenewal, log_claim_lost
@@ -113,6 +113,10 @@ class Ledger:
 
     # --- for its middleware ----------------------------------------------------------------------
 
+    def check(self) -> Procedure[None]:
+        """Refuse a database without the table."""
+        return check_table(self._engine, ledger, COMMAND)
+
     def transact(
         self, verb: Callable[..., Any], *arguments: Any, engine: AnyEngine | None = None
     ) -> Procedure[Any]:
@@ -175,6 +179,14 @@ class LedgerMiddleware(Middleware):
                 f"check: {self._check!r} is async, and handler {handler.name} is not; "
                 "make both of one kind"
             )
+
+    def check_store(self) -> None:
+        """As `Middleware.check_store`."""
+        generators.run(self._store.check())
+
+    async def check_store_async(self) -> None:
+        """As `check_store`."""
+        await generators.run_async(self._store.check())
 
     def check_lease(self, lease_ms: int) -> None:
         """As `Middleware.check_lease`."""

@@ -27,10 +27,10 @@ from rmq.kernel.core import generators
 from rmq.kernel.core.delivery import DeliveryData, Reject, held_of
 from rmq.kernel.core.generators import Action, Call, Procedure
 from rmq.kernel.core.interceptor import F, HandlerInfo, Middleware, Next, NextAsync, active, attach
-from rmq.sql.connections import InTransaction, WithConnection
+from rmq.sql.connections import InTransaction, WithConnection, check_table
 from rmq.sql.errors import Outage
 from rmq.sql.outbox import confirm_queries
-from rmq.sql.outbox.tables import stub_id
+from rmq.sql.outbox.tables import CREATE, logs, stub_id, stubs
 
 log = logging.getLogger("rmq")
 
@@ -72,6 +72,18 @@ class Confirms(Middleware):
             f"handler {handler.name}: it is {kind} and confirms on {type(self._engine).__name__}; "
             f"give @outbox.confirms an {wanted}"
         )
+
+    def check_store(self) -> None:
+        """As `Middleware.check_store`."""
+        generators.run(self._check())
+
+    async def check_store_async(self) -> None:
+        """As `check_store`."""
+        await generators.run_async(self._check())
+
+    def _check(self) -> Procedure[None]:
+        for table in (logs, stubs) if self._via is None else (logs,):
+            yield from check_table(self._engine, table, CREATE)
 
     def run(self, delivery: DeliveryData, call_next: Next) -> bool:
         """As `Middleware.run`."""
