@@ -1,7 +1,7 @@
 --[[
 tidy: drop dead letters past the topic's retention, those in the trash whose time has come, settled ids past its dedup
 window, answers to callers that were silent for minutes, full buckets of a limit for each key, and old notes of messages that went
-to another topic.
+to another topic. Let groups go on that wait for messages which somebody deleted by hand.
 
 KEYS[1]   slot           hash  settings and counters of the slot
 KEYS[2]   records        hash  member -> record
@@ -15,10 +15,13 @@ KEYS[9]   trash          zset  member -> when it goes for good, epoch ms
 KEYS[10]  deaths         hash  member of the trash -> its time of death, epoch ms
 KEYS[11]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 KEYS[12]  arrivals       zset  what became of messages that went from one topic to another (lib/arrivals)
+KEYS[13]  StoreQueue     zset  member -> score
+KEYS[14]  PrepareQueue   zset  member -> receipt
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 dead letters, and as many buckets and notes of each kind
 Returns   {how many dead letters were dropped, also from the trash; 1 if the limit left something to drop, else 0}
-Cost      O(n log L), n = limit, L = dead letters of the slot. Redis frees the ids in another thread
+Cost      O(n log L), n = limit, L = messages of the slot; the entries of about 100 groups are read, in turn. Redis frees
+          the ids in another thread
 Atomic    Types are checked before the first write, and no write needs memory. A second run goes on.
 ]]
 --- @include "lib/arrivals"
@@ -33,8 +36,8 @@ Atomic    Types are checked before the first write, and no write needs memory. A
 local slot, records, dead, failures, even, odd = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, MOST, 'limit')
-local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk = unpack(redis.call('HMGET', slot, 'created',
-  'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk'))
+local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, grouped = unpack(redis.call('HMGET', slot,
+  'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk', 'groups'))
 if not created then
   fail('GONE', slot)
 end
@@ -49,6 +52,8 @@ redis.call('ZCARD', KEYS[9])
 redis.call('HLEN', KEYS[10])
 redis.call('ZCARD', KEYS[11])
 redis.call('ZCARD', KEYS[12])
+redis.call('ZCARD', KEYS[13])
+redis.call('ZCARD', KEYS[14])
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 allow_oom(dead) -- the sweep of a slot with many sessions may begin with a field that is added
 if last_turn then
@@ -60,6 +65,10 @@ end
 sweep_sessions(slot, now, 100)
 local more = forget_full_buckets(KEYS[11], now, limit)
 more = forget_arrivals(KEYS[12], now, limit) or more
+if grouped then
+  --- @include "lib/lost_members"
+  free_groups(slot, KEYS[13], KEYS[14], grouped)
+end
 local audit = audited and KEYS[7]
 local dropped = empty_trash(slot, KEYS[9], KEYS[10], records, KEYS[8], failures, audit, tonumber(chunk), now, limit)
 local retention = tonumber(dead_retention_ms)

@@ -16,7 +16,8 @@ local function held_place(score)
   local part, exponent = math.frexp(-score)
   local lane = (2 * part - 1) * 2048
   local priority = lane % 1 * PRIORITY_END
-  return (exponent - 1) * 2048 + math.floor(lane), math.floor(priority), LANE_PLACES - 1 - priority % 1 * LANE_PLACES
+  local place = LANE_PLACES - 1 - priority % 1 * LANE_PLACES
+  return (exponent - 1) * 2048 + math.floor(lane), math.floor(priority), place
 end
 
 -- Whether nothing is in a lane.
@@ -50,7 +51,8 @@ local function lanes_of(entry)
   return lanes
 end
 
--- Append the first messages of a lane, `most` at most, and their priorities. `largest`: the lane has no larger one.
+-- Append the first messages of a lane, `most` at most, and their priorities. `largest`: the lane
+-- has no larger one.
 local function read_lane(store, lane, largest, most, ids, priorities)
   local before = #ids
   local low, last = lane_range(lane, largest)
@@ -62,15 +64,16 @@ local function read_lane(store, lane, largest, most, ids, priorities)
     return
   end
   local _, high = lane_range(lane)
-  local page = redis.call('ZRANGEBYSCORE', store, '(' .. last, high, 'WITHSCORES', 'LIMIT', 0, most - #members)
+  local page = redis.call('ZRANGEBYSCORE', store, '(' .. last, high, 'WITHSCORES', 'LIMIT', 0,
+    most - #members)
   for i = 1, #page, 2 do
     local _, priority = held_place(tonumber(page[i + 1]))
     ids[#ids + 1], priorities[#priorities + 1] = page[i], priority
   end
 end
 
--- The held messages of a group that go first, in order, and their priorities. `most`: so many of each lane. Older lanes that
--- nothing is in are forgotten.
+-- The first held messages of a group, in order, and their priorities. `most`: so many of each lane.
+-- Older lanes that are empty are forgotten.
 local function first_held(groups, entry, most)
   local lanes, ids, priorities, older = lanes_of(entry), {}, {}, {}
   for i = 1, #lanes do
@@ -103,7 +106,7 @@ local function clear_lane(entry)
   entry.front, entry.flags = '', entry.flags % MORE
 end
 
--- Let the front of an entry begin at a position of what first_held returned: all before it is held no more.
+-- Make the front of an entry of what first_held returned, from a position on. All before it is out.
 local function set_front(entry, ids, priorities, from)
   local priority, last = priorities[from], from - 1
   if not priority then
@@ -123,8 +126,8 @@ local function look_up_front(groups, entry)
   set_front(entry, ids, priorities, 1)
 end
 
--- The lane and the place before all held messages of a priority; for a redriven dead letter, behind those that were redriven
--- before it.
+-- The lane and the place before all held messages of a priority. A redriven dead letter has its place
+-- behind those that were redriven before it.
 local function place_before(groups, entry, priority, redriven)
   local lane = #entry.others > 0 and struct.unpack('>I3', entry.others) or entry.lane
   local low, high = lane_range(lane, priority)
@@ -161,8 +164,8 @@ local function next_place(groups, entry)
   return entry.lane, entry.place - 1
 end
 
--- Note in the front of an entry that a message is held, behind all others of its priority. `first`: before them; 'redriven': the
--- front is looked up when it is needed.
+-- Note in the front of an entry that a message is held, behind all others of its priority.
+-- `first`: before them; 'redriven': the front is looked up when it is needed.
 local function note_held(entry, id, priority, first)
   local largest, front = entry.lane_priority, entry.front
   if priority > largest then
@@ -174,7 +177,9 @@ local function note_held(entry, id, priority, first)
   elseif priority == largest and entry.flags < MORE then
     front = front .. id
   end
-  local is_more = entry.flags >= MORE or #front > FRONT_MOST * MEMBER or #front == 0 or priority ~= largest and largest > 0
-  entry.lane_priority, entry.front = math.max(priority, largest), string.sub(front, 1, FRONT_MOST * MEMBER)
+  local is_more = entry.flags >= MORE or #front > FRONT_MOST * MEMBER or #front == 0
+    or priority ~= largest and largest > 0
+  entry.lane_priority = math.max(priority, largest)
+  entry.front = string.sub(front, 1, FRONT_MOST * MEMBER)
   entry.flags = entry.flags % MORE + (is_more and MORE or 0)
 end

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import rmq
+from rmq.kernel.core.ids import member_of
+from rmq.kernel.core.retry import Levels
 from rmq.kernel.topic import scripts
+from tests.lua import group
 from tests.lua.box import GONE
 
 HOUR_MS = 3_600_000
@@ -139,3 +143,79 @@ def test_turns_follow_a_clock_that_was_ahead_and_nothing_is_forgotten_early(box,
         sizes.append(len(remembered(box)))
     assert max(sizes[10:]) <= 40  # two windows, and not all that came since
     assert box.run(box.send_command(during)).letters == ""
+
+
+def delete_by_hand(box, *ids):
+    """Delete messages as a person might, with redis-cli."""
+    members = [member_of(id) for id in ids]
+    for key in (box.keys.store, box.keys.prepare):
+        box.redis.zrem(key, *members)
+    box.redis.hdel(box.keys.records, *members)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_ordered_group_goes_on_after_its_message_was_deleted_by_hand(make_box, is_taken):
+    box = group.grouped(make_box)
+    first, *others = group.send(box, *"aaa")
+    if is_taken:
+        box.take(1)
+    delete_by_hand(box, first)
+    assert box.take(1) == []
+
+    tidy(box)
+
+    assert group.drained(box) == others
+    group.nothing_left(box)
+
+
+def test_group_of_several_goes_on_after_all_that_were_out_were_deleted_by_hand(make_box):
+    box = group.grouped(make_box, rmq.Groups(order=False, concurrency=3))
+    ids = group.send(box, *"aaaaaaa")
+    box.take(1)
+    delete_by_hand(box, *ids[:3])
+
+    tidy(box)
+
+    assert group.out(box) == ids[3:6]
+    assert group.drained(box) == ids[3:]
+    group.nothing_left(box)
+
+
+def test_held_messages_that_were_deleted_by_hand_are_passed_over(make_box):
+    box = group.grouped(make_box, rmq.Groups(order=False, concurrency=1))
+    ids = group.send(box, *"aaaa")
+    delete_by_hand(box, ids[1], ids[2])
+
+    tidy(box)
+
+    group.check(box)
+    assert group.drained(box) == [ids[0], ids[3]]
+
+
+def test_entry_is_gone_with_the_last_message_that_was_deleted_by_hand(make_box):
+    box = group.grouped(make_box)
+    names = [f"g{n}" for n in range(500)]
+    ids = list[bytes]()
+    for at in range(0, 500, 250):
+        ids += group.send(box, *names[at : at + 250])
+    delete_by_hand(box, *ids)
+
+    calls = 0
+    while any(name[0] == "/" for name in box.state()["slot"]):
+        tidy(box)
+        calls += 1
+
+    assert 3 <= calls <= 20
+
+
+def test_tidy_changes_nothing_of_groups_that_are_well(make_box):
+    box = group.grouped(make_box, retry=Levels((1.0,)))
+    group.send(box, *"aabbcc", None)
+    box.nack(*box.take(2))
+    box.take(1)
+    group.pause(box, "b")
+    before = group.check(box)
+
+    tidy(box)
+
+    assert box.changed(before) == {}

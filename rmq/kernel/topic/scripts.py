@@ -30,6 +30,7 @@ def tidy(keys: SlotKeys, limit: int = 100) -> Command[TidyReply]:
         (
             keys.slot, keys.records, keys.dead, keys.failures, keys.settled0, keys.settled1,
             keys.audit, keys.bodies, keys.trash, keys.deaths, keys.rates, keys.arrivals,
+            keys.store, keys.prepare,
         ),
         [topic_context.now_us, limit],
         lambda reply: TidyReply(reply[0], reply[1] == 1),

@@ -1,0 +1,47 @@
+-- Groups that wait for messages which are in no queue: somebody deleted them by hand.
+--- @include "lib/groups"
+
+-- Correct an entry by what is in the queues; return whether it was wrong. `most`: so many messages
+-- of the slot may be out.
+local function correct_entry(groups, entry, prepare, most)
+  local store, member, is_wrong = groups.store, entry.member, false
+  if member and not redis.call('ZSCORE', store, member)
+      and not redis.call('ZSCORE', prepare, member) then
+    entry.member, entry.out, is_wrong = nil, 0, true
+  elseif entry.out > most and not member then
+    entry.out, is_wrong = most, true
+  end
+  for at = 1, #entry.front, MEMBER do
+    if not redis.call('ZSCORE', store, string.sub(entry.front, at, at + MEMBER - 1)) then
+      look_up_front(groups, entry)
+      return true
+    end
+  end
+  return is_wrong
+end
+
+-- Look at some entries of the slot. Where a message that was out is lost, let the next one out.
+local function free_groups(slot, store, prepare, setting)
+  local GROUPS_LOOKED = 100
+  local cursor = redis.call('HGET', slot, 'groups_looked') or '0'
+  local page = redis.call('HSCAN', slot, cursor, 'MATCH', '/*', 'COUNT', GROUPS_LOOKED)
+  local groups, names = open_groups(slot, store, setting), {}
+  for i = 1, #page[2], 2 do
+    names[#names + 1] = string.sub(page[2][i], 2)
+  end
+  if page[1] ~= cursor then
+    redis.call('HSET', slot, 'groups_looked', page[1])
+  end
+  load_groups(groups, names)
+  local most = redis.call('ZCARD', prepare) + redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_END)
+  for i = 1, #names do
+    local entry = entry_in(groups, names[i])
+    if correct_entry(groups, entry, prepare, most) then
+      touch(groups, names[i])
+      if not is_stopped(entry) then
+        fill_group(groups, entry)
+      end
+    end
+  end
+  write_groups(groups)
+end
