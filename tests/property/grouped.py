@@ -26,6 +26,7 @@ some = st.integers(0, 999)
 rarely = st.sampled_from([False, False, False, True])
 NAMES = ("a", "b", "b", None)  # of groups, the busy one twice
 PRIORITIES = (None, None, None, 50, 500)
+SPREAD = 3  # in one of so many sends each message has a priority of its own
 WAITS = (0, 0.5, 2.0)
 
 
@@ -96,7 +97,10 @@ class Grouped(RuleBasedStateMachine):
         for n in range(which, which + count):
             self.serial += 1
             group, how = NAMES[n % len(NAMES)], dict[str, Any]()
-            how |= {"priority": p} if (p := PRIORITIES[n // 3 % len(PRIORITIES)]) else {}
+            p = PRIORITIES[n // 3 % len(PRIORITIES)]
+            if which % SPREAD == 0:
+                p = 20 + self.serial * 37 % 200
+            how |= {"priority": p} if p else {}
             how |= {"delay": 1.0} if timed and n % 2 else {}
             how |= {"expires": 1.5} if expires and n % 3 == 0 else {}
             how |= {"share_key": "s", "weight": 2} if group == "b" and which % 5 == 0 else {}

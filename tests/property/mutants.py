@@ -129,6 +129,7 @@ GROUPS: dict[str, list[Change]] = {
             "(priority * 2097152 + place)",
         )
     ],
+    "an older lane is forgotten": [("ack", "if i < #lanes and #ids > before", "if false")],
     "an ordered group does not wait for a retry": [
         ("nack", "local stays_out = ordered and later and later[id]", "local stays_out = false")
     ],
@@ -175,15 +176,31 @@ def offload(patch: pytest.MonkeyPatch) -> None:
 
     They know such a body by its codec and its first byte; here these are JSON and `{`.
     """
+    change_sources(
+        patch,
+        ("lib/record", "CODED_END = 96, 128", "CODED_END = 32, 64"),
+        ("lib/record", "OFFLOADED = 67", "OFFLOADED = 123"),
+    )
+
+
+def few_places(patch: pytest.MonkeyPatch) -> None:
+    """Let the lane of a group be used up after four messages, which a million do otherwise."""
+    used_up = "LANE_FIRST + 4"
+    change_sources(
+        patch,
+        ("lib/lanes", "entry.place >= LANE_PLACES - 1", f"entry.place >= {used_up}"),
+        ("lib/group_alone", "place < LANE_PLACES - 1", f"place < {used_up}"),
+    )
+
+
+def change_sources(patch: pytest.MonkeyPatch, *changes: Change) -> None:
+    """Compose all scripts anew, of sources with these changes."""
     whole = scripts._body
 
     def body(name: str) -> str:
         text = whole(name)
-        if name == "lib/record":
-            for before, after in (
-                ("CODED_END = 96, 128", "CODED_END = 32, 64"),
-                ("OFFLOADED = 67", "OFFLOADED = 123"),
-            ):
+        for changed, before, after in changes:
+            if changed == name:
                 assert text.count(before) == 1
                 text = text.replace(before, after)
         return text

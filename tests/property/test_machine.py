@@ -14,7 +14,7 @@ from rmq.kernel.core import record
 from rmq.kernel.core.groups import parse_groups
 from tests.property.grouped import Grouped
 from tests.property.machine import LARGE, Machine
-from tests.property.mutants import offload
+from tests.property.mutants import few_places, offload
 from tests.servers import Server
 
 pytestmark = pytest.mark.timeout(900)  # thousands of steps, each some calls; 134 s at a load of 30
@@ -158,6 +158,16 @@ GROUPED = (
     "held", "ack, False", "nack, True", "nack, False", "release, True", "reject, False", "cancel",
     "reschedule", "set_priority", "purge a group", "pause", "resume", "redrive", "purge",
 )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", ["order", "concurrency=3"])
+def test_groups_are_kept_where_their_lanes_are_used_up_again_and_again(
+    ours: Server, monkeypatch: pytest.MonkeyPatch, groups: str
+) -> None:
+    few_places(monkeypatch)
+
+    test_groups_are_kept_whatever_is_done_to_them(ours, groups, 1, False)
 
 
 @pytest.mark.parametrize(

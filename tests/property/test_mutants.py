@@ -22,6 +22,7 @@ from tests.property.mutants import (
     MUTANTS,
     OFFLOADED,
     TwoStepDriver,
+    few_places,
     loader,
     offload,
 )  # fmt: skip
@@ -98,6 +99,8 @@ def test_the_machine_of_groups_catches_every_mutant(
 
     if "leave" in mutant:
         Run.groups = rmq.Groups(order=False, concurrency=3)
+    if "lane" in mutant:
+        few_places(monkeypatch)
     monkeypatch.setattr(scripts, "load", loader(GROUPS[mutant]))
 
     with pytest.raises(Violation) as found:
