@@ -188,6 +188,7 @@ def _open_topics(transport: Transport, handlers: Iterable[Handler]) -> None:
 
 
 WATCH_S = 0.1
+PAUSED_S = 2.0  # without a turn of the watchdog
 QUIET_S = 5.0  # without a turn of a fetcher, or in one call to settle, a worker is not healthy
 SILENT_S = 2.0  # without a turn of a fetcher, Redis is pinged
 HEARTBEAT_ROUND_S = 30.0  # a renewal during an outage of Redis may take so long
@@ -195,6 +196,13 @@ LIMIT_MARGIN_S = 1.0  # in which this thread gives back a delivery that exceeded
 KILL_LEAST_S = 10.0  # twice as long as a process needs to end whose watchdog has ended
 PING_S = 1.0  # between two pings while nothing moves
 ALIVE_S = 60.0  # something that hangs for so long in this process will not recover
+
+
+def real_clock() -> float:
+    """Return seconds that also pass while the machine is suspended."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time()  # else the clock of the machine, which may be set
 
 
 class Health(NamedTuple):
@@ -252,7 +260,7 @@ class Watchdog:
             self._thread.join(2 * PING_S)  # it may be waiting for a PING
 
     def _run(self) -> None:
-        last_turn, grace_until = time.monotonic(), 0.0
+        last_turn, last_real, grace_until = time.monotonic(), real_clock(), 0.0
         # It goes on while the worker stops: running handlers need their leases and limits.
         while not self._ended.wait(WATCH_S):
             for queue in self._engine.queues:
@@ -266,9 +274,16 @@ class Watchdog:
                 self._log_outage(time.monotonic())
             if self._stopping.is_set():
                 continue
-            now = time.monotonic()
-            if now - last_turn > 10 * WATCH_S + 1:
-                # This process was stopped or starved, so that nothing could move.
+            now, real = time.monotonic(), real_clock()
+            if real - last_real > PAUSED_S:
+                log.warning(
+                    "this process did not run for %.1f s: the machine was suspended, it was "
+                    "stopped, or something held the GIL. Leases may have ended meanwhile",
+                    real - last_real,
+                )  # fmt: skip
+            last_real = real
+            if now - last_turn > PAUSED_S:
+                # Nothing could move.
                 grace_until = now + QUIET_S
                 self._engine.fetcher.last_turn = now
             last_turn = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 import redis
 
 import rmq
-from rmq.worker import fetcher
+from rmq.worker import fetcher, watchdog
 from rmq.worker.heartbeat.renewer import is_stopped
 from rmq.worker.heartbeat.start import HeartbeatProcess
 from tests.forkserver import Forked
@@ -83,6 +84,21 @@ def test_what_waits_in_the_worker_is_renewed_too(scene: Scene, api: Any, name: s
         wait_for(lambda: api.admin.stats(name)["settled"] == 10)
 
     assert attempts == [1] * 10
+
+
+def test_a_worker_says_for_how_long_it_did_not_run(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after the sleep of a laptop, in which the clock of timeouts stands still."""
+    calls = itertools.count()
+    monkeypatch.setattr(
+        watchdog, "real_clock", lambda: time.monotonic() + 3600 * (next(calls) >= 5)
+    )
+    client.topic(name).handler(lambda body: None)
+    with rmq.Worker(client, heartbeat="thread"):
+        wait_for(lambda: "did not run for 3600." in caplog.text)
+
+    assert caplog.text.count("did not run") == 1
 
 
 # --- Redis loses an ack -------------------------------------------------------------------------

@@ -6,8 +6,9 @@ Everything that cannot work is refused when the handler is registered.
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from rmq.errors import InvalidType
 from rmq.kernel.consumer.consumer import AsyncDelivery
@@ -143,7 +144,16 @@ class Signature:
             raise self._refused("both parameters are annotated as deliveries")
         if indexes:
             return indexes[0]
-        return 1 if len(taken) == 2 else None
+        if len(taken) != 2:
+            return None
+        second = taken[1].name
+        if second in hints and not _may_be(wanted, hints[second]):
+            raise self._refused(
+                f"its second parameter {second!r} gets the delivery, and is annotated as "
+                f"{inspect.formatannotation(hints[second])}. A message has one body: take several "
+                "values as one, a dict or a dataclass"
+            )
+        return 1
 
     def _hints(
         self, own: _Parameters, local_names: Mapping[str, Any], lenient: bool
@@ -163,6 +173,15 @@ class Signature:
                         "or give body="
                     ) from None
         return hints
+
+
+def _may_be(kind: type, annotation: Any) -> bool:
+    """Return whether a parameter that is annotated so may get an object of this class."""
+    if isinstance(annotation, types.UnionType) or get_origin(annotation) is Union:
+        return any(_may_be(kind, each) for each in get_args(annotation))
+    plain = get_origin(annotation) or annotation
+    is_known = isinstance(plain, type) and not getattr(plain, "_is_protocol", False)
+    return plain is Any or not is_known or issubclass(kind, plain)
 
 
 def _is_delivery(annotation: Any) -> bool:

@@ -6,11 +6,12 @@ import asyncio
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pytest
 
 import rmq
+from rmq.kernel.core.delivery import DeliveryData
 from rmq.kernel.core.interceptor import Middleware, attach
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
@@ -196,6 +197,26 @@ def test_two_deliveries_are_refused() -> None:
     def handle(one: rmq.Delivery, other: rmq.Delivery): ...
 
     refused(handle, "both parameters are annotated as deliveries")
+
+
+@pytest.mark.parametrize("kind", [int, str, dict[str, int], list, "int | None", Handler])
+def test_a_second_parameter_that_cannot_be_the_delivery_is_refused(kind: Any) -> None:
+    def handle(body, y): ...
+
+    handle.__annotations__["y"] = kind
+
+    refused(handle, "'y' gets the delivery", "take several values as one")
+
+
+@pytest.mark.parametrize(
+    "kind", [Any, object, DeliveryData, "rmq.Delivery | None", Protocol, TypeVar("T")]
+)
+def test_a_second_parameter_may_have_a_type_that_deliveries_have(kind: Any) -> None:
+    def handle(body, y): ...
+
+    handle.__annotations__["y"] = kind
+
+    assert registered(handle).takes == "bd"
 
 
 def test_a_batch_with_two_parameters_is_refused() -> None:
