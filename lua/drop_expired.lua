@@ -10,8 +10,10 @@ KEYS[6]   merge index    hash  merge key -> member and when it opened
 KEYS[7]   audit          zset  open numbers of audited messages
 KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   rank                 place in the StoreQueue, from 0, of the first message to look at
-ARGV[3]   limit                1 to 1000 messages to look at
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   rank                 place in the StoreQueue, from 0, of the first message to look at
+ARGV[5]   limit                1 to 1000 messages to look at
 Returns   {how many had expired, rank of the next page or -1, when the first of those left expires, epoch ms, or 0}
 Cost      O(log L + n), n = limit, with their records, 4 MiB at most
 Atomic    Types are checked before the first write, and the first write frees memory. Messages that are due later stay,
@@ -28,8 +30,8 @@ Atomic    Types are checked before the first write, and the first write frees me
 local slot, store, records, dead, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local bodies = KEYS[8]
 local now = clock(ARGV[1])
-local rank = whole_number(ARGV[2], 0, EXACT_MOST, 'rank')
-local limit = whole_number(ARGV[3], 1, MOST, 'limit')
+local rank = whole_number(ARGV[4], 0, EXACT_MOST, 'rank')
+local limit = whole_number(ARGV[5], 1, MOST, 'limit')
 local created, slot_chunk, on_expire, dead_retention_ms, audited = unpack(redis.call('HMGET', slot, 'created', 'chunk',
   'on_expire', 'dead_retention_ms', 'audited'))
 if not created then
@@ -83,6 +85,15 @@ for i = 1, #ids do
   scores[i] = score_of[ids[i]]
 end
 local bring_up = leaving_groups(slot, store, records, ids, on_expire ~= 'drop', nil, scores)
+
+-- Let the next messages of groups go out, and wake sleepers for them.
+local function go_on()
+  if bring_up and bring_up() then
+    --- @include "lib/wake"
+    wake_sleepers(slot, now, ARGV[2], ARGV[3])
+  end
+end
+
 if on_expire == 'drop' and audited then
   --- @include "lib/audit"
   account_for(slot, KEYS[7], 'accounted', add_numbers(expired, number_of, {}), now)
@@ -95,9 +106,7 @@ if on_expire == 'drop' then
   drop_records(slot, records, bodies, ids)
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HINCRBY', slot, 'expired', #ids)
-  if bring_up then
-    bring_up()
-  end
+  go_on()
   return reply
 end
 local mades = {}
@@ -105,7 +114,5 @@ for i = 1, #ids do
   mades[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
 add_dead(slot, dead, records, bodies, failures, audited and KEYS[7], ids, now, mades, 'x', '', tonumber(dead_retention_ms))
-if bring_up then
-  bring_up()
-end
+go_on()
 return reply

@@ -10,13 +10,16 @@ KEYS[6]   audit          zset  open numbers of audited messages
 KEYS[7]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
-ARGV[3]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
-ARGV[4]   limit                1 to 1000
-ARGV[5..] members              only these, at most 1000, 13 bytes each; none: the lowest scores first
+ARGV[3]   channel              where sleeping consumers of the topic listen
+ARGV[4]   index                the slot's index, sent to the consumers that are woken
+ARGV[5]   high                 largest score to delete, as for ZRANGEBYSCORE; ignored where ids are given
+ARGV[6]   limit                1 to 1000
+ARGV[7..] members              only these, at most 1000, 13 bytes each; none: the lowest scores first
 Returns   how many were deleted; less than the limit is the end
 Cost      O(n log L), and reading the records where the merge index is not empty, or the slot is audited
-Atomic    A message is deleted with everything that belongs to it. Messages in flight are not touched. Sent twice with
-          one number, it gives the first answer and deletes no second page.
+Atomic    A message is deleted with everything that belongs to it. Messages in flight are not touched. Sleepers
+          are woken if the next message of a group goes out. Sent twice with one number, it gives the first answer and
+          deletes no second page.
 ]]
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -27,7 +30,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/replay"
 local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local limit = whole_number(ARGV[4], 1, MOST, 'limit')
+local limit = whole_number(ARGV[6], 1, MOST, 'limit')
 local before = replayed(slot, ARGV[2])
 if before then
   return tonumber(before)
@@ -36,7 +39,7 @@ local created, audited, chunk = unpack(redis.call('HMGET', slot, 'created', 'aud
 if not created then
   fail('GONE', slot)
 end
-if #ARGV > 1004 then
+if #ARGV > 1006 then
   fail('ARG', 'count')
 end
 redis.call('HLEN', records)
@@ -45,15 +48,15 @@ redis.call('ZCARD', KEYS[6])
 redis.call('HLEN', KEYS[7])
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
-if #ARGV > 4 then
+if #ARGV > 6 then
   local seen = {}
-  for i = 5, #ARGV do
+  for i = 7, #ARGV do
     if not seen[ARGV[i]] and redis.call('ZSCORE', queue, ARGV[i]) then
       ids[#ids + 1], seen[ARGV[i]] = ARGV[i], true
     end
   end
 else
-  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[3], 'LIMIT', 0, limit)
+  ids = redis.call('ZRANGEBYSCORE', queue, '-inf', ARGV[5], 'LIMIT', 0, limit)
 end
 if #ids == 0 then
   return 0
@@ -81,8 +84,9 @@ drop_for_good(slot, records, KEYS[7], failures, audited and KEYS[6], tonumber(ch
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
-if bring_up then
-  bring_up()
+if bring_up and bring_up() then
+  --- @include "lib/wake"
+  wake_sleepers(slot, now, ARGV[3], ARGV[4])
 end
 redis.call('HINCRBY', slot, 'purged', purged)
 remember(slot, ARGV[2], now, purged)

@@ -330,7 +330,7 @@ local function leave_group(groups, name, id, died)
   end
 end
 
--- Note that a held message is no more. `died`: it became a dead letter.
+-- Note that a message which was not out is no more. `died`: it became a dead letter.
 local function leave_lane(groups, name, died)
   if not groups.departed[name] then
     groups.departed[name] = {}
@@ -483,6 +483,9 @@ local function settle_groups(groups)
   for i = 1, #names do
     local name = names[i]
     local text, left = groups.entries[name], groups.departed[name]
+    if not text and groups.died[name] and groups.hold_dead and name ~= '' then
+      text = new_entry(groups, name, 1) -- a delayed message has died: none of the group was out
+    end
     local done = not text
     if text and type(text) == 'string' and type(left) == 'string' and not groups.unusual then
       done = follow_plainly(groups, name, text, left)

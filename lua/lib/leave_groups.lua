@@ -59,11 +59,12 @@ local function leaving_groups(slot, store, records, ids, dead, later, scores)
       end
       local ordered = groups.ordered and name ~= ''
       local stays_out = ordered and later and later[id]
+      local died = dead == true or dead and dead[id]
       -- Of those that wait for their time, only the retry of an ordered group is out.
-      if score < 0 then
-        leave_lane(groups, name, dead == true or dead and dead[id])
-      elseif not stays_out and (score < PRIORITY_END or ordered) then
-        leave_group(groups, name, id, dead == true or dead and dead[id])
+      if score >= 0 and not stays_out and (score < PRIORITY_END or ordered) then
+        leave_group(groups, name, id, died)
+      elseif score < 0 or died then
+        leave_lane(groups, name, died)
       end
     end
   end

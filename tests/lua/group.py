@@ -273,4 +273,4 @@ def redrive(box: Box, *ids: bytes) -> Any:
 
 
 def purge(box: Box, queue: str = "store", **how: Any) -> Any:
-    return box.run(topic_scripts.purge(box.keys, box.session(), queue, **how))
+    return box.run(topic_scripts.purge(box.handle, box.keys, box.session(), queue, **how))

@@ -139,7 +139,9 @@ def test_purge_of_the_store_accounts_for_them(box, merging, by_id):
     if merging:
         merged(box, 4)
 
-    gone = box.run(topic_scripts.purge(box.keys, box.session(), "store", ids=ids if by_id else ()))
+    gone = box.run(
+        topic_scripts.purge(box.handle, box.keys, box.session(), "store", ids=ids if by_id else ())
+    )
 
     assert gone == 3 + (merging and not by_id)
     assert open_of(box) == [(4 + (merging and not by_id), None)]
@@ -151,7 +153,7 @@ def test_purge_of_the_dead_accounts_for_them_and_death_does_not(box):
     box.reject(box.take_one())
     assert open_of(box) == REST
 
-    box.run(topic_scripts.purge(box.keys, box.session(), "dead"))
+    box.run(topic_scripts.purge(box.handle, box.keys, box.session(), "dead"))
 
     assert open_of(box) == [(2, None)]
 
@@ -287,7 +289,7 @@ def test_numbers_are_accounted_for_at_maxmemory(tight, script):
                 == "cancelled"
             )
         else:
-            box.run(topic_scripts.purge(box.keys, box.session(), "store"))
+            box.run(topic_scripts.purge(box.handle, box.keys, box.session(), "store"))
         assert told(box, 5) == 0
     finally:
         box.redis.config_set("maxmemory", 0)

@@ -6,7 +6,7 @@ from rmq.features.dead_letters import scripts
 
 
 def expire(box, rank=0, limit=100):
-    return box.run(scripts.drop_expired(box.keys, rank, limit))
+    return box.run(scripts.drop_expired(box.handle, box.keys, rank, limit))
 
 
 def send_all_kinds(box):

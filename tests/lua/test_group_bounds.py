@@ -281,7 +281,9 @@ TWICE: dict[str, Callable[[Box], Callable[[Any], Any]]] = {
         lambda box, session, ids: messages_scripts.set_priority(box.keys, session, ids[1], 500)
     ),
     "purge": _one_of(
-        lambda box, session, ids: topic_scripts.purge(box.keys, session, "store", limit=3)
+        lambda box, session, ids: topic_scripts.purge(
+            box.handle, box.keys, session, "store", limit=3
+        )
     ),
 }
 

@@ -25,6 +25,7 @@ from tests.lua.group import (
     out,
     parts_of,
     purge,
+    release,
     reschedule,
     send,
     set_priority,
@@ -217,7 +218,7 @@ def test_expiry_of_head_and_held(make_box, way, on_expire, on_dead):
             box.take(10)
             check(box)
     else:
-        box.run(dead_scripts.drop_expired(box.keys, 0, 1000))
+        box.run(dead_scripts.drop_expired(box.handle, box.keys, 0, 1000))
     state = check(box)
 
     held_up = on_dead == "hold" and on_expire == "dead"
@@ -232,6 +233,67 @@ def test_expiry_of_head_and_held(make_box, way, on_expire, on_dead):
         assert list(state["prepare"]) == [c]
 
 
+@pytest.mark.parametrize("order", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_expiry_of_a_delayed_one_that_dies_holds_its_group(make_box, order, alone):
+    box = grouped(make_box, rmq.Groups(order=order, on_dead="hold"), on_expire="dead")
+    first = [] if alone else [one(box)]
+    late = one(box, due=100, expires=100)
+    box.clock.advance(2)
+
+    box.run(dead_scripts.drop_expired(box.handle, box.keys, 0, 1000))
+    behind = one(box)
+
+    state = check(box)
+    assert list(state["dead"]) == [late]
+    assert state["slot"]["groups_held"] == "1"
+    assert (out(box), held(box)) == (first, [behind])
+    assert release(box, "a")
+    assert drained(box) == [*first, behind]
+    assert entry(box) is None
+
+
+def test_expiry_of_a_retry_that_waits_holds_its_group(make_box):
+    box = slow(make_box, rmq.Groups(order=False, on_dead="hold"), on_expire="dead")
+    retry, other = one(box, expires=1500), one(box)
+    box.nack(box.take_one())
+    box.clock.advance(2)
+
+    box.run(dead_scripts.drop_expired(box.handle, box.keys, 0, 1000))
+
+    state = check(box)
+    assert list(state["dead"]) == [retry]
+    assert state["slot"]["groups_held"] == "1"
+    assert out(box) == [other], "it was out before"
+
+
+@pytest.mark.parametrize("on_expire", ["drop", "dead"])
+def test_expiry_of_the_head_lets_the_next_one_go_and_wakes(make_box, on_expire):
+    box = grouped(make_box, on_expire=on_expire)
+    one(box, expires=1000)
+    following = one(box)
+    box.clock.advance(2)
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 60_000)
+
+    box.run(dead_scripts.drop_expired(box.handle, box.keys, 0, 1000))
+
+    assert out(box) == [following]
+    assert box.counter("waiting") == 0
+
+
+def test_purge_of_a_retry_that_waits_lets_the_next_one_go_and_wakes(make_box):
+    box = slow(make_box)
+    retry, following = send(box, "a", "a")
+    box.nack(box.take_one())
+    box.redis.hset(box.keys.slot, "waiting", box.clock.now_ms + 60_000)
+
+    assert purge(box, ids=[retry]) == 1
+
+    check(box)
+    assert out(box) == [following]
+    assert box.counter("waiting") == 0
+
+
 def test_expiry_of_a_held_one_that_dies_holds_its_group(make_box):
     box = grouped(make_box, HOLD, on_expire="dead")
     a = one(box)
@@ -239,7 +301,7 @@ def test_expiry_of_a_held_one_that_dies_holds_its_group(make_box):
     c = one(box)
     box.clock.advance(2)
 
-    box.run(dead_scripts.drop_expired(box.keys, 0, 1000))
+    box.run(dead_scripts.drop_expired(box.handle, box.keys, 0, 1000))
 
     check(box)
     assert list(box.state()["dead"]) == [b]

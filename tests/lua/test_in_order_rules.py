@@ -30,7 +30,9 @@ def test_hold_ends_when_the_message_it_is_for_is_cancelled_or_purged(box):
         if verb == "cancel":
             box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), given[0]))
         else:
-            box.run(topic_scripts.purge(box.keys, box.session(), "store", ids=[given[0]]))
+            box.run(
+                topic_scripts.purge(box.handle, box.keys, box.session(), "store", ids=[given[0]])
+            )
 
         assert box.run(scripts.next_ready([box.keys], False)) == [0]
         leases = take(box)

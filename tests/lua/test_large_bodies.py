@@ -133,7 +133,7 @@ def test_cancel_purge_and_slot_delete_remove_bodies(box):
     box.run(messages_scripts.cancel(box.handle, box.keys, box.session(), a))
     assert set(bodies(box)) == {name_of(id) for id in (b, c, d)}
 
-    box.run(topic_scripts.purge(box.keys, box.session(), "store", ids=[c]))
+    box.run(topic_scripts.purge(box.handle, box.keys, box.session(), "store", ids=[c]))
     assert set(bodies(box)) == {name_of(id) for id in (b, d)}
     assert box.counter("large") == 2
 

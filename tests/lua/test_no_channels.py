@@ -27,7 +27,8 @@ WAKING = (
 )  # fmt: skip
 # They signal where they end a batch in order.
 FREEING = ("ack", "query_reject", "query_settle", "reject")
-LETTING_OUT = ("cancel",)  # where it lets the next message of a group out: test_groups
+# Where they let the next message of a group out: test_group_changes.
+LETTING_OUT = ("cancel", "drop_expired", "purge")
 PROBING = ("next_ready", "prepare", "withdraw")  # for credits: test_credits
 
 

@@ -9,7 +9,7 @@ from tests.lua.box import GONE
 
 
 def purge(box, place="store", **options):
-    return box.run(scripts.purge(box.keys, box.session(), place, **options))
+    return box.run(scripts.purge(box.handle, box.keys, box.session(), place, **options))
 
 
 def test_purge_by_id_deletes_whole_messages_and_nothing_else(box):

@@ -89,7 +89,7 @@ def test_a_hold_goes_with_its_letter_whoever_deletes_it(make_box: Any, who: str)
     assert box.counter("holds") == 3
 
     if who == "purge":
-        box.run(topic_scripts.purge(box.keys, box.session(), "dead", ids=deleted))
+        box.run(topic_scripts.purge(box.handle, box.keys, box.session(), "dead", ids=deleted))
     else:
         assert box.run(topic_scripts.tidy(box.keys)).dropped == 3
 

@@ -268,7 +268,7 @@ BEYOND: list[tuple[str, int, str, tuple[Any, ...]]] = [
         (script, position, "", ("", "1000000000000000000"))
         for script, position in [
             ("ack", 4), ("extend", 2), ("merge", 5), ("peek", 4), ("prepare", 2), ("prepare", 3),
-            ("purge", 3), ("release", 4), ("rollback", 3), ("send", 5), ("set_priority", 3),
+            ("purge", 5), ("release", 4), ("rollback", 3), ("send", 5), ("set_priority", 3),
             ("reschedule", 5),
         ]
     ),
@@ -289,7 +289,7 @@ def test_argument_beyond_its_limits_is_refused_and_no_key_changes(
         assert box.state() == before, bad
 
 
-@pytest.mark.parametrize(("script", "position"), [("peek", 0), ("purge", 2)])
+@pytest.mark.parametrize(("script", "position"), [("peek", 0), ("purge", 4)])
 def test_bound_of_scores_that_is_no_number_is_refused(box, script, position):
     command = CALLS[script](furnish(box))
     before = box.state()
@@ -304,7 +304,7 @@ def test_bound_of_scores_that_is_no_number_is_refused(box, script, position):
 @pytest.mark.parametrize(
     ("script", "before_ids", "counts"),
     [("redrive", 5, (0, 1001)), ("restore", 2, (0, 1001)), ("trash", 4, (0, 1001)),
-     ("purge", 4, (1001,))],
+     ("purge", 6, (1001,))],
 )  # fmt: skip
 def test_number_of_ids_outside_its_limits_is_refused(box, script, before_ids, counts):
     command = CALLS[script](furnish(box))
@@ -466,7 +466,7 @@ def test_receipt_of_another_slot_changes_nothing_here(make_box, script):
 
 def test_answer_of_an_error_never_repeats_what_the_caller_sent(anew):
     secret = b"4111-secret"
-    numbers = {"set_priority": 2, "purge": 3, "withdraw": 1, "leader_renew": 1}
+    numbers = {"set_priority": 2, "purge": 5, "withdraw": 1, "leader_renew": 1}
     of_no_use = {
         "next_ready", "peek", "get", "stats", "slot", "audit_scan", "unclaim", "leader_release",
         "group_pause",

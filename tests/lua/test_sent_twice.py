@@ -26,18 +26,18 @@ Build = Callable[[ReplaySession], Command[Any]]
 
 def _two_pages(box: Box) -> Build:
     box.send(10)
-    return lambda session: topic_scripts.purge(box.keys, session, "store", limit=5)
+    return lambda session: topic_scripts.purge(box.handle, box.keys, session, "store", limit=5)
 
 
 def _named(box: Box) -> Build:
     ids = box.send(3)
-    return lambda session: topic_scripts.purge(box.keys, session, "store", ids=ids)
+    return lambda session: topic_scripts.purge(box.handle, box.keys, session, "store", ids=ids)
 
 
 def _dead_page(box: Box) -> Build:
     box.send(4)
     box.reject(*box.take(4))
-    return lambda session: topic_scripts.purge(box.keys, session, "dead", limit=2)
+    return lambda session: topic_scripts.purge(box.handle, box.keys, session, "dead", limit=2)
 
 
 def _dead(box: Box) -> Build:

@@ -153,7 +153,7 @@ def test_every_counter_tells_what_was_done(make_box):
     box.one(expires=10, priority=900)
     box.clock.advance(1)
     box.prepare()
-    box.run(scripts.purge(box.keys, box.session(), "store", limit=1))
+    box.run(scripts.purge(box.handle, box.keys, box.session(), "store", limit=1))
     waiting = len(box.order())
     box.send(20 - waiting, priority=50)
     box.send(3, priority=51)

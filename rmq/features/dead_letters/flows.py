@@ -288,7 +288,7 @@ def _purge_all(
         while left > 0:
             step = min(CALL_MAX, left)
             with context.sessions.borrowed() as session:
-                deleted = yield topic_scripts.purge(keys, session, queue, limit=step)
+                deleted = yield topic_scripts.purge(context, keys, session, queue, limit=step)
             done, left = done + deleted, left - deleted
             if progress and deleted:
                 progress(done, count)

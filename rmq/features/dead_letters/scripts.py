@@ -43,7 +43,9 @@ class DropExpiredReply(NamedTuple):
     soonest_ms: int  # when the first of those that were left expires; 0: none does
 
 
-def drop_expired(keys: SlotKeys, rank: int, limit: int) -> Command[DropExpiredReply]:
+def drop_expired(
+    context: TopicContext, keys: SlotKeys, rank: int, limit: int
+) -> Command[DropExpiredReply]:
     """Drop the expired ones of a page of waiting messages, or make them dead letters."""
     return Command(
         scripts.load("drop_expired"),
@@ -51,7 +53,7 @@ def drop_expired(keys: SlotKeys, rank: int, limit: int) -> Command[DropExpiredRe
             keys.slot, keys.store, keys.records, keys.dead, keys.failures, keys.merge, keys.audit,
             keys.bodies,
         ),
-        [topic_context.now_us, rank, limit],
+        [topic_context.now_us, context.channel, keys.index, rank, limit],
         lambda reply: DropExpiredReply(*reply),
     )  # fmt: skip
 

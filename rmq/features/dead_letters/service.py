@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rmq.features.dead_letters import scripts
 from rmq.features.dead_letters.scripts import DropExpiredReply
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
 from rmq.web.survey import Survey, SurveyedService
@@ -35,8 +36,8 @@ ARRIVALS = (
 )
 
 
-def _expire(keys: SlotKeys, rank: int) -> Flow[DropExpiredReply]:
-    reply: DropExpiredReply = yield scripts.drop_expired(keys, rank, LIMIT)
+def _expire(context: TopicContext, keys: SlotKeys, rank: int) -> Flow[DropExpiredReply]:
+    reply: DropExpiredReply = yield scripts.drop_expired(context, keys, rank, LIMIT)
     return reply
 
 
@@ -103,9 +104,9 @@ class Expiry(SurveyedService):
             if not slot["retries"] + slot["priority"] + slot["due"]:
                 return 0
             one.rank = 0
-        keys, expired = self._survey.topics[name].context.slots[index], 0
+        context, expired = self._survey.topics[name].context, 0
         while one.rank >= 0 and self._calls < CALLS_MOST:
-            reply = self._transport.run(_expire(keys, one.rank))
+            reply = self._transport.run(_expire(context, context.slots[index], one.rank))
             self._calls += 1
             expired += reply.expired
             one.note(reply)

@@ -125,7 +125,9 @@ def group_purge(
     for keys, ids in waiting:
         for at in range(0, len(ids), PURGED):
             with context.sessions.borrowed() as session:
-                done += yield topic_scripts.purge(keys, session, "store", ids=ids[at : at + PURGED])
+                done += yield topic_scripts.purge(
+                    context, keys, session, "store", ids=ids[at : at + PURGED]
+                )
             if progress:
                 progress(done, count)
     return done

@@ -158,6 +158,7 @@ def peek(
 
 
 def purge(
+    context: TopicContext,
     keys: SlotKeys,
     session: ReplaySession,
     queue: str,
@@ -173,7 +174,10 @@ def purge(
             keys.slot, getattr(keys, queue), keys.records, keys.failures, keys.merge, keys.audit,
             keys.bodies,
         ),
-        [topic_context.now_us, session.call, high, limit, *members_of(ids)],
+        [
+            topic_context.now_us, session.call, context.channel, keys.index, high, limit,
+            *members_of(ids),
+        ],
         int,
     )  # fmt: skip
 
