@@ -57,7 +57,8 @@ class Meter:
 
 T = TypeVar("T")
 
-KEPT_MAX = 500
+KEPT_MAX = 10_000  # an overview makes two readings for each topic
+TIDIED_LEAST = 500  # fewer are not worth looking for old ones
 LONG_MAX, LONG_KEPT = 4, 50  # long readings that go on at a time, and that are kept
 LONG_S = 300.0  # a long reading takes no longer
 SHARE = 10  # a reading is kept for ten times as long as it took: a tenth of the time at most
@@ -68,6 +69,7 @@ class _Kept:
     began: float
     task: asyncio.Task[Any]
     took_s: float = 0.0
+    keep_s: float = 0.0
 
     def holds(self, now: float, keep_s: float) -> bool:
         """Whether what was read may be shown: it goes on, or ended well and not long ago."""
@@ -116,6 +118,7 @@ class Readings:
     def __init__(self) -> None:
         self.meter = Meter()
         self._kept: dict[str, _Kept] = {}
+        self._tidied_at = TIDIED_LEAST  # how many are kept when the old ones are forgotten
         self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
@@ -177,11 +180,21 @@ class Readings:
         kept = self._kept.get(key)
         if kept is None or not kept.holds(time.monotonic(), keep_s):
             self._kept.pop(key, None)
-            while len(self._kept) >= KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
+            self._tidy()
             kept = self._kept[key] = self._begin(read)
+            kept.keep_s = keep_s
         found: T = await asyncio.shield(kept.task)
         return found
+
+    def _tidy(self) -> None:
+        """Forget old readings when their number has doubled, and the oldest of too many."""
+        if len(self._kept) < self._tidied_at:
+            return
+        now = time.monotonic()
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.holds(now, kept.keep_s)}
+        while len(self._kept) >= KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._tidied_at = min(KEPT_MAX, max(TIDIED_LEAST, 2 * len(self._kept)))
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:

@@ -44,3 +44,19 @@ def test_lateness_beside_an_slo_is_that_of_its_percentile_in_the_newest_sample_t
     assert figures.slo_lateness(Slo(95, 2.0), [*samples, at(310, None)]) is None, "too long ago"
     assert figures.slo_lateness(Slo(95, 2.0), []) is None
     assert figures.slo_lateness(None, samples) is None
+
+
+def depths(found: list[Sample]) -> list[int]:
+    return [each.counts["due"] for each in found]
+
+
+def hour(points: int, due: int) -> list[Sample]:
+    return [Sample(AT + timedelta(seconds=10 * at), {"due": due}, 0.0, {}) for at in range(points)]
+
+
+def test_a_topic_that_lacks_the_newest_times_counts_as_it_was_last() -> None:
+    assert depths(figures.summed([hour(2, 100), hour(3, 1)])) == [101, 101, 101]
+
+
+def test_a_topic_without_samples_for_a_long_time_does_not_count() -> None:
+    assert depths(figures.summed([hour(2, 100), hour(60, 1)]))[-1] == 1
