@@ -362,3 +362,5 @@ def _decoded(body: bytes, kind: Any) -> Any:
         return msgspec.json.decode(body, type=kind)
     except RecursionError:
         raise ApiError("invalid", "the body is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ApiError("invalid", f"the body is not UTF-8 at byte {error.start}") from None

@@ -320,8 +320,9 @@ def make_application(
     from starlette.responses import JSONResponse, RedirectResponse, Response
     from starlette.routing import Route
 
-    from rmq.server.console import Console
+    from rmq.server.console import Console, packed
     from rmq.server.guard import Guard
+    from rmq.web.readings import Readings
 
     def probe(problems: Problems) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
@@ -330,9 +331,12 @@ def make_application(
 
         return answer
 
+    readings = Readings()
+
     async def answer_metrics(request: Request) -> Response:
-        text = await run_in_threadpool(metrics.text)
-        return Response(text, headers={"Content-Type": metrics.content_type})
+        async with api.place(api.context(request.scope)):
+            text = await readings.get("metrics", lambda: run_in_threadpool(metrics.text), 0.0)
+        return packed(request, text, 200, {"Vary": "Accept-Encoding"}, metrics.content_type)
 
     async def index(request: Request) -> Response:
         root = root_of(request.scope)

@@ -13,6 +13,7 @@ import hashlib
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -41,11 +42,14 @@ LIVE_S = 2.0  # from one look at a live page to the next
 SILENT_S = 20.0  # a stream says at least so often that it is alive
 FOREVER = "public, max-age=31536000, immutable"
 STREAM_SHARE = 4  # all streams rest so many times as long as their pages take to be written
+STREAMS_EACH = 16  # of a principal; more windows fetch their pages again and again
+STREAMS_MAX = 256  # of all: half of the connections
 STREAM_S = 600.0  # a stream ends after so long; the browser asks again, with its rights of then
 ERROR = "error.html"
 NOTICE = "rmq_notice"  # the cookie that carries what was done to the next page
 NOTICE_MAX = 300
 CSRF = "csrf"  # the field of a form
+PAGE_KIND = "text/html; charset=utf-8"
 PACKED_LEAST = 1_000  # bytes; less is not worth compressing
 
 
@@ -75,7 +79,7 @@ class Console:
         self._signs_in = any(page.path == "/signin" for page in self._pages)
         self._sign_in_url = sign_in_url
         self._streams = streams
-        self._streams_open = 0
+        self._streams_open: Counter[tuple[str, str]] = Counter()  # by kind and name
         self._readings = Readings()
         self._assets = Assets()
         self._renderer = Renderer(self._assets.digest)
@@ -132,7 +136,7 @@ class Console:
             # A stream holds its connection, so it is for those who are let in, and has a body.
             is_live = page.role is not None and request.method == "GET"
             if is_live and "text/event-stream" in request.headers.get("Accept", ""):
-                if not self._streams:
+                if not self._streams or not self._has_stream_for(page_request):
                     return Response("live pages are fetched here", 406, {"Vary": "Accept"})
                 return self._stream(page, request, page_request)
             return self._shown(request, page_request, await self._view(page, page_request))
@@ -187,18 +191,28 @@ class Console:
             headers["Set-Cookie"] = _notice(page_request.root, "", 0)
         if view.status == 200 and etag in request.headers.get("If-None-Match", ""):
             return Response(None, 304, headers)
-        return _packed(request, content, view.status, headers)
+        return packed(request, content, view.status, headers)
 
     # --- a live page ---
+
+    def _has_stream_for(self, page_request: PageRequest) -> bool:
+        """Return whether a principal may open one more stream, which holds its connection."""
+        principal = page_request.context.principal
+        own = self._streams_open[principal.kind, principal.name]
+        return own < STREAMS_EACH and self._streams_open.total() < STREAMS_MAX
 
     def _stream(self, page: Page, request: Request, page_request: PageRequest) -> Response:
         from sse_starlette import EventSourceResponse, ServerSentEvent
 
+        principal = page_request.context.principal
+        owner = principal.kind, principal.name
+
         async def events() -> AsyncIterator[ServerSentEvent]:
-            self._streams_open += 1
+            has_place = self._has_stream_for(page_request)  # others may have begun meanwhile
+            self._streams_open[owner] += 1
             try:
                 sent = b""
-                until = time.monotonic() + STREAM_S
+                until = time.monotonic() + (STREAM_S if has_place else 0)
                 while time.monotonic() < until:
                     view = await self._view(page, page_request)
                     began = time.monotonic()
@@ -213,11 +227,12 @@ class Console:
                     else:
                         sent = digest
                         yield ServerSentEvent(data=text, event="page")
-                    rest_s = STREAM_SHARE * (time.monotonic() - began) * self._streams_open
+                    rest_s = STREAM_SHARE * (time.monotonic() - began) * self._streams_open.total()
                     await asyncio.sleep(max(self._live_s, rest_s))
                 yield ServerSentEvent(data="", event="end")
             finally:
-                self._streams_open -= 1
+                self._streams_open[owner] -= 1
+                self._streams_open += Counter()  # without those that have none left
 
         headers = {"Cache-Control": "no-store"}
         return EventSourceResponse(events(), ping=int(SILENT_S), headers=headers)
@@ -290,18 +305,20 @@ def _check_origin(request: Request, form: dict[str, str]) -> None:
         )
 
 
-def _packed(request: Request, content: bytes, status: int, headers: dict[str, str]) -> Response:
-    """Return a page, compressed where the browser takes that.
+def packed(
+    request: Request, content: bytes, status: int, headers: dict[str, str], kind: str = PAGE_KIND
+) -> Response:
+    """Return an answer, compressed if the client takes that.
 
     Pages echo what a query says and have the token of their forms, whose sizes when compressed
     could tell it (BREACH). Cookies are SameSite=Strict, so no other site can have a page of a
     session made.
     """
-    kind = "text/html; charset=utf-8"
+    headers = {**headers, "Content-Type": kind}
     if len(content) < PACKED_LEAST or "gzip" not in request.headers.get("Accept-Encoding", ""):
-        return Response(content, status, headers, media_type=kind)
+        return Response(content, status, headers)
     compressed = gzip.compress(content, 5, mtime=0)
-    return Response(compressed, status, {**headers, "Content-Encoding": "gzip"}, media_type=kind)
+    return Response(compressed, status, {**headers, "Content-Encoding": "gzip"})
 
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

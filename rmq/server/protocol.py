@@ -32,6 +32,8 @@ _LINE_FEED = re.compile(rb"(?<!\r)\n")
 _LINE = re.compile(rb"[A-Z]{1,16} /[\x21-\x7e]* HTTP/1\.[01]")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
+FOR_PROBES = 16  # connections beyond the most, which answer probes alone
+_PROBE = re.compile(rb"(?:GET|HEAD) [^ ?]*/(?:livez|readyz)[ ?]")
 
 
 class BadHead(Exception):
@@ -124,6 +126,8 @@ class Connections:
     def add(self, connection: LimitedProtocol, address: str) -> bool:
         """Add a connection; where there are too many, end one that waits for its client.
 
+        If none waits, some more connections are added that answer probes alone.
+
         Returns:
             Whether there was room.
         """
@@ -136,10 +140,13 @@ class Connections:
             candidates = []
         if candidates:
             waiting = next((each for each in candidates if each.waits_for_client), None)
-            if waiting is None:
+            if waiting is not None:
+                self.remove(waiting)
+                waiting.refuse(408, "others need the connection")
+            elif len(self._all) >= self._most + FOR_PROBES:
                 return False
-            self.remove(waiting)
-            waiting.refuse(408, "others need the connection")
+            else:
+                connection.answers_probes_alone = True
         self._all[connection] = address
         return True
 
@@ -161,6 +168,7 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
         self._buffer = bytearray()
         self._body_left = 0
         self._is_refused = False
+        self.answers_probes_alone = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -234,6 +242,9 @@ class LimitedProtocol(_H11Protocol):  # type: ignore[misc]
                 self._limit(HEAD_S, "the head of the request did not come")
             return False
         self._unlimit()
+        if self.answers_probes_alone and not _PROBE.match(head):
+            self.refuse(503, "there are too many connections")
+            return False
         if self._body_left:
             self._limit(BODY_S, "the body of the request did not come")
         super().data_received(head + b"\r\n\r\n")

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from rmq.server import protocol
+from rmq.server.console import STREAMS_EACH
 from tests.server.running import PATIENCE_S, ask, serving, until
 from tests.servers import Server as Redis
 
@@ -246,11 +247,29 @@ def test_what_is_one_too_many_is_not_blamed_on_redis(server: Redis, prefix: str)
             connection.sendall(b"GET /console HTTP/1.1\r\n" + AS_STREAM)
             assert b"text/event-stream" in connection.recv(65536)
 
-        refused = ask(running.url + "/livez")
+        refused = ask(running.url + "/api/v1/topics")
+        probes = [ask(running.url + path).status for path in ("/livez", "/readyz?verbose")]
 
+    assert probes == [200, 200]
     assert refused.status == 503
     assert refused.body["type"] == "urn:rmq:error:too-many-connections"
     assert "Redis" not in refused.body["title"] + refused.body["detail"]
+
+
+def test_a_principal_has_so_many_live_pages_and_fetches_the_others(
+    server: Redis, prefix: str
+) -> None:
+    with serving(server.url, prefix) as running, contextlib.ExitStack() as stack:
+        answers = []
+        for _ in range(STREAMS_EACH + 2):
+            connection = stack.enter_context(connect(running.url))
+            connection.sendall(b"GET /console HTTP/1.1\r\n" + AS_STREAM)
+            answers.append(connection.recv(65536))
+
+        assert [b"text/event-stream" in answer for answer in answers] == [
+            *[True] * STREAMS_EACH, False, False,
+        ]  # fmt: skip
+        assert b" 406 " in answers[-1].partition(b"\r\n")[0]
 
 
 def test_a_stop_ends_streams_and_logs_no_error(

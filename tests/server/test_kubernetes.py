@@ -111,7 +111,9 @@ def faults_of_pod(spec: Document, container: Document) -> Iterator[str]:
             yield f"{probe}: a port that it does not have"
     if container["image"].rpartition(":")[2] in ("latest", "") or ":" not in container["image"]:
         yield "image: no version"
-    secrets = {each["name"] for each in container["env"] if "secretKeyRef" in each["valueFrom"]}
+    secrets = {
+        each["name"] for each in container["env"] if "secretKeyRef" in each.get("valueFrom", {})
+    }
     if "RMQ_URL" not in secrets:
         yield "RMQ_URL: not of a secret"
     if not {each["name"] for each in container["env"]} <= VARIABLES:
