@@ -76,7 +76,7 @@ def generate(
                 "user": name, "roles": rules.roles, "topics": topics or ("*",),
                 "server_version": rules.server_version, "keys": rules.keys,
                 "read_keys": rules.read_keys, "channels": rules.channels,
-                "commands": rules.commands, "rules": rules.words(),
+                "commands": rules.commands, "selectors": rules.selectors, "rules": rules.words(),
             }
         )  # fmt: skip
         return
@@ -95,7 +95,8 @@ def generate(
     if server_version == "6.2":
         common.note(
             "# Redis 6.2 has no keys that may only be read (%R~), and no selectors: those that the "
-            "role only reads are among those that it may write."
+            "role only reads are among those that it may write. So a producer, consumer or worker "
+            "may delete the lists of all topics and schedules; a server writes them again."
         )
     elif newer and form == "file":
         more = " and ".join(newer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -51,7 +52,9 @@ class Scene:
     def grant(self, role: Role | Iterable[Role], without: str = "", **options: Any) -> AclRules:
         """Give the user the rules of a role, one command left out."""
         rules = self.rules(role, **options)
-        self.grant_words(word for word in rules.words() if word != f"+{without}")
+        words = (word for word in rules.words() if word != f"+{without}")
+        in_selector = re.compile(rf" \+{re.escape(without or 'no such command')}\b")
+        self.grant_words(in_selector.sub("", word) for word in words)
         self.forget_refusals()
         return rules
 

@@ -101,7 +101,7 @@ COMMANDS: dict[Role, frozenset[str]] = {
     )),
     "consumer": frozenset((*_CONNECTION, *_CONSUMING)),
     "worker": frozenset((
-        *_CONNECTION, *_CONSUMING, "smembers", "srem", "time", "zadd", "pexpire", "set",
+        *_CONNECTION, *_CONSUMING, "smembers", "time", "zadd", "pexpire", "set",
         "zremrangebyscore", "zrem", "unlink",
     )),
     "operator": frozenset((*_CONNECTION, *_OPERATING)),
@@ -135,6 +135,19 @@ _OTHER_KEYS: tuple[tuple[str, tuple[Role, ...], tuple[Role, ...]], ...] = (
     ("server_secret", ("server",), ()),
 )
 
+# What roles that only add to a list of all topics may do with that list, from Redis 7.0 on.
+# Redis 6.2 knows no selectors: its users may do with these keys all that their commands do.
+_ONLY: dict[str, dict[Role, frozenset[str]]] = {
+    "topics": dict.fromkeys(
+        ("producer", "consumer", "worker"), frozenset(("sadd", "smismember"))
+    ),
+    "scheduled": {"producer": frozenset(("sadd",)), "worker": frozenset(("sadd", "smembers"))},
+    "workers": {
+        "worker": frozenset(("zadd", "pexpire", "zremrangebyscore", "zrem")),
+    },
+    "worker:*": {"worker": frozenset(("set", "unlink"))},
+}  # fmt: skip
+
 # Commands in scripts of a role that it never gets to: they belong to calls of other roles.
 _NOT_REACHED: dict[Role, frozenset[str]] = {
     "producer": frozenset(("zrange",)),  # schedules, all of them: it asks for one by name
@@ -166,6 +179,8 @@ class AclRules(NamedTuple):
         channels: patterns of Pub/Sub channels.
         commands: that it may call, with `|` before a subcommand.
         server_version: for which they are.
+        selectors: Patterns of keys that it may use with a few commands only, such as
+            "~rmq:topics +sadd". Redis 6.2 does not know such; there the patterns are among `keys`.
     """
 
     roles: tuple[Role, ...]
@@ -174,6 +189,7 @@ class AclRules(NamedTuple):
     channels: tuple[str, ...]
     commands: tuple[str, ...]
     server_version: ServerVersion
+    selectors: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
         """Return the rules for `ACL SETUSER`. They replace all rights, and no password."""
@@ -188,6 +204,7 @@ class AclRules(NamedTuple):
             *(f"%R~{key}" for key in self.read_keys),
             *(f"&{channel}" for channel in self.channels),
             *(f"+{command}" for command in self.commands),
+            *(f"({selector})" for selector in self.selectors),
         ]
 
 
@@ -218,11 +235,16 @@ def acl_rules(
     written = []
     if not OF_NO_TOPIC.issuperset(chosen):
         written = [key for pattern in patterns for key in _keys_of_topic(stem, pattern)]
-    read = []
+    read, selectors = [], []
     for name, writers, readers in _OTHER_KEYS:
-        if set(chosen) & set(writers):
+        only = _ONLY.get(name, {}) if version != "6.2" else {}
+        writing = set(chosen) & set(writers)
+        if writing and writing <= only.keys():
+            some = sorted(set().union(*(only[role] for role in writing)))
+            selectors.append(f"~{stem}:{name} " + " ".join(f"+{each}" for each in some))
+        elif writing:
             written.append(f"{stem}:{name}")
-        elif set(chosen) & set(readers):
+        if set(chosen) & set(readers) and not writing - only.keys():
             read.append(f"{stem}:{name}")
     if version == "6.2":
         written, read = written + read, []
@@ -237,7 +259,7 @@ def acl_rules(
     return AclRules(
         chosen, tuple(written), tuple(read), tuple(channels),
         tuple(sorted(command for command in commands if _is_known(command, version))),
-        version,
+        version, tuple(selectors),
     )  # fmt: skip
 
 

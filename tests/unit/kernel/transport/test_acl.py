@@ -76,7 +76,8 @@ def test_rules_of_one_topic_name_its_slots_by_their_digits() -> None:
 
 def test_rules_of_all_topics_are_one_pattern() -> None:
     rules = rmq.acl_rules("consumer", prefix="shop")
-    assert rules.keys == ("shop:{*}:*", "shop:topics")
+    assert rules.keys == ("shop:{*}:*",)
+    assert rules.selectors == ("~shop:topics +sadd +smismember",)
     assert rules.channels == ("shop:{*}:wake*",)
 
 
@@ -129,8 +130,10 @@ def test_several_roles_have_what_each_has() -> None:
     both = rmq.acl_rules(["viewer", "worker"])
     for role in ("viewer", "worker"):
         assert set(rmq.acl_rules(role).commands) <= set(both.commands)  # type: ignore[arg-type]
-    # A worker writes the others.
-    assert both.read_keys == ("rmq:leader", "rmq:jobs", "rmq:audit_trail")
+    assert both.read_keys == (
+        "rmq:topics", "rmq:scheduled", "rmq:workers", "rmq:worker:*", "rmq:leader", "rmq:jobs",
+        "rmq:audit_trail",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
