@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from rmq.features.tokens import flows
+from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 from rmq.server.rates import Rates
 from rmq.web.principal import ADDRESS, Principal, principal_of
 from rmq.web.scope import root_of
@@ -155,8 +156,12 @@ class Sessions:
         text = await run_flow(self._client, flows.session_read, digest)
         if text is None:
             return None
-        token, began_ms = json.loads(text)
-        return _Kept(token, began_ms, now, kept.touched_at if kept else float("-inf"))
+        try:
+            token, began_ms = json.loads(text)
+            began_ms = check_int(began_ms, "began_ms", 0, MOMENT_MOST_MS)
+        except UNREADABLE:
+            return None
+        return _Kept(str(token), began_ms, now, kept.touched_at if kept else float("-inf"))
 
 
 async def sign_in(scope: MutableMapping[str, Any], token: str) -> str:

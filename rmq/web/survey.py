@@ -13,7 +13,7 @@ from rmq.kernel.core import history, slo, telemetry
 from rmq.kernel.core.codec import JSON
 from rmq.kernel.core.history import Figures
 from rmq.kernel.core.telemetry import Counts
-from rmq.kernel.topic import overview, stats
+from rmq.kernel.topic import overview, scheduled, stats
 from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport.blocking import Transport
 
@@ -21,6 +21,7 @@ log = logging.getLogger("rmq")
 
 SLOTS_PER_S = 5.0  # of an idle installation: below 10 commands a second with 400 slots
 EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
+WHOLE_S = 600.0  # from one look at all keys to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,12 @@ class Survey:
         self._prefix = prefix
         self._contexts: dict[str, TopicContext] = {}
         self._sessions = ReplaySessions()
-        self._reported: dict[str, str] = {}
+        self._problems = TopicProblems()
         self._denied: frozenset[str] = frozenset()
         # By topic: its stamp, and its figures of the last minutes, the newest last; replaced as a
         # whole, since other threads read them.
         self._looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
+        self._whole_at = 0.0  # of the next look at all keys, by the monotonic clock
         self.topics: dict[str, TopicCounts] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
@@ -85,7 +87,8 @@ class Survey:
 
     def run_once(self) -> int:
         """Read the counts of all topics; return how many topics were read."""
-        names = self._transport.run(overview.topics(self._prefix))
+        is_whole = time.monotonic() >= self._whole_at
+        names = self._list(is_whole)
         topics: dict[str, TopicCounts] = {}
         contexts: dict[str, TopicContext] = {}
         denied: dict[str, errors.AccessDenied] = {}
@@ -93,20 +96,14 @@ class Survey:
             context = contexts[name] = self._contexts.get(name) or TopicContext(
                 self._prefix, name, JSON, self._sessions, {}
             )
-            try:
-                topics[name] = self._read(context)
-                self._reported.pop(name, None)
-            except (errors.Unavailable, errors.OutcomeUnknown):
-                raise
-            except errors.RMQError as error:
-                self._contexts.pop(name, None)
-                if isinstance(error, errors.TopicNotFound | errors.TopicVanished):
-                    continue  # it was deleted meanwhile, or is made anew: the next pass sees
-                if isinstance(error, errors.AccessDenied):
+            with self._problems.apart(name, self.name):
+                try:
+                    topics[name] = self._read(context)
+                except errors.AccessDenied as error:
                     denied[name] = error
-                elif self._reported.get(name) != str(error):
-                    self._reported[name] = str(error)
-                    log.warning("topic %r cannot be read just now: %s", name, error)
+                    continue
+                if is_whole:
+                    self._transport.run(scheduled.relist(context))
         self._report_denied(denied)
         self._contexts = {name: counts.context for name, counts in topics.items()}
         self._keep(topics)
@@ -114,6 +111,31 @@ class Survey:
         self.resizing = frozenset(name for name, each in contexts.items() if _is_resizing(each))
         self.passes += 1
         return len(topics)
+
+    def _list(self, is_whole: bool) -> list[str]:
+        """Return the names of all topics; list those again that another program took off.
+
+        Args:
+            is_whole: Look for topics that this survey does not know, which walks all keys of Redis.
+        """
+        if is_whole:
+            self._transport.run(overview.drop_wrong_lists(self._prefix))
+            self._whole_at = time.monotonic() + WHOLE_S
+        try:
+            names = self._transport.run(overview.topics(self._prefix))
+        except errors.ScriptFailed:  # it is no list any more
+            self._whole_at = 0.0
+            raise
+        stored = self._transport.run(overview.stored_topics(self._prefix)) if is_whole else set()
+        missing = (stored | self._contexts.keys()) - set(names)
+        added = self._transport.run(overview.relist(self._prefix, sorted(missing)))
+        if added:
+            log.warning(
+                "%d topics were missing in the list of all topics, and are listed again; the first "
+                "is %r. See which Redis user may remove members of it (docs/security.md)",
+                len(added), added[0],
+            )  # fmt: skip
+        return sorted([*names, *added])
 
     def before(self, name: str, window_ms: int) -> Figures | None:
         """Return the figures of a topic so long before, at most five minutes, by `so_old`."""
@@ -166,11 +188,36 @@ class SurveyedService:
     def __init__(self, transport: Transport, survey: Survey) -> None:
         self._transport = transport
         self._survey = survey
+        self._problems = TopicProblems()
+
+
+class TopicProblems:
+    """Keeps the error of one topic from the work for all others; logs each error once."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, str] = {}
 
     @contextmanager
-    def _unless_deleted(self, topic: str) -> Iterator[None]:
-        """Leave the block where its topic was deleted since the survey."""
+    def apart(self, topic: str, what: str) -> Iterator[None]:
+        """Log the error of the block, and leave the block.
+
+        Args:
+            topic: The topic that the block works for.
+            what: What the block does, for the log.
+
+        Raises:
+            Unavailable, OutcomeUnknown: Redis cannot be reached.
+            AccessDenied: The Redis user of the server lacks a right.
+        """
         try:
             yield
+            self._reported.pop(topic, None)
+        except (errors.Unavailable, errors.OutcomeUnknown, errors.AccessDenied):
+            raise
         except (errors.TopicNotFound, errors.TopicVanished) as error:
             log.debug("topic %r: %s", topic, error)
+        except Exception as error:  # programs that may write to one topic must not stop the others
+            if self._reported.get(topic) != str(error):
+                self._reported[topic] = str(error)
+                unexpected = not isinstance(error, errors.RMQError)
+                log.warning("%s of topic %r: %s", what, topic, error, exc_info=unexpected)

@@ -56,7 +56,7 @@ class Audits(SurveyedService):
                 continue
             # Other servers and workers do not audit it again in this time.
             every_ms = round(AUDIT_S * 900)
-            with self._unless_deleted(name):
+            with self._problems.apart(name, self.name):
                 if not self._transport.run(_is_numbered(counts.context)):
                     self._next_at[name] = now + WITHOUT_S
                     continue

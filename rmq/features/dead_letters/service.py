@@ -79,7 +79,7 @@ class Expiry(SurveyedService):
         # Those that were begun first go on first: no large slot keeps the others waiting for ever.
         slots.sort(key=lambda each: self._passes.get(each[:2], _SlotPass()).rank < 0)
         for name, index, slot in slots:
-            with self._unless_deleted(name):
+            with self._problems.apart(name, self.name):
                 count = self._look(name, index, slot)
                 if count:
                     log.info("topic %r: %d messages of slot %d had expired", name, count, index)

@@ -48,7 +48,7 @@ class Rollback(SurveyedService):
             slots = [index for index, slot in enumerate(counts.slots) if slot["expired_leases"] > 0]
             if not slots:
                 continue
-            with self._unless_deleted(name):
+            with self._problems.apart(name, self.name):
                 given_back = self._transport.run(_rollback(counts.context, slots))
                 if given_back:
                     log.info("topic %r: gave back %d expired leases", name, given_back)

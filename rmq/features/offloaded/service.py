@@ -35,7 +35,7 @@ class Offloading(SurveyedService):
         self._unused_until = {key: at for key, at in self._unused_until.items() if at > now}
         for name, counts in self._survey.topics.items():
             problem = ""
-            with self._unless_deleted(name):
+            with self._problems.apart(name, self.name):
                 for keys in counts.context.slots:
                     if (keys.slot, keys.created) in self._unused_until:
                         continue

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from rmq.errors import QueryOwned, RMQError, TopicNotFound, TopicVanished
+from rmq.errors import OutcomeUnknown, QueryOwned, RMQError, Unavailable
 from rmq.features.queries import flows as query_flow, scripts as queries_scripts
 from rmq.kernel.consumer import rollback, scripts
 from rmq.kernel.consumer.scripts import QueryState
@@ -156,14 +156,14 @@ def watch(topics: Iterable[Counted], most: int) -> Flow[dict[str, list[HeldQuery
         for keys, counts in zip(topic.context.slots, topic.slots, strict=False)
         if keys.index == 0 or counts["in_flight"]
     ]
-    listed = yield from _unless_gone([_listed(keys, most) for keys, _ in asked])
+    listed = yield from _readable([_listed(keys, most) for keys, _ in asked])
     found = [
-        (keys, run.decode(), int(float(end)) - now_ms)
-        for (keys, now_ms), reply in zip(asked, listed, strict=True)
-        for run, end in zip(reply[::2], reply[1::2], strict=True)
+        (keys, run, end_ms - now_ms)
+        for (keys, now_ms), runs in zip(asked, listed, strict=True)
+        for run, end_ms in runs
     ]
     calls = [queries_scripts.query_inspect(keys, run) for keys, run, _ in found]
-    return _by_topic(found, (yield from _unless_gone(calls)))
+    return _by_topic(found, (yield from _readable(calls)))
 
 
 def over_topics(queries: Mapping[str, Sequence[HeldQuery]]) -> list[WatchedQuery]:
@@ -189,21 +189,26 @@ def _age(report: Mapping[str, int]) -> tuple[int, int]:
     return report.get("since_ms", 0), report.get("commands", 0)
 
 
-def _listed(keys: SlotKeys, most: int) -> Command[list[bytes]]:
+def _listed(keys: SlotKeys, most: int) -> Command[list[tuple[str, int]]]:
     """List the first queries of a slot with the ends of their leases, by a plain command."""
-    return Command(plain("ZRANGE"), (keys.queries,), [0, most - 1, "WITHSCORES"], list)
+
+    def parse(reply: list[bytes]) -> list[tuple[str, int]]:
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return [(run.decode(), int(float(end))) for run, end in pairs]
+
+    return Command(plain("ZRANGE"), (keys.queries,), [0, most - 1, "WITHSCORES"], parse)
 
 
-def _unless_gone(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
-    """Return what calls returned; () for those whose topic was deleted meanwhile."""
+def _readable(calls: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    """Return the values of calls; () for a slot that is gone or cannot be read."""
     replies: list[Any] = []
     for at in range(0, len(calls), CALLS_AT_ONCE):
         replies += yield Pipeline(calls[at : at + CALLS_AT_ONCE])
     for at, reply in enumerate(replies):
-        if isinstance(reply, TopicNotFound | TopicVanished):
-            replies[at] = ()
-        elif isinstance(reply, RMQError):
+        if isinstance(reply, Unavailable | OutcomeUnknown):
             raise reply
+        if isinstance(reply, RMQError):
+            replies[at] = ()
     return replies
 
 

@@ -25,6 +25,7 @@ from rmq.kernel.consumer.scripts import (
 )
 from rmq.kernel.core.keys import SlotKeys, sink_key
 from rmq.kernel.core.score import HELD_MIN
+from rmq.kernel.core.validation import EXACT_MOST, UNREADABLE
 from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport import scripts
@@ -162,11 +163,15 @@ def read_report(text: bytes) -> dict[str, int]:
     """Return the figures of a report; none of what is not one, or of a query that sends none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except UNREADABLE:
         return {}
     if not isinstance(found, dict):
         return {}
-    return {name: value for name, value in found.items() if type(value) is int}
+    return {
+        name: value
+        for name, value in found.items()
+        if type(value) is int and abs(value) <= EXACT_MOST
+    }
 
 
 def query_read(

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-from rmq.errors import OutcomeUnknown, QueueFull, RMQError, TopicVanished, Unavailable
+from rmq.errors import (
+    AccessDenied,
+    ConfigurationError,
+    OutcomeUnknown,
+    QueueFull,
+    RMQError,
+    TopicVanished,
+    Unavailable,
+)
 from rmq.features.schedules import flows, scripts
 from rmq.features.schedules.flows import SLOT, encode, encoded, outgoing
 from rmq.features.schedules.schedule import Definition, Step
 from rmq.features.schedules.scripts import PAUSED, STALE, DueReply, DueSchedule
 from rmq.kernel.core import ids
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.validation import UNREADABLE
 from rmq.kernel.handlers.handler import Handlers
 from rmq.kernel.topic import opening, scheduled
 from rmq.kernel.topic.context import TopicContext
@@ -174,7 +184,8 @@ def read_due(prefix: str, names: Container[str] | None) -> Flow[list[DueTopic]]:
             stale.append(each)
         elif not isinstance(reply, TopicVanished):  # its deletion removes what is listed
             found.append(DueTopic(each.topic, reply))
-    yield from scheduled.remove(prefix, stale)
+    with suppress(AccessDenied):  # a server removes what a worker may not
+        yield from scheduled.remove(prefix, stale)
     return found
 
 
@@ -225,12 +236,20 @@ def _calls(
         except RMQError as error:
             errors[schedule.name] = error
             continue
+        except UNREADABLE as error:
+            errors[schedule.name] = ConfigurationError(
+                f"its definition cannot work: {error!r:.200}"
+            )
+            continue
         expected = schedule.next_ms
         for step in steps:
             try:
                 command = _command(context, definition, schedule.revision, expected, step)
             except RMQError as error:
                 errors[schedule.name] = error
+                break
+            except UNREADABLE as error:
+                errors[schedule.name] = ConfigurationError(f"its message cannot be: {error!r:.200}")
                 break
             yield schedule.name, command, step.time_ms is not None
             if schedule.name in errors or step.next_ms is None:

@@ -21,6 +21,7 @@ import msgpack
 
 from rmq.errors import ConfigurationError, InvalidType, InvalidValue
 from rmq.kernel.core import packages
+from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 CatchUp = Literal["skip", "last", "all"]
 
@@ -145,8 +146,14 @@ class Definition:
             values: dict[str, Any] = msgpack.unpackb(packed)
             if values.pop("version") != VERSION:
                 raise ValueError
-            return cls(**values)
-        except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            read = cls(**values)
+            check_int(1 if read.every_ms is None else read.every_ms, "every_ms", 1, MOMENT_MOST_MS)
+            for ms in (read.jitter_ms, read.catch_up_limit, read.expires_ms or 0):
+                check_int(ms, "number", 0, MOMENT_MOST_MS)
+            if read.every_ms is None and not isinstance(read.cron, str):
+                raise ValueError(read.cron)
+            return read
+        except (*UNREADABLE, msgpack.UnpackException) as error:
             raise ConfigurationError(
                 "schedule: its definition is of another version of RMQ; use that version, or "
                 "declare it again"

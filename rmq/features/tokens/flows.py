@@ -20,7 +20,7 @@ from typing import Any
 from rmq.errors import InvalidValue
 from rmq.kernel.core import access, keys, pause
 from rmq.kernel.core.access import AccessToken
-from rmq.kernel.core.validation import Duration, duration_ms
+from rmq.kernel.core.validation import MOMENT_MOST_MS, Duration, duration_ms
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
 
@@ -90,7 +90,11 @@ def tokens(prefix: str) -> Flow[list[AccessToken]]:
     """Return all tokens by name, also those that have expired, without their text."""
     found = yield from _read(prefix)
     used = _pairs((yield RawCommand("tokens", "HGETALL", keys.tokens_used_key(prefix))))
-    used_ms = {id.decode(): int(text) for id, text in used.items()}
+    used_ms = {
+        id.decode(errors="replace"): int(text)
+        for id, text in used.items()
+        if text.isdigit() and len(text) < len(str(MOMENT_MOST_MS))
+    }
     return [
         replace(token, used_ms=used_ms.get(token.id))
         for token in sorted(found, key=lambda token: token.name)

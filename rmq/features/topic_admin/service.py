@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 
-from rmq.errors import OutcomeUnknown, RMQError, TopicVanished, Unavailable
+from rmq.errors import OutcomeUnknown, TopicVanished, Unavailable
 from rmq.features.topic_admin import history as history_flow, resize
 from rmq.features.topic_admin.resize import Passes
 from rmq.kernel.core import history
@@ -73,7 +73,7 @@ class Resizes(SurveyedService):
                 log.debug("topic %r: %s", name, error)
                 if name in names:
                     continue
-            except RMQError as error:
+            except Exception as error:  # others' resizes continue
                 log.warning("the resize of topic %r waits: %s", name, error)
             del self._going[name]
         return finished
@@ -105,7 +105,7 @@ class Retention(SurveyedService):
             wait_s = WITH_DEAD_S if has_old else WITHOUT_S
             if now - self._tidied_at.get(name, -WITHOUT_S) < wait_s:
                 continue
-            with self._unless_deleted(name):
+            with self._problems.apart(name, self.name):
                 count = self._transport.run(tidy.tidy(counts.context))
                 self._tidied_at[name] = now
                 if count:
@@ -153,10 +153,11 @@ class Sampler(SurveyedService):
                 looks = [look_before, figures]
             # Equal figures are for the ring that goes back farthest alone: all points read it.
             rings = history.RINGS[-1:] if is_same else history.RINGS
-            if self._transport.run(history_flow.sample(counts.context, looks, rings)):
-                self._written[name] = (created, figures, figures.at_ms)
-                self._unwritten.pop(name, None)
-                kept += 1
-            else:
-                log.debug("topic %r: deleted meanwhile", name)
+            with self._problems.apart(name, self.name):
+                if self._transport.run(history_flow.sample(counts.context, looks, rings)):
+                    self._written[name] = (created, figures, figures.at_ms)
+                    self._unwritten.pop(name, None)
+                    kept += 1
+                else:
+                    log.debug("topic %r: deleted meanwhile", name)
         return kept

@@ -8,7 +8,7 @@ from rmq.features.workers import flows
 from rmq.features.workers.wanted import LATELY_MS, WorkersWanted, wanted
 from rmq.kernel.core import slo
 from rmq.kernel.transport.blocking import Transport
-from rmq.web.survey import Survey
+from rmq.web.survey import Survey, TopicProblems
 
 log = logging.getLogger("rmq")
 
@@ -56,6 +56,7 @@ class Wanted:
         self._transport = transport
         self._prefix = prefix
         self._survey = survey
+        self._problems = TopicProblems()
         self.by_topic: dict[str, WorkersWanted] = {}
 
     def run_once(self) -> int:
@@ -63,11 +64,12 @@ class Wanted:
         topics, before = self._survey.topics, self._survey.before
         windows = (slo.WINDOW_MS, LATELY_MS)
         workers = self._transport.run(flows.workers(self._prefix)) if topics else []
-        self.by_topic = {
-            name: wanted(
-                name, counts.context.settings.objective, counts.figures,
-                [before(name, window_ms) for window_ms in windows], workers, low=0,
-            )
-            for name, counts in topics.items()
-        }  # fmt: skip
+        found: dict[str, WorkersWanted] = {}
+        for name, counts in topics.items():
+            with self._problems.apart(name, self.name):
+                found[name] = wanted(
+                    name, counts.context.settings.objective, counts.figures,
+                    [before(name, window_ms) for window_ms in windows], workers, low=0,
+                )  # fmt: skip
+        self.by_topic = found
         return len(topics)

@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
+
+from rmq.kernel.core.keys import check_name
+from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 RUNNING_MOST = 20  # runs that a report lists, the oldest ones
 RUN_VERBS = ("ack", "nack", "reject")  # counts of deliveries that a handler has run for
@@ -142,27 +146,51 @@ def read_status(worker: str, stored: bytes, now_ms: int) -> WorkerStatus | None:
     """
     try:
         report: dict[str, Any] = json.loads(stored)
-        heartbeat_age_ms = max(0, now_ms - report["at_ms"])
-        reported = datetime.fromtimestamp(report["at_ms"] / 1000, UTC)
+        at_ms, age_ms, keep_ms = (
+            check_int(report[name], name, 0, MOMENT_MOST_MS)
+            for name in ("at_ms", "age_ms", "keep_ms")
+        )
+        heartbeat_age_ms = max(0, now_ms - at_ms)
+        reported = moment(at_ms)
         means = report.get("run_s") or [None] * len(report["handlers"])
         handlers = tuple(
-            HandlerStatus(topic, name, most, running, held, counts, run_s)
+            HandlerStatus(
+                check_name(topic, "topic"),
+                str(name),
+                _number(most, 1),
+                _number(running),
+                _number(held),
+                {str(verb): _number(count) for verb, count in counts.items()},
+                None if run_s is None else _seconds(run_s),
+            )
             for (topic, name, most, running, held, counts), run_s in zip(
                 report["handlers"], means, strict=True
             )
         )
+        process = report["process"]
         return WorkerStatus(
-            worker, report["host"], report["pid"], report["process"], report["version"],
-            reported - timedelta(milliseconds=report["age_ms"]), heartbeat_age_ms / 1000,
-            max(0, report["keep_ms"] - heartbeat_age_ms) / 1000, handlers,
+            worker, str(report["host"]), _number(report["pid"]),
+            None if process is None else _number(process), str(report["version"]),
+            reported - timedelta(milliseconds=age_ms), heartbeat_age_ms / 1000,
+            max(0, keep_ms - heartbeat_age_ms) / 1000, handlers,
             tuple(
                 HandlerRun(
-                    id, handlers[index].topic, handlers[index].name,
-                    reported - timedelta(milliseconds=age_ms),
+                    str(id), handlers[index].topic, handlers[index].name,
+                    reported - timedelta(milliseconds=_number(age_ms)),
                     (age_ms + heartbeat_age_ms) / 1000,
                 )
                 for id, index, age_ms in report["runs"]
             ),
         )  # fmt: skip
-    except (ValueError, TypeError, LookupError, OverflowError):
+    except UNREADABLE:
         return None
+
+
+def _number(value: object, low: int = 0) -> int:
+    return check_int(value, "number", low, MOMENT_MOST_MS)
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= MOMENT_MOST_MS:
+        raise ValueError(value)
+    return value

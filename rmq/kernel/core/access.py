@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from rmq.errors import InvalidValue
 from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 SECRET_BYTES = 32
 _TEXT = re.compile(r"rmq_([0-9a-f]{8})_([0-9a-f]{64})")
@@ -120,11 +121,18 @@ def new_token(
 
 
 def unpack(name: bytes, packed: bytes) -> AccessToken:
-    """Read a token as it stands in Redis."""
-    role, sees_bodies, id, created_ms, expires_ms, digest = json.loads(packed)
-    return AccessToken(
-        name.decode(), Role(role), bool(sees_bodies), id, created_ms, expires_ms, digest=digest
-    )
+    """Read a token as it stands in Redis; read a value of another program as an expired token."""
+    known = name.decode(errors="replace")
+    try:
+        role, sees_bodies, id, created_ms, expires_ms, digest = json.loads(packed)
+        for ms in (created_ms, expires_ms or 0):
+            check_int(ms, "time", 0, MOMENT_MOST_MS)
+        return AccessToken(
+            known, Role(role), bool(sees_bodies), str(id), created_ms, expires_ms,
+            digest=str(digest),
+        )  # fmt: skip
+    except UNREADABLE:
+        return AccessToken(known, Role.VIEWER, False, "", 0, 0)
 
 
 def parts_of(text: str) -> tuple[str, str] | None:

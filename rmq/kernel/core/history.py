@@ -146,7 +146,7 @@ def _read_lateness(stored: Sequence[int]) -> Counts:
     if len(stored) < 2:
         return ()
     size, first, *counters = stored
-    if len(counters) < size or not 0 <= first <= telemetry.BUCKETS - size:
+    if not 0 <= size <= len(counters) or not 0 <= first <= telemetry.BUCKETS - size:
         return ()
     after = telemetry.BUCKETS - first - size
     return (*(0,) * first, *counters[:size], *(0,) * after)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, gcd
 
+from rmq.kernel.core.validation import MOMENT_MOST_MS, check_int
+
 RESIZES_MAX = 1000  # each adds 1 us to the stamp of the slots
 
 
@@ -126,7 +128,9 @@ def from_redis(stored: Mapping[str, str]) -> Layout | None:
     if "resizing" in stored:
         since, before, pending = stored["resizing"].split(" ")
         resizing = Resizing(
-            int(since), int(before), tuple(int(slot) for slot in pending.split(",") if slot)
+            check_int(int(since), "since", 0, MOMENT_MOST_MS),
+            int(before),
+            tuple(int(slot) for slot in pending.split(",") if slot),
         )
     dealt = tuple(int(count) for count in stored.get("dealt", "").split(",") if count)
     delivered_from = int(stored.get("delivered_from", 0))

@@ -22,6 +22,8 @@ from rmq.kernel.core.retry import Exponential, Policy, RetryPolicy, parse_policy
 from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN
 from rmq.kernel.core.slo import Slo
 from rmq.kernel.core.validation import (
+    EXACT_MOST,
+    UNREADABLE,
     Duration,
     check_int,
     duration_ms,
@@ -438,6 +440,16 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
             f"format {FORMAT}; nothing was changed. Install the version that wrote it, or use "
             "another name or prefix"
         )
+    try:
+        return _read_settings(stored)
+    except UNREADABLE as error:
+        raise FormatMismatch(
+            f"topic {topic!r} has settings that this RMQ cannot read ({ascii(error)[:200]}); "
+            "nothing was changed. See who wrote them; correct the hash of the topic, or delete it"
+        ) from error
+
+
+def _read_settings(stored: Mapping[str, str]) -> Settings:
     values: dict[str, Any] = {}
     for name in NAMES:
         # Topics of an older version have neither `slo` nor `groups`.
@@ -448,15 +460,22 @@ def from_redis(topic: str, stored: Mapping[str, str]) -> Settings:
             values[name] = _read_durability(text)
         elif name == "limit":
             values[name] = limits.from_redis(text)
-        elif name == "groups":
-            values[name] = parse_groups(text)
+        elif name in ("groups", "slo", "overflow", "on_expire"):
+            values[name] = _CHECKS[name][1](text)
+        elif name in ("slots", "max_retries", "max_length", "max_body"):
+            values[name] = _CHECKS[name][1](int(text))
         else:
-            values[name] = text if name in ("overflow", "on_expire", "slo") else int(text)
+            values[name] = check_int(int(text), name, 0, EXACT_MOST)
+    layout = layouts.from_redis(stored)
+    for slots in (layout.first, layout.most) if layout else ():
+        check_int(slots, "layout", 1, SLOTS_MAX)
+    for name in ("created", "revision"):
+        check_int(int(stored.get(name, 0)), name, 0, EXACT_MOST)
     return Settings(
         **values,
         paused=pause.from_redis(stored, "receive"),
         sends_paused=pause.from_redis(stored, "send"),
-        layout=layouts.from_redis(stored),
+        layout=layout,
     )
 
 

@@ -24,6 +24,14 @@ from rmq.kernel.core.score import PRIORITY_MAX, PRIORITY_MIN, TIMED_MIN
 
 Ranges = list[tuple[int, int]]
 
+EXACT_MOST = 2**53  # larger whole numbers are not exact in Lua, nor in JSON
+MOMENT_MOST_MS = 100_000_000_000_000  # of a moment in Redis, epoch ms: the year 5138
+
+# Errors that Python raises while RMQ reads a value from Redis that RMQ did not write.
+UNREADABLE = (
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError
+)  # fmt: skip
+
 
 def from_numbers(numbers: Iterable[int]) -> Ranges:
     """Return growing numbers as ranges."""

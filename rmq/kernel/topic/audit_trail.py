@@ -7,8 +7,16 @@ from typing import NamedTuple
 
 from rmq.kernel.core import pause
 from rmq.kernel.core.keys import audit_trail_key
-from rmq.kernel.core.validation import Moment, check_epoch_ms, check_int
-from rmq.kernel.transport.steps import Flow, RawCommand, server_ms
+from rmq.kernel.core.score import TIMED_MIN
+from rmq.kernel.core.validation import (
+    MOMENT_MOST_MS,
+    UNREADABLE,
+    Moment,
+    check_epoch_ms,
+    check_int,
+)
+from rmq.kernel.transport.scripts import plain
+from rmq.kernel.transport.steps import Command, Flow, RawCommand, server_ms
 
 
 class AuditLine(NamedTuple):
@@ -33,9 +41,15 @@ class AuditLine(NamedTuple):
         return json.dumps(list(self), separators=(",", ":"))
 
     @classmethod
-    def unpack(cls, text: bytes) -> AuditLine:
-        """Read a line as it stands in Redis."""
-        return cls(*json.loads(text))
+    def unpack(cls, text: bytes, score: float) -> AuditLine:
+        """Read a line as it stands in Redis; show a line that RMQ did not write as it is."""
+        try:
+            at_ms, *words = json.loads(text)
+            by, what, subject, rest = (str(word) for word in words)
+            return cls(check_int(at_ms, "at_ms", 0, MOMENT_MOST_MS), by, what, subject, rest)
+        except UNREADABLE:
+            at_ms = int(min(max(score, TIMED_MIN), MOMENT_MOST_MS))
+            return cls(at_ms, "", "unreadable", "", ascii(text[:200]))
 
 
 AUDIT_LINES_MAX = 10_000
@@ -61,8 +75,13 @@ def audit_trail(prefix: str, limit: int, until: Moment | None) -> Flow[list[Audi
     """Return the newest lines of the audit trail, up to a time; the newest first."""
     limit = check_int(limit, "limit", 1, AUDIT_LINES_MAX)
     newest = "+inf" if until is None else check_epoch_ms(until, "until")
-    lines: list[bytes] = yield RawCommand(
-        "audit_trail", "ZRANGE", audit_trail_key(prefix), newest, "-inf", "BYSCORE", "REV",
-        "LIMIT", 0, limit,
+    command = Command(
+        plain("ZRANGE"), (audit_trail_key(prefix),),
+        [newest, "-inf", "BYSCORE", "REV", "LIMIT", 0, limit, "WITHSCORES"],
+        lambda reply: [
+            AuditLine.unpack(text, float(score))
+            for text, score in zip(reply[::2], reply[1::2], strict=True)
+        ],
     )  # fmt: skip
-    return [AuditLine.unpack(line) for line in lines]
+    lines: list[AuditLine] = yield command
+    return lines

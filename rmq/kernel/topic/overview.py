@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rmq.errors import OutcomeUnknown, RMQError, TopicVanished, Unavailable
+from rmq.errors import (
+    AccessDenied,
+    OutcomeUnknown,
+    RMQError,
+    ScriptFailed,
+    TopicVanished,
+    Unavailable,
+)
 from rmq.kernel.core import settings, telemetry
 from rmq.kernel.core.codec import JSON
-from rmq.kernel.core.keys import topics_key
+from rmq.kernel.core.keys import (
+    NAME,
+    audit_trail_key,
+    jobs_key,
+    scheduled_key,
+    topic_key,
+    topics_key,
+    workers_key,
+)
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.core.telemetry import Counts
 from rmq.kernel.topic import opening, scripts, stats
@@ -115,6 +131,45 @@ def _in_pages(calls: Sequence[Command[Any]], partly: bool) -> Flow[list[Any]]:
 
 
 def topics(prefix: str) -> Flow[list[str]]:
-    """Return the names of all topics, sorted."""
-    names: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
-    return sorted(name.decode() for name in names)
+    """Return the names of all topics, sorted; leave out members of the list that are no names."""
+    members: list[bytes] = yield RawCommand("topics", "SMEMBERS", topics_key(prefix))
+    names = (member.decode(errors="replace") for member in members)
+    return sorted(name for name in names if NAME.fullmatch(name))
+
+
+def stored_topics(prefix: str) -> Flow[set[str]]:
+    """Return the names of topics that are in Redis, whatever the list says; SCAN walks all keys."""
+    pattern = topic_key(prefix, "*")
+    begin, _, end = pattern.partition(b"*")
+    names: set[str] = set()
+    cursor = b"0"
+    while True:
+        cursor, page = yield RawCommand("topics", "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        found = (key.removeprefix(begin).removesuffix(end) for key in page)
+        names.update(name.decode() for name in found if NAME.fullmatch(name.decode("latin-1")))
+        if cursor == b"0":
+            return names
+
+
+def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
+    """List topics that are in Redis again; return the names that another program took off."""
+    added = []
+    for name in names:
+        with suppress(ScriptFailed, AccessDenied):  # of another type, or of other users alone
+            key = topic_key(prefix, name)
+            created, deleting = yield RawCommand("topics", "HMGET", key, "created", "deleting")
+            if created and not deleting:
+                new = yield RawCommand("topics", "SADD", topics_key(prefix), name)
+                added += [name] if new else []
+    return added
+
+
+def drop_wrong_lists(prefix: str) -> Flow[None]:
+    """Delete lists that another program replaced by a value of another type."""
+    sets = [(key(prefix), "SMISMEMBER") for key in (topics_key, scheduled_key)]
+    sorted_sets = [(key(prefix), "ZSCORE") for key in (workers_key, jobs_key, audit_trail_key)]
+    for key, reads in sets + sorted_sets:
+        try:
+            yield RawCommand("topics", reads, key, "")
+        except ScriptFailed:
+            yield RawCommand("topics", "UNLINK", key)

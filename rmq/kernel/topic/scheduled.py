@@ -7,6 +7,7 @@ with schedules is missing, and an entry of an earlier generation can be removed 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from rmq.kernel.core.keys import scheduled_key
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, RawCommand
 
+_ENTRY = re.compile(rb"([A-Za-z0-9._-]{1,128}):(\d{1,20}):(\d{1,20})")
 READ, ADD, REMOVE = "schedule_due", "schedule_set", "schedule_delete"  # what errors call these
 
 
@@ -36,10 +38,18 @@ def add(context: TopicContext, generation: bytes) -> Flow[None]:
 
 
 def read(prefix: str) -> Flow[list[Listed]]:
-    """Return all entries."""
+    """Return all entries; members of the list that are no entries are left out."""
     members: list[bytes] = yield RawCommand(READ, "SMEMBERS", scheduled_key(prefix))
-    parts = [member.split(b":") for member in members]
-    return [Listed(topic.decode(), created, generation) for topic, created, generation in parts]
+    entries = [_ENTRY.fullmatch(member) for member in members]
+    return [Listed(each[1].decode(), each[2], each[3]) for each in entries if each]
+
+
+def relist(context: TopicContext) -> Flow[None]:
+    """List an open topic that has schedules, if another program took it off the list."""
+    keys = context.slots[0]
+    if (yield RawCommand(READ, "EXISTS", keys.schedule_times)):
+        (generation,) = yield RawCommand(READ, "HMGET", keys.schedules, "generation")
+        yield from add(context, generation or b"0")
 
 
 def remove(prefix: str, entries: Sequence[Listed]) -> Flow[None]:

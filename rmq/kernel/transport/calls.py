@@ -19,10 +19,17 @@ from typing import Any, TypeVar
 import redis
 from redis.exceptions import AskError
 
-from rmq.errors import ConfigurationError, OutcomeUnknown, RMQError, StorageError, Unavailable
+from rmq.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    RMQError,
+    ScriptFailed,
+    StorageError,
+    Unavailable,
+)
 from rmq.kernel.core import keys as rmq_keys
 from rmq.kernel.core.settings import Fsync, Replicated
-from rmq.kernel.core.validation import duration_ms
+from rmq.kernel.core.validation import UNREADABLE, duration_ms
 from rmq.kernel.transport.cluster_slots import ExchangeAll, RefreshTable, divide, hash_slot
 from rmq.kernel.transport.errors import (
     REDIS_ERRORS,
@@ -545,6 +552,27 @@ def parsed(command: Command[Any], reply: Any) -> Any:
         return command.parse(reply)
     except RMQError as error:
         return error
+    except UNREADABLE as error:
+        return _unreadable(command, error)
+
+
+def value_of(command: Command[T], reply: Any) -> T:
+    """Return the value of a reply, or raise the RMQError that reading it raised."""
+    try:
+        return command.parse(reply)
+    except RMQError:
+        raise
+    except UNREADABLE as error:
+        raise _unreadable(command, error) from error
+
+
+def _unreadable(command: Command[Any], error: Exception) -> ScriptFailed:
+    """Return the error of a reply that has a value which RMQ did not write."""
+    keys = ", ".join(rmq_keys.printable(key) for key in command.keys[:3])
+    return ScriptFailed(
+        f"{command.script.name}: RMQ cannot read a value in {keys} ({ascii(error)[:120]}). "
+        "Another program wrote it, or another version of RMQ; correct or delete it"
+    )
 
 
 HAND_BACK_S = 1.0  # how long an interrupted call may take to hand back the messages it had leased

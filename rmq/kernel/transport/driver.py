@@ -14,7 +14,14 @@ import redis
 
 from rmq.kernel.core.generators import drive_async
 from rmq.kernel.core.settings import Fsync, Replicated
-from rmq.kernel.transport.calls import Operation, Operations, ScriptCalls, Subscribe, confirmed
+from rmq.kernel.transport.calls import (
+    Operation,
+    Operations,
+    ScriptCalls,
+    Subscribe,
+    confirmed,
+    value_of,
+)
 from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
 from rmq.kernel.transport.pool import (
@@ -132,7 +139,7 @@ class AsyncDriver:
 
     async def _command(self, command: Command[T]) -> T:
         if command.write:
-            return command.parse(await self._drive(self._calls.first_command(command)))
+            return value_of(command, await self._drive(self._calls.first_command(command)))
         # The first attempt goes without generators: it is the hot path of every call.
         try:
             reply = reply_of(await self._exchange(*request_of(command)))
@@ -140,7 +147,7 @@ class AsyncDriver:
                 raise reply
         except REDIS_ERRORS as error:
             reply = await self._drive(self._calls.repeat_command(command, error))
-        return command.parse(reply)
+        return value_of(command, reply)
 
     async def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None

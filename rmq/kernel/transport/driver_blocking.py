@@ -11,7 +11,14 @@ import redis
 
 from rmq.kernel.core.generators import drive
 from rmq.kernel.core.settings import Fsync, Replicated
-from rmq.kernel.transport.calls import Operation, Operations, ScriptCalls, Subscribe, confirmed
+from rmq.kernel.transport.calls import (
+    Operation,
+    Operations,
+    ScriptCalls,
+    Subscribe,
+    confirmed,
+    value_of,
+)
 from rmq.kernel.transport.connector import Connector
 from rmq.kernel.transport.driver import T
 from rmq.kernel.transport.errors import REDIS_ERRORS, forbids
@@ -122,7 +129,7 @@ class Driver:
 
     def _command(self, command: Command[T]) -> T:
         if command.write:
-            return command.parse(self._drive(self._calls.first_command(command)))
+            return value_of(command, self._drive(self._calls.first_command(command)))
         # The first attempt goes without generators: it is the hot path of every call.
         try:
             reply = reply_of(self._exchange(*request_of(command)))
@@ -130,7 +137,7 @@ class Driver:
                 raise reply
         except REDIS_ERRORS as error:
             reply = self._drive(self._calls.repeat_command(command, error))
-        return command.parse(reply)
+        return value_of(command, reply)
 
     def _pipeline(
         self, commands: Sequence[Command[Any]], durability: Replicated | Fsync | None

@@ -7,11 +7,12 @@ stored, and whoever looks for jobs to run puts the list right.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from rmq.errors import InvalidValue, JobNotFound
+from rmq.errors import InvalidValue, JobNotFound, ScriptFailed
 from rmq.features.dead_letters import redrive_to
 from rmq.features.dead_letters.flows import Filter
 from rmq.features.dead_letters.jobs import job as jobs_core, scripts
@@ -19,11 +20,13 @@ from rmq.features.dead_letters.jobs.job import ENDED, VERBS, Job, JobOutcome, Jo
 from rmq.features.dead_letters.jobs.scripts import JobReply
 from rmq.kernel.core import pause
 from rmq.kernel.core.keys import job_key, job_log_key, jobs_key
-from rmq.kernel.core.validation import check_int, check_rate
+from rmq.kernel.core.validation import UNREADABLE, check_int, check_rate
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.audit_trail import AuditLine, note
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Command, Flow, RawCommand, server_ms
+
+log = logging.getLogger("rmq")
 
 KEEP_S = 7 * 86_400  # how long a job is kept that ended
 OUTCOMES_MAX = 10_000  # of a job: the newest
@@ -150,9 +153,10 @@ def jobs(prefix: str, topic: str | None) -> Flow[list[Job]]:
     members: list[bytes] = yield RawCommand("jobs", "ZRANGE", jobs_key(prefix), -LISTED_MAX, -1)
     found: list[Job] = []
     for member in members:
-        job_id = member.decode()
-        if topic is None or jobs_core.topic_of(job_id) == topic:
-            with suppress(JobNotFound):  # it is about to start, or its topic was deleted
+        job_id = member.decode(errors="replace")
+        # It is about to start, its topic was deleted, or another program wrote what is there.
+        with suppress(JobNotFound, InvalidValue, ScriptFailed):
+            if topic is None or jobs_core.topic_of(job_id) == topic:
                 found.append((yield from job(prefix, job_id)))
     return sorted(found, key=lambda each: each.began_ms, reverse=True)
 
@@ -164,9 +168,12 @@ def active(prefix: str) -> Flow[list[Job]]:
     found = []
     for member in members:
         try:
-            each = yield from job(prefix, member.decode())
-        except JobNotFound:
+            each = yield from job(prefix, member.decode(errors="replace"))
+        except (JobNotFound, InvalidValue):
             yield from _remove_vanished(prefix, member)
+            continue
+        except ScriptFailed as error:  # the other jobs go on
+            log.debug("%s", error)
             continue
         if each.is_active:
             found.append(each)
@@ -193,8 +200,9 @@ def outcomes(prefix: str, id: str, context: TopicContext, limit: int) -> Flow[li
     found = []
     for entry in reversed(entries):
         index, _, member = entry[1:].partition(b":")
-        keys = context.slots[int(index)]
-        found.append(JobOutcome(keys.id_of(member), jobs_core.LETTERS[entry[:1].decode()]))
+        with suppress(*UNREADABLE):  # another program wrote this entry
+            keys = context.slots[int(index)]
+            found.append(JobOutcome(keys.id_of(member), jobs_core.LETTERS[entry[:1].decode()]))
     return found
 
 

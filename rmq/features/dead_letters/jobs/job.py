@@ -11,10 +11,11 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
-from rmq.errors import InvalidType, InvalidValue
+from rmq.errors import InvalidType, InvalidValue, ScriptFailed
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import check_name
 from rmq.kernel.core.score import moment
+from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 JobVerb = Literal["redrive", "purge"]
 JobState = Literal["running", "paused", "stopping", "stopped", "done"]
@@ -166,21 +167,34 @@ def definition(
 
 
 def read(id: str, fields: Mapping[str, bytes]) -> Job:
-    """Read the fields of a job."""
+    """Read the fields of a job.
 
+    Raises:
+        ScriptFailed: RMQ did not write one of them.
+    """
+    try:
+        return _read(id, fields)
+    except UNREADABLE as error:
+        raise ScriptFailed(
+            f"job {id}: RMQ cannot read its fields ({ascii(error)[:120]}). Another program wrote "
+            "them, or another version of RMQ; stop the job"
+        ) from error
+
+
+def _read(id: str, fields: Mapping[str, bytes]) -> Job:
     def text(name: str) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
     def number(name: str) -> int:
-        return int(text(name) or 0)
+        return check_int(int(text(name) or 0), name, 0, MOMENT_MOST_MS)
 
     counts = {name: number(f"count_{letter}") for letter, name in LETTERS.items()}
     return Job(
-        id, topic_of(id), text("verb"), json.loads(text("conditions")),  # type: ignore[arg-type]
+        id, topic_of(id), text("verb"), dict(json.loads(text("conditions"))),  # type: ignore[arg-type]
         float(text("rate")) if text("rate") else None, number("keep_ms"), text("by"),
         text("state"),  # type: ignore[arg-type]
         number("began"), number("ended") or None,
-        int(text("expected")) if text("expected") else None,
+        number("expected") if text("expected") else None,
         number("examined"), counts["done"], counts["gone"], counts["unreadable"], text("runner"),
         text("to") or None,
         {name: counts[name] for name in REFUSED.values() if counts[name]},
