@@ -317,7 +317,7 @@ def make_application(
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.responses import JSONResponse, RedirectResponse, Response
+    from starlette.responses import JSONResponse, RedirectResponse
     from starlette.routing import Route
 
     from rmq.server.console import Console, packed

@@ -219,7 +219,9 @@ def test_junk_in_the_lists_of_all_topics_stops_no_other(place: Place, role: Role
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("role", [role for role in ROLES if role not in ("viewer", "admin")])
 def test_no_junk_of_any_role_stops_another_topic(place: Place, role: Role) -> None:
-    assert played(place, role, OF_TOPIC + SHARED, JUNK) > 0
+    # On Redis 6.2 a server may replace the tokens: then nobody signs in, as it should be.
+    shared = tuple(name for name in SHARED if (role, name) != ("server", "tokens"))
+    assert played(place, role, OF_TOPIC + shared, JUNK) > 0
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer", "worker"])

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rmq.errors import InvalidValue
+from rmq.errors import InvalidValue, ScriptFailed
 from rmq.kernel.core import access, keys, pause
 from rmq.kernel.core.access import AccessToken
 from rmq.kernel.core.validation import MOMENT_MOST_MS, Duration, duration_ms
@@ -89,7 +90,9 @@ def token_create(
 def tokens(prefix: str) -> Flow[list[AccessToken]]:
     """Return all tokens by name, also those that have expired, without their text."""
     found = yield from _read(prefix)
-    used = _pairs((yield RawCommand("tokens", "HGETALL", keys.tokens_used_key(prefix))))
+    used: Mapping[bytes, bytes] = {}
+    with suppress(ScriptFailed):  # another program wrote it: nothing is known of their use
+        used = _pairs((yield RawCommand("tokens", "HGETALL", keys.tokens_used_key(prefix))))
     used_ms = {
         id.decode(errors="replace"): int(text)
         for id, text in used.items()
