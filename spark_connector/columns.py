@@ -6,7 +6,7 @@ import difflib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import islice, repeat
 from operator import length_hint
 from typing import Any, NamedTuple
@@ -160,17 +160,36 @@ def _binary(array: pa.Array) -> list[Any]:
 
 
 def _spans(array: pa.Array) -> list[Any]:
-    return [None if ms is None else timedelta(milliseconds=ms) for ms in array.to_pylist()]
+    return [None if ms is None else ms / 1000 for ms in array.to_pylist()]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_000  # of a datetime: years 1 to 9999
 
 
 def _times(array: pa.Array) -> list[Any]:
-    """Return epoch ms, rounded up so that no message is early."""
+    """Return epoch ms, rounded up so that no message is early.
+
+    A time that epoch ms may not have is a datetime: it is no mistaken unit.
+    """
     us = pc.cast(pc.cast(array, pa.timestamp("us", "UTC")), pa.int64()).to_pylist()
-    return [None if time is None else -(-time // 1000) for time in us]
+    return [None if time is None else _time(-(-time // 1000)) for time in us]
+
+
+def _time(ms: int) -> int | datetime:
+    if 1e11 <= ms <= 1e14:
+        return ms
+    return _EPOCH + timedelta(milliseconds=min(max(ms, _FIRST_MS), _LAST_MS))
 
 
 def _maps(array: pa.Array) -> list[Any]:
-    return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
+    """Return mappings; a null value is an entry that is not given."""
+    if not array.items.null_count:
+        return [None if pairs is None else dict(pairs) for pairs in array.to_pylist()]
+    return [
+        None if pairs is None else {key: value for key, value in pairs if value is not None}
+        for pairs in array.to_pylist()
+    ]
 
 
 def _plain(array: pa.Array) -> list[Any]:

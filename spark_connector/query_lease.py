@@ -18,18 +18,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import rmq
 from rmq.connectors import Held
-from rmq.errors import QueryOwned, StorageError, TopicNotFound, TopicVanished
+from rmq.errors import OutcomeUnknown, QueryOwned, TopicNotFound, TopicVanished, Unavailable
 from spark_connector.connection import RETRY_S, connect, retry_while_away
-from spark_connector.offset import Numbers, Offset
+from spark_connector.offset import Numbers, Offset, Position
 from spark_connector.options import StreamOptions
 
 _MIN_OWNER_S = 1.0  # the shortest owner lease
 _JVM_CHECK_S = 1.0  # between two checks whether the JVM is alive
 _log = logging.getLogger("spark_connector")
 _TURN_S = 0.01  # of waiting for the signals of one of several topics
+T = TypeVar("T")
 
 
 def owner() -> str:
@@ -70,6 +72,7 @@ class QueryLease:
         self._retry_s = min(RETRY_S, options.lease_s)
         self.lost: set[str] = set()  # topics that are gone, and onTopicLoss is `continue`
         self._ours: set[str] = set()  # topics whose query this process owns
+        self._ended_by: Exception | None = None  # in the renewing thread: ends the query
         self._holding: dict[str, Numbers] = {}  # by topic and slot, the newest number that it has
         self._settled: dict[str, Numbers] = {}  # and that was settled
         self._ended: dict[str, Numbers] = {}  # of batches that were settled whole by this process
@@ -99,6 +102,28 @@ class QueryLease:
         known = retry_while_away(self._client.admin.topics, self._retry_s)
         return [name for name in known if pattern.fullmatch(name)]
 
+    def check(self) -> None:
+        """Raise the error that ended the query in the renewing thread.
+
+        Raises:
+            QueryOwned: another driver has taken over the query.
+            TopicNotFound, TopicVanished: a topic is gone, and onTopicLoss is `fail`.
+        """
+        if self._ended_by is not None:
+            raise self._ended_by
+
+    def _unless_gone(self, topic: str, call: Callable[[], T], otherwise: T) -> T:
+        """Call until Redis answers; if the topic is gone, return `otherwise`.
+
+        Raises:
+            TopicNotFound, TopicVanished: the topic is gone, and onTopicLoss is `fail`.
+        """
+        try:
+            return retry_while_away(call, self._retry_s)
+        except (TopicNotFound, TopicVanished) as error:
+            self._lose(topic, error)
+            return otherwise
+
     def slots(self, topic: str) -> int:
         """Return the number of slots of a topic. Raises TopicNotFound."""
         return retry_while_away(self.query(topic).slots, self._retry_s)
@@ -106,10 +131,8 @@ class QueryLease:
     def late_ms(self, topics: Iterable[str]) -> int:
         """Return how long the oldest message that may be taken has waited."""
         stats = self._client.admin.stats
-        return max(
-            (retry_while_away(partial(stats, topic), self._retry_s)["late_ms"] for topic in topics),
-            default=0,
-        )
+        found = (self._unless_gone(topic, partial(stats, topic), None) for topic in topics)
+        return max((counts["late_ms"] for counts in found if counts is not None), default=0)
 
     def commands(self) -> int:
         """Return how many commands this process has sent to Redis for the query."""
@@ -117,29 +140,37 @@ class QueryLease:
 
     def waiting(self, topics: Iterable[str]) -> dict[str, list[int]]:
         """Return by topic how many messages of each slot may be taken now."""
-        return {
-            topic: retry_while_away(self.query(topic).waiting, self._retry_s) for topic in topics
-        }
+        return {topic: self._unless_gone(topic, self.query(topic).waiting, []) for topic in topics}
 
     def hold(self, topic: str, after: Numbers, upto: Numbers | None = None) -> list[Held]:
         """Renew the lease in all slots of a topic; return, by slot, how much of a batch is held.
 
-        The first call waits until the owner lease of a former driver has expired.
+        The first call waits until the owner lease of a former driver has expired. If the topic is
+        gone, return nothing. A lost topic that was created again joins with `after` empty.
 
         Raises:
             QueryOwned: another driver is running this query.
+            TopicNotFound, TopicVanished: the topic is gone, and onTopicLoss is `fail`.
         """
+        if topic in self.lost and after:
+            return []
         query = self.query(topic)
         until = time.monotonic() + self._options.owner_s + _MIN_OWNER_S
         while True:
             try:
-                held = retry_while_away(lambda: query.renew(after, upto), self._retry_s)
+                held = self._unless_gone(topic, partial(query.renew, after, upto), list[Held]())
                 break
             except QueryOwned as error:
                 left_s = until - time.monotonic()
                 if topic in self._ours or left_s <= 0:
                     raise
                 time.sleep(min(left_s, max(0.0, error.left_s) + 0.05, 0.5))
+        if not held:
+            return []
+        if self._options.on_topic_loss == "continue" and len(held) < len(upto or after):
+            self.leave(topic)  # it was created again with fewer slots
+            return []
+        self.lost.discard(topic)
         self._holding.setdefault(topic, {}).update(
             (slot, state.newest) for slot, state in enumerate(held)
         )
@@ -153,9 +184,10 @@ class QueryLease:
         return held
 
     def _renew(self) -> None:
-        """Renew until the end. A driver that was replaced gets the error at its next call.
+        """Renew until the end, or until another driver owns the query.
 
-        The ownership in one slot of each topic, and less often the lease of what is held.
+        Renew the ownership in one slot of each topic, and less often the lease of what is held. A
+        topic whose renewal fails is tried again, and does not keep the other topics from theirs.
         """
         owner_pause_s = min(self._options.lease_s, self._options.owner_s) / 3
         lease_pause_s = self._options.lease_s / 3
@@ -171,17 +203,40 @@ class QueryLease:
                 continue
             due = now + owner_pause_s
             renews_lease = now >= lease_due
-            report = self.report() if self.report is not None else None
             try:
-                for topic in list(self._ours):
-                    self.query(topic).keep(self._held_slots(topic) if renews_lease else (), report)
-            except StorageError:
-                continue  # Redis is away: the lease lasts until the next attempt
-            except rmq.RMQError:
+                if self._renew_topics(renews_lease) and renews_lease:
+                    self._note_renewal()
+                    lease_due = now + lease_pause_s
+            except QueryOwned as error:
+                self._ended_by = error
                 return
-            if renews_lease:
-                self._note_renewal()
-                lease_due = now + lease_pause_s
+            except Exception:
+                _log.exception("the lease of the query was not renewed, and is tried again")
+
+    def _renew_topics(self, renews_lease: bool) -> bool:
+        """Renew the ownership, and the lease if asked; return whether all topics were renewed.
+
+        Raises:
+            QueryOwned: another driver owns the query.
+        """
+        report = self.report() if self.report is not None else None
+        are_renewed = True
+        for topic in list(self._ours):
+            try:
+                self.query(topic).keep(self._held_slots(topic) if renews_lease else (), report)
+            except QueryOwned:
+                raise
+            except (TopicNotFound, TopicVanished) as error:
+                self._ours.discard(topic)
+                try:
+                    self._lose(topic, error)
+                except rmq.RMQError as loss:
+                    self._ended_by = loss
+            except rmq.RMQError as error:
+                are_renewed = False
+                if not isinstance(error, (Unavailable, OutcomeUnknown)):
+                    _log.warning("the lease in topic %r was not renewed: %s", topic, error)
+        return are_renewed
 
     def lapses(self) -> int:
         """Return how often the lease may have expired: this process stood still, or Redis did."""
@@ -237,33 +292,29 @@ class QueryLease:
         query = self.query(topic)
         most = None if share == math.inf else int(share)
         room = None if most_bytes is None else max(1, most_bytes // topics)
-        try:
-            found = retry_while_away(lambda: query.take(after, most, room), self._retry_s)
-        except (TopicNotFound, TopicVanished) as error:
-            if self._options.on_topic_loss == "fail":
-                raise
-            self._lose(topic, error)
+        found = self._unless_gone(topic, lambda: query.take(after, most, room), None)
+        if found is None:
             return after
         self._holding.setdefault(topic, {}).update(found)
         return found
 
     def wait(self, topics: Iterable[str], seconds: float) -> None:
         """Sleep until there may be messages to take, at most for so many seconds."""
-        queries = [self.query(topic) for topic in topics if topic not in self.lost]
-        if len(queries) == 1:
-            retry_while_away(lambda: queries[0].wait(seconds), self._retry_s)
-            return
-        until = time.monotonic() + seconds
-        while queries and (left_s := until - time.monotonic()) > 0:
-            for query in queries:
-                turn_s = min(_TURN_S, left_s)
-                if retry_while_away(partial(query.wait, turn_s), self._retry_s):
+        until, topics = time.monotonic() + seconds, list(topics)
+        while (left_s := until - time.monotonic()) > 0:
+            present = [topic for topic in topics if topic not in self.lost]
+            if not present:
+                time.sleep(left_s)
+                return
+            turn_s = left_s if len(present) == 1 else min(_TURN_S, left_s)
+            for topic in present:
+                if self._unless_gone(topic, partial(self.query(topic).wait, turn_s), False):
                     return
 
     def was_read(self, topic: str, slot: int, since: int) -> bool:
         """Whether a task has read messages of a slot beyond a number."""
-        query = self.query(topic)
-        return retry_while_away(lambda: query.handed(slot), self._retry_s) > since
+        handed = partial(self.query(topic).handed, slot)
+        return topic not in self.lost and self._unless_gone(topic, handed, 0) > since
 
     def settle(self, end: Offset) -> int:
         """Settle the batch that ends here; return how many of its messages cannot be settled."""
@@ -276,12 +327,8 @@ class QueryLease:
             if ends:
                 query = self.query(topic)
                 settle, before = partial(query.settle, ends, at.held), query.read_bytes
-                try:
-                    result = retry_while_away(settle, self._retry_s)
-                except (TopicNotFound, TopicVanished) as error:
-                    if self._options.on_topic_loss == "fail":
-                        raise
-                    self._lose(topic, error)
+                result = self._unless_gone(topic, settle, None)
+                if result is None:
                     continue
                 missing += result.missing
                 bytes_read += query.read_bytes - before
@@ -294,35 +341,44 @@ class QueryLease:
 
     def again(self, end: Offset) -> None:
         """Hand out a batch once more, as the next one."""
-        for topic, at in end.topics.items():
-            retry_while_away(partial(self.query(topic).again, at.slots), self._retry_s)
+        for topic, at in self._present(end):
+            self._unless_gone(topic, partial(self.query(topic).again, at.slots), None)
 
     def begun(self, topic: str, batch: str, by: str) -> int:
         """Return how many runs of the query have begun a batch, including this one."""
-        query = self.query(topic)
-        return retry_while_away(lambda: query.begun(batch, by), self._retry_s)
+        return self._unless_gone(topic, partial(self.query(topic).begun, batch, by), 1)
 
     def reject(self, end: Offset, reason: str) -> int:
         """Dead-letter all messages up to these numbers; return how many."""
         return sum(
-            retry_while_away(partial(self.query(topic).reject, at.slots, reason), self._retry_s)
-            for topic, at in end.topics.items()
+            self._unless_gone(topic, partial(self.query(topic).reject, at.slots, reason), 0)
+            for topic, at in self._present(end)
         )
 
-    def max_retries(self, topic: str) -> int:
-        """Return the retries of the messages of a topic."""
-        query = self.query(topic)
-        self.slots(topic)
-        return query.max_retries
+    def _present(self, end: Offset) -> list[tuple[str, Position]]:
+        return [(topic, at) for topic, at in end.topics.items() if topic not in self.lost]
 
-    def _lose(self, topic: str, error: Exception) -> None:
-        _log.warning("the query goes on without a topic that is gone: %s", error)
+    def opened(self, topic: str) -> tuple[int, bytes] | None:
+        """Return the retries and the stamp of a topic; None if it is gone."""
+        query = self.query(topic)
+        if not self._unless_gone(topic, query.slots, 0):
+            return None
+        return query.max_retries, query._context.identity
+
+    def _lose(self, topic: str, error: TopicNotFound | TopicVanished) -> None:
+        """Continue without a topic that is gone, or raise the error for the user of Spark."""
+        if self._options.on_topic_loss == "fail":
+            raise type(error)(gone(topic, error)) from error
+        if topic not in self.lost:
+            _log.warning("topic %r was deleted or lost; the query continues without it", topic)
         self.leave(topic)
 
     def leave(self, topic: str) -> None:
         """Have no more to do with a topic that is gone."""
         self._ours.discard(topic)
         self.lost.add(topic)
+        for numbers in (self._holding, self._settled, self._ended):
+            numbers.pop(topic, None)
         query = self._queries.pop(topic, None)
         if query is not None:
             query.close()
@@ -336,15 +392,32 @@ class QueryLease:
         if self._ours and self._renewer is not None:
             self._renewer.join(1.0)
             at = self._options.at
-            with (
-                contextlib.suppress(rmq.RMQError),
-                rmq.Client(at.url, prefix=at.prefix, retry_for=0, timeout=1.0) as client,
-            ):
-                for topic in self._ours:
+            with rmq.Client(at.url, prefix=at.prefix, retry_for=0, timeout=1.0) as client:
+                for topic in list(self._ours):
                     query = self._query_as(client, topic, _MIN_OWNER_S)
-                    if beyond is not None and topic in beyond:
-                        query.give_back(beyond[topic])
-                    query.keep(())
+                    try:
+                        if beyond is not None and topic in beyond:
+                            query.give_back(beyond[topic])
+                        query.keep(())
+                    except (Unavailable, OutcomeUnknown):
+                        break  # Redis is away
+                    except rmq.RMQError as error:
+                        _log.debug("at the end of the query: %s", error)
         for query in self._queries.values():
             query.close()
         self._client.close()
+
+
+def gone(topic: str, error: TopicNotFound | TopicVanished) -> str:
+    """Return the text for a topic of a query that was deleted, and perhaps created again."""
+    if isinstance(error, TopicVanished) and error.anew:
+        return (
+            f"topic {topic!r} was deleted and created again, or Redis was flushed, and the former "
+            "messages are gone. To read the new topic, restart the query; with "
+            "onTopicLoss=continue it does so without a restart"
+        )
+    return (
+        f"topic {topic!r} is gone: it was deleted, or Redis was flushed or came back empty, and "
+        "its messages are gone with it. To go on without it, restart with onTopicLoss=continue; "
+        f"or create it again: rmq topic create {topic}"
+    )

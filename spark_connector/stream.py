@@ -21,10 +21,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -36,6 +37,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+import rmq
 from rmq.connectors import Held, HeldPart, open_parts
 from rmq.errors import ConfigurationError, LeaseLost, TopicNotFound, TopicVanished
 from spark_connector import offset as offsets, planning
@@ -43,7 +45,7 @@ from spark_connector.connection import RETRY_S, client_of_task, retry_while_away
 from spark_connector.offset import Numbers, Offset, Position
 from spark_connector.options import StreamOptions
 from spark_connector.progress import Progress
-from spark_connector.query_lease import QueryLease
+from spark_connector.query_lease import QueryLease, gone
 from spark_connector.schema import Batches
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class Part(InputPartition):
     run: str
     held: int
     parts: tuple[HeldPart, ...]
+    stamps: dict[str, bytes]  # by topic
 
 
 class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -108,6 +111,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._query_lease = QueryLease(self._options, run, orphaned)
             self._query_lease.report = partial(self._progress.figures, self._query_lease)
             self._begun, self._ahead, self._taking, self._settling = False, None, None, None
+        self._query_lease.check()
         return self._query_lease
 
     def _in_background(self, call: Callable[..., T], *args: Any) -> Future[T]:
@@ -177,8 +181,6 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise TopicNotFound(text)
         _log.warning("%s", text)
         lease.leave(topic)
-        if self._ahead is not None:
-            self._ahead.pop(topic, None)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Settle the batch that ends at `start`, and return the next one."""
@@ -214,7 +216,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self, lease: QueryLease, known: Offset, topics: list[str]) -> None:
         """Learn once what the query holds beyond `known`; later, of topics that are new."""
-        ahead = self._ahead = {} if self._ahead is None else self._ahead
+        ahead = self._ahead = _without(lease.lost, self._ahead or {})
         first = not self._begun
         handed: dict[str, Numbers] = {}
         for topic in topics:
@@ -222,7 +224,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             slots = known.slots(topic)
             holding = self._hold(lease, topic, slots)
-            if holding is None:
+            if not holding:
                 continue
             offsets.check_slots(slots, len(holding), topic)
             offsets.check_age(slots, [slot.settled for slot in holding], topic)
@@ -239,14 +241,14 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             left = handed if _beyond(known, handed) else ahead
             self._found = left if _beyond(known, ahead) else None
 
-    def _hold(self, lease: QueryLease, topic: str, slots: Numbers) -> list[Held] | None:
+    def _hold(self, lease: QueryLease, topic: str, slots: Numbers) -> list[Held]:
         try:
             return lease.hold(topic, slots)
         except (TopicNotFound, TopicVanished):
-            if slots and self._options.on_topic_loss == "fail":
+            if slots:
                 raise
             self._topics = None
-            return None
+            return []
 
     def _next(
         self, lease: QueryLease, known: Offset, topics: list[str], limit: ReadLimit
@@ -271,6 +273,8 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             late = now >= self._first_ahead + self._options.delay_s
             if count and (count >= self._options.least or late or is_last):
                 break
+            if lease.lost & known.topics.keys():
+                break  # a batch without these topics, so that they can join again
             if now >= until or is_last:
                 return None
             lease.wait(topics, until - now)
@@ -290,7 +294,7 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Between two numbers there are as many messages, unless the lease may have expired since they
         were taken.
         """
-        end = dict(known.topics)
+        end, newest = _without(lease.lost, known.topics), _without(lease.lost, newest)
         exact = lease.lapses() != self._lapses or _beyond(known, self._inherited) > 0
         self._lapses = lease.lapses()
         for topic, numbers in newest.items():
@@ -298,6 +302,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             held = {slot: number - slots.get(slot, 0) for slot, number in numbers.items()}
             if exact:
                 states = lease.hold(topic, slots, numbers)
+                if not states:
+                    end.pop(topic, None)
+                    continue
                 counts = {slot: state.messages for slot, state in enumerate(states)}
                 self._log_gaps(topic, sum(held.values()) - sum(counts.values()))
                 held = counts
@@ -440,39 +447,47 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ours = self._returned is not None and self._returned[1] == known
         if not ours:
             self._subscribed(lease, known)
-        shares, counts = [], 0
+        shares, wanted, counts = [], 0, 0
+        topics: dict[str, tuple[int, bytes]] = {}
         for topic, at in known.topics.items():
             after, held = since.slots(topic), at.held
+            opened = None if topic in lease.lost else lease.opened(topic)
+            if opened is None:
+                continue
             if not ours:
                 self._progress.replays += 1
                 states = lease.hold(topic, after, at.slots)
+                if not states:
+                    continue
                 offsets.check_slots(at.slots, len(states), topic)
                 held = {slot: state.messages for slot, state in enumerate(states)}
+            topics[topic] = opened
+            wanted += at.messages
             counts += sum(held.values())
             shares += planning.shares(topic, after, at.slots, held)
         if not ours:
             self._settle(lease, since)
         if self._gives_up(lease, known):
             return []
-        if counts != known.messages:
-            self._raise_or_log(LeaseLost(lost(self._options, known.messages, counts)))
+        if counts != wanted:
+            self._raise_or_log(LeaseLost(lost(self._options, wanted, counts)))
         tasks = planning.wanted(
             counts, self._options.tasks, self._options.rows, planning.cores_of_cluster()
         )
-        retries = {topic: lease.max_retries(topic) for topic in known.topics}
-        return [
-            Part(known.run, sum(share.held for share in task), self._parts(task, retries))
-            for task in planning.tasks(shares, tasks)
-        ]
+        return [self._part(known.run, task, topics) for task in planning.tasks(shares, tasks)]
 
-    def _parts(self, task: list[planning.Share], retries: dict[str, int]) -> tuple[HeldPart, ...]:
-        return tuple(
+    def _part(
+        self, run: str, task: list[planning.Share], topics: Mapping[str, tuple[int, bytes]]
+    ) -> Part:
+        parts = tuple(
             HeldPart(
                 self._options.at.prefix, share.topic, share.slot, share.after, share.upto,
-                retries[share.topic],
+                topics[share.topic][0],
             )
             for share in task
         )  # fmt: skip
+        stamps = {share.topic: topics[share.topic][1] for share in task}
+        return Part(run, sum(share.held for share in task), parts, stamps)
 
     def _check_progress(self, since: Offset) -> None:
         """Refuse asynchronous progress tracking, which settles batches that Spark may replay.
@@ -494,7 +509,9 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._options.max_replays
         if most is None:
             return False
-        home = min(end.topics)
+        home = min(end.topics.keys() - lease.lost, default=None)
+        if home is None:
+            return False
         batch = ",".join(
             str(number) for topic in sorted(end.topics) for number in end.slots(topic).values()
         )
@@ -545,21 +562,43 @@ class RmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batches = Batches(self._schema, partition.run)
         count = 0
         client = client_of_task(options.at)
-        read = open_parts(
-            client._transport,
-            partition.run,
-            partition.parts,
-            options.fetch,
-            options.memory // SHARE_OF_PAGE,
-        )
-        while blocks := retry_while_away(read, RETRY_S):
-            count += sum(len(block.records) for block in blocks)
-            yield batches.of_blocks(blocks)
-        if count != partition.held and options.on_loss == "fail":
+        for topic, parts in groupby(partition.parts, lambda part: part.topic):
+            read = open_parts(
+                client._transport, partition.run, parts, options.fetch,
+                options.memory // SHARE_OF_PAGE,
+            )  # fmt: skip
+            try:
+                while blocks := retry_while_away(read, RETRY_S):
+                    count += sum(len(block.records) for block in blocks)
+                    yield batches.of_blocks(blocks)
+            except (TopicNotFound, TopicVanished) as error:
+                if options.on_topic_loss == "fail":
+                    raise type(error)(gone(topic, error)) from error
+        if count == partition.held or options.on_loss == "continue":
+            return
+        if options.on_topic_loss == "fail" or not _are_gone(client, partition.stamps):
             raise LeaseLost(lost(options, partition.held, count))
 
 
 SHARE_OF_PAGE = 4  # a page is there as replies, as records, as columns, and as what Spark reads
+
+
+def _are_gone(client: rmq.Client, stamps: Mapping[str, bytes]) -> bool:
+    """Return whether one of these topics was deleted since it had this stamp."""
+    for name, stamp in stamps.items():
+        topic = client.topic(name)
+        try:
+            retry_while_away(partial(topic.open, create=False), RETRY_S)
+        except (TopicNotFound, TopicVanished):
+            return True
+        if topic._context.identity != stamp:
+            return True
+    return False
+
+
+def _without(lost: Collection[str], topics: Mapping[str, T]) -> dict[str, T]:
+    """Return the topics that are not lost."""
+    return {topic: value for topic, value in topics.items() if topic not in lost}
 
 
 def _zeros(slots: int) -> Position:
@@ -638,8 +677,8 @@ def missed(options: StreamOptions, batch: int, missing: int) -> str:
 def lost(options: StreamOptions, batch: int, held: int) -> str:
     """Return the text for a batch with messages that are no longer held."""
     return (
-        f"{_named(options)}: {batch - held} of {batch} messages of this batch are no "
-        f"longer held, because its lease of {options.lease_s:g} s ran out or they were settled "
-        "before; none is lost, they were given back and come again: restart with "
-        "onClaimLoss=continue to go on without them in this batch"
+        f"{_named(options)}: {batch - held} of {batch} messages of this batch are no longer "
+        f"held, because its lease of {options.lease_s:g} s ran out or because they were settled "
+        "before. None is lost: messages whose lease ran out come again, and settled messages do "
+        "not. To go on without them in this batch, restart with onClaimLoss=continue"
     )

@@ -312,6 +312,8 @@ FRAMES = [
     ("'a' AS value, 1048576 AS priority", "priority: 1048576"),
     ("'a' AS value, timestamp'2020-01-01' AS deliver_at", "is more than a year ago"),
     ("'a' AS value, -5 AS delay_ms", "delay_ms: "),
+    ("'a' AS value, 1800000000000000000L AS delay_ms", "delay_ms: 1800000000000000.0; give more"),
+    ("'a' AS value, timestamp'9999-12-31' AS deliver_at", "deliver_at: 9999-12-3"),
     ("'a' AS value, 'x' AS message_id", "message_id: 'x'"),
     ("'a' AS value, '' AS dedup_key", "dedup_key: 0 bytes"),
     ("'a' AS value, map('rmq-x', 'y') AS headers", "headers: 'rmq-x'"),
@@ -393,6 +395,28 @@ def test_body_that_is_not_of_the_codec_names_its_row(
 def test_time_that_has_passed_may_be_taken_as_now(
     spark: SparkSession, save: Save, topic: rmq.Topic
 ) -> None:
-    save(spark.sql("SELECT 'a' AS value, timestamp'2020-01-01' AS deliver_at"), pastTimes="now")
+    """Databases write 0001-01-01, 1900-01-01 and 1970-01-01 for a time that is not known."""
+    years = (1, 1900, 1970, 1972, 1980, 2005, 2020)
+    values = ", ".join(f"('{year}', timestamp'{year:04}-01-01 00:00:00Z')" for year in years)
+    times = spark.sql(f"SELECT * FROM VALUES {values} AS rows(value, deliver_at)")
 
-    assert [one.body for one in taken(topic)] == [b"a"]
+    with pytest.raises(Exception, match=r"deliver_at: .* is long past"):
+        save(times)
+    save(times, pastTimes="now")
+
+    assert {int(one.body) for one in taken(topic)} == set(years)
+
+
+def test_entry_of_headers_that_is_null_is_not_given(
+    spark: SparkSession, save: Save, topic: rmq.Topic
+) -> None:
+    save(
+        spark.sql(
+            "SELECT * FROM VALUES ('a', map('x', '1', 'y', null)), ('b', map('x', null)), "
+            "('c', null) AS rows(value, headers)"
+        )
+    )
+
+    assert {one.body: dict(one.headers) for one in taken(topic)} == {
+        b"a": {"x": "1"}, b"b": {}, b"c": {},
+    }  # fmt: skip

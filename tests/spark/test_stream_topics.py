@@ -10,7 +10,13 @@ import pytest
 import redis
 
 import rmq
-from rmq.errors import ConfigurationError, TopicNotFound
+from rmq.errors import (
+    AccessDenied,
+    ConfigurationError,
+    QueryOwned,
+    TopicNotFound,
+    TopicVanished,
+)
 from rmq.features.queries import flows
 from spark_connector.stream import RmqStreamReader
 from tests.servers import Server
@@ -242,3 +248,187 @@ def test_an_idle_query_of_many_slots_asks_little_and_is_woken(
 
 def _forgets(known: flows.Known, slots: int) -> None:
     known.ready_at = [None] * slots
+
+
+GONE = "deleted"
+ANEW = "deleted and created again"
+
+
+def lost(client: rmq.Client, topic: rmq.Topic, how: str, slots: int = 1) -> None:
+    client.admin.topic_delete(topic.name, force=True)
+    if how == ANEW:
+        client.topic(topic.name, slots=slots).open()
+
+
+@pytest.mark.parametrize("how", [GONE, ANEW])
+@pytest.mark.parametrize("moment", ["waits", "has planned a batch", "reports", "settles"])
+def test_a_query_continues_without_a_topic_that_is_lost_at_any_moment(
+    client: rmq.Client,
+    topic: rmq.Topic,
+    second: rmq.Topic,
+    make: Make,
+    moment: str,
+    how: str,
+) -> None:
+    reader = make(subscribe=f"{topic.name},{second.name}", onTopicLoss="continue", pollWaitMs=300)
+    at = begun(reader)
+    fill(topic, 3)
+    fill(second, 2)
+    end = latest(reader, at)
+    if moment == "has planned a batch":
+        parts = planned(reader, at, end)
+        lost(client, second, how)
+        found = rows(reader, parts)
+        assert [row for row in found if row[0] == topic.name] == [(topic.name, n) for n in range(3)]
+    else:
+        assert len(rows(reader, planned(reader, at, end))) == 5
+        reader.commit(end)
+        if moment == "settles":
+            lost(client, second, how)
+    if moment == "reports":
+        reader.latestOffset(end, reader.getDefaultReadLimit())
+        lost(client, second, how)
+        assert reader.reportLatestOffset() is not None
+    if moment == "waits":
+        threading.Timer(0.1, lost, (client, second, how)).start()
+    at = latest(reader, end)
+    fill(topic, 2, 3)
+    found = []
+    until = time.monotonic() + 30
+    while len(found) < 2 or (how == GONE and second.name in at["topics"]):
+        assert time.monotonic() < until
+        end = latest(reader, at)
+        found += rows(reader, planned(reader, at, end))
+        at = end
+
+    assert found == [(topic.name, 3), (topic.name, 4)]
+    latest(reader, at)
+    assert state(client, topic) == (0, 0, 5)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_that_was_created_again_joins_the_query_that_continued_without_it(
+    client: rmq.Client, topic: rmq.Topic, second: rmq.Topic, make: Make, restarted: bool
+) -> None:
+    asked = {"subscribe": f"{topic.name},{second.name}", "onTopicLoss": "continue"}
+    reader = make(**asked)
+    at = begun(reader)
+    fill(second, 7)
+    at, _ = ended(reader, at)
+    at = latest(reader, at)
+    if restarted:
+        reader.stop()
+        reader = make(**asked)
+    lost(client, second, ANEW)
+    new = client.topic(second.name)
+    fill(new, 2, 10)
+
+    found: list[tuple[str, int]] = []
+    until = time.monotonic() + 30
+    while not found and time.monotonic() < until:
+        end = latest(reader, at)
+        found, at = rows(reader, planned(reader, at, end)), end
+
+    assert found == [(second.name, 10), (second.name, 11)]
+    latest(reader, at)
+    assert state(client, new) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("how", [GONE, ANEW])
+def test_a_lost_topic_ends_the_query_with_advice_for_users_of_spark(
+    client: rmq.Client, topic: rmq.Topic, second: rmq.Topic, make: Make, how: str
+) -> None:
+    reader = make(subscribe=f"{topic.name},{second.name}")
+    at = begun(reader)
+    fill(second, 2)
+    at, _ = ended(reader, at)
+    at = latest(reader, at)
+    lost(client, second, how, slots=2)
+
+    with pytest.raises((TopicNotFound, TopicVanished), match="restart") as caught:
+        latest(reader, at)
+    assert "topic.open()" not in str(caught.value)
+    reader.stop()
+
+    if how == ANEW:  # as the error says
+        again = make(subscribe=f"{topic.name},{second.name}")
+        fill(client.topic(second.name), 2, 10)
+        end = latest(again, at)
+        assert rows(again, planned(again, at, end)) == [(second.name, 10), (second.name, 11)]
+
+
+@pytest.mark.parametrize("how", [GONE, ANEW, "damaged", "refused"])
+def test_a_topic_that_cannot_be_renewed_keeps_no_other_topic_from_its_renewal(
+    client: rmq.Client,
+    topic: rmq.Topic,
+    second: rmq.Topic,
+    raw: redis.Redis,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    reader = make(
+        subscribe=f"{second.name},{topic.name}",
+        onTopicLoss="continue", leaseSeconds=1, ownerLeaseSeconds=1,
+    )  # fmt: skip
+    at = begun(reader)
+    fill(topic, 6)
+    fill(second, 2)
+    end = latest(reader, at)
+    lease = reader._query_lease
+    assert lease is not None
+    slot = f"rmq:{{{second.name}_0}}:slot"
+    if how == "damaged":
+        raw.delete(slot)
+        raw.set(slot, "of another program")
+    elif how == "refused":
+        denied = AccessDenied("as while a password is replaced")
+        keep = rmq.Query.keep
+        until = time.monotonic() + 0.7
+
+        def refuse(query: rmq.Query, *args: Any) -> None:
+            if time.monotonic() < until:
+                raise denied
+            keep(query, *args)
+
+        monkeypatch.setattr(rmq.Query, "keep", refuse)
+    else:
+        lost(client, second, how)
+
+    time.sleep(2)  # two leases long
+    with topic.consumer() as consumer:
+        assert consumer.receive(10) == []
+    found = rows(reader, reader.partitions(at, end))
+    assert [row for row in found if row[0] == topic.name] == [(topic.name, n) for n in range(6)]
+    if how == "damaged":
+        raw.delete(slot)
+
+
+def test_a_driver_that_was_replaced_while_a_batch_ran_cannot_plan_or_commit(
+    topic: rmq.Topic, make: Make
+) -> None:
+    fill(topic, 6)
+    reader = make(maxMessagesPerTrigger=3, ownerLeaseSeconds=1)
+    at = begun(reader)
+    end = latest(reader, at)
+    lease = reader._query_lease
+    assert lease is not None
+    assert lease._renewer is not None
+    raw_owner = topic.query(end["run"], "elsewhere:1:1", owner_lease=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "_renew_topics", lambda renews_lease: False)  # stands still
+        until = time.monotonic() + 20
+        while True:
+            try:
+                raw_owner.renew({})
+                break
+            except QueryOwned:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+    lease._renewer.join(20)
+    time.sleep(1.5)  # the other driver is gone, too, so only the renewing thread has seen it
+
+    with pytest.raises(QueryOwned, match="elsewhere:1:1"):
+        reader.partitions(at, end)
+    with pytest.raises(QueryOwned, match="elsewhere:1:1"):
+        reader.commit(end)

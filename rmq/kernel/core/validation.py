@@ -217,8 +217,11 @@ def _longest(ms: int) -> str:
     return f"{ms / 1000:g} seconds" if ms < 172_800_000 else f"{ms / 86_400_000:.0f} days"
 
 
-def check_epoch_ms(value: object, field: str) -> int:
-    """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up."""
+def check_epoch_ms(value: object, field: str, allow_past: bool = False) -> int:
+    """Return a time, given as an aware datetime or epoch ms, in epoch ms, rounded up.
+
+    `allow_past`: return the earliest time that a score can have for a time before it (2001).
+    """
     if isinstance(value, datetime):
         if value.tzinfo is None or value.utcoffset() is None:
             raise InvalidValue(
@@ -239,9 +242,9 @@ def check_epoch_ms(value: object, field: str) -> int:
             )
     if ms > time.time() * 1000 + TEN_YEARS_MS:
         raise InvalidValue(f"{field}: {value}; give a time at most 10 years ahead")
-    if ms < TIMED_MIN:
+    if ms < TIMED_MIN and not allow_past:
         raise InvalidValue(f"{field}: {value} is long past; give a time to come")
-    return ms
+    return max(ms, TIMED_MIN)
 
 
 def check_due_ms(value: object, field: str, now_ms: int) -> int:

@@ -236,7 +236,7 @@ def _check_due(out: Outgoing, allow_past: bool) -> int:
     if out.delay is not None:
         return duration_ms(out.delay, "delay", zero=True)
     if out.at is not None:
-        return check_epoch_ms(out.at, "at") if allow_past else _due_ms(out.at)
+        return check_epoch_ms(out.at, "at", True) if allow_past else _due_ms(out.at)
     return 0
 
 
