@@ -37,6 +37,7 @@ class ServerMetrics:
         queries: returns the queries of topics, as `topics` does.
         before: returns the figures of a topic, as they were so many ms before; None: not known.
         wanted: returns by topic how many worker processes it needs.
+        long_runs: Returns the number of runs that may hang, by topic.
     """
 
     def __init__(
@@ -46,11 +47,12 @@ class ServerMetrics:
         queries: Callable[[], dict[str, list[HeldQuery]]] = dict,
         before: Callable[[str, int], Figures | None] = lambda topic, window_ms: None,
         wanted: Callable[[], dict[str, WorkersWanted]] = dict,
+        long_runs: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         library = packages.load("prometheus_client", "server", "/metrics")
         self._families = packages.load("prometheus_client.core", "server", "/metrics")
         self._topics, self._state, self._queries = topics, state, queries
-        self._before, self._wanted = before, wanted
+        self._before, self._wanted, self._long_runs = before, wanted, long_runs
         self._registry = library.CollectorRegistry()
         self._registry.register(self)
         self._library = library
@@ -79,6 +81,8 @@ class ServerMetrics:
         wanted = [((name,), of) for name, of in self._wanted().items() if name in topics]
         yield self._family(telemetry.WORKERS_WANTED, [(at, of.processes) for at, of in wanted])
         yield self._family(telemetry.WORKERS_RUNNING, [(at, of.running) for at, of in wanted])
+        long_runs = self._long_runs()
+        yield self._family(telemetry.LONG_RUNS, [(at, long_runs.get(at[0], 0)) for at, _ in wanted])
         yield of_topics(telemetry.HELD_BACK, lambda count: count["held"])
         yield of_topics(telemetry.GROUPS_PAUSED, lambda count: count["groups_paused"])
         yield of_topics(telemetry.GROUPS_HELD, lambda count: count["groups_held"])

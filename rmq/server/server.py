@@ -99,6 +99,7 @@ class Server:
             lambda: self.queries.held if leads() else {},
             self.survey.before,
             lambda: self.wanted.by_topic if leads() else {},
+            lambda: self.wanted.long_runs,
         )
         api = make_api(lambda: open_client(url, config.prefix), state, config.redact)
         application = make_application(

@@ -1,9 +1,13 @@
-"""The log of a worker: the `rmq` logger on stderr, as lines or JSON. The root logger stays."""
+"""The log of a command on stderr, as lines or JSON: all loggers, unless the program set up its own.
+
+A record is one line, so that no text in it can pass for another record. Tracebacks are indented.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+import textwrap
 from datetime import UTC, datetime
 
 import click
@@ -29,11 +33,11 @@ class Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record as a line, with its traceback below."""
-        text = terminal_text.neutral(record.getMessage(), lines=True)
+        text = terminal_text.neutral(record.getMessage())
         head = f"{_moment(record)} {record.levelname:<7} [{record.process}] {text}"
         if record.exc_info:
             trace = terminal_text.neutral(self.formatException(record.exc_info), lines=True)
-            head += "\n" + trace
+            head += "\n" + textwrap.indent(trace, "  ")
         return head
 
 
@@ -53,6 +57,8 @@ def _moment(record: logging.LogRecord) -> str:
 def start(level: str | None, as_json: bool | None) -> None:
     """Log to stderr, unless the user's module has set up its own logging.
 
+    The lines of other libraries, such as uvicorn and asyncio, have the same form.
+
     Args:
         level: the level asked for; None: info.
         as_json: log JSON; then only our handler is used, even if the user's module set up others.
@@ -62,8 +68,18 @@ def start(level: str | None, as_json: bool | None) -> None:
         log.setLevel((level or "info").upper())
     if log.hasHandlers() and not as_json:
         return
+    log.addHandler(_handler(as_json))
+    log.propagate = False
+    root = logging.getLogger()
+    if not root.handlers:  # else the user's module has set it up
+        others = _handler(as_json)
+        others.setLevel(logging.WARNING)  # as without any handler
+        root.addHandler(others)
+        logging.captureWarnings(True)
+
+
+def _handler(as_json: bool | None) -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(MessageFilter())  # adds the message id, if the client uses rmq's Logging
     handler.setFormatter(JSONLines() if as_json else Lines())
-    log.addHandler(handler)
-    log.propagate = False
+    return handler

@@ -60,13 +60,19 @@ def one(client: rmq.Client, check: str) -> rmq.Finding:
 
 
 def report_worker(
-    server: Server, id: str, topic: str, version: str = "0.1.0", runs: Any = ()
+    server: Server,
+    id: str,
+    topic: str,
+    version: str = "0.1.0",
+    runs: Any = (),
+    run_s: float | None = None,
 ) -> None:
     """Store the report of a worker process, as it would itself."""
     now_ms = int(time.time() * 1000)
     status = write_status(
         at_ms=now_ms, host="host", pid=7, process=None, version=version, age_ms=1000,
-        keep_ms=30_000, handlers=[HandlerStatus(topic, "handle", 1, 1, 1, {})], runs=list(runs),
+        keep_ms=30_000, runs=list(runs),
+        handlers=[HandlerStatus(topic, "handle", 1, 1, 1, {}, run_s)],
     )  # fmt: skip
     with server.raw() as raw:
         raw.zadd(workers_key("rmq"), {id: now_ms + 30_000})

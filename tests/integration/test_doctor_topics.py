@@ -8,6 +8,7 @@ import pytest
 
 import rmq
 from rmq.features.doctor import topics
+from rmq.features.doctor.look import SEVERITIES
 from rmq.features.topic_admin.service import Sampler
 from rmq.kernel.core.keys import leader_key, workers_key
 from rmq.web.survey import Survey
@@ -170,10 +171,10 @@ def test_late_messages_are_named(client: rmq.Client, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(topics, "LATE_MS", 20)
 
-    found = sorted(each.evidence for each in grave(client, "late"))
-    for name, text in zip(["bills", "orders"], found, strict=True):
-        assert text.startswith(f"{name}: the oldest due message has waited ")
-        assert text.endswith("; 1 wait")
+    (finding,) = grave(client, "late")
+    first, other = ("bills", "orders") if finding.fix == "rmq peek bills" else ("orders", "bills")
+    assert finding.evidence.startswith(f"{first}: the oldest due message has waited ")
+    assert finding.evidence.endswith(f"; 1 wait; and 1 more like it: {other}")
 
 
 def test_dead_letters_that_grow_are_named(
@@ -292,3 +293,74 @@ def test_topic_that_misses_its_slo_is_named_with_how_late_it_is(
     assert late.evidence.startswith("orders: slo p50<50ms, and p50 of the last ")
     client.admin.topic_set("orders", slo="p50<10s")
     assert grave(client, "slo") == []
+
+
+# --- many topics ---------------------------------------------------------------------------------
+
+
+def test_findings_of_one_kind_are_one_and_name_the_worst_topic(client: rmq.Client) -> None:
+    for number in range(210):
+        client.topic(f"a{number:03}").send(1)
+    client.topic("zz-payments").send_many([rmq.Outgoing(n) for n in range(50)])
+
+    finding = one(client, "no-consumer")
+
+    assert finding.evidence.startswith("zz-payments: 50 messages due")
+    assert "; and 210 more like it: a000, a001, a002 and 207 more" in finding.evidence
+
+
+def test_a_topic_without_consumer_is_found_behind_many_with_one(
+    client: rmq.Client, redis: Server
+) -> None:
+    names = [f"a{number:03}" for number in range(205)]
+    for name in names:
+        client.topic(name).send(1)
+    client.topic("zz-payments").send(1)
+    with redis.raw() as raw, raw.pubsub() as listener:
+        listener.subscribe(*[f"rmq:{{{name}}}:wake" for name in names])
+        assert listener.get_message(timeout=5)
+        finding = one(client, "no-consumer")
+
+    assert finding.evidence.startswith("zz-payments: 1 message due")
+    assert "more like it" not in finding.evidence
+
+
+def test_the_gravest_findings_come_first(client: rmq.Client) -> None:
+    client.topic("orders").send(1)
+
+    found = [SEVERITIES.index(each.severity) for each in client.admin.doctor()]
+
+    assert found == sorted(found, reverse=True)
+
+
+def test_dead_letters_that_were_not_looked_at_are_not_ok(
+    client: rmq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bills", "orders"):
+        client.topic(name, slots=1).send(1)
+        with client.topic(name).consumer() as consumer:
+            consumer.reject(consumer.receive(1), "why")
+    monkeypatch.setattr(topics, "SLOTS_MOST", 1)
+
+    found = seen(client, "dead-letters")
+
+    assert [each.severity for each in found] == ["warning", "note"]
+    assert "growth is not known" in found[1].evidence
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mean", "is_long"),
+    [(29, None, False), (31, None, True), (31, 0.001, True), (31, 60, False), (601, 60, True)],
+)
+def test_runs_that_may_hang_are_named(
+    client: rmq.Client, redis: Server, seconds: int, mean: float | None, is_long: bool
+) -> None:
+    topic = client.topic("imports", lease=30)
+    head = topic.send(1)
+    runs = [(str(head.id), 0, seconds * 1000)]
+    report_worker(redis, "aaaaaaaa", "imports", runs=runs, run_s=mean)
+
+    found = [each.evidence for each in grave(client, "long-runs")]
+
+    expected = f"imports: 1 run of handle may hang; {head.id} is running for "
+    assert [text.startswith(expected) for text in found] == [True] * is_long

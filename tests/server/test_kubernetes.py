@@ -240,6 +240,8 @@ def scaling_faults(documents: list[Document]) -> list[str]:
     in_a_pod = words[words.index("--processes") + 1] if "--processes" in words else "1"
     if trigger["metadata"]["threshold"] != in_a_pod or trigger["metricType"] != "AverageValue":
         found.append("the metric counts processes, and not so many are in a pod")
+    if trigger["metadata"].get("ignoreNullValues") != "false":
+        found.append("an empty result is 0, so the fallback is not used")
     if not 1 <= spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]:
         found.append("bounds")
     return found
@@ -258,6 +260,7 @@ def test_what_scales_asks_for_a_metric_that_exists_and_scales_the_workers() -> N
         ('threshold: "1"', 'threshold: "2"'),
         ("metricType: AverageValue", "metricType: Value"),
         ("maxReplicaCount: 20", "maxReplicaCount: 2"),
+        ('ignoreNullValues: "false"', 'ignoreNullValues: "true"'),
     ],
 )
 def test_a_slip_in_what_scales_is_found(there: str, instead: str) -> None:

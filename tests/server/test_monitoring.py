@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,3 +195,45 @@ def test_every_metric_of_the_server_is_on_the_dashboard_or_in_a_rule() -> None:
     }
     missing = {metric.name for metric in telemetry.SERVER_METRICS} - named
     assert missing <= {"rmq_server_service_done_total"}
+
+
+ALERT_TESTS = """
+rule_files: [alerts.yml]
+evaluation_interval: 10m
+tests:
+  - interval: 10m
+    input_series:
+      - {series: 'rmq_messages{topic="orders",queue="dead"}', values: '3x200'}
+      - {series: 'rmq_messages{topic="bills",queue="dead"}', values: '0x200'}
+      - {series: 'rmq_long_runs{topic="orders"}', values: '0x10 2x10 0x10'}
+    alert_rule_test:
+      - {eval_time: 23h, alertname: RmqDeadLettersStand, exp_alerts: []}
+      - eval_time: 25h
+        alertname: RmqDeadLettersStand
+        exp_alerts:
+          - exp_labels: {severity: warning, topic: orders}
+            exp_annotations:
+              summary: Topic orders has had dead letters for a day, 3 now.
+              runbook: docs/runbook.md#rmqdeadlettersstand
+      - {eval_time: 100m, alertname: RmqRunsLong, exp_alerts: []}
+      - eval_time: 130m
+        alertname: RmqRunsLong
+        exp_alerts:
+          - exp_labels: {severity: warning, topic: orders}
+            exp_annotations:
+              summary: 2 runs of handlers of topic orders may hang.
+              runbook: docs/runbook.md#rmqrunslong
+      - {eval_time: 300m, alertname: RmqRunsLong, exp_alerts: []}
+"""
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_alerts_fire_for_standing_dead_letters_and_long_runs(tmp_path: Path) -> None:
+    shutil.copy(DOCS / "monitoring/alerts.yml", tmp_path)
+    (tmp_path / "test.yml").write_text(ALERT_TESTS)
+
+    ran = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -32,8 +32,8 @@ PLAIN_ENGLISH = {
     # errors and states
     "already", "unavailable", "storage", "decode", "encode", "embedded", "empty", "found", "not",
     "access", "denied", "start", "step", "stop", "line",
-    "full", "large", "too", "payload", "owned", "vanished", "failed", "work", "back", "rolled",
-    "outgoing", "durable", "lateness",
+    "full", "large", "long", "too", "payload", "owned", "vanished", "failed", "work", "back",
+    "rolled", "outgoing", "durable", "lateness",
     # durability and retry policies, by the name of the technique
     "fsync", "replicated", "exponential", "immediate", "levels", "snooze",
     # other queues and servers

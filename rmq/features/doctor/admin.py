@@ -13,7 +13,7 @@ class AsyncDoctorAdmin(AsyncAdminPart):
     """Verbs on all of RMQ in a Redis."""
 
     async def doctor(self, only: Iterable[str] | None = None) -> list[Finding]:
-        """Check Redis and all topics, and change nothing; return the findings, check by check.
+        """Check Redis and all topics, and change nothing; return the findings, the gravest first.
 
         A check that this Redis user may not make gives a finding "skipped" with the reason.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rmq.errors import InvalidValue, OutcomeUnknown, RMQError, Unavailable
 from rmq.features.doctor import copies, memory, programs, restrictions, topics
-from rmq.features.doctor.look import Finding, Look, Sight, some
+from rmq.features.doctor.look import SEVERITIES, Finding, Look, Sight, some
 from rmq.kernel.transport.steps import Flow
 
 
@@ -46,6 +46,7 @@ CHECKS = (
     Check("slot-skew", "slots with far more messages than others", topics.slot_skew),
     Check("blocked-heads", "slots in order that wait for long", topics.blocked_heads),
     Check("no-consumer", "messages that wait without a consumer", topics.no_consumer),
+    Check("long-runs", "handlers that run for far longer than usual", topics.long_runs),
     Check("late", "messages that are due for long", topics.late),
     Check("slo", "topics whose messages are later than their slo", topics.slo),
     Check("dead-letters", "dead letters that grow", topics.dead_letters),
@@ -71,7 +72,7 @@ def chosen(only: Iterable[str] | None) -> list[Check]:
 
 
 def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding]]:
-    """Run checks; each gives one finding at least.
+    """Run checks; each gives one finding at least. Return the gravest findings first.
 
     Raises:
         InvalidValue: there is no such check.
@@ -89,4 +90,4 @@ def examine(prefix: str, only: Iterable[str] | None = None) -> Flow[list[Finding
         except RMQError as error:  # a right is missing, or a command that a provider took away
             seen = [Sight("skipped", str(error))]
         findings += [Finding(check.name, *sight) for sight in seen]
-    return findings
+    return sorted(findings, key=lambda each: -SEVERITIES.index(each.severity))

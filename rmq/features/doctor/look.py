@@ -226,6 +226,18 @@ def some(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + rest
 
 
+def as_one(sights: list[Sight]) -> list[Sight]:
+    """Return sights of one kind, the worst first, as one sight.
+
+    The evidence of each begins with the name of its topic and a colon.
+    """
+    if len(sights) < 2:
+        return sights
+    names = dict.fromkeys(sight.evidence.partition(":")[0] for sight in sights[1:])
+    more = f"; and {len(sights) - 1} more like it: {some(list(names))}"
+    return [sights[0]._replace(evidence=sights[0].evidence + more)]
+
+
 def age(ms: float) -> str:
     """Return a length of time for people, in one unit."""
     seconds = ms / 1000

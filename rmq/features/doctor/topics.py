@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 
 from rmq.errors import RMQError, TopicVanished
-from rmq.features.doctor.look import MIB, Look, Sight, age, plural, some
+from rmq.features.doctor.look import MIB, SEVERITIES, Look, Sight, age, as_one, plural, some
 from rmq.features.groups import flows as group_flows
 from rmq.features.schedules import scripts
 from rmq.features.schedules.flows import SLOT
 from rmq.features.topic_admin import resize
+from rmq.features.workers.status import HandlerRun, WorkerStatus
 from rmq.kernel.core import record, slo as slos, telemetry
 from rmq.kernel.core.ids import MessageId
 from rmq.kernel.core.keys import leader_key, wake_channel
@@ -21,6 +23,7 @@ from rmq.kernel.topic import reading, samples, scheduled, scripts as topic_scrip
 from rmq.kernel.topic.overview import TopicOverview
 from rmq.kernel.transport.steps import Flow, Pipeline, RawCommand, is_master_away
 
+CHANNELS = 1000  # asked for in one command
 SLOTS_MOST = 200  # slots that are looked at one by one, those with most messages first
 BIG_MEMBERS = 1_000_000  # messages of one slot
 BIG_BYTES = 512 * MIB  # of one key
@@ -42,11 +45,13 @@ def readable(look: Look) -> Flow[list[Sight]]:
     """Topics that cannot be read."""
     topics = yield from look.all_topics()
     away = [topic.name for topic in topics if is_master_away(topic.error)]
-    broken = [
-        Sight("error", str(topic.error), _fix(topic))
-        for topic in topics
-        if topic.error is not None and not is_master_away(topic.error)
-    ]
+    broken = as_one(
+        [
+            Sight("error", f"{topic.name}: {topic.error}", _fix(topic))
+            for topic in topics
+            if topic.error is not None and not is_master_away(topic.error)
+        ]
+    )
     if away:
         text = f"{some(away)}: slots are on {some(look.away)}, which does not answer"
         broken.append(Sight("error", text, "rmq doctor --only cluster"))
@@ -99,7 +104,9 @@ def big_keys(look: Look) -> Flow[list[Sight]]:
     most = max((topic.slots[index]["records"] for topic, index in fullest), default=0)
     if len(fullest) > WEIGHED and not unread:
         unread = f"; memory of the {WEIGHED} fullest of {len(fullest)} slots"
-    return found or [Sight("ok", f"the fullest slot holds {plural(most, 'message')}{unread}")]
+    return as_one(found) or [
+        Sight("ok", f"the fullest slot holds {plural(most, 'message')}{unread}")
+    ]
 
 
 _QUEUED = ("retries", "priority", "due", "later", "in_flight", "dead", "trash")
@@ -112,14 +119,18 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
     the two numbers, which one script counts, are the same in every slot. A consumer makes a dead
     letter of a message whose record is missing or too short.
     """
-    found = list[Sight]()
+    broken, found = list[Sight](), list[tuple[float, Sight]]()
     topics = yield from look.topics()
     for topic, index in _fullest(topics, "dead")[:SLOTS_MOST]:
+        counts = topic.slots[index]
+        if sum(counts[name] for name in _QUEUED) > counts["records"]:
+            continue  # found below
         ids = yield from _without_record(topic, index, "dead")
         if ids:
             text = f"{topic.name}: the record of {plural(len(ids), 'dead letter')} is missing or "
             text += f"too short, so they cannot be redriven: {some(ids)}"
-            found.append(Sight("error", text, f"rmq dlq purge {topic.name} --id {ids[0]} --keep 0"))
+            fix = f"rmq dlq purge {topic.name} --id {ids[0]} --keep 0"
+            broken.append(Sight("error", text, fix))
     for topic in topics:
         for index, counts in enumerate(topic.slots):
             queued, records = sum(counts[name] for name in _QUEUED), counts["records"]
@@ -128,14 +139,19 @@ def queue_members(look: Look) -> Flow[list[Sight]]:
                 if queued > records:
                     what, count = "of its queues without record and body", queued - records
                     ids = yield from _without_record(topic, index, "store")
+                    ids += yield from _without_record(topic, index, "dead")
                 text = (
                     f"{topic.name}: slot {index} has {plural(records, 'record')} and "
                     f"{plural(queued, 'message')} in its queues: {plural(count, 'message')} "
-                    f"{what}; a key was evicted or deleted"
-                    + (f"; these wait: {some(ids)}" if ids else "")
+                    f"{what}; a key was evicted or deleted" + (f": {some(ids)}" if ids else "")
                 )
-                found.append(Sight("error", text, f"rmq stats {topic.name} --slots"))
-    return found or [Sight("ok", "every message is in a queue")]
+                found.append((count, Sight("error", text, f"rmq stats {topic.name} --slots")))
+    return as_one(broken) + _worst_first(found) or [Sight("ok", "every message is in a queue")]
+
+
+def _worst_first(found: list[tuple[float, Sight]]) -> list[Sight]:
+    """Return sights of one kind as one, by a number of each: the largest is the worst."""
+    return as_one([sight for _, sight in sorted(found, key=lambda pair: -pair[0])])
 
 
 def _without_record(topic: TopicOverview, index: int, queue: QueueName) -> Flow[list[str]]:
@@ -147,7 +163,7 @@ def _without_record(topic: TopicOverview, index: int, queue: QueueName) -> Flow[
 
 def slot_skew(look: Look) -> Flow[list[Sight]]:
     """Slots with far more messages than the others of their topic."""
-    found = []
+    found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
         held = [counts["records"] for counts in topic.slots]
         if len(held) < 2 or sum(held) < SKEW_LEAST:
@@ -159,8 +175,11 @@ def slot_skew(look: Look) -> Flow[list[Sight]]:
                 f"{topic.name}: slot {held.index(most)} of {len(held)} holds "
                 f"{most / sum(held):.0%} of {sum(held)} messages: many have one slot_basis"
             )
-            found.append(Sight("warning", text, f"rmq stats {topic.name} --slots"))
-    return found or [Sight("ok", "no slot holds far more than the others of its topic")]
+            sight = Sight("warning", text, f"rmq stats {topic.name} --slots")
+            found.append((most, sight))
+    return _worst_first(found) or [
+        Sight("ok", "no slot holds far more than the others of its topic")
+    ]
 
 
 def blocked_heads(look: Look) -> Flow[list[Sight]]:
@@ -172,7 +191,7 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
         for run in worker.running
         if run.seconds * 1000 >= BLOCKED_MS
     ]
-    found = []
+    retries, running = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
     waiting = [
         (topic, index)
         for topic, index in _fullest((yield from look.topics()))
@@ -190,16 +209,25 @@ def blocked_heads(look: Look) -> Flow[list[Sight]]:
                 f"{topic.name}: slot {index} waits {age(int(hold) - now_ms)} more for the "
                 f"retry of {id}; {plural(behind, 'message')} behind it"
             )
-            found.append(Sight("warning", text, f"rmq get {topic.name} {id}"))
+            sight = Sight("warning", text, f"rmq get {topic.name} {id}")
+            retries.append((int(hold) - now_ms, sight))
         for _, _, worker, run in [each for each in runs if each[:2] == (topic.name, index)]:
             text = (
                 f"{topic.name}: slot {index} waits for {run.id}, which {run.handler} of "
                 f"{worker.host}:{worker.pid} runs for {age(run.seconds * 1000)}; "
                 f"{plural(behind, 'message')} behind it"
             )
-            found.append(Sight("warning", text, f"rmq worker show {worker.id}"))
-    looked = "" if len(waiting) <= SLOTS_MOST else f" (of the {SLOTS_MOST} fullest)"
-    return found or [Sight("ok", f"no slot in order waits long for one message{looked}")]
+            sight = Sight("warning", text, f"rmq worker show {worker.id}")
+            running.append((run.seconds, sight))
+    ok = _partly("no slot in order waits long for one message", len(waiting), "slots")
+    return _worst_first(retries) + _worst_first(running) or [ok]
+
+
+def _partly(text: str, count: int, what: str) -> Sight:
+    """Return that all is well; a note if there are more than were looked at."""
+    if count <= SLOTS_MOST:
+        return Sight("ok", text)
+    return Sight("note", f"{text} in the {SLOTS_MOST} fullest of {count} {what}")
 
 
 def _ready(topic: TopicOverview) -> int:
@@ -214,38 +242,69 @@ def no_consumer(look: Look) -> Flow[list[Sight]]:
     waiting = [topic for topic in topics if _ready(topic) > 0 and not topic.total["in_flight"]]
     handled = {name for worker in (yield from look.workers()) for name in worker.topics}
     asked = [topic for topic in waiting if topic.name not in handled]
-    found = []
-    for topic in asked[:SLOTS_MOST]:
-        channel = wake_channel(look.prefix, topic.name)
-        _, replies = yield from look.on_masters("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", channel)
-        listening = sum(next(iter(r.values())) if isinstance(r, dict) else r[1] for r in replies)
-        if not listening:
+    listening = yield from _listening(look, [topic.name for topic in asked])
+    found = list[tuple[float, Sight]]()
+    for topic in asked:
+        if not listening[topic.name]:
             text = (
                 f"{topic.name}: {plural(_ready(topic), 'message')} due, none in flight, no "
                 "worker handles the topic and no consumer listens"
             )
-            found.append(Sight("warning", text, "rmq worker MODULE  (the one with its handler)"))
-    return found or [Sight("ok", "every topic with waiting messages has a worker or consumer")]
+            sight = Sight("warning", text, "rmq worker MODULE  (the one with its handler)")
+            found.append((_ready(topic), sight))
+    ok = Sight("ok", "every topic with waiting messages has a worker or consumer")
+    return _worst_first(found) or [ok]
+
+
+def _listening(look: Look, names: list[str]) -> Flow[Counter[str]]:
+    """Count the consumers that listen, by topic."""
+    counts = Counter[str]()
+    for at in range(0, len(names), CHANNELS):
+        some_names = names[at : at + CHANNELS]
+        channels = [wake_channel(look.prefix, name) for name in some_names]
+        _, replies = yield from look.on_masters("PUBSUB NUMSUB", "PUBSUB", "NUMSUB", *channels)
+        for reply in replies:
+            numbers = reply.values() if isinstance(reply, dict) else reply[1::2]
+            counts.update(dict(zip(some_names, numbers, strict=True)))
+    return counts
+
+
+def long_runs(look: Look) -> Flow[list[Sight]]:
+    """Runs of handlers that take far longer than usual: they may hang."""
+    leases = {topic.name: topic.settings.lease_ms / 1000 for topic in (yield from look.topics())}
+    runs = dict[tuple[str, str], list[tuple[HandlerRun, WorkerStatus]]]()
+    for worker in (yield from look.workers()):
+        for run in worker.long_runs(leases):
+            runs.setdefault((run.topic, run.handler), []).append((run, worker))
+    found = list[tuple[float, Sight]]()
+    for (topic, handler), each in runs.items():
+        longest, worker = max(each, key=lambda pair: pair[0].seconds)
+        text = (
+            f"{topic}: {plural(len(each), 'run')} of {handler} may hang; {longest.id} is running "
+            f"for {age(longest.seconds * 1000)} in {worker.host}:{worker.pid}"
+        )
+        found.append((longest.seconds, Sight("warning", text, f"rmq worker show {worker.id}")))
+    return _worst_first(found) or [Sight("ok", "no handler runs for far longer than usual")]
 
 
 def late(look: Look) -> Flow[list[Sight]]:
     """Messages that could have been taken long ago."""
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
-    found = []
+    found = list[tuple[float, Sight]]()
     for topic in topics:
         late_ms = topic.total["late_ms"]
         if late_ms >= LATE_MS:
             text = f"{topic.name}: the oldest due message has waited {age(late_ms)}"
             text += f"; {_ready(topic)} wait"
-            found.append(Sight("warning", text, f"rmq peek {topic.name}"))
+            found.append((late_ms, Sight("warning", text, f"rmq peek {topic.name}")))
     most = max((topic.total["late_ms"] for topic in topics), default=0)
-    return found or [Sight("ok", f"the oldest due message has waited {age(most)}")]
+    return _worst_first(found) or [Sight("ok", f"the oldest due message has waited {age(most)}")]
 
 
 def slo(look: Look) -> Flow[list[Sight]]:
     """Topics whose messages are delivered later than their setting `slo` allows."""
     now_ms = yield from look.now_ms()
-    found = list[Sight]()
+    missed, unknown = list[tuple[float, Sight]](), list[Sight]()
     topics = [topic for topic in (yield from look.topics()) if not topic.settings.paused]
     wanted = [topic for topic in topics if topic.settings.objective]
     for topic in wanted:
@@ -262,23 +321,26 @@ def slo(look: Look) -> Flow[list[Sight]]:
             else:
                 text += "none was taken of late; the oldest message has waited "
             text += format_duration(round(lateness_s, 3))
-            found.append(Sight("warning", text, f"rmq worker wanted {topic.name}"))
+            sight = Sight("warning", text, f"rmq worker wanted {topic.name}")
+            missed.append((lateness_s / objective.within_s, sight))
         elif before is None:
             text = f"{topic.name}: slo {objective}; how late messages were taken is not known"
-            found.append(Sight("note", f"{text}, as no server has kept samples", "rmq server"))
+            unknown.append(Sight("note", f"{text}, as no server has kept samples", "rmq server"))
     none = "no topic has an slo" if not wanted else f"{plural(len(wanted), 'slo')} met"
-    return found or [Sight("ok", none)]
+    return _worst_first(missed) + as_one(unknown) or [Sight("ok", none)]
 
 
 def dead_letters(look: Look) -> Flow[list[Sight]]:
     """Dead letters of the last hour against the hour before it."""
     now_ms = yield from look.now_ms()
     topics = [topic for topic in (yield from look.topics()) if topic.total["dead"]]
-    found, left = [], SLOTS_MOST
+    found, left, unread = list[tuple[float, Sight]](), SLOTS_MOST, list[str]()
     for topic in sorted(topics, key=lambda each: -each.total["dead"]):
         last = before = 0
         for keys, counts in zip(topic.context.slots, topic.slots, strict=True):
-            if counts["dead"] and left:
+            if counts["dead"] and not left:
+                unread.append(topic.name)
+            elif counts["dead"]:
                 left -= 1
                 hour, two = now_ms - HOUR_MS, now_ms - 2 * HOUR_MS
                 last += yield RawCommand("ZCOUNT", "ZCOUNT", keys.dead, hour, "+inf")
@@ -288,15 +350,20 @@ def dead_letters(look: Look) -> Flow[list[Sight]]:
                 f"{topic.name}: {last} dead letters in the last hour, {before} in the hour "
                 f"before, {topic.total['dead']} in all"
             )
-            found.append(Sight("warning", text, f"rmq dlq ls {topic.name}"))
+            found.append((last - before, Sight("warning", text, f"rmq dlq ls {topic.name}")))
     count = sum(topic.total["dead"] for topic in topics)
-    return found or [Sight("ok", f"{count} dead letters; they do not grow")]
+    ok = Sight("ok", f"{count} dead letters; they do not grow")
+    if unread:
+        text = f"growth is not known of slots beyond the {SLOTS_MOST} with most dead letters: "
+        ok = Sight("note", text + some(list(dict.fromkeys(unread))), "rmq topic ls")
+        return [*_worst_first(found), ok]
+    return _worst_first(found) or [ok]
 
 
 def paused(look: Look) -> Flow[list[Sight]]:
     """Topics that somebody paused and forgot."""
     now_ms = yield from look.now_ms()
-    found = []
+    found = list[tuple[float, Sight]]()
     for topic in (yield from look.topics()):
         pauses = (("", topic.settings.paused), ("sends are ", topic.settings.sends_paused))
         for what, pause in pauses:
@@ -307,18 +374,21 @@ def paused(look: Look) -> Flow[list[Sight]]:
                 f"{topic.name}: {what}paused for {age(now_ms - pause.since_ms)} by {pause.by}{why}"
                 f"; {topic.total['held']} messages are held"
             )
-            found.append(Sight("warning", text, f"rmq topic resume {topic.name}"))
-    return found or [Sight("ok", "no topic is paused for longer than a day")]
+            sight = Sight("warning", text, f"rmq topic resume {topic.name}")
+            found.append((topic.total["held"], sight))
+    return _worst_first(found) or [Sight("ok", "no topic is paused for longer than a day")]
 
 
 def groups(look: Look) -> Flow[list[Sight]]:
     """Groups with more than half of a backlog, and groups that a dead letter holds."""
-    found = []
+    held, large_ones = list[tuple[float, Sight]](), list[tuple[float, Sight]]()
     topics = [each for each in (yield from look.topics()) if each.settings.groups is not None]
-    for topic in topics[:SLOTS_MOST]:
-        counts, name = topic.total, topic.name
+    topics.sort(key=lambda topic: -topic.total["records"])
+    for place, topic in enumerate(topics):
+        counts, name, is_looked = topic.total, topic.name, place < SLOTS_MOST
         if counts["groups_held"]:
-            shown = yield from group_flows.groups(topic.context, "stopped", 1000, 0, GROUPS_LOOKED)
+            most = GROUPS_LOOKED if is_looked else 1
+            shown = yield from group_flows.groups(topic.context, "stopped", 1000, 0, most)
             names = [state.group for state in shown.groups if state.is_held]
             text = (
                 f"{name}: {plural(counts['groups_held'], 'group')} held by a dead letter"
@@ -326,13 +396,18 @@ def groups(look: Look) -> Flow[list[Sight]]:
                 + "; redrive or purge the letter first (rmq dlq ls)"
             )
             group = shlex.quote(names[0]) if names else "GROUP"
-            found.append(Sight("warning", text, f"rmq groups release {name} {group}"))
+            sight = Sight("warning", text, f"rmq groups release {name} {group}")
+            held.append((counts["groups_held"], sight))
         waiting = counts["retries"] + counts["priority"] + counts["due"]
-        large = (yield from _largest_lane(topic)) if waiting >= SKEW_LEAST else None
+        is_large = is_looked and waiting >= SKEW_LEAST
+        large = (yield from _largest_lane(topic)) if is_large else None
         if large and large[1] > waiting / 2:
             text = f"{name}: group {large[0]} has {large[1] / waiting:.0%} of {waiting} that wait"
-            found.append(Sight("warning", text, f"rmq groups ls {name}"))
-    return found or [Sight("ok", "no group has most of a backlog or is held by a dead letter")]
+            large_ones.append((large[1], Sight("warning", text, f"rmq groups ls {name}")))
+    ok = _partly(
+        "no group has most of a backlog or is held by a dead letter", len(topics), "topics"
+    )
+    return _worst_first(held) + _worst_first(large_ones) or [ok]
 
 
 def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
@@ -372,7 +447,11 @@ def resizes(look: Look) -> Flow[list[Sight]]:
         except TopicVanished:
             may_wait = False  # a slot does not even have the new number
         found.append(_resize(topic, resizing, now_ms - resizing.since_ms, may_wait, leader))
-    return found
+    return [
+        sight
+        for severity in SEVERITIES
+        for sight in as_one([each for each in found if each.severity == severity])
+    ]
 
 
 def _resize(
@@ -401,7 +480,7 @@ def schedules(look: Look) -> Flow[list[Sight]]:
     replies = yield Pipeline(
         [scripts.schedules(topic.context.slots[SLOT], limit=1) for topic in topics]
     )
-    found = []
+    found = list[tuple[float, Sight]]()
     for topic, reply in zip(topics, replies, strict=True):
         if isinstance(reply, RMQError):
             raise reply
@@ -412,5 +491,7 @@ def schedules(look: Look) -> Flow[list[Sight]]:
                     f"{topic.name}: schedule {row.name} was due {age(missed_ms)} ago, and no "
                     "worker or server has sent its message"
                 )
-                found.append(Sight("warning", text, "rmq server"))
-    return found or [Sight("ok", f"the schedules of {some([t.name for t in topics])} are sent")]
+                found.append((missed_ms, Sight("warning", text, "rmq server")))
+    return _worst_first(found) or [
+        Sight("ok", f"the schedules of {some([t.name for t in topics])} are sent")
+    ]

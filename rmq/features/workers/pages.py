@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
+from rmq.errors import RMQError
 from rmq.features.workers.status import WorkerStatus
 from rmq.web.page import PageRequest, Pages, View
 
 PAGES = Pages()
 
-ROWS = 200
+ROWS, RUNS = 200, 50
+LEASES_S = 15.0  # for which settings are kept
 SILENT_S = 30.0  # a process that has not reported for so long has probably died
 
 
@@ -20,14 +25,27 @@ async def workers(request: PageRequest) -> View:
     found.sort(key=lambda each: (each.host, each.pid))
     runs = sorted(
         ((run, each) for each in found for run in each.running), key=lambda pair: pair[0].since
-    )
+    )[:RUNS]
+    leases = await _leases(request, {run.topic for run, _ in runs})
+    long_runs = {run for each in found for run in each.long_runs(leases)}
     return View(
         "workers.html",
-        {"found": found[:ROWS], "count": len(found), "runs": runs[:50], "contains": contains,
+        {"found": found[:ROWS], "count": len(found), "runs": runs, "contains": contains,
          "silent_s": SILENT_S, "taken": lambda each: _sum(each, "taken"),
-         "failed": lambda each: _sum(each, "nack")},
+         "failed": lambda each: _sum(each, "nack"), "long_runs": long_runs},
         "Workers",
     )  # fmt: skip
+
+
+async def _leases(request: PageRequest, topics: set[str]) -> dict[str, float]:
+    """Return the leases of topics in seconds; none of a topic that cannot be read."""
+    leases = {}
+    for topic in topics:
+        with suppress(RMQError):
+            read = partial(request.context.admin.settings, topic)
+            settings = await request.readings.get(f"settings {topic}", read, LEASES_S)
+            leases[topic] = settings.lease_ms / 1000
+    return leases
 
 
 def _sum(worker: WorkerStatus, verb: str) -> int:

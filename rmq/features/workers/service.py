@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from rmq.features.workers import flows
 from rmq.features.workers.wanted import LATELY_MS, WorkersWanted, wanted
@@ -46,6 +47,7 @@ class Wanted:
 
     Attributes:
         by_topic: the last count; replaced as a whole.
+        long_runs: Runs of handlers that may hang, by topic; replaced as a whole.
     """
 
     name = "wanted"
@@ -58,12 +60,15 @@ class Wanted:
         self._survey = survey
         self._problems = TopicProblems()
         self.by_topic: dict[str, WorkersWanted] = {}
+        self.long_runs: Counter[str] = Counter()
 
     def run_once(self) -> int:
         """Count for all topics; return how many."""
         topics, before = self._survey.topics, self._survey.before
         windows = (slo.WINDOW_MS, LATELY_MS)
         workers = self._transport.run(flows.workers(self._prefix)) if topics else []
+        leases = {name: of.context.settings.lease_ms / 1000 for name, of in topics.items()}
+        self.long_runs = Counter(run.topic for each in workers for run in each.long_runs(leases))
         found: dict[str, WorkersWanted] = {}
         for name, counts in topics.items():
             with self._problems.apart(name, self.name):

@@ -17,6 +17,7 @@ from rmq.kernel.core.score import moment
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 
 RUNNING_MOST = 20  # runs that a report lists, the oldest ones
+LONG_TIMES, LONG_LEAST_S = 10.0, 60.0  # times the usual length of a run; or the lease, if shorter
 RUN_VERBS = ("ack", "nack", "reject")  # counts of deliveries that a handler has run for
 
 
@@ -95,6 +96,26 @@ class WorkerStatus:
     def topics(self) -> tuple[str, ...]:
         """The topics of its handlers, each once, in the order of registration."""
         return tuple(dict.fromkeys(handler.topic for handler in self.handlers))
+
+    def long_runs(self, lease_s: Mapping[str, float]) -> list[HandlerRun]:
+        """Return runs that take far longer than usual: their handlers may hang.
+
+        Such a run takes longer than 10 times the mean, and longer than a minute or the lease of
+        its topic, whichever is shorter. If no run has ended yet, the lease is the limit.
+
+        Args:
+            lease_s: The lease of each topic in seconds. Runs of other topics are left out.
+        """
+        usual = {(handler.topic, handler.name): handler.run_s for handler in self.handlers}
+        found = []
+        for run in self.running:
+            mean, lease = usual.get((run.topic, run.handler)), lease_s.get(run.topic)
+            if lease is None:
+                continue
+            limit = lease if mean is None else max(LONG_TIMES * mean, min(lease, LONG_LEAST_S))
+            if run.seconds > limit:
+                found.append(run)
+        return found
 
 
 def write_status(

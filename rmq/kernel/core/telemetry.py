@@ -297,6 +297,10 @@ WORKERS_RUNNING = Metric(
     "rmq_workers_running", "gauge", "processes", ("topic",),
     "Worker processes that handle the topic, as they last reported.",
 )  # fmt: skip
+LONG_RUNS = Metric(
+    "rmq_long_runs", "gauge", "runs", ("topic",),
+    "Runs of handlers that take far longer than usual, and may hang, as rmq doctor has them.",
+)  # fmt: skip
 HELD_BACK = Metric(
     "rmq_held", "gauge", "messages", ("topic",),
     "Waiting messages that a pause or a limit of the topic, or their group, holds back.",
@@ -379,7 +383,7 @@ SERVICE_FAILURES = Metric(
 
 SERVER_METRICS = (
     MESSAGES, OLDEST_DUE, TAKE_LATENESS, SLO, SLO_LATENESS, WORKERS_WANTED,
-    WORKERS_RUNNING, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PAUSED, SENDS_PAUSED,
+    WORKERS_RUNNING, LONG_RUNS, HELD_BACK, GROUPS_PAUSED, GROUPS_HELD, PAUSED, SENDS_PAUSED,
     TOPICS_NOT_COUNTED,
     TOPIC_EVENTS, SERVER_AUDIT_MISSING, QUERY_MESSAGES, QUERY_OWNED, QUERY_LAG, QUERY_ROWS,
     QUERY_BYTES, QUERY_BATCHES, QUERY_REPLAYS, QUERY_LAPSES, QUERY_COMMANDS, QUERIES_NOT_COUNTED,

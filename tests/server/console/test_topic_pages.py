@@ -14,9 +14,12 @@ from rmq.features.audit.service import Audits
 from rmq.features.dead_letters import pages
 from rmq.features.topic_admin.service import Resizes
 from rmq.features.workers import reporter
+from rmq.features.workers.service import Wanted
 from rmq.kernel.core.settings import FIXED
 from rmq.kernel.topic import context
 from rmq.server import Server
+from rmq.server.metrics import ServerMetrics
+from rmq.web.service import ServerState
 from rmq.web.survey import Survey
 from tests.server.console.conftest import Scene
 from tests.server.console.fetching import csrf_of, fetch
@@ -68,6 +71,36 @@ def test_leases_name_the_worker_that_runs_a_message(
 def _page_with(url: str, text: str) -> str:
     page = fetch(url).text
     return page if text in page else ""
+
+
+def test_a_run_that_may_hang_is_marked_and_counted(
+    console: Server, client: rmq.Client, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "HEARTBEAT_S", 0.1)
+    go = threading.Event()
+    topic = client.topic("orders", lease=1)
+
+    def wait_for_it(body: object) -> None:
+        go.wait(60)
+
+    topic.handler(concurrency=1)(wait_for_it)
+    topic.send("body")
+    with rmq.Worker(client, heartbeat="thread"):
+        page = until(lambda: _page_with(console.url + "/console/workers", "may hang"), "the mark")
+        survey = Survey(client._transport, prefix)
+        survey.run_once()
+        wanted = Wanted(client._transport, prefix, survey)
+        wanted.run_once()
+        go.set()
+
+    assert page.index("wait_for_it") < page.index("may hang")
+    metrics = ServerMetrics(
+        lambda: survey.topics,
+        ServerState(),
+        wanted=lambda: wanted.by_topic,
+        long_runs=lambda: wanted.long_runs,
+    )
+    assert 'rmq_long_runs{topic="orders"} 1.0' in metrics.text().decode()
 
 
 def test_leases_of_consumers_and_queries_have_no_worker(
