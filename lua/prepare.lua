@@ -105,7 +105,8 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
   end
   if #page == 2 and score >= PRIORITY_MIN and score < PRIORITY_END and (not lease_end or lease_end - now >= lease / 2)
       and tonumber(fields[LEASES_UNTIL] or now + 1) > now
-      and (takes % TURNS > 0 or redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) == 0) then
+      and (takes % TURNS > 0 or redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) == 0)
+      and string.byte(fields[MAX_RETRIES], 1) ~= RECOUNTED then
     local record = redis.call('HGET', records, id)
     local failed = count_failed(slot, dead, failures)
     if failed == 0 and record and #record >= FIXED and string.byte(record, 1) % HEADERS < EXPIRES then
@@ -192,12 +193,12 @@ local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, 
   return wait, bits
 end
 
--- The retries remaining of each message, as a byte.
+-- The retries remaining of each message, as a byte. `retries_left`: nil, or those of messages that have failed.
 --- @inline
 local function marks_of(n, retries_left, max_retries)
   local marks = {}
   for i = 1, n do
-    marks[i] = string.char(retries_left[i] or max_retries)
+    marks[i] = string.char(retries_left and retries_left[i] or max_retries)
   end
   return table.concat(marks)
 end
@@ -286,7 +287,7 @@ elseif gate or not more then
   --- @include "lib/wake"
   wait = next_ready_in(store, prepare, now_us, until_ms, nil, gate)
 end
-if retries_left then
+if retries_left or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then
   marks = marks_of(n, retries_left, max_retries)
 end
 return { wait, bits + (any_large and 4 or 0), deadline, first, accepted, marks, ids, taken }

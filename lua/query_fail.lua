@@ -101,7 +101,7 @@ else
   --- @include "lib/wake"
   local mades = {}
   for m = 1, #ids do
-    mades[m], outcomes[m] = tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1, 'd'
+    mades[m], outcomes[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1), 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
   local bring_up = leaving_groups(slot, store, records, ids, true)

@@ -79,7 +79,7 @@ if #held_ids > 0 then
   redis.call('ZREM', prepare, unpack(held_ids))
   local mades = {}
   for m = 1, #held_ids do
-    mades[m] = tonumber(max_retries) - retries_left[m] + 1
+    mades[m] = math.max(1, tonumber(max_retries) - retries_left[m] + 1)
   end
   add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES),
     tonumber(dead_retention_ms))

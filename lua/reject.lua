@@ -59,7 +59,7 @@ redis.call('ZREM', prepare, unpack(held_ids))
 local mades, details = {}, {}
 for m = 1, #held_ids do
   local i = positions[m]
-  mades[m] = tonumber(max_retries) - math.floor(tonumber(scores[i]) % 1000) + 1
+  mades[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(scores[i]) % 1000) + 1)
   details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
 end
 add_dead(slot, KEYS[4], KEYS[3], KEYS[7], KEYS[5], audit, held_ids, now, mades, ARGV[5], details, tonumber(dead_retention_ms))

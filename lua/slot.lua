@@ -22,6 +22,7 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
           stamp, and notes in `upto` its last message; its messages stay, and its consumers are woken.
           From then on it numbers its deliveries by the clock (lib/delivery_numbers), and the next one gets a larger number
           than `delivered_from` in any case, so that fences grow for a basis that comes from another slot.
+          Another `max_retries` is kept with a plus (lib/receipt), since clients may know the former one for a time.
           Another dedup window begins with the ids that the former one still remembers; those it had forgotten are removed.
           The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
           buckets. A second run changes nothing.
@@ -34,9 +35,9 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
 local slot = KEYS[1]
 local now, now_us = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, EXACT_MOST, 'revision')
-local created, own_revision, chunk, dedup_ms, settled_turn, was_paused, own_limit, accepted, delivered, skipped =
+local created, own_revision, chunk, dedup_ms, settled_turn, was_paused, own_limit, accepted, delivered, skipped, max_retries =
   unpack(redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit', 'accepted',
-  'delivered', 'skipped'))
+  'delivered', 'skipped', 'max_retries'))
 local holds = redis.call('HLEN', KEYS[2]) > 0
 redis.call('ZCARD', KEYS[3])
 redis.call('SCARD', KEYS[4])
@@ -67,6 +68,8 @@ elseif created then
     local value = tonumber(given[i + 1])
     if given[i] == 'chunk' and holds then
       given[i + 1] = math.min(value, tonumber(chunk))
+    elseif given[i] == 'max_retries' and max_retries ~= given[i + 1] then
+      given[i + 1] = '+' .. given[i + 1]
     elseif given[i] == 'dedup_ms' and settled_turn and value > 0 and value ~= tonumber(dedup_ms) then
       forgotten = forgotten_sets(KEYS[4], KEYS[5], tonumber(dedup_ms), tonumber(settled_turn), now)
       -- Turns are counted in windows. The set that is filled now stays the one that is filled.

@@ -150,7 +150,8 @@ local function note_failures(failures, ids, lefts, max_retries, reason, details,
     local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
     for i = first, last do
       noted[#noted + 1] = ids[i]
-      noted[#noted + 1] = failure_entry(entries[i - first + 1], lefts[i], max_retries - lefts[i] + 1, reason, details, now)
+      local made = math.max(0, max_retries - lefts[i] + 1)
+      noted[#noted + 1] = failure_entry(entries[i - first + 1], lefts[i], made, reason, details, now)
     end
     redis.call('HSET', failures, unpack(noted))
   end

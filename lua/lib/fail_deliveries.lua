@@ -30,7 +30,7 @@ local function store_retries(slot, store, records, failures, ids, receipts, deta
     local at_once, lefts = {}, {}
     for i = first, last do
       local id, receipt, text = ids[i], tonumber(receipts[i]), details[i]
-      local left = math.floor(receipt % 1000)
+      local left = math.min(max_retries, math.floor(receipt % 1000)) -- `max_retries` may have been more when it was taken
       local made = max_retries - left + 1
       if text and #text > DETAILS_BYTES then
         text = string.sub(text, 1, DETAILS_BYTES)

@@ -44,7 +44,7 @@ local function plain_messages(records, failures, page, max_retries, failed, now)
     end
     local n, score, left = #ids + 1, tonumber(page[i + 1]), max_retries
     if score < PRIORITY_MIN then
-      left = math.max(0, math.floor(score) - 1)
+      left = math.max(0, math.min(max_retries, math.floor(score) - 1))
     elseif failed > 0 then
       --- @include "lib/failures"
       local entry = redis.call('HGET', failures, page[i])
@@ -73,6 +73,8 @@ end
 --- @inline
 local function hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, max_retries, delivered, takes,
     accepted)
+  local is_recounted = string.byte(max_retries, 1) == RECOUNTED
+  max_retries = tonumber(max_retries)
   local past, failed, moved, cost = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0, 0
   local left_over, steps = true, 0
   if delivered >= BY_CLOCK then
@@ -103,7 +105,7 @@ local function hand_over_waiting(slot, store, prepare, records, failures, index,
       local deadline, sent
       deadline = deadline_of(lease, now)
       sent = publish_deliveries(channel, { number, index, deadline, delivered + 1, accepted,
-        any_failed and table.concat(marks) or '', ids, taken })
+        (any_failed or is_recounted) and table.concat(marks) or '', ids, taken })
       if sent then
         lease_messages(store, prepare, ids, marks, deadline, delivered)
         redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
@@ -134,7 +136,7 @@ local function serve_sleepers(slot, store, prepare, records, failures, channel, 
   local left_over = true
   if (credits or '') ~= '' and not ordered and not paused and not limit and not grouped and tonumber(order or 0) < ORDER_END
       and tonumber(front or 0) > -ORDER_END and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
-    left_over = hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, tonumber(max_retries),
+    left_over = hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, max_retries,
       tonumber(delivered or 0), tonumber(takes or 0), tonumber(accepted or 0))
   end
   if left_over then

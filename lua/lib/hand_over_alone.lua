@@ -21,6 +21,7 @@ local function hand_over_alone(slot, store, prepare, records, index, member, rec
       and #record <= HAND_OVER_LARGEST and redis.call('ZCOUNT', store, '-inf', string.format('(%d', now + 1)) == 0
       and not redis.call('HMGET', records, member)[1] then
     local delivery = tonumber(delivered or 0) + 1
+    local marks = string.byte(max_retries, 1) == RECOUNTED and string.char(tonumber(max_retries)) or ''
     redis.call('HSET', records, member, record)
     for _ = 1, CREDITS_MAX do
       local _, last, channel, number, till, most, lease, taker, taken, calls = string.find(credits, FIRST_CREDIT)
@@ -32,7 +33,7 @@ local function hand_over_alone(slot, store, prepare, records, index, member, rec
         if type(redis.pcall('ZADD', prepare, receipt, member)) ~= 'number' then
           break
         end
-        sent = publish_deliveries(channel, { number, index, deadline, delivery, accepted, '', { member }, { record } })
+        sent = publish_deliveries(channel, { number, index, deadline, delivery, accepted, marks, { member }, { record } })
         if sent then
           local left
           left = credits_after(credits, channel, number, till, most, lease, calls)

@@ -206,7 +206,7 @@ local function pick_messages(slot, store, records, failures, fields, takes, limi
         retries_left = retries_left or {}
         for i = 1, #batch / 2 do
           ids[n + i] = batch[2 * i - 1]
-          retries_left[n + i] = math.max(0, math.floor(tonumber(batch[2 * i])) - 1)
+          retries_left[n + i] = math.max(0, math.min(max_retries, math.floor(tonumber(batch[2 * i])) - 1))
         end
       end
     end

@@ -12,6 +12,7 @@ local DELIVERY_CYCLE = 2048 -- so many deliveries that follow each other differ 
 local DELIVERY_UNIT = 48828125 -- 1e11 / 2048: eleven decimals are exact
 local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065, and numbers of leases
 local FAR = 4000000000 -- the year 2096
+local RECOUNTED = 43 -- '+' before `max_retries` of a slot: it was changed, so each delivery says the retries that it has left
 
 -- The receipt of a delivery, as text: Redis writes a number of Lua with fewer digits.
 --- @inline

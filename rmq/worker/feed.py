@@ -147,7 +147,6 @@ class TopicFeed:
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
         self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
         self.own_channel = b""  # asked for, where what is handed over comes
-        self._suspect_below = 0.0  # retries left, as receipts hold them
         self._trickle = TrickleDetector()
         self._not_before = 0.0
         self._pause_s = PAUSE_S
@@ -258,11 +257,10 @@ class TopicFeed:
             queue.runs.release(deliveries)
             return
         try:
-            if not self._suspect_below:
-                retries = self.context.settings.max_retries
-                first = min(FROM_DELIVERY, max(2, retries + 1))  # the first delivery is none
-                self._suspect_below = retries - first + 2
-            old = [one for one in deliveries if one.score % 1000 < self._suspect_below]
+            retries = self.context.settings.max_retries
+            first = min(FROM_DELIVERY, max(2, retries + 1))  # the first delivery is none
+            suspect_below = retries - first + 2
+            old = [one for one in deliveries if one.score % 1000 < suspect_below]
             suspects = self._with_expired_leases(old) if old else set()
             queue.put(deliveries, suspects)
         except Exception as error:

@@ -232,7 +232,7 @@ class HandlerQueue:
             self.runs.release(deliveries, wait)
 
     def _is_last(self, delivery: HeldDelivery) -> bool:
-        return delivery.attempt > self.handler.context.settings.max_retries
+        return not delivery.retries_left
 
     def begin_last_suspect(self) -> None:
         """Begin the suspect without a retry left once nothing else runs in this process."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -181,7 +183,7 @@ def test_lease_that_is_out_is_settled_over_a_change_of_every_setting(api: Any, n
     assert api.admin.stats(name)["settled"] == 3
 
 
-@pytest.mark.parametrize("setting", [{"slots": 4}, {"max_retries": 3}])
+@pytest.mark.parametrize("setting", [{"slots": 4}, {"groups": "order"}])
 @pytest.mark.fault("F30")
 def test_what_is_fixed_is_refused_with_a_reason(api: Any, name: str, setting: Any) -> None:
     api.topic(name).open()
@@ -457,3 +459,77 @@ def test_topic_whose_objects_would_stay_in_a_store_is_kept_as_it_is(
         raw.hset(keys.slot, "released", raw.hget(keys.slot, "offloaded"))
     client.admin.topic_delete(name, force=force)
     assert [key for key in keys_of(server, name) if key.startswith(f"rmq:{{{name}_")] == []
+
+
+# --- max_retries ---------------------------------------------------------------------------------
+
+
+def fail(consumer: Any, deliveries: list[Any]) -> None:
+    for delivery in deliveries:
+        assert delivery.attempt >= 1
+    assert consumer.nack(deliveries, delay=0, error="no") == []
+
+
+def deliveries_until_dead(api: Any, consumer: Any, topic: Any, body: str) -> int:
+    """Nack a new message until it is dead; return how often it was delivered."""
+    sent = topic.send(body)
+    for count in range(1, 20):
+        fail(consumer, consumer.receive(1, wait=5))
+        if topic.get(sent.id).queue == "dead":
+            return count
+    raise AssertionError("it does not die")
+
+
+@both_clients
+@pytest.mark.parametrize(("first", "then"), [(2, 5), (5, 2), (3, 0), (0, 3), (16, 1)])
+def test_another_max_retries_holds_at_once_for_a_client_that_does_not_know_it(
+    api: Any, server: Server, name: str, first: int, then: int
+) -> None:
+    topic = api.topic(name, max_retries=first, retry="immediate")
+    with topic.consumer() as consumer, rmq.Client(server.url) as other:
+        assert deliveries_until_dead(api, consumer, topic, "before") == first + 1
+        topic.send_many([rmq.Outgoing("flying"), rmq.Outgoing("failed"), rmq.Outgoing("kept")])
+        flying, failed, kept = consumer.receive(3)
+        fail(consumer, [failed])
+
+        other.admin.topic_set(name, max_retries=then)
+
+        assert other.admin.settings(name).max_retries == then
+        kept.ack()
+        fail(consumer, [flying])
+        deliveries = 2
+        while batch := consumer.receive(2):
+            fail(consumer, batch)
+            deliveries += len(batch)
+        assert deliveries <= 2 * (max(first, then) + 1)
+        assert deliveries_until_dead(api, consumer, topic, "after") == then + 1
+        topic.send("last")
+        (last,) = consumer.receive(wait=5)
+        last.ack()
+        dead = other.admin.peek(name, queue="dead")
+        assert {message.body for message in dead} == {"before", "flying", "failed", "after"}
+        assert [m.deliveries for m in dead if m.body == "after"] == [then + 1]
+
+
+def test_another_max_retries_holds_for_what_is_handed_over(server: Server, name: str) -> None:
+    with rmq.Client(server.url) as one, rmq.Client(server.url) as other:
+        topic = one.topic(name, max_retries=2)
+        with topic.consumer() as consumer, ThreadPoolExecutor(1) as threads:
+            consumer.receive(1)
+            other.admin.topic_set(name, max_retries=5)
+            for body in range(5):
+                waiting = threads.submit(consumer.receive, 1, wait=20)
+                await_credit(server, name)
+                other.topic(name).send(body)
+                (delivery,) = waiting.result(30)
+                assert delivery.retries_left == 5
+                delivery.ack()  # LeaseLost, if the client computes another receipt
+
+
+def await_credit(server: Server, name: str) -> None:
+    """Wait until a consumer has left a credit, so that a send hands its message over."""
+    with server.raw() as raw:
+        for _ in range(2000):
+            if raw.hget(f"rmq:{{{name}_0}}:slot", "credits"):
+                return
+            time.sleep(0.01)  # the consumer is a thread of this test

@@ -98,8 +98,8 @@ def test_each_setting_has_its_row() -> None:
         ("1 s to 12 h", "1 s to 11 h", ["lease may be 39601"]),
         ("1 to 1024", "2 to 1024", ["slots may be 1"]),
         (
-            "0 to 16 deliveries | no",
             "0 to 16 deliveries | yes",
+            "0 to 16 deliveries | no",
             ["max_retries can be changed, or cannot"],
         ),
         ("`dead`, `drop` |", "`dead`, `hide` |", ["on_expire is no hide"]),

@@ -86,7 +86,7 @@ def _block(
     """Return messages as columns; `receipts` is empty where nothing in the slot has failed."""
     attempts: Sequence[int] = [1] * len(members)
     if receipts:
-        attempts = [part.max_retries - int(r % 1000) + 1 if r >= 0 else 0 for r in receipts]
+        attempts = [max(1, part.max_retries - int(r % 1000) + 1) if r >= 0 else 0 for r in receipts]
     ids = _keys(part).join_ids(b"".join(members))
     numbers = range(after + 1, after + 1 + len(members))
     return Block(part.topic, part.slot, numbers, ids, attempts, records)

@@ -49,7 +49,7 @@ class AsyncTopicAdmin(AsyncAdminPart):
             topic: its name.
             unless_changed: the settings as `settings` has returned them. Where somebody has
                 changed, paused or resized the topic since then, nothing is done.
-            settings: as for `Client.topic`. `slots` and `max_retries` cannot be changed.
+            settings: as for `Client.topic`. `slots` and `groups` cannot be changed.
 
         Guarantee:
             Stopped half-way, some slots have the old settings until this call is made again, or any

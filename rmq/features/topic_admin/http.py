@@ -198,7 +198,7 @@ async def delete_topic(
 
 @TABLE.patch("/topics/{topic}/settings", "changed", role=Role.ADMIN)
 async def set_topic(context: RequestContext, path: TopicPath, body: Settings) -> Topic:
-    """Change settings of a topic while it is used; `slots` and `max_retries` stay.
+    """Change settings of a topic while it is used; `slots` and `groups` stay.
 
     With the header If-Match, and an ETag of the topic, nothing is done where it has changed since:
     its settings, a pause or a resize.

@@ -104,7 +104,7 @@ class HeldDelivery:
     @property
     def attempt(self) -> int:
         """The number of this attempt: 1 for the first delivery, 2 for the first retry."""
-        return self.origin.retries - self.retries_left + 1
+        return max(1, self.origin.retries - self.retries_left + 1)
 
     @property
     def deadline(self) -> datetime:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any, Literal, TypedDict
 
 from rmq.errors import FormatMismatch, InvalidType, InvalidValue, SettingsMismatch
@@ -386,7 +387,6 @@ _PUBLIC = {name: public for public, (name, _) in _CHECKS.items()}
 # Settings that `topic_set` cannot change, and why.
 FIXED = {
     "slots": "messages with one slot_basis share a slot, and must keep their order",
-    "max_retries": "every lease that is out counts its deliveries down from it",
     "groups": "what waits was put behind others of its group, or was not",
 }
 
@@ -518,7 +518,12 @@ def check_matches(topic: str, requested: Mapping[str, Any], actual: Settings) ->
     }
     if differences:
         slots = actual.slots, requested.get("slots", 1)
-        remedy = f"change it (rmq topic set {topic}), " if differences.keys() - FIXED else ""
+        options = "".join(
+            f" --{_PUBLIC[name].replace('_', '-')} {quote(str(_describe(name, requested[name])))}"
+            for name in differences
+            if _PUBLIC[name] not in FIXED
+        )
+        remedy = f"change it (rmq topic set {topic}{options}), " if options else ""
         if "slots" in differences and not max(slots) % min(slots):
             remedy += f"change the number of slots (rmq topic resize {topic} {slots[1]}), "
         raise SettingsMismatch(

@@ -199,7 +199,7 @@ class QueueBlock(NamedTuple):
     def deliveries(self) -> list[int]:
         """Return how often each message was delivered."""
         if self.queue == "prepare":
-            return [self.max_retries - int(score % 1000) + 1 for score in self.scores]
+            return [max(1, self.max_retries - int(score % 1000) + 1) for score in self.scores]
         if not any(self.failures):
             return [0] * len(self.scores)
         return [last.deliveries if last else 0 for last in self.last_failures()]

@@ -62,7 +62,7 @@ def _message_of(member: QueueMember, max_retries: int, shared: SharedLimit | Non
         deadline = moment(int(member.score))
     deliveries = last_failure.deliveries if last_failure else 0
     if member.queue == "prepare":
-        deliveries = max_retries - int(member.score % 1000) + 1
+        deliveries = max(1, max_retries - int(member.score % 1000) + 1)
     try:
         if not member.record:
             raise DecodeError("its record is missing")

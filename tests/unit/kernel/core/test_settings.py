@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,18 @@ def test_settings_read_from_redis_equal_those_written() -> None:
         ({"slots": 3}, "there, change the number of slots (rmq topic resize t 3), or use another"),
         (
             {"slots": 3, "lease": 5},
-            "there, change it (rmq topic set t), change the number of slots",
+            "there, change it (rmq topic set t --lease 5s), change the number of slots",
         ),
-        ({"max_retries": 2}, "there, or use another topic name"),
-        ({"lease": 5}, "there, change it (rmq topic set t), or use another topic name"),
+        ({"groups": "order"}, "there, or use another topic name"),
+        (
+            {"max_retries": 2, "retry": "immediate"},
+            "there, change it (rmq topic set t --max-retries 2 --retry immediate), or use another",
+        ),
+        ({"lease": 5}, "there, change it (rmq topic set t --lease 5s), or use another topic name"),
     ],
 )
 def test_a_mismatch_advises_no_command_that_would_refuse(
-    asked: dict[str, int], advice: str
+    asked: dict[str, Any], advice: str
 ) -> None:
     one = settings.Settings()
     with pytest.raises(rmq.SettingsMismatch) as caught:
