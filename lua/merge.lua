@@ -52,6 +52,8 @@ end
 local fields = read_store_fields(slot, session)
 local before = answer_in(slot, fields[SESSION], number)
 if before then
+  --- @include "lib/writes"
+  write_again(slot, session, fields[SESSION])
   local accepted, letters, into = string.match(before, '^(%d+):(%a+):(.*)$')
   return { tonumber(accepted), letters, into }
 end
@@ -73,5 +75,8 @@ if is_changed then
   if not fields[SESSION] then
     sweep_sessions(slot, now, SWEPT)
   end
+elseif reply[2] ~= 'F' then
+  --- @include "lib/writes"
+  write_again(slot, 'created', created)
 end
 return reply

@@ -37,6 +37,8 @@ local session, number = session_of(ARGV[4])
 local fields = read_store_fields(slot, session)
 local before = answer_in(slot, fields[SESSION], number)
 if before then
+  --- @include "lib/writes"
+  write_again(slot, session, fields[SESSION])
   return cmsgpack.unpack(before)
 end
 if fields[CREATED] ~= ARGV[5] then
@@ -50,6 +52,8 @@ if not packed then
   fail('STAGE', stage)
 end
 if packed == '' then
+  --- @include "lib/writes"
+  write_again(slot, 'created', ARGV[5])
   return { 0, 0, 0, 0 }
 end
 local entry = cmsgpack.unpack(packed)

@@ -100,5 +100,8 @@ if #fresh > 0 then
 end
 if #noted > 0 then
   note_arrivals(arrivals, now, noted)
+else
+  --- @include "lib/writes"
+  write_again(slot, 'created', ARGV[4])
 end
 return { now, table.concat(letters) }

@@ -33,7 +33,8 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
           at maxmemory. Sent twice with one number, it gives the first answer. Where the slot does not know the session
           (any more), every id is looked up, so a second run answers d for messages that are still here. The large
           bodies of messages that are not stored are removed again. Plain messages go to the PrepareQueue where sleeping
-          consumers have left credits (lib/hand_over); a PUBLISH that nobody was counted for leaves them in the StoreQueue.
+          consumers have left credits (lib/hand_over). A send that adds nothing writes a field again, so that a wait for copies
+          covers the send before. A PUBLISH that nobody was counted for leaves them in the StoreQueue.
 ]]
 --- @include "lib/add"
 --- @include "lib/call"
@@ -156,6 +157,8 @@ end
 -- The answer first: the topic may have been resized since an earlier copy stored the messages.
 local before = answer_in(slot, known, number)
 if before then
+  --- @include "lib/writes"
+  write_again(slot, session, known)
   drop_unused(records, bodies, large)
   local accepted, letters = string.match(before, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
@@ -206,5 +209,8 @@ if large then
 end
 if reply[2] == '' or string.find(reply[2], 's', 1, true) then
   remember(slot, call, now, reply[1] .. ':' .. reply[2])
+elseif reply[2] ~= 'F' then
+  --- @include "lib/writes"
+  write_again(slot, 'created', ARGV[5])
 end
 return reply

@@ -9,8 +9,10 @@ Returns   {'done'} this batch, or a later one, is published
           {'new'} it has not begun; only where `stages` is ''
 Cost      O(1), and the size of the text
 Atomic    The first caller that names stages decides; every later caller gets that answer until sink_end.
+          A call that names stages always writes, so that a wait for copies covers the batch.
 ]]
 --- @include "lib/check"
+--- @include "lib/writes"
 local sink, stages = KEYS[1], ARGV[2]
 local batch = whole_number(ARGV[1], 0, NUMBER_MOST, 'batch')
 if not stages then
@@ -18,9 +20,15 @@ if not stages then
 end
 local done, open_batch, open_stages = unpack(redis.call('HMGET', sink, 'done', 'batch', 'stages'))
 if open_batch then
+  if stages ~= '' then
+    write_again(sink, 'batch', open_batch)
+  end
   return { 'open', open_batch, open_stages }
 end
 if done and batch <= tonumber(done) then
+  if stages ~= '' then
+    write_again(sink, 'done', done)
+  end
   return { 'done' }
 end
 if stages == '' then

@@ -5,12 +5,18 @@ KEYS[1]   sink           hash  done: the last batch that is published; batch, st
 ARGV[1]   batch                its number
 Returns   1 noted, 0 it is not being published
 Cost      O(1)
-Atomic    Yes; begins with a write that needs no memory. A second run returns 0.
+Atomic    Yes; begins with a write that needs no memory. A second run returns 0, and writes `done` again, so
+          that a wait for copies covers it.
 ]]
 --- @include "lib/check"
+--- @include "lib/writes"
 local sink = KEYS[1]
 whole_number(ARGV[1], 0, NUMBER_MOST, 'batch')
-if redis.call('HGET', sink, 'batch') ~= ARGV[1] then
+local open_batch, done = unpack(redis.call('HMGET', sink, 'batch', 'done'))
+if open_batch ~= ARGV[1] then
+  if done == ARGV[1] then
+    write_again(sink, 'done', done)
+  end
   return 0
 end
 redis.call('HDEL', sink, 'batch', 'stages')

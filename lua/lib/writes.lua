@@ -6,6 +6,13 @@ local function allow_oom(zset)
   redis.call('ZREM', zset, '')
 end
 
+-- Write a field of a hash that has this value already, also at maxmemory. A call that is repeated must write: WAIT covers
+-- the writes of its connection alone, and passes at once if the repetition wrote nothing.
+local function write_again(hash, field, value)
+  redis.call('HDEL', hash, '')
+  redis.call('HSET', hash, field, value)
+end
+
 local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
 
 -- Add many members to a sorted set that may be small. Redis keeps up to 128 members as a packed list, where every insert

@@ -180,3 +180,56 @@ def test_fsync_is_reached_or_refused_by_what_the_server_can(kind: str, own_serve
         else:
             with pytest.raises(rmq.ConfigurationError, match=r"has no WAITAOF \(Redis 7.2"):
                 topic.send("x", durability=rmq.Fsync(0, 5))
+
+
+@pytest.mark.parametrize("how", ["send", "send_many", "merge", "sink_begin", "publish", "sink_end"])
+def test_a_call_that_is_repeated_on_another_connection_waits_for_what_the_first_has_written(
+    kind: str, pair: tuple[Server, Server], name: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A repetition adds nothing. Without a write of its own, Valkey would answer WAIT at once."""
+    main, replica = pair
+    wanted = rmq.Replicated(1, 0.3)
+    with connect(kind, main.url) as first, connect(kind, main.url) as second:
+        topic, again = (
+            client.topic(name, slots=1, durability=wanted) for client in (first, second)
+        )
+        topic.open()
+        again.open()
+        mine: Any = topic.new_id()
+        made = topic.stage()
+        made.push([rmq.Outgoing("x")])
+        with main.raw() as redis:
+            assert redis.wait(1, 5000) == 1
+
+        def call(topic: Any) -> Any:
+            if how == "send":
+                return topic.send("x", id=mine)
+            if how == "send_many":
+                return topic.send_many([rmq.Outgoing("x", id=mine)])
+            if how == "merge":
+                return topic.send("x", id=mine, merge_key="k", time_range=60)
+            return topic.publish([made.staged], query="q", batch=0)
+
+        def cut_off(*given: Any) -> Any:
+            if how != "sink_begin" or len(given) > 3:  # with its stages
+                replica.signal(signal.SIGSTOP)
+            return build(*given)
+
+        build = getattr(scripts, how, None)
+        try:
+            if build is None:
+                replica.signal(signal.SIGSTOP)
+            else:
+                monkeypatch.setattr(scripts, how, cut_off)
+            for client_topic in (topic, again):
+                with pytest.raises(rmq.NotDurable):
+                    call(client_topic)
+                monkeypatch.undo()
+        finally:
+            replica.signal(signal.SIGCONT)
+        with main.raw() as redis:
+            assert redis.wait(1, 5000) >= 0
+
+        first.admin.topic_set(name, durability=rmq.Replicated(1, 5))
+        call(topic)
+        assert first.admin.stats(name)["accepted"] == 1

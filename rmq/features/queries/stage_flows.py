@@ -445,8 +445,9 @@ def publish_once(
             # Before the batch begins: it could never end with a stage that has expired.
             for topic, part in (yield from _by_topic(context, staged)):
                 yield from _keep(topic, part, BEGUN_KEEP_MS, whole=True)
-            begin = scripts.sink_begin(context, query, batch, _encode(context, staged))
-            (begun,) = yield from _durably(context, [begin])
+        # Also a batch that has begun or ended: the call before may have waited for copies in vain.
+        begin = scripts.sink_begin(context, query, batch, _encode(context, staged))
+        (begun,) = yield from _durably(context, [begin])
         if begun.state == "done":
             yield from _drop(context, staged)
             return total
