@@ -28,6 +28,7 @@ from tests.faults import (
     bank_storm,
     groups_storm,
     hostile,
+    lost_acks,
     outbox_scene,
     outbox_storm,
     senders,
@@ -208,6 +209,11 @@ def groups(stage: Stage, seed: int) -> Played:
         return groups_storm.insisted(store, folder, seed)
 
 
+def acks_lost(stage: Stage, seed: int) -> Played:
+    """A replica is promoted that lacks the last acks; at each third seed of a Cluster."""
+    return lost_acks.played(any_binary(), stage.name(), seed, is_cluster=seed % 3 == 0)
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -219,4 +225,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "lines": lines,
     "senders": many_senders,
     "groups": groups,
+    "lost-acks": acks_lost,
 }

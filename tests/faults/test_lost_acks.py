@@ -1,0 +1,58 @@
+"""Failovers that lose acks stop no group, permit or ordered slot for longer than a bound.
+
+`RMQ_TEST_SEED` plays a seed again; many: `python -m tests.faults.seeds --storm lost-acks`.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rmq.kernel.consumer.flows import ConsumerFlows
+from rmq.worker.feed import TopicFeed
+from tests.conftest import any_binary
+from tests.faults import lost_acks
+from tests.faults.storm import seeded
+
+
+@pytest.mark.fault("F12")
+@pytest.mark.parametrize(
+    "is_cluster", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "cluster"]
+)
+def test_acks_that_failovers_lose_hold_nothing_for_long(name: str, is_cluster: bool) -> None:
+    seed, _ = seeded()
+    print(f"RMQ_TEST_SEED={seed}")
+
+    played = lost_acks.played(any_binary(), name, seed, is_cluster)
+
+    print(f"FIG acks lost by failovers: {played.figures}")
+
+
+@pytest.mark.fault("F12", control=True)
+def test_a_worker_that_compares_nothing_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TopicFeed, "release_unheld", lambda self: None)
+    monkeypatch.setattr(lost_acks, "BOUND_S", 5.0)
+
+    with pytest.raises(AssertionError, match="after a failover not handled"):
+        lost_acks.played(any_binary(), name, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F12", control=True)
+def test_a_worker_that_gives_back_what_it_holds_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_held, count = ConsumerFlows.is_held, itertools.count(1)
+
+    def forgetful(self: ConsumerFlows, id: bytes) -> bool:
+        return is_held(self, id) and next(count) % 3 > 0
+
+    monkeypatch.setattr(ConsumerFlows, "is_held", forgetful)
+    monkeypatch.setattr(lost_acks, "COMPARE_S", 0.2)
+    monkeypatch.setattr("rmq.worker.fetcher.POLL_S", 0.2)
+
+    with pytest.raises(AssertionError, match="without a cause"):
+        lost_acks.played(any_binary(), name, 1)
