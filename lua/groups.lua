@@ -10,7 +10,7 @@ Returns   {cursor, 0 at the end; 1 if this is a first page, else 0; how many hel
           -1 where it is not held; then for each group {name, flags (1: one message at a time, 2: paused, 4: held by a dead
           letter), messages out, weight, its share or '', the message that is out and its score in the StoreQueue ('': it is
           in flight, or several are out), how many are held, {its lanes}, {the first held message of each of its 16 largest
-          priorities}}}
+          priorities}, the dead letter that holds it or ''}}
 Cost      O(p log L), p = priorities of which the groups of the page hold messages, 16 of a group at most
 Atomic    Reads only. A group that is there from the first page to the last is on one of them, some come twice; as audit_scan.
 ]]
@@ -80,6 +80,7 @@ for i = 1, #page[2], 2 do
     reply[3] = count_ahead(KEYS[2], lanes, member_score)
   end
   reply[#reply + 1] = { entry.name, entry.flags, entry.out, entry.weight, entry.share or '', entry.member or '',
-    entry.member and redis.call('ZSCORE', KEYS[2], entry.member) or '', held, lanes, heads }
+    entry.member and redis.call('ZSCORE', KEYS[2], entry.member) or '', held, lanes, heads,
+    redis.call('HGET', KEYS[1], '!' .. entry.name) or '' }
 end
 return reply

@@ -58,6 +58,9 @@ local function start_group(groups, entry, flag)
   entry.flags = entry.flags - flag
   touch(groups, entry.name)
   redis.call('HINCRBY', groups.slot, counter_of(flag), -1)
+  if flag == HELD_BY_DEAD then
+    redis.call('HDEL', groups.slot, '!' .. entry.name)
+  end
   if not is_stopped(entry) then
     fill_group(groups, entry)
   end

@@ -326,17 +326,17 @@ local function leave_group(groups, name, id, died)
     left[#left + 1] = id
   end
   if died then
-    groups.died[name], groups.unusual = true, groups.unusual or groups.hold_dead
+    groups.died[name], groups.unusual = groups.died[name] or id, groups.unusual or groups.hold_dead
   end
 end
 
 -- Note that a message which was not out is no more. `died`: it became a dead letter.
-local function leave_lane(groups, name, died)
+local function leave_lane(groups, name, id, died)
   if not groups.departed[name] then
     groups.departed[name] = {}
     groups.departing[#groups.departing + 1] = name
   end
-  groups.lost[name], groups.died[name], groups.unusual = true, groups.died[name] or died, true
+  groups.lost[name], groups.died[name], groups.unusual = true, groups.died[name] or died and id, true
 end
 
 -- Let held messages go out that are looked up, as many as `need`; fill the front again.
@@ -454,6 +454,7 @@ local function reduce_group(groups, entry, left)
   if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
     entry.flags = entry.flags + HELD_BY_DEAD
     redis.call('HINCRBY', groups.slot, 'groups_held', 1)
+    redis.call('HSET', groups.slot, '!' .. entry.name, groups.died[entry.name])
   end
 end
 

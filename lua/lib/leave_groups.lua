@@ -64,7 +64,7 @@ local function leaving_groups(slot, store, records, ids, dead, later, scores)
       if score >= 0 and not stays_out and (score < PRIORITY_END or ordered) then
         leave_group(groups, name, id, died)
       elseif score < 0 or died then
-        leave_lane(groups, name, died)
+        leave_lane(groups, name, id, died)
       end
     end
   end

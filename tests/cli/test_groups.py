@@ -79,7 +79,7 @@ def test_group_that_a_dead_letter_holds_is_released(run: Any, grouped: rmq.Topic
             if delivery.group == "big":
                 delivery.reject("why")
 
-    assert "held by a dead letter" in run("groups", "ls", grouped.name).stdout
+    assert "held by dead letter" in run("groups", "ls", grouped.name).stdout
     assert "big is released" in run("groups", "release", grouped.name, "big").stdout
 
 

@@ -313,25 +313,40 @@ def test_groups_are_shown_and_filtered(run, client, name):
     assert "nothing of group c is waiting" in none.stderr
 
 
-def test_tail_shows_messages_of_one_type(run, topic):
+@pytest.mark.parametrize("option", ["--type", "--group"])
+def test_tail_shows_messages_of_one_type_or_group(run, client, name, option):
+    topic = client.topic(name, groups="order")
+    topic.open()
     is_done = threading.Event()
 
     def send():
         while not is_done.wait(0.1):  # a tail that has not begun yet shows none of these
-            topic.send_many([rmq.Outgoing(n, type=kind) for n, kind in enumerate("aba")])
+            topic.send_many([rmq.Outgoing(n, type=x, group=x) for n, x in enumerate("aba")])
 
     sending = threading.Thread(target=send)
     sending.start()
     try:
-        done = run("tail", topic.name, "--type", "b", "--limit", 1, "--interval", "50ms")
+        done = run("tail", topic.name, option, "b", "--limit", 1, "--interval", "50ms")
     finally:
         is_done.set()
         sending.join()
-    refused = run("tail", topic.name, "--type", "b", "--consume")
+    refused = run("tail", topic.name, option, "b", "--consume")
 
     (line,) = done.stdout.splitlines()
     assert "  type b  1" in line
-    assert refused.exit_code == 2
+    assert (refused.exit_code, f"{option}: --consume" in refused.stderr) == (2, True)
+
+
+def test_dead_letters_of_a_group(run, client, name):
+    topic = client.topic(name, groups="order", max_retries=0)
+    topic.send_many([rmq.Outgoing(n, group=x) for n, x in enumerate("ab c")])
+    with topic.consumer() as consumer:
+        consumer.reject(consumer.receive(4, wait=1), "why")
+
+    listed = ndjson(run("dlq", "ls", name, "--group", "b", "--json").stdout)
+
+    assert [(one["body"], one["group"]) for one in listed] == [(1, "b")]
+    assert run("dlq", "ls", name, "--group", "x").exit_code == 3
 
 
 def test_dead_letters_of_a_type(run, topic):

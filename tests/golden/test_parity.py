@@ -202,6 +202,7 @@ DIFFERENCES = {
     },
     "short for a filter, for people": {
         "dead_letters error": "python -, http -, command left out",
+        "dead_letters group": "python -, http -, command left out",
         "dead_letters ids": "python -, http -, command left out",
         "dead_letters older_than": "python -, http -, command left out",
         "dead_letters reason": "python -, http -, command left out",

@@ -90,7 +90,9 @@ def test_group_that_a_dead_letter_holds_goes_on_with_the_letter_first(api: Any, 
         (delivery,) = consumer.receive(10)
         delivery.reject("broken")
     assert api.admin.stats(name)["groups_held"] == 1
-    assert api.admin.group(name, "g").waits_for == "the group is held by a dead letter"
+    (dead,) = api.admin.dead_letters(name).messages
+    assert api.admin.group(name, "g").dead_letter == dead.id
+    assert api.admin.group(name, "g").waits_for == f"the group is held by dead letter {dead.id}"
 
     assert api.admin.redrive(name).sent == 1
     assert drained(topic) == []

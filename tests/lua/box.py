@@ -235,7 +235,7 @@ class Box:
                     }
                     value = {
                         part.decode(): inside
-                        if part == b"holder" or part[:1] in b"/%"
+                        if part == b"holder" or part[:1] in b"/%!"
                         else inside.decode()
                         for part, inside in value.items()
                         if not part.startswith(b"@") and part != b"swept"

@@ -23,7 +23,7 @@ from rmq.kernel.producer.encode import Outgoing, encode_headers
 from rmq.kernel.topic import scripts as topic_scripts
 from rmq.kernel.transport.steps import Command
 from tests.lua.box import Box
-from tests.lua.reading import MORE, SINGLE, Entry
+from tests.lua.reading import HELD, MORE, SINGLE, Entry
 
 PRIORITY_END, LANE_PLACES = 1_048_576, 2**21
 MOST_UNGROUPED = 1000
@@ -66,6 +66,8 @@ def check_groups(
         assert entry.out == wanted, f"out: {wanted!r}; {about}"
         assert not held or entry.is_stopped or len(out) == limit, f"stuck; {about}"
         check_lanes(entry, held, records, int(slot.get("timed_priority", 0)), about)
+    named = {name[1:] for name in slot if name[0] == "!"}
+    assert named == {name for name, entry in entries.items() if entry.flags & HELD}, "dead letters"
     users: dict[str, int] = defaultdict(int)
     for entry in entries.values():
         users[entry.share] += bool(entry.share)

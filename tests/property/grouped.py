@@ -310,7 +310,7 @@ class Grouped(RuleBasedStateMachine):
             name.decode(): read_entry(value, keys.id_of)
             if name[:1] == b"/"
             else value
-            if name[:1] == b"%"
+            if name[:1] in b"%!"
             else value.decode()
             for name, value in seen.slot.items()
         }

@@ -72,6 +72,7 @@ class Group(Answer):
         message: the message that is out, where one is out at a time.
         retried: when that is retried.
         in_flight: whether that is in flight.
+        dead_letter: the message whose death stopped the group.
         ahead: held messages that go before the one that was asked for.
         waits_for: what held messages wait for, in words.
     """
@@ -88,6 +89,7 @@ class Group(Answer):
     message: str | None
     retried: datetime | None
     in_flight: bool
+    dead_letter: str | None
     ahead: int | None
     waits_for: str
 

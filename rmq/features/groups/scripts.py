@@ -35,6 +35,8 @@ class GroupState(NamedTuple):
         message: the message that is out, where one is out at a time.
         retried: when that is retried, if it waits for that.
         in_flight: whether that is in flight.
+        dead_letter: id of the message whose death stopped the group, until the group is released.
+            It may be redriven or purged since.
         ahead: of the message that was asked for: how many held ones of the group go before it; None
             where it is not held.
     """
@@ -51,13 +53,14 @@ class GroupState(NamedTuple):
     message: MessageId | None
     retried: datetime | None
     in_flight: bool
+    dead_letter: MessageId | None = None
     ahead: int | None = None
 
     @property
     def waits_for(self) -> str:
         """Say what its held messages wait for; empty: none is held, and it is not stopped."""
         stopped = ["the group is paused"] if self.paused else []
-        stopped += ["the group is held by a dead letter"] if self.is_held else []
+        stopped += [f"the group is held by dead letter {self.dead_letter}"] if self.is_held else []
         if stopped or not self.held:
             return ", ".join(stopped)
         if self.message is None:
@@ -99,7 +102,7 @@ def groups(
 
 
 def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
-    name, flags, out, weight, share, member, score, held, _, heads = row
+    name, flags, out, weight, share, member, score, held, _, heads, dead = row
     first = [MessageId(keys.id_of(id)).made_at for id in heads]
     due = float(score or 0)
     return GroupState(
@@ -115,6 +118,7 @@ def _state_of(keys: SlotKeys, row: list[Any], ahead: int | None) -> GroupState:
         MessageId(keys.id_of(member)) if member else None,
         moment(int(due)) if due >= PRIORITY_END else None,
         bool(member) and not score,
+        MessageId(keys.id_of(dead)) if dead else None,
         ahead,
     )
 

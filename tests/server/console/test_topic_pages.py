@@ -523,6 +523,7 @@ def test_groups_are_listed_stopped_and_purged(console: Server, client: rmq.Clien
     with topic.consumer() as consumer:
         consumer.receive()[0].reject("why")
     assert "held by a dead letter" in fetch(url).text
+    assert "held by dead letter <a" in fetch(url).text
     assert fetch(f"{url}/release{which}", form).status == 303
     assert not client.admin.group("orders", "<b>").is_held
 

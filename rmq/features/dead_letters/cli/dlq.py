@@ -50,6 +50,7 @@ def dlq() -> None:
 @click.argument("topic")
 @filter_argument
 @filter_options
+@click.option("--group", metavar="NAME", help="Only those of this group.")
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="The largest number to list."
 )

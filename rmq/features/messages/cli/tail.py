@@ -29,6 +29,7 @@ RECEIVE = 100
 @click.option("--limit", type=int, metavar="N", help="Stop after N messages.")
 @click.option("--consume", is_flag=True, help="Receive and ack them: they leave the topic.")
 @click.option("--type", "of_type", type=MESSAGE_TYPE, help="Only messages of this type.")
+@click.option("--group", "of_group", metavar="NAME", help="Only messages of this group.")
 @click.option("--cursor", metavar="CURSOR", help="Begin where an earlier tail ended.")
 def tail(
     topic: str,
@@ -36,6 +37,7 @@ def tail(
     limit: int | None,
     consume: bool,
     of_type: str | None,
+    of_group: str | None,
     cursor: str | None,
 ) -> None:
     """Show messages of TOPIC as they are accepted, until Ctrl-C.
@@ -52,15 +54,16 @@ def tail(
     """
     if limit is not None and limit < 1:
         raise click.UsageError("--limit: give 1 or more")
-    if consume and of_type is not None:
-        raise click.UsageError("--type: --consume receives messages of all types; give one of them")
+    for option, wanted in (("--type", of_type), ("--group", of_group)):
+        if consume and wanted is not None:
+            raise click.UsageError(f"{option}: --consume receives all messages; give one of them")
     if consume and cursor is not None:
         raise click.UsageError("--cursor: --consume receives what waits; give one of them")
     with common_options().client() as client:
         if consume:
             _consume(client, topic, limit)
         else:
-            _follow(client, topic, interval, limit, of_type, cursor)
+            _follow(client, topic, interval, limit, of_type, of_group, cursor)
 
 
 def _follow(
@@ -69,6 +72,7 @@ def _follow(
     interval: float,
     limit: int | None,
     of_type: str | None,
+    of_group: str | None,
     cursor: str | None,
 ) -> None:
     common = common_options()
@@ -91,7 +95,7 @@ def _follow(
                 )
             for message in messages:
                 new.note_shown(message)
-                if of_type is not None and message.type != of_type:
+                if of_type not in (None, message.type) or of_group not in (None, message.group):
                     continue
                 _print(text.message_fields(message) | {"cursor": new.cursor}, message.body)
                 shown += 1
