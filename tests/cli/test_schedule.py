@@ -43,6 +43,27 @@ def test_schedules_of_a_topic_and_of_all_are_listed(run: Any, daily: rmq.Topic) 
     }  # fmt: skip
 
 
+def test_a_topic_that_cannot_be_read_hides_no_other(
+    run: Any, daily: rmq.Topic, client: rmq.Client, raw: Any, name: str
+) -> None:
+    broken = client.topic(f"{name}-broken")
+    broken.open()
+    key = f"rmq:{{{broken.name}}}:topic"
+    slots = raw.hget(key, "slots")
+    raw.hset(key, "slots", "1000000000")
+    try:
+        shown = run("schedule", "ls")
+        exported = run("topic", "export")
+    finally:
+        raw.hset(key, "slots", slots)
+
+    assert (shown.exit_code, exported.exit_code) == (1, 1)
+    assert daily.name in shown.stdout
+    assert daily.name in exported.stdout
+    assert f"{broken.name}: topic" in shown.stderr
+    assert f"{broken.name}: topic" in exported.stderr
+
+
 def test_topic_without_schedules_says_so(run: Any, topic: rmq.Topic) -> None:
     shown = run("schedule", "ls", topic.name)
 

@@ -11,7 +11,7 @@ import click
 import rmq
 from rmq.kernel.core.validation import format_duration
 from rmq.terminal import logs, text as terminal_text
-from rmq.terminal.app import CommandGroup, NotFound
+from rmq.terminal.app import CommandGroup, Failed, NotFound
 from rmq.terminal.confirm import YES, confirm
 from rmq.terminal.options import common_options
 from rmq.terminal.tables import Column
@@ -64,9 +64,16 @@ def list_schedules(topic: str | None) -> None:
     """
     common = common_options()
     with common.client() as client:
-        states = []
+        states, problems = [], []
         for name in client.admin.topics() if topic is None else [topic]:
-            states += client.admin.schedules(name)
+            try:
+                states += client.admin.schedules(name)
+            except (rmq.Unavailable, rmq.OutcomeUnknown):
+                raise
+            except rmq.RMQError as error:
+                if topic is not None:
+                    raise
+                problems.append(f"{name}: {error}")  # the other topics are listed
     columns = [
         Column("TOPIC", style="cyan"), Column("NAME", style="cyan"), Column("TIMES"),
         Column("NEXT"), Column("LAST"), Column("SENT", right=True), Column("BODY", cut=True),
@@ -80,6 +87,8 @@ def list_schedules(topic: str | None) -> None:
     ]  # fmt: skip
     none = f"{topic or 'all topics'}: no schedules"
     common.listing([_fields(state) for state in states], columns, rows, none)
+    if problems:
+        raise Failed("; ".join(problems))
 
 
 @schedule.command(

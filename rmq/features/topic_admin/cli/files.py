@@ -45,15 +45,25 @@ def export(names: tuple[str, ...]) -> None:
     """
     common = common_options()
     with common.client() as client:
-        found = {name: _defined(client, name) for name in names or client.admin.topics()}
+        found, problems = {}, []
+        for name in names or client.admin.topics():
+            try:
+                found[name] = _defined(client, name)
+            except (rmq.Unavailable, rmq.OutcomeUnknown):
+                raise
+            except rmq.RMQError as error:
+                if names:
+                    raise
+                problems.append(f"{name}: {error}")  # the other topics are printed
     if common.json:
         output.document({"topics": found})
-        return
-    for name, values in found.items():
+    for name, values in () if common.json else found.items():
         schedules = values.pop("schedules", {})
         _print_table(("topics", name), values)
         for schedule, fields in schedules.items():
             _print_table(("topics", name, "schedules", schedule), fields)
+    if problems:
+        raise Failed("; ".join(problems))
 
 
 def _print_table(path: tuple[str, ...], values: Mapping[str, Any]) -> None:
