@@ -21,6 +21,7 @@ from pathlib import Path
 
 import rmq
 from bench.soak.proxy import between
+from tests.acl import tenants
 from tests.conftest import any_binary
 from tests.databases import Postgres, fresh
 from tests.faults import (
@@ -214,6 +215,11 @@ def acks_lost(stage: Stage, seed: int) -> Played:
     return lost_acks.played(any_binary(), stage.name(), seed, is_cluster=seed % 3 == 0)
 
 
+def many_tenants(stage: Stage, seed: int) -> Played:
+    """Users of every role write junk beside a topic that is used."""
+    return tenants.played_storm(stage.redis, stage.name(), random.Random(seed))
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -226,4 +232,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "senders": many_senders,
     "groups": groups,
     "lost-acks": acks_lost,
+    "tenants": many_tenants,
 }
