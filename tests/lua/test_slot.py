@@ -66,6 +66,17 @@ def test_newer_revision_changes_settings_and_nothing_else(box):
     assert box.state() == after
 
 
+def test_slot_whose_max_retries_was_changed_marks_it_and_says_the_retries_of_each_take(box):
+    box.send(2)
+    assert box.prepare().lefts == b""
+
+    assert box.run(command(box, box.created, 1, max_retries=5)) == 1
+    assert box.run(command(box, box.created, 2, max_retries=5, max_length=9)) == 1
+
+    assert box.state()["slot"]["max_retries"] == "+5"
+    assert box.prepare().lefts == bytes([5])
+
+
 def test_slot_with_messages_keeps_the_smaller_chunk(make_box):
     box = make_box(max_body=1024 * 1024)
     large = box.settings.for_slot()["chunk"]
