@@ -20,7 +20,7 @@ from rmq.kernel.transport import scripts
 from tests.conftest import Clock
 from tests.lua.box import Box, Lease
 from tests.lua.group import PRIORITY_END, check, pause, release, resume, send_alone
-from tests.property.mutants import GROUPS, loader
+from tests.property.mutants import GROUPS, few_places, loader
 from tests.servers import Server
 
 MESSAGES = 3
@@ -102,7 +102,7 @@ class Ways:
     def steps(self, state: dict[str, Any]) -> Iterator[Step]:
         box = self.box
         if len(self.ids) < MESSAGES:
-            for priority in (100, 300):
+            for priority in (100, 300, 1_000_000)[: 2 + len(self.ids) % 2]:
                 yield f"send, priority {priority}", lambda p=priority: self.send(p)
         store, prepare = state.get("store", {}), state.get("prepare", {})
         yield "take", lambda: self.take(state)
@@ -214,6 +214,17 @@ def test_no_way_of_few_steps_breaks_what_groups_promise(
     states, edges = visit(ways_of(server, name, clock, on_dead), depth)
 
     print(f"\nFIG groups: {states} states, {edges} steps of the real scripts, depth {depth}")
+    assert states > 60
+
+
+@pytest.mark.slow
+def test_no_way_of_few_steps_breaks_groups_whose_messages_have_a_lane_each(
+    server: Server, name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_places(monkeypatch, 1)
+
+    states, _ = visit(ways_of(server, name, clock), 5)
+
     assert states > 60
 
 

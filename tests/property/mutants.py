@@ -183,9 +183,9 @@ def offload(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def few_places(patch: pytest.MonkeyPatch) -> None:
-    """Let the lane of a group be used up after four messages, which a million do otherwise."""
-    used_up = "LANE_FIRST + 4"
+def few_places(patch: pytest.MonkeyPatch, count: int = 4) -> None:
+    """Let so few messages use up the lane of a group; otherwise a million do."""
+    used_up = f"LANE_FIRST + {count}"
     change_sources(
         patch,
         ("lib/lanes", "entry.place >= LANE_PLACES - 1", f"entry.place >= {used_up}"),
