@@ -1,4 +1,6 @@
-"""A receive visits slot after slot; Ctrl-C, a cancellation or an error may come at any step.
+"""Calls are interrupted: at each of their steps, and between any two of their instructions.
+
+A receive visits slot after slot; Ctrl-C, a cancellation or an error may come at any step.
 
 Three slots with two messages each, one of them a lease that has run out: ask all slots, then take,
 roll back, take. Whatever step it happens at, nothing may stay leased that nobody was given.
@@ -8,13 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 import rmq
+from rmq.kernel.core import places
 from rmq.kernel.topic.context import slot_of
+from rmq.kernel.transport import coalescing
 from tests.conftest import Clock
 from tests.property.driver import Driver
 from tests.servers import Server
@@ -140,3 +149,201 @@ def test_a_spoilt_slot_does_not_use_up_the_others(
 
     assert told
     assert sorted(bodies) == [n for n, one in enumerate(sent) if one.slot != spoilt]
+
+
+# --- between any two instructions ----------------------------------------------------------------
+
+KERNEL = Path(rmq.__file__).parent / "kernel"
+# What takes something, and gives it back.
+TRACED = {
+    str(path)
+    for name in ("coalescing", "pool", "blocking", "driver_blocking", "places", "ids", "flows",
+                 "receive", "one_delivery", "state", "replies", "consumer_blocking", "send")
+    for path in KERNEL.rglob(f"{name}.py")
+}  # fmt: skip
+OF_ALL = 11  # a quick test interrupts at one instruction of so many
+
+
+class TimeLimit(Exception):
+    """As libraries raise it in a thread, or in a signal handler."""
+
+
+def interrupted(at: int, call: Callable[[], object]) -> bool:
+    """Make a call, and raise before its instruction `at` in RMQ; False: it ended before."""
+    left = at
+
+    def instruction(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal left
+        if event == "opcode":
+            left -= 1
+            if left <= 0:
+                raise TimeLimit
+        return instruction
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        frame.f_trace_opcodes = True
+        return instruction
+
+    sys.settrace(trace)
+    try:
+        call()
+    except TimeLimit:
+        return True
+    except rmq.RMQError:
+        return left <= 0
+    finally:
+        sys.settrace(None)
+    return left <= 0
+
+
+class Watched:
+    """A client of few connections, of which everything is to be free between two calls."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.client = rmq.Client(url, max_connections=3, retry_for=1)
+        self.topic = self.client.topic(name, slots=2, retry="immediate")
+        self.topic.send("first")
+        self.consumer = self.topic.consumer(lease=600)
+        self.sends = self.topic._context.sends[None]
+        (self.delivery,) = self.consumer.receive(1)
+        self.outcomes: list[object] = []
+        self.delivery.ack()  # what a call does for the first time only is not looked at
+
+    def send(self) -> None:
+        self.topic.send("x")
+
+    def send_on_a_new_connection(self) -> None:
+        self.client._transport._current_pool().close()
+        self.topic.send("x")
+
+    def send_shared(self) -> None:
+        """Lead a call of this send and two of other threads."""
+        self.outcomes = []
+        turn, started = self.sends.turns.take(), time.monotonic()
+        assert turn is not None
+        self.sends._crowd = 9
+        over = threading.Event()
+        others = [threading.Thread(target=self._send_beside) for _ in range(2)]
+
+        def release() -> None:
+            while not self.sends.waiting and not over.wait(0.0002):
+                pass
+            for other in others:
+                other.start()
+            while len(self.sends.waiting) < 3 and time.monotonic() < started + 0.1:
+                time.sleep(0.0002)
+            self.sends.end(turn)
+
+        helper = threading.Thread(target=release)
+        helper.start()
+        try:
+            self.topic.send("x")
+        finally:
+            over.set()
+            helper.join()
+            for other in others:
+                other.join()
+
+    def _send_beside(self) -> None:
+        try:
+            self.outcomes.append(self.topic.send("y").status)
+        except BaseException as error:
+            self.outcomes.append(type(error))
+
+    def ack(self) -> None:
+        self.delivery.ack()
+
+    def receive(self) -> None:
+        self.consumer.receive(1)
+
+    def lost(self) -> dict[str, int]:
+        """Count what is not free."""
+        state = self.consumer._flows.state
+        pool = self.client._transport._current_pool()
+        one = self.consumer._settle_with.one
+        counts = {
+            "turns": sum(len(shared.turns) for shared in (self.sends, one._ack_items)),
+            "waiting": len(self.sends.waiting),
+            "connections": 3 - len(pool._free),
+            "receiving": len(state.receiving),
+            "handing back": len(state.handing_back),
+            "repeating": len(self.consumer._flows._missing_replies.repeating),
+        }
+        return {what: count for what, count in counts.items() if count}
+
+
+def lost_in(watched: Watched, verb: str, of_all: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """Interrupt a verb at one instruction of `of_all`; yield where something was lost, and what."""
+    for at in itertools.count(1, of_all):
+        if verb == "ack":
+            watched.topic.send("of an ack")
+            while not (got := watched.consumer.receive(1)):
+                pass
+            watched.delivery = got[0]
+        came = interrupted(at, getattr(watched, verb))
+        if verb == "send_shared":
+            strange = set(watched.outcomes) - {"stored", rmq.OutcomeUnknown}
+            assert not strange, (at, strange)
+        until = time.monotonic() + 2  # what a receive holds is handed back in the background
+        while (lost := watched.lost()) and time.monotonic() < until:
+            time.sleep(0.001)
+        if lost:
+            yield at, lost
+        if not came:
+            return
+
+
+VERBS = ("send", "send_on_a_new_connection", "send_shared", "ack", "receive")
+
+
+def check_nothing_is_lost(ours: Server, name: str, verb: str, of_all: int) -> None:
+    watched = Watched(ours.url, name)
+
+    assert list(lost_in(watched, verb, of_all)) == []
+
+    began = time.monotonic()
+    watched.topic.send("last")
+    assert watched.consumer.receive(1)
+    assert time.monotonic() - began < coalescing.WAIT_S
+    watched.consumer.close()
+    watched.client.close()
+
+
+@pytest.mark.fault("F36")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_call_interrupted_between_two_instructions_loses_nothing(
+    ours: Server, name: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coalescing, "WAIT_S", 0.1)
+    check_nothing_is_lost(ours, name, verb, OF_ALL)
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F36")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_call_interrupted_between_any_two_instructions_loses_nothing(
+    ours: Server, name: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coalescing, "WAIT_S", 0.1)
+    check_nothing_is_lost(ours, name, verb, 1)
+
+
+@pytest.mark.fault("F36", control=True)
+def test_places_that_only_their_holder_gives_back_are_lost(
+    ours: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(ours.url, name)
+
+    class Strong:
+        @staticmethod
+        def ref(place: object, end: object) -> Callable[[], object]:
+            return lambda: place
+
+    monkeypatch.setattr(places, "weakref", Strong)
+    lost = list(itertools.islice(lost_in(watched, "send", 1), 2))
+
+    print(f"FIG control, places that only their holders give back: lost {lost}")
+    assert any("turns" in each for _, each in lost)
+    watched.client.close()

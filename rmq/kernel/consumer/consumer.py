@@ -229,7 +229,7 @@ class AsyncConsumer:
         """
         if not self._flows.is_closed:
             self._interrupt()
-            if self._transport.is_reentrant(self._flows.state.lock.owner):
+            if self._transport.is_reentrant(self._flows.state.receiving):
                 return
             try:
                 await self._transport.run(self._flows.close())

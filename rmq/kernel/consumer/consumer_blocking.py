@@ -175,7 +175,7 @@ class Consumer:
         """
         if not self._flows.is_closed:
             self._interrupt()
-            if self._transport.is_reentrant(self._flows.state.lock.owner):
+            if self._transport.is_reentrant(self._flows.state.receiving):
                 return
             try:
                 self._transport.run(self._flows.close())

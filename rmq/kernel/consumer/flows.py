@@ -125,7 +125,8 @@ class ConsumerFlows:
         """Make deliveries of what a flow takes from the slots: up to `limit` messages."""
         if self.is_closed:
             raise InvalidValue("consumer: it is closed; make another with topic.consumer()")
-        if not self.state.lock.acquire():
+        place = self.state.receiving.take()
+        if place is None:
             raise InvalidValue(
                 "consumer: receive is running already, in another thread or task; "
                 "give each its own topic.consumer()"
@@ -161,7 +162,7 @@ class ConsumerFlows:
                     yield from receive.hand_back_interrupted(self.state, batches, error)
                     raise
         finally:
-            self.state.lock.release()
+            self.state.receiving.free(place)
         return deliveries
 
     def _keep(self, deliveries: Sequence[HeldDelivery]) -> None:
@@ -562,7 +563,7 @@ class ConsumerFlows:
         At most once, deliveries whose settling has no reply are given up.
         """
         self.is_closed = True
-        yield from self.state.lock.wait()
+        yield from self.state.wait_for_receive()
         if self.at_most_once:
             self._missing_replies.clear()
         yield from self._missing_replies.repeat()

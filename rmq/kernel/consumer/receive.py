@@ -434,18 +434,17 @@ def hand_back_later(state: ReceiveState) -> Flow[None]:
     """
     while state.handing_back:
         yield Sleep(RECHECK_S)
-    if not state.lock.is_held():
+    if not state.receiving:
         yield from hand_back(state)
 
 
 def hand_back(state: ReceiveState) -> Flow[None]:
     """Release messages that earlier calls leased, or may have leased, and never handed over."""
-    while state.handing_back:
+    while (place := state.handing_back.take()) is None:
         yield Sleep(RECHECK_S)
-    if not state.may_hold_messages():
-        return
-    state.handing_back = True
     try:
+        if not state.may_hold_messages():
+            return
         take = state.unanswered
         if take is not None:
             take.command.fails_fast = state.fails_fast
@@ -463,7 +462,7 @@ def hand_back(state: ReceiveState) -> Flow[None]:
                 pass  # refused: what was handed over, if anything was, comes back with its lease
         yield from _release_undelivered(state, state.fails_fast)
     finally:
-        state.handing_back = False
+        state.handing_back.free(place)
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:

@@ -5,9 +5,12 @@ Here too: acks by receipts, from any process.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from rmq.errors import (
@@ -22,6 +25,7 @@ from rmq.kernel.consumer import settle
 from rmq.kernel.consumer.settle import Lease, Leases, Settling
 from rmq.kernel.core.delivery import OPEN, HeldDelivery
 from rmq.kernel.core.message import Receipt
+from rmq.kernel.core.places import Place
 from rmq.kernel.topic import opening
 from rmq.kernel.topic.context import TopicContext
 from rmq.kernel.transport.steps import Flow, Sleep
@@ -90,14 +94,15 @@ class MissingReplies:
 
     Attributes:
         waiting: settlings to repeat.
-        repeating: by a token, the slots of each settling that a thread or task repeats just now.
+        repeating: Settlings that a thread or task repeats just now: by a number, its place, which
+            lives as long as the repeat, and the slots.
     """
 
     __slots__ = ("repeating", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Unanswered] = deque()
-        self.repeating: dict[object, frozenset[bytes]] = {}
+        self.repeating: dict[int, tuple[weakref.ref[Place], frozenset[bytes]]] = {}
 
     def are_missing(self) -> bool:
         """Whether there are any."""
@@ -140,16 +145,18 @@ class MissingReplies:
         while True:
             unanswered = next((one for one in list(self.waiting) if is_asked(one.slots)), None)
             if unanswered is None:
-                if not any(is_asked(of) for of in list(self.repeating.values())):
+                if not any(is_asked(of) for _, of in list(self.repeating.values())):
                     return
                 yield Sleep(RECHECK_S)
                 continue
-            token = object()
-            self.repeating[token] = unanswered.slots  # first: it is always in one of the two
+            place = Place(threading.get_ident())
+            number, end = id(place), self.repeating.pop
+            # First: it is always in one of the two.
+            self.repeating[number] = weakref.ref(place, partial(end, number)), unanswered.slots
             try:
                 self.waiting.remove(unanswered)
             except ValueError:  # another thread or task repeats it
-                del self.repeating[token]
+                end(number, None)
                 continue
             try:
                 answer, error = yield from unanswered.settling.try_run(fails_fast)
@@ -167,4 +174,4 @@ class MissingReplies:
                     self.waiting.appendleft(unanswered)
                     raise error
             finally:
-                del self.repeating[token]
+                end(number, None)

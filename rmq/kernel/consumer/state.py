@@ -9,7 +9,6 @@ that there are no messages.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +18,7 @@ from rmq.kernel.consumer.hand_over import SLOTS_MAX, Credits, SlotBatch, Take
 from rmq.kernel.consumer.scripts import Batch
 from rmq.kernel.core.delivery import SharedLeases
 from rmq.kernel.core.keys import SlotKeys
+from rmq.kernel.core.places import Places
 from rmq.kernel.core.telemetry import LatenessCounter
 from rmq.kernel.topic import context as topic_context, tidy
 from rmq.kernel.topic.context import TopicContext
@@ -114,38 +114,6 @@ END_S = 5.0  # how long close waits for a receive that it has interrupted
 RECHECK_S = 0.01  # between two looks at what another thread or task does
 
 
-class ReceiveLock:
-    """Held while a consumer receives: one call at a time."""
-
-    __slots__ = ("_lock", "owner")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.owner = 0  # the thread that receives
-
-    def acquire(self) -> bool:
-        """Begin to receive, unless another call does."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        self.owner = threading.get_ident()
-        return True
-
-    def release(self) -> None:
-        """Let other calls receive."""
-        self.owner = 0
-        self._lock.release()
-
-    def is_held(self) -> bool:
-        """Whether a call receives."""
-        return self._lock.locked()
-
-    def wait(self) -> Flow[None]:
-        """Wait until the call has ended that was interrupted, END_S at most."""
-        until = time.monotonic() + END_S
-        while self.is_held() and time.monotonic() < until:
-            yield Sleep(RECHECK_S)
-
-
 NEVER = float("inf")
 
 
@@ -166,10 +134,10 @@ class ReceiveState:
         "interrupted",
         "lateness",
         "lease_ms",
-        "lock",
         "masterless",
         "ordered",
         "ready_at",
+        "receiving",
         "round_began",
         "round_ended",
         "shared",
@@ -189,7 +157,7 @@ class ReceiveState:
         self.ordered = ordered  # one slot's messages at a time, in order
         self.shared: SharedLeases | None = None  # a worker's; None: each message has its lease
         self.fails_fast = False  # calls do not wait for a master that is away, as the caller cannot
-        self.lock = ReceiveLock()
+        self.receiving = Places(1)  # one call at a time
         self.interrupted = False  # take nothing more; set from another thread
         self.subscription = Subscription(context.channel, takes_batches=not ordered)
         self.credits = Credits(self.subscription)
@@ -206,13 +174,19 @@ class ReceiveState:
         self.unanswered: Take | None = None
         self.undelivered: list[SlotBatch] = []  # leased, and never handed over
         self.unconfirmed_offers: list[Take] = []  # something may have been handed over for them
-        self.handing_back = False
+        self.handing_back = Places(1)
         self.lateness = LatenessCounter()
         self.checked_at = 0.0  # when some slots were asked last
         self.busy_slots: set[int] = set()  # slots that gave messages since they were asked
         # All slots, or those whose turn it was, noted that we may sleep when they were asked last.
         self.all_know_we_sleep = False
         self.ask_before_sleep = False  # a slot that gave messages does not know that we may sleep
+
+    def wait_for_receive(self) -> Flow[None]:
+        """Wait until the call has ended that was interrupted, END_S at most."""
+        until = time.monotonic() + END_S
+        while self.receiving and time.monotonic() < until:
+            yield Sleep(RECHECK_S)
 
     def current_slots(self) -> list[SlotKeys]:
         """Return the slots; where they are other ones than before, nothing is known of them.

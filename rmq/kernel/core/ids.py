@@ -29,12 +29,11 @@ import base64
 import binascii
 import hashlib
 import os
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import overload
+from typing import Any, overload
 
 from rmq.errors import InvalidType, InvalidValue
 from rmq.kernel.core import process
@@ -59,15 +58,29 @@ _FIVE = {
 }
 _LETTERS = (_DIGITS * 8).encode()
 
-_lock = threading.Lock()
 _random = os.urandom(5)
-_last = 0
+# The last stamp that was given, by 0, and the next such dict, by 1. `setdefault` is atomic, so
+# threads need no lock, which a signal handler that sends would wait for in vain.
+_last: dict[int, Any] = {0: 0}
 
 
 def _reseed() -> None:
-    global _random, _lock
-    _lock = threading.Lock()  # the parent may have held the old one while it forked
+    global _random
     _random = os.urandom(5)
+
+
+def _take_stamps(count: int) -> int:
+    """Return the first of so many stamps, which are larger than all before."""
+    global _last
+    last = _last
+    while True:
+        stamp: int = max(last[0] + 1, time.time_ns() // 1_000_000 << 16)
+        mine = {0: stamp + count - 1}
+        following = last.setdefault(1, mine)
+        if following is mine:
+            _last = mine
+            return stamp
+        last = following
 
 
 process.call_in_child(_reseed)
@@ -236,21 +249,13 @@ def make(slot: int, check: int, count: int = 1, *, kept: bool = False) -> list[M
 
 def make_one(slot: int, check: int) -> MessageId:
     """As `make`, for a single id that nobody keeps."""
-    global _last
-    with _lock:
-        _last = max(_last + 1, time.time_ns() // 1_000_000 << 16)
-        return MessageId(
-            b"%b%b%b" % (_last.to_bytes(8, "big"), (slot << 14 | check).to_bytes(3, "big"), _random)
-        )
+    stamp = _take_stamps(1).to_bytes(8, "big")
+    return MessageId(b"%b%b%b" % (stamp, (slot << 14 | check).to_bytes(3, "big"), _random))
 
 
 def make_run(slot: int, check: int, count: int, *, kept: bool = False) -> IdRun:
     """As `make`, for ids of which few may be asked for."""
-    global _last
-    with _lock:
-        stamp = max(_last + 1, time.time_ns() // 1_000_000 << 16)
-        _last = stamp + count - 1
-        tail = (slot << 14 | check).to_bytes(3, "big") + _random
+    stamp, tail = _take_stamps(count), (slot << 14 | check).to_bytes(3, "big") + _random
     if kept:
         stamp |= _KEPT << 56
     return IdRun(range(stamp, stamp + count), tail)

@@ -14,6 +14,7 @@ import redis.asyncio as aredis
 from redis.asyncio.retry import Retry
 
 from rmq.errors import RMQError
+from rmq.kernel.core.places import Places
 from rmq.kernel.transport.calls import (
     HAND_BACK_S,
     Exchange,
@@ -173,7 +174,7 @@ class AsyncTransport(AsyncDriver):
 
     # --- subscriptions ---------------------------------------------------------------------------
 
-    def is_reentrant(self, thread: int) -> bool:
+    def is_reentrant(self, callers: Places) -> bool:
         """Never: a signal handler cannot await. Tasks of one thread call each other's objects."""
         return False
 

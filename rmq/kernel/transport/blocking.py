@@ -20,6 +20,7 @@ import redis
 from redis.retry import Retry
 
 from rmq.errors import RMQError
+from rmq.kernel.core.places import Places
 from rmq.kernel.transport.calls import (
     HAND_BACK_S,
     Exchange,
@@ -231,9 +232,9 @@ class Transport(Driver):
         """Whether a subscription can stay as it is: no connection has died since it was made."""
         return held.epoch == self.epoch
 
-    def is_reentrant(self, thread: int) -> bool:
-        """Whether a signal handler makes this call in the midst of another one, of `thread`."""
-        return thread == threading.get_ident()
+    def is_reentrant(self, callers: Places) -> bool:
+        """Return whether this thread is one of the callers, so that its signal handler asks."""
+        return callers.is_held_by(threading.get_ident())
 
     def _doorbell(self, connection: Any) -> Doorbell:
         return Doorbell(connection)

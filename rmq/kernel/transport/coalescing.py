@@ -16,12 +16,15 @@ import contextlib
 import copy
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from rmq.errors import OutcomeUnknown, RMQError
 from rmq.kernel.core import process
+from rmq.kernel.core.places import Place, Places
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.transport.steps import Coalesce, Flow
 
@@ -40,15 +43,6 @@ class Apart:
 APART = Apart()
 
 
-class Turn:
-    """The right to make one of the calls that are on their way at once."""
-
-    __slots__ = ("thread",)
-
-    def __init__(self) -> None:
-        self.thread = 0  # that makes the call; 0: none does
-
-
 class Caller:
     """A caller that waits for its part of a call; a transport's own kind says how.
 
@@ -63,11 +57,11 @@ class Caller:
         self.item = item
         self.size = size
 
-    def claim(self) -> bool:
-        """Whether it goes in a call that begins now; False: it has gone, or is in another one."""
+    def claim(self, turn: Place) -> bool:
+        """Whether it goes in the call of a turn; False: it has gone, or is in another one."""
         raise NotImplementedError
 
-    def lead(self, turn: Turn) -> bool:
+    def lead(self, turn: Place) -> bool:
         """Whether it makes the next call, with all that waits. False: as `claim`."""
         raise NotImplementedError
 
@@ -102,34 +96,29 @@ class Coalescer:
         """Begin anew, in a process that was forked or in another event loop."""
         self._generation = process.generation
         self.loop = loop
-        self.turns = [Turn() for _ in range(FEW)]
-        self._free = deque(self.turns)
+        self.turns = Places(FEW)  # each the right to make a call
         self.waiting: deque[Any] = deque()
+        self.sharing: dict[int, weakref.ref[WaitingThread]] = {}  # by thread
         self._callers = 1  # of the last call
         self._crowd = 1  # the most callers of one of the last two calls
         self.is_watched = False  # whether somebody looks for callers that wait too long
 
-    def is_led_here(self) -> bool:
-        """Whether this thread makes a call already: a signal handler may not wait for its end."""
-        thread = threading.get_ident()
-        return any(turn.thread == thread for turn in self.turns)
+    @property
+    def _free(self) -> range:
+        """The turns that are not taken; for tests."""
+        return range(FEW - len(self.turns))
 
-    def begin(self) -> Turn | None:
+    def begin(self) -> Place | None:
         """Return the right to make a call now, for `end`. None: wait for those on their way."""
         if self._generation != process.generation:
             self.start()
         if self.waiting or (self._crowd > FEW and self._is_in_a_crowd()):
             return None
-        try:
-            turn = self._free.pop()
-        except IndexError:
-            return None
-        turn.thread = threading.get_ident()
-        return turn
+        return self.turns.take()
 
     def _is_in_a_crowd(self) -> bool:
         """Whether a call is on its way, where many callers have come at once just now."""
-        if len(self._free) < FEW:
+        if self.turns:
             return True
         self._note(1)
         return False
@@ -138,36 +127,31 @@ class Coalescer:
         self._crowd = max(callers, self._callers)
         self._callers = callers
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: Place) -> None:
         """End a call. The last one that was on its way lets the first that waits make the next."""
-        if turn not in self.turns:
-            return  # of a process or an event loop before
-        turn.thread = 0
-        self._free.append(turn)
+        self.turns.free(turn)
         if self.waiting:
             self._go_on()
 
     def _go_on(self) -> None:
         """Let the first that waits make the next call, if none is on its way."""
-        while self.waiting and len(self._free) == FEW:
-            try:
-                turn = self._free.pop()
-            except IndexError:
+        while self.waiting and not self.turns:
+            turn = self.turns.take()
+            if turn is None:
                 return
-            while True:
-                try:
-                    if self.waiting.popleft().lead(turn):
-                        return
-                except IndexError:
-                    break
-            self._free.append(turn)
+            try:
+                while not self.waiting.popleft().lead(turn):
+                    pass
+                return
+            except IndexError:
+                self.turns.free(turn)
 
     def join(self, caller: Caller) -> None:
         """Let a caller wait. If nothing is on its way any more, it leads a call at once."""
         self.waiting.append(caller)
         self._go_on()
 
-    def take(self, callers: list[Caller]) -> None:
+    def take(self, callers: list[Caller], turn: Place) -> None:
         """Append the callers of the next call to the one that leads it, as many as fit."""
         size = callers[0].size
         while len(callers) < self._items_max:
@@ -179,7 +163,7 @@ class Coalescer:
                 self.waiting.appendleft(caller)
                 break
             callers.append(caller)  # first: whatever interrupts this, it gets an outcome
-            if caller.claim():
+            if caller.claim(turn):
                 size += caller.size
             else:
                 callers.pop()
@@ -192,13 +176,16 @@ class Coalescer:
         signal handler. It belongs to that thread alone, and the call may have done its work.
         """
         if not isinstance(error, RMQError):
-            error = self._interrupted(
-                f"the call was shared with others and interrupted ({error!r:.200}); it may "
-                "have been done. Repeat it: every command of RMQ is safe to run twice, a send with "
-                "the same id"
-            )
+            error = self.interruption(f" ({error!r:.200})")
         for caller in callers:
             caller.finish(same_error(error))
+
+    def interruption(self, why: str = "") -> Exception:
+        """Return the error of a caller whose shared call was interrupted."""
+        return self._interrupted(
+            f"the call was shared with others and interrupted{why}; it may have been done. Repeat "
+            "it: every command of RMQ is safe to run twice, a send with the same id"
+        )
 
 
 def finish(callers: Sequence[Caller], outcomes: Sequence[Any]) -> None:
@@ -220,22 +207,27 @@ def same_error(error: BaseException) -> BaseException:
 class WaitingThread(Caller):
     """A thread that waits for its part of a shared call."""
 
-    __slots__ = ("_is_finished", "_role", "_woken", "outcome")
+    __slots__ = ("__weakref__", "_is_finished", "_role", "_woken", "outcome", "thread")
 
     def __init__(self, item: Any, size: int) -> None:
         super().__init__(item, size)
-        self._role: dict[None, object] = {}  # `setdefault` is atomic: who is first decides
+        # `setdefault` is atomic: who is first decides. Its own turn, a weak reference to that of
+        # the call in which it goes, or APART.
+        self._role: dict[None, object] = {}
         self._woken = threading.Lock()
         self._woken.acquire()
         self._is_finished = False
         self.outcome: Any = None
+        self.thread = threading.get_ident()  # 0: it has its outcome
 
-    def claim(self) -> bool:
-        """Whether it goes in a call that begins now."""
-        return self._role.setdefault(None, WaitingThread) is WaitingThread
+    def claim(self, turn: Place) -> bool:
+        """Whether it goes in the call of a turn."""
+        role = weakref.ref(turn)
+        return self._role.setdefault(None, role) is role
 
-    def lead(self, turn: Turn) -> bool:
+    def lead(self, turn: Place) -> bool:
         """Whether it makes the next call."""
+        turn.thread = self.thread
         if self._role.setdefault(None, turn) is not turn:
             return False
         self._woken.release()
@@ -247,18 +239,24 @@ class WaitingThread(Caller):
             self.outcome, self._is_finished = outcome, True
             self._woken.release()
 
-    def wait(self) -> None:
+    def wait(self, coalescer: Coalescer) -> None:
         """Wait for the outcome, for the turn, or for so long that it makes its own call."""
-        if not self._woken.acquire(timeout=WAIT_S):
-            if self._role.setdefault(None, APART) is APART:
+        while not self._woken.acquire(timeout=WAIT_S):
+            role = self._role.setdefault(None, APART)
+            if role is APART:
                 self.outcome = APART
-            else:
-                self._woken.acquire()
+                return
+            if isinstance(role, Place):
+                return  # the thread that gave the turn was interrupted before it said so
+            if isinstance(role, weakref.ref) and not coalescer.turns.has(role()):
+                if not self._is_finished:
+                    self.outcome = coalescer.interruption()
+                return
 
-    def turn(self) -> Turn | None:
+    def turn(self) -> Place | None:
         """Return its turn; None if it has none, and will have none any more."""
         role = self._role.setdefault(None, APART)
-        return role if isinstance(role, Turn) else None
+        return role if isinstance(role, Place) else None
 
 
 class ThreadSharing:
@@ -270,18 +268,19 @@ class ThreadSharing:
         `run`: runs what a coalescer makes.
         """
         coalescer: Coalescer = step.coalescer
-        if coalescer.is_led_here():
-            return APART
         caller = WaitingThread(step.item, step.size)
+        if _is_within(coalescer, caller.thread):
+            return APART
         callers: list[Caller] = [caller]
+        sharing, thread = coalescer.sharing, caller.thread
         try:
+            sharing[thread] = weakref.ref(caller, partial(sharing.pop, thread))
             coalescer.join(caller)
-            caller.wait()
+            caller.wait(coalescer)
             turn = caller.turn()
             if turn is None:
                 return caller.outcome
-            turn.thread = threading.get_ident()
-            coalescer.take(callers)
+            coalescer.take(callers, turn)
             outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
             finish(callers[1:], outcomes)
             return outcome
@@ -289,9 +288,19 @@ class ThreadSharing:
             coalescer.fail(callers[1:], error)
             raise
         finally:
-            turn = caller.turn()
+            turn, caller.thread = caller.turn(), 0
             if turn is not None:
                 coalescer.end(turn)
+
+
+def _is_within(coalescer: Coalescer, thread: int) -> bool:
+    """Return whether a thread is inside a call, so that this call is of its signal handler.
+
+    A signal handler must not wait for a call: it may be its own thread that makes it.
+    """
+    sharing = coalescer.sharing.get(thread)
+    caller = sharing() if sharing is not None else None
+    return (caller is not None and caller.thread > 0) or coalescer.turns.is_held_by(thread)
 
 
 # --- tasks -------------------------------------------------------------------------------------
@@ -326,16 +335,16 @@ class WaitingTask(Caller):
         self.since = time.monotonic()
         self.is_called = False
 
-    def claim(self) -> bool:
-        """Whether it goes in a call that begins now."""
+    def claim(self, turn: Place | None) -> bool:
+        """Whether it goes in the call of a turn; None: in one of its own."""
         if self.is_called or self.future.done() or self.loop.is_closed():
             return False
         self.is_called = True
         return True
 
-    def lead(self, turn: Turn) -> bool:
+    def lead(self, turn: Place) -> bool:
         """Whether the next call was started, for it and all that wait."""
-        if not self.claim():
+        if not self.claim(turn):
             return False
         self._sharing.start_call(self._coalescer, turn, self)
         return True
@@ -383,23 +392,26 @@ class TaskSharing:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 caller.loop.call_soon_threadsafe(caller.finish, APART)
 
-    def start_call(self, coalescer: Coalescer, turn: Turn, first: WaitingTask) -> None:
+    def start_call(self, coalescer: Coalescer, turn: Place, first: WaitingTask) -> None:
         """Start a call, of one caller and all that wait behind it."""
+        callers = [first]
 
         def end(task: asyncio.Task[None]) -> None:
             self._calls.discard(task)
-            if task.cancelled():
-                coalescer.fail([first], asyncio.CancelledError())  # before it began
+            left = [caller for caller in callers if not caller.future.done()]
+            if left:  # it ended before it began, or was interrupted twice
+                coalescer.fail(left, asyncio.CancelledError())
             coalescer.end(turn)
 
-        task = first.loop.create_task(self._call(coalescer, first))
+        task = first.loop.create_task(self._call(coalescer, turn, first, callers))
         self._calls.add(task)
         task.add_done_callback(end)
 
-    async def _call(self, coalescer: Coalescer, first: WaitingTask) -> None:
-        callers: list[Caller] = [first]
+    async def _call(
+        self, coalescer: Coalescer, turn: Place, first: WaitingTask, callers: list[Any]
+    ) -> None:
         try:
-            coalescer.take(callers)
+            coalescer.take(callers, turn)
             outcomes = await first.run(coalescer.run([each.item for each in callers]))
         except BaseException as error:
             coalescer.fail(callers, error)
@@ -416,7 +428,7 @@ class TaskSharing:
         for caller in coalescer.waiting:
             if now < caller.since + WAIT_S:
                 break
-            if caller.claim():
+            if caller.claim(None):
                 caller.finish(APART)
         coalescer.is_watched = bool(coalescer.waiting)
         if coalescer.is_watched:

@@ -24,11 +24,13 @@ import hiredis
 import redis
 
 from rmq.kernel.core import process
+from rmq.kernel.core.places import Place, Places
 from rmq.kernel.transport.coalescing import APART, Coalescer, TaskSharing, same_error
 from rmq.kernel.transport.errors import REDIS_ERRORS, code_of
 from rmq.kernel.transport.steps import Coalesce, Command
 
 CHECK_IDLE_S = 15.0  # a connection that was idle for so long is sent a PING before it is used
+LOOK_S = 0.1  # a caller that waits for a connection looks for itself once in so long
 CHECK_S = 2.0  # how long its reply may take, unless the client waits less for a reply
 # A master that stood still for longer than this may have been replaced meanwhile, and not know yet:
 # what it answers when it wakes up counts only if it is the master still.
@@ -38,7 +40,6 @@ _PING = hiredis.pack_command(("PING",))
 # server by now.
 _NOT_MASTER = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
 _BROKEN = (redis.ConnectionError, redis.TimeoutError, OSError)
-_NONE_FREE: Any = object()
 
 
 class NotConnected(redis.ConnectionError):
@@ -56,11 +57,12 @@ class StaleConnection(redis.ConnectionError):
 class PooledConnection:
     """A connection of redis-py with the notes of its pool."""
 
-    __slots__ = ("connection", "epoch", "taken_at", "used_at")
+    __slots__ = ("connection", "epoch", "place", "taken_at", "used_at")
 
-    def __init__(self, connection: Any, epoch: int) -> None:
-        self.connection = connection
-        self.epoch = epoch  # the pool's epoch when it was last seen alive
+    def __init__(self, place: Place) -> None:
+        self.connection: Any = None  # None: it is not made yet
+        self.place = place
+        self.epoch = 0  # the pool's epoch when it was last seen alive
         self.used_at = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
         self.taken_at = 0.0  # when a call began to use it; only SentinelPool notes it
 
@@ -87,8 +89,8 @@ def as_stale(error: BaseException) -> BaseException:
 class _PoolState:
     """The connections of a pool, for threads or for tasks.
 
-    `_free` has a place for each connection there may be: idle ones at its right end, None at its
-    left for those that are not made.
+    Each connection has a place, idle or in use. Whatever interrupts its user, the place is free
+    when the connection is gone.
 
     Args:
         new: makes a connection of redis-py, not yet connected; takes options of redis-py.
@@ -103,38 +105,61 @@ class _PoolState:
         self._wait_s = wait_s
         self._timeout_s = timeout_s
         self._check_s = min(CHECK_S, timeout_s)
-        self._free: deque[PooledConnection | None] = deque([None] * size)
+        self._places = Places(size)
+        self._idle: deque[PooledConnection] = deque()
         self._generation = process.generation
         self.epoch = 0  # grows when all idle connections are given up
 
     @property
     def idle(self) -> list[PooledConnection]:
         """The connections that are open and not in use."""
-        return [pooled for pooled in list(self._free) if pooled is not None]
+        return list(self._idle)
+
+    @property
+    def _free(self) -> range:
+        """The places that no user has; for tests."""
+        return range(self._size - len(self._places) + len(self._idle))
 
     @property
     def is_inherited(self) -> bool:
         """Whether this process has forked since: the connections are its parent's."""
         return self._generation != process.generation
 
-    def _remove_idle(self, failed: PooledConnection) -> list[PooledConnection]:
-        """Begin a new epoch; return the idle connections, to be closed.
+    def _reserve(self) -> PooledConnection | None:
+        """Take an idle connection, or the place of a new one. None: all are in use."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            place = self._places.take()
+            return None if place is None else PooledConnection(place)
 
-        None if another connection of the same epoch has failed before.
+    def _put_back(self, pooled: PooledConnection) -> None:
+        """Give back what `_reserve` returned, unused."""
+        if pooled.connection is None:
+            self._places.free(pooled.place)
+        else:
+            self._idle.append(pooled)
+
+    def _remove_idle(self, epoch: int) -> list[Any]:
+        """Begin a new epoch; return the idle connections of redis-py, to be closed.
+
+        None if another connection of the same `epoch` has failed before.
         """
-        if failed.epoch != self.epoch:
+        if epoch != self.epoch:
             return []
         self.epoch += 1
         removed = []
-        for _ in range(len(self._free)):
+        for _ in range(len(self._idle)):
             try:
-                pooled = self._free.pop()
+                removed.append(self._idle.pop().connection)
             except IndexError:
                 break
-            if pooled is not None:
-                removed.append(pooled)
-            self._free.appendleft(None)
         return removed
+
+    def _make(self, pooled: PooledConnection) -> Any:
+        """Make the connection of a place, which is to be connected."""
+        pooled.connection, pooled.epoch, pooled.used_at = self.new(), self.epoch, 0.0
+        return pooled.connection
 
     def _failure(
         self, pooled: PooledConnection, error: BaseException
@@ -167,11 +192,27 @@ def _warn_in_a_loop() -> None:
 class _Waiter:
     """A thread that waits for a connection."""
 
-    __slots__ = ("pooled", "served")
+    __slots__ = ("_given", "_woken")
 
     def __init__(self) -> None:
-        self.pooled: PooledConnection | None = None
-        self.served = threading.Event()
+        self._given: dict[None, PooledConnection | None] = {}  # `setdefault` is atomic
+        self._woken = threading.Lock()
+        self._woken.acquire()
+
+    def give(self, pooled: PooledConnection) -> bool:
+        """Give it a connection; False: it waits no more."""
+        if self._given.setdefault(None, pooled) is not pooled:
+            return False
+        self._woken.release()
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a connection; return whether there is one."""
+        return self._woken.acquire(timeout=max(0.0, seconds)) or bool(self._given)
+
+    def end(self) -> PooledConnection | None:
+        """Wait no more; return the connection, if there is one."""
+        return self._given.setdefault(None, None)
 
 
 class Pool(_PoolState):
@@ -180,7 +221,6 @@ class Pool(_PoolState):
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
         self._waiting: deque[_Waiter] = deque()
-        self._lock = threading.Lock()  # of waiting and serving threads
 
     def take(self) -> PooledConnection:
         """Return a connection for one user, to `give` back after the reply or to `discard`.
@@ -188,26 +228,16 @@ class Pool(_PoolState):
         Raises:
             NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
         """
-        try:
-            pooled = _NONE_FREE if self._waiting else self._free.pop()
-        except IndexError:
-            pooled = _NONE_FREE
-        if pooled is _NONE_FREE:
-            pooled = self._wait()
-        if pooled is not None:
+        pooled = (None if self._waiting else self._reserve()) or self._wait()
+        if pooled.connection is not None:
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or self._answers(pooled):
                 return pooled
-            self._close([*self._remove_idle(pooled), pooled])
-        connection = None
+            self._close([*self._remove_idle(pooled.epoch), pooled.connection])
         try:
             _warn_in_a_loop()
-            pooled = PooledConnection(self.new(), self.epoch)
-            connection = pooled.connection
-            connection.connect()
+            self._make(pooled).connect()
         except BaseException as error:
-            if connection is not None:
-                connection.disconnect()
-            self._put(None)
+            self.discard(pooled, with_idle=False)
             if not isinstance(error, REDIS_ERRORS):
                 raise
             failure = as_not_connected(error)
@@ -219,7 +249,7 @@ class Pool(_PoolState):
         """Hand back a connection on which all replies have come."""
         pooled.used_at = time.monotonic()
         pooled.epoch = self.epoch
-        self._free.append(pooled)
+        self._idle.append(pooled)
         if self._waiting:
             self._serve()
 
@@ -244,7 +274,8 @@ class Pool(_PoolState):
                 try:
                     replies.append(connection.read_response())
                 except redis.ResponseError as error:
-                    replies.append(error)
+                    # Without its frames: they hold the connection.
+                    replies.append(error.with_traceback(None))
                     wrong_server = wrong_server or is_not_master(error)
         except BaseException as error:
             failure, with_idle = self._failure(pooled, error)
@@ -259,19 +290,20 @@ class Pool(_PoolState):
 
     def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
         """Close a connection. `with_idle`: and all idle ones, which share its fate."""
-        if with_idle:
-            self._close(self._remove_idle(pooled))
-        self._close([pooled])
-        self._put(None)
+        dropped = self._remove_idle(pooled.epoch) if with_idle else []
+        self._close([*dropped, pooled.connection])
+        self._places.free(pooled.place)
+        self._serve()
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        self._close(self._remove_idle(PooledConnection(None, self.epoch)))
+        self._close(self._remove_idle(self.epoch))
 
-    def _close(self, connections: list[PooledConnection]) -> None:
-        for pooled in connections:
+    def _close(self, connections: list[Any]) -> None:
+        for connection in connections:
             with contextlib.suppress(*REDIS_ERRORS):
-                pooled.connection.disconnect()
+                if connection is not None:
+                    connection.disconnect()
 
     def _answers(self, pooled: PooledConnection) -> bool:
         connection = pooled.connection
@@ -287,48 +319,40 @@ class Pool(_PoolState):
             raise
         return True
 
-    def _put(self, pooled: PooledConnection | None) -> None:
-        if pooled is None:
-            self._free.appendleft(None)
-        else:
-            self._free.append(pooled)
-        if self._waiting:
-            self._serve()
-
     def _serve(self) -> None:
-        """Give free connections to waiting threads, first come, first served."""
-        with self._lock:
-            while self._waiting and self._free:
-                try:
-                    pooled = self._free.pop()
-                except IndexError:
-                    return  # a thread took it that did not see the waiting ones
-                waiter = self._waiting.popleft()
-                waiter.pooled = pooled
-                waiter.served.set()
+        """Give free connections to waiting threads, first come, first served.
 
-    def _wait(self) -> PooledConnection | None:
-        waiter = _Waiter()
-        with self._lock:
-            self._waiting.append(waiter)
-        self._serve()  # a connection may have come back meanwhile
+        Without a lock: a signal handler may need a connection while its thread is in here.
+        """
+        while self._waiting and (pooled := self._reserve()) is not None:
+            try:
+                if not self._waiting.popleft().give(pooled):
+                    self._put_back(pooled)
+            except IndexError:
+                self._put_back(pooled)
+
+    def _wait(self) -> PooledConnection:
+        waiter, until = _Waiter(), time.monotonic() + self._wait_s
+        self._waiting.append(waiter)
         try:
-            waiter.served.wait(self._wait_s)
+            while True:
+                # What came back meanwhile, and what an interrupted thread has left.
+                self._serve()
+                left_s = until - time.monotonic()
+                if waiter.wait(min(left_s, LOOK_S)) or left_s <= 0:
+                    break
         except BaseException:
-            if not self._has_timed_out(waiter):
-                self._put(waiter.pooled)
+            pooled = waiter.end()
+            if pooled is not None:
+                self._put_back(pooled)
+                self._serve()
             raise
-        if self._has_timed_out(waiter):
+        pooled = waiter.end()
+        if pooled is None:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiter)
             raise self._busy()
-        return waiter.pooled
-
-    def _has_timed_out(self, waiter: _Waiter) -> bool:
-        """End the wait of a thread; False if it got a connection."""
-        with self._lock:
-            if waiter.served.is_set():
-                return False
-            self._waiting.remove(waiter)
-            return True
+        return pooled
 
 
 class AsyncPool(_PoolState):
@@ -337,7 +361,7 @@ class AsyncPool(_PoolState):
     def __init__(self, new: Callable[..., Any], size: int, wait_s: float, timeout_s: float) -> None:
         super().__init__(new, size, wait_s, timeout_s)
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop of these connections
-        self._waiting: deque[asyncio.Future[PooledConnection | None]] = deque()
+        self._waiting: deque[asyncio.Future[PooledConnection]] = deque()
         # One that is interrupted is as a connection that died: its commands are repeated.
         self._exchanges = Coalescer(self._exchange_all, interrupted=redis.ConnectionError)
         self._sharing = TaskSharing()
@@ -348,20 +372,15 @@ class AsyncPool(_PoolState):
         Raises:
             NotConnected: a new connection could not be made. ConnectionsBusy: all are in use.
         """
-        pooled = self._free.pop() if self._free and not self._waiting else await self._wait()
-        if pooled is not None:
+        pooled = (None if self._waiting else self._reserve()) or await self._wait()
+        if pooled.connection is not None:
             if time.monotonic() <= pooled.used_at + CHECK_IDLE_S or await self._answers(pooled):
                 return pooled
-            await self._close([*self._remove_idle(pooled), pooled])
-        connection = None
+            await self._close([*self._remove_idle(pooled.epoch), pooled.connection])
         try:
-            pooled = PooledConnection(self.new(), self.epoch)
-            connection = pooled.connection
-            await connection.connect()
+            await self._make(pooled).connect()
         except BaseException as error:
-            if connection is not None:
-                await connection.disconnect(nowait=True)
-            self._put(None)
+            await self.discard(pooled, with_idle=False)
             if not isinstance(error, REDIS_ERRORS):
                 raise
             failure = as_not_connected(error)
@@ -373,7 +392,9 @@ class AsyncPool(_PoolState):
         """Hand back a connection on which all replies have come."""
         pooled.used_at = time.monotonic()
         pooled.epoch = self.epoch
-        self._put(pooled)
+        self._idle.append(pooled)
+        if self._waiting:
+            self._serve()
 
     async def send(self, packed: bytes) -> PooledConnection:
         """Send commands; return the connection, for `read`."""
@@ -433,7 +454,8 @@ class AsyncPool(_PoolState):
                 try:
                     replies.append(await connection.read_response())
                 except redis.ResponseError as error:
-                    replies.append(error)
+                    # Without its frames: they hold the connection.
+                    replies.append(error.with_traceback(None))
                     wrong_server = wrong_server or is_not_master(error)
         except BaseException as error:
             failure, with_idle = self._failure(pooled, error)
@@ -448,20 +470,22 @@ class AsyncPool(_PoolState):
 
     async def discard(self, pooled: PooledConnection, with_idle: bool) -> None:
         """Close a connection. `with_idle`: and all idle ones, which share its fate."""
-        dropped = self._remove_idle(pooled) if with_idle else []
+        dropped = self._remove_idle(pooled.epoch) if with_idle else []
         try:
-            await self._close([*dropped, pooled])
+            await self._close([*dropped, pooled.connection])
         finally:
-            self._put(None)
+            self._places.free(pooled.place)
+            self._serve()
 
     async def close(self) -> None:
         """Close the connections that are not in use."""
-        await self._close(self._remove_idle(PooledConnection(None, self.epoch)))
+        await self._close(self._remove_idle(self.epoch))
 
-    async def _close(self, connections: list[PooledConnection]) -> None:
-        for pooled in connections:
+    async def _close(self, connections: list[Any]) -> None:
+        for connection in connections:
             with contextlib.suppress(*REDIS_ERRORS):
-                await pooled.connection.disconnect(nowait=True)
+                if connection is not None:
+                    await connection.disconnect(nowait=True)
 
     async def _answers(self, pooled: PooledConnection) -> bool:
         connection = pooled.connection
@@ -474,25 +498,28 @@ class AsyncPool(_PoolState):
             await self.discard(pooled, with_idle=False)
             raise
 
-    def _put(self, pooled: PooledConnection | None) -> None:
-        if pooled is None:
-            self._free.appendleft(None)
-        else:
-            self._free.append(pooled)
-        while self._waiting and self._free:
+    def _serve(self) -> None:
+        """Give free connections to waiting tasks, first come, first served."""
+        while self._waiting and (pooled := self._reserve()) is not None:
             waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(self._free.pop())
+            if waiter.done():
+                self._put_back(pooled)
+            else:
+                waiter.set_result(pooled)
 
-    async def _wait(self) -> PooledConnection | None:
-        waiter: asyncio.Future[PooledConnection | None] = asyncio.get_running_loop().create_future()
+    async def _wait(self) -> PooledConnection:
+        waiter: asyncio.Future[PooledConnection] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             async with asyncio.timeout(self._wait_s):
-                return await waiter
+                while not waiter.done():
+                    self._serve()  # what an interrupted task has left
+                    await asyncio.wait((waiter,), timeout=LOOK_S)
+                return waiter.result()
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
-                self._put(waiter.result())  # it came while this task was cancelled
+                self._put_back(waiter.result())  # it came while this task was cancelled
+                self._serve()
             else:
                 with contextlib.suppress(ValueError):
                     self._waiting.remove(waiter)

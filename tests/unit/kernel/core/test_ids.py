@@ -130,7 +130,7 @@ def test_an_id_made_in_any_year_to_come_has_its_time_and_no_mark_but_its_own(
 ) -> None:
     at = when.replace(tzinfo=UTC)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ids, "_last", 0)
+        patch.setattr(ids, "_last", {0: 0})
         patch.setattr(ids.time, "time_ns", lambda: int(at.timestamp() * 1000) * 1_000_000)
         (made,) = ids.make(3, 7, kept=kept)
     assert made[0] >> 6 == kept
