@@ -22,11 +22,11 @@ ASYNC_NAMES = {
 DIFFERENT = {
     "__init__", "close", "_run_cleanup", "_start_in_background", "_run_in_background", "_own_step",
     "_perform", "_exchange", "send", "_current_pool", "is_reentrant",
-    "take", "give", "discard", "_answers", "_put", "_wait",
+    "take", "give", "discard", "_answers", "_serve", "_wait",
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
 ONLY_FOR_THREADS = {
-    "_serve", "_has_timed_out", "connection_options", "_brief", "_end_brief", "add_channel",
+    "connection_options", "_brief", "_end_brief", "add_channel",
     "is_current",
 }  # fmt: skip
 # Tasks share connections.
