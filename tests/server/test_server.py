@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
 import re
 import signal
 import time
@@ -149,6 +151,19 @@ def test_metrics_count_messages_and_name_each_series_once(
     age = re.search(r'^rmq_oldest_due_seconds{topic="orders"} (.*)$', text, re.MULTILINE)
     assert age is not None
     assert float(age[1]) > 0, "they were sent a moment ago"
+
+
+def test_metrics_are_compressed_for_clients_that_take_gzip(server: Redis, prefix: str) -> None:
+    with serving(server.url, prefix) as running:
+        connection = http.client.HTTPConnection(running.url.removeprefix("http://"))
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        text = gzip.decompress(answer.read()).decode()
+        connection.close()
+
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert "rmq_" in text
 
 
 def test_metrics_tell_of_paused_sends_and_of_topics_without_series(
