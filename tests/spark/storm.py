@@ -20,8 +20,14 @@ these options makes every second kill one of its own:
                  come twice: one of the rows was received for the second time, and the progress of
                  the query has counted a lapse.
 
+With --losses each strike hits a topic or a password of the query that writes files, while it writes
+a batch: a third topic of the query is deleted, or deleted and created again, or its Redis user has
+another password for a while. After a whole lease a consumer takes what waits. The lease of the
+other topics has to last, so nothing may come twice.
+
 Variants that are wrong on purpose, so the check has to find them: `--broken settles-early`,
-`--broken drops-ahead`, `--stale --broken unreplicated` and `--lease 3 --broken uncounted`.
+`--broken drops-ahead`, `--stale --broken unreplicated`, `--lease 3 --broken uncounted` and
+`--losses --broken ends-renewal`.
 """
 
 from __future__ import annotations
@@ -39,6 +45,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +67,10 @@ from tests.spark.conftest import ROOT, environment, session
 SOURCES, COPIES = ("a", "b"), ("copy-a", "copy-b")
 KINDS = ("jvm", "runner", "worker", "group", "redis")
 EXECUTOR, FAILOVER, STALE, FROZEN = "executor", "failover", "stale", "frozen"  # of the options
-BROKEN = ("settles-early", "drops-ahead", "unreplicated", "uncounted")
+LOSS, LOSSES = "loss", ("deleted", "created again", "password")
+EXTRA, USER, PASSWORD = "extra", "reader", "secret"  # of --losses
+BROKEN = ("settles-early", "drops-ahead", "unreplicated", "uncounted", "ends-renewal")
+LOSS_LEASE_S = 8.0
 SENT_AT_ONCE = 400
 MOST = 2_000  # messages of a batch
 AHEAD = 5  # so many batches may wait
@@ -112,8 +122,29 @@ class Uncounted(RmqStreamReader):
         self._progress = _NoLapses()
 
 
+class EndsRenewal(RmqStreamReader):
+    """Ends the renewal of all topics when one of them cannot be renewed."""
+
+    def _open(self, run: str) -> QueryLease:
+        lease = super()._open(run)
+        lease._renew_topics = partial(_renew_all_or_end, lease)  # type: ignore[method-assign]
+        return lease
+
+
+def _renew_all_or_end(lease: QueryLease, renews_lease: bool) -> bool:
+    try:
+        for topic in list(lease._ours):
+            lease.query(topic).keep(lease._held_slots(topic) if renews_lease else ())
+    except rmq.RMQError:
+        lease._stopped.set()
+    return True
+
+
 def _source(broken: str) -> type[RmqDataSource]:
-    variants = {"settles-early": SettlesEarly, "drops-ahead": DropsAhead, "uncounted": Uncounted}
+    variants: dict[str, type[RmqStreamReader]] = {
+        "settles-early": SettlesEarly, "drops-ahead": DropsAhead, "uncounted": Uncounted,
+        "ends-renewal": EndsRenewal,
+    }  # fmt: skip
     reader = variants.get(broken, RmqStreamReader)
 
     class Source(RmqDataSource):
@@ -131,9 +162,12 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: 
     spark = session(master, settings=standalone.executors())
     spark.dataSource.register(_source(broken))
 
-    def read(topics: tuple[str, ...]) -> DataFrame:
+    has_losses = (home / LOSS).exists()
+
+    def read(topics: tuple[str, ...], at: str = url) -> DataFrame:
         asked = {
-            "url": url, "subscribe": ",".join(topics), "maxMessagesPerTrigger": str(MOST),
+            "url": at, "subscribe": ",".join(topics), "maxMessagesPerTrigger": str(MOST),
+            "onTopicLoss": "continue",
             "leaseSeconds": str(lease_s), "ownerLeaseSeconds": "1", "onClaimLoss": loss,
             "rowsPerTask": "100",
         }  # fmt: skip
@@ -160,7 +194,8 @@ def drive(url: str, home: Path, lease_s: float, loss: str, broken: str, master: 
         "to_json(struct(cast(cast(value as string) as int) as n, attempt as first)) as value",
     )
     text = "cast(value as string)"
-    end = read(COPIES).selectExpr(
+    losing = read((*COPIES, EXTRA), url.replace("://", f"://{USER}:{PASSWORD}@"))
+    end = (losing.where(f"topic <> '{EXTRA}'") if has_losses else read(COPIES)).selectExpr(
         f"to_json(struct(get_json_object({text}, '$.n') as n, attempt as second,"
         f" get_json_object({text}, '$.first') as first)) as value"
     )
@@ -222,7 +257,7 @@ class Outcome(NamedTuple):
         return (
             not (self.missing or self.double or self.differs)
             and self.lapses >= self.kills[FROZEN]
-            and (not self.lapsed or self.lapses > 0)
+            and (not self.lapsed or (self.lapses > 0 and not self.kills[LOSS]))
             and (not self.told or self.kills[STALE] > 0)
         )
 
@@ -307,6 +342,8 @@ class Storm:
     def play(self, tell: Callable[[str], object] = print) -> Outcome:
         """Let everything happen; wait until the topics are empty; compare."""
         others = [kind for kind in KINDS if self._server or kind != "redis"]
+        if self._own == LOSS:
+            others = [LOSS]
         replicated = self._cluster and self._broken != "unreplicated"
         durability = rmq.Replicated(1, REPLICA_S) if replicated else "memory"
         kills: Counter[str] = Counter()
@@ -317,6 +354,10 @@ class Storm:
             ]
             for topic in topics:
                 topic.open()
+            if self._own == LOSS:
+                (self._home / LOSS).touch()
+                client.topic(EXTRA).open()
+                self._set_password(PASSWORD)
             producer = threading.Thread(target=self._produce, args=(topics[:2],), daemon=True)
             resizer = threading.Thread(target=self._resize, args=(client, tell), daemon=True)
             producer.start()
@@ -430,6 +471,8 @@ class Storm:
             self._end_driver()
         elif kind == FROZEN:
             self._freeze(client)
+        elif kind == LOSS:
+            self._lose(client)
         elif kind in (FAILOVER, STALE):
             self._fail_over(kind == STALE)
         else:
@@ -447,6 +490,30 @@ class Storm:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._random.choice(found), signal.SIGKILL)
 
+    def _lose(self, client: rmq.Client) -> None:
+        """Take a topic or the password from the query in a batch; let a consumer look for more."""
+        (self._home / "freeze").touch()
+        self._await((self._home / "written").exists, "no batch was written")
+        loss = self._random.choice(LOSSES)
+        if loss == "password":
+            self._set_password("another")
+            time.sleep(self._lease_s / 2)
+            self._set_password(PASSWORD)
+        else:
+            client.topic(EXTRA).send_many(map(rmq.Outgoing, range(10)))
+            client.admin.topic_delete(EXTRA, force=True)
+            if loss == "created again":
+                client.topic(EXTRA).send("new")
+        time.sleep(self._lease_s + 2)
+        self._consume(client)
+        (self._home / "written").unlink()
+
+    def _set_password(self, password: str) -> None:
+        with self._redis.raw() as redis:
+            rights = ("on", "resetpass", f">{password}", "~*", "&*", "+@all")
+            redis.execute_command("ACL", "SETUSER", USER, *rights)
+            redis.execute_command("CLIENT", "KILL", "USER", USER)
+
     def _freeze(self, client: rmq.Client) -> None:
         """Let the driver stand still beyond its lease, a batch being written and not settled.
 
@@ -459,6 +526,13 @@ class Storm:
         os.killpg(self._driver.pid, signal.SIGSTOP)
         (self._home / "written").unlink()
         time.sleep(self._lease_s + 1)
+        self._consume(client)
+        os.killpg(self._driver.pid, signal.SIGCONT)
+        until = time.monotonic() + COUNTED_S
+        while lapses(self._home) == before and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _consume(self, client: rmq.Client) -> None:
         rows: list[str] = []
         for name in COPIES:
             with client.topic(name).consumer() as consumer:
@@ -466,10 +540,6 @@ class Storm:
                     rows += [json.dumps({**d.body, "second": d.attempt}) for d in deliveries]
                     consumer.ack(deliveries)
         (self._home / f"taken-{self._struck}").write_text(json.dumps(rows))
-        os.killpg(self._driver.pid, signal.SIGCONT)
-        until = time.monotonic() + COUNTED_S
-        while lapses(self._home) == before and time.monotonic() < until:
-            time.sleep(0.1)
 
     def _fail_over(self, is_stale: bool) -> None:
         """kill -9 of a master; wait until its replica has taken over, and it follows that one."""
@@ -549,6 +619,7 @@ def main() -> None:
     own = parser.add_mutually_exclusive_group()
     for name, kind in (("executors", EXECUTOR), ("cluster", FAILOVER), ("stale", STALE)):
         own.add_argument(f"--{name}", dest="own", action="store_const", const=kind)
+    own.add_argument("--losses", dest="own", action="store_const", const=LOSS)
     own.add_argument("--lease", type=float, metavar="SECONDS")
     parser.add_argument("--broken", choices=BROKEN, default="")
     parser.add_argument("--home", type=Path, help="where files and logs go")
@@ -561,7 +632,8 @@ def main() -> None:
         outcome = storm(
             given.home or Path(tempfile.mkdtemp(prefix="rmq-storm-")),
             kills=given.kills, seed=given.seed, broken=given.broken,
-            own=FROZEN if given.lease else given.own or "", lease_s=given.lease or 600.0,
+            own=FROZEN if given.lease else given.own or "",
+            lease_s=given.lease or (LOSS_LEASE_S if given.own == LOSS else 600.0),
         )  # fmt: skip
     except CheckpointRefused as error:
         print(error)

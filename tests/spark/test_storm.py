@@ -14,6 +14,8 @@ from tests.spark.storm import (
     EXECUTOR,
     FAILOVER,
     FROZEN,
+    LOSS,
+    LOSS_LEASE_S,
     STALE,
     CheckpointRefused,
     compare,
@@ -92,6 +94,26 @@ def test_check_of_a_storm_finds_a_lapse_that_is_not_counted(tmp_path: Path) -> N
     assert outcome.lapsed > 0, outcome
     assert outcome.lapses == 0
     assert not outcome.is_exact
+
+
+@long("test_storm.py")
+def test_lost_topics_and_passwords_of_a_query_double_nothing_of_its_other_topics(
+    tmp_path: Path,
+) -> None:
+    outcome = storm(tmp_path, kills=2, seed=1, own=LOSS, lease_s=LOSS_LEASE_S)
+
+    assert outcome.is_exact, outcome
+    assert outcome.lapsed == 0
+
+
+@long("test_storm.py")
+def test_check_of_a_storm_finds_a_renewal_that_ends_with_one_topic(tmp_path: Path) -> None:
+    outcome = storm(
+        tmp_path, kills=2, seed=1, own=LOSS, lease_s=LOSS_LEASE_S, broken="ends-renewal"
+    )
+
+    assert not outcome.is_exact, outcome
+    assert outcome.lapsed > 0, outcome
 
 
 @pytest.mark.parametrize(
