@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmq.errors import RMQError
 from rmq.kernel.consumer import claim, receive, rollback, state
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rmq.worker.queue import HandlerQueue
 
 
+T = TypeVar("T")
 log = logging.getLogger("rmq")
 
 CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
@@ -114,6 +115,23 @@ def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
             delivery.state = LOST  # a handler that still runs can see it
 
 
+def noted(flow: Flow[T], note: Callable[[], object]) -> Flow[T]:
+    """Run a flow, and call `note` before each of its steps."""
+    try:
+        step = next(flow)
+        while True:
+            note()
+            try:
+                value = yield step
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(value)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
 class TopicFeed:
     """The deliveries of one topic, on their way to handlers.
 
@@ -127,6 +145,7 @@ class TopicFeed:
         state: what is known of its slots: when each has work.
         queues: of its handlers.
         on_freed: called when deliveries were settled while it was full; by any thread.
+        on_step: called by the fetcher's thread before each step of a flow.
     """
 
     def __init__(
@@ -146,6 +165,7 @@ class TopicFeed:
         self.is_full = False  # without room when it was looked at last
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
         self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
+        self.on_step: Callable[[], object] = lambda: None
         self.own_channel = b""  # asked for, where what is handed over comes
         self._trickle = TrickleDetector()
         self._not_before = 0.0
@@ -226,13 +246,17 @@ class TopicFeed:
 
     def _take(self, limit: int, take: Callable[[], Flow[list[SlotBatch]]]) -> int:
         """Receive deliveries and hand them over to the queues; return how many they are."""
-        deliveries = self.transport.run(self.flows.receive_by(limit, take))
+        deliveries = self._run(self.flows.receive_by(limit, take))
         if deliveries:
             if self.handlers.has_claims:
                 claim_keys(deliveries, self.handlers, self.flows, self.transport, self.tracker)
             self.state.until = time.monotonic() + CREDIT_S
             self._dispatch(deliveries)
         return len(deliveries)
+
+    def _run(self, flow: Flow[T]) -> T:
+        """Run a flow of the fetcher; each step shows that the fetcher moves."""
+        return self.transport.run(noted(flow, self.on_step))
 
     def _dispatch(self, deliveries: list[HeldDelivery]) -> None:
         """Hand deliveries to the queues of their handlers; settle those that have none."""
@@ -274,7 +298,7 @@ class TopicFeed:
         """
         calls = [scripts.get(delivery.origin.keys, delivery.raw_id) for delivery in deliveries]
         try:
-            messages = self.transport.run(pipeline(calls))
+            messages = self._run(pipeline(calls))
         except RMQError:
             return set(deliveries)
         return {
@@ -295,9 +319,7 @@ class TopicFeed:
         if self.has_credit:  # messages that are handed over just now are not held yet
             self._withdraw_credit()
             self.ready_at[0] = 0.0
-        count = self.transport.run(
-            rollback.release_unheld(self.context, leases, self.flows.is_held)
-        )
+        count = self._run(rollback.release_unheld(self.context, leases, self.flows.is_held))
         if count:
             log.warning(
                 "topic %r: messages were in flight for this worker that it does not hold: Redis "
@@ -337,7 +359,7 @@ class TopicFeed:
         """Report how late messages were taken, if it is time, or if this is the last report."""
         counter = self.state.lateness
         if time.monotonic() >= counter.report_at or (is_last and not counter.is_empty):
-            self.transport.run(state.report(self.state))
+            self._run(state.report(self.state))
 
     # --- what comes by itself: hand-overs for a credit --------------------------------------------
 
@@ -392,4 +414,4 @@ class TopicFeed:
 
     def _withdraw_credit(self) -> None:
         """Withdraw the credit that a visit left; what came for it is released."""
-        self.transport.run(receive.withdraw_credits(self.state))
+        self._run(receive.withdraw_credits(self.state))

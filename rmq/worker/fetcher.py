@@ -29,7 +29,7 @@ from rmq.kernel.transport.subscription import Listener
 from rmq.worker.feed import NEVER, TopicFeed
 from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S
 
-WAIT_S = 1.0  # the longest wait; each turn shows the watchdog that the fetcher runs
+WAIT_S = 1.0  # the longest wait; each turn and call shows the watchdog that the fetcher runs
 VISIT_MOST = 64  # slots to receive from at the start; more are asked first
 ASK_S = 0.05  # a busy fetcher asks slots that had no more work once in so long
 LISTEN_S = 0.02  # a busy fetcher looks for signals of other slots once in so long
@@ -85,6 +85,7 @@ class Fetcher:
         for feed in feeds:
             feed.subscription.is_sharded = transport.uses_shard_channels
             feed.on_freed = self._note_freed
+            feed.on_step = self._note_step
             # A topic whose master is away keeps the others waiting for no longer than need be.
             feed.state.fails_fast = len(feeds) > 1
         self._by_own_channel: dict[bytes, TopicFeed] = {}
@@ -129,6 +130,10 @@ class Fetcher:
         if self._is_waiting:
             self._listener.wake()
 
+    def _note_step(self) -> None:
+        """Show the watchdog that this thread runs. A turn may be many calls to a slow Redis."""
+        self.last_turn = time.monotonic()
+
     def _run(self) -> None:
         pause = PAUSE_S
         slots = sum(len(feed.context.slots) for feed in self._feeds)
@@ -137,7 +142,7 @@ class Fetcher:
                 feed.begin_asked()
             self._due.schedule(feed)
         while not self._stopping.is_set():
-            self.last_turn = time.monotonic()
+            self._note_step()
             try:
                 self._turn()
                 pause = PAUSE_S
@@ -267,6 +272,7 @@ class Fetcher:
             if ready_at > now
         ]
         for start in range(0, len(places), NEXT_READY_MAX):
+            self._note_step()
             self._ask_slots(places[start : start + NEXT_READY_MAX])
         for feed in feeds:
             self._unasked.pop(feed, None)

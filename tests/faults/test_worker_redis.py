@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import rmq
+from bench.soak.proxy import between
 from tests.faults.worker_scene import KINDS, Child, Scene, stages
 from tests.patience import wait_for
 from tests.servers import Server
@@ -162,6 +164,23 @@ def test_a_worker_waits_for_a_redis_that_is_away_longer_than_its_watchdog(
         scene.judge("redis away 4 s, watchdog 2 s")
         assert alive
         assert worker.process.poll() is None
+
+
+def test_a_worker_of_a_slow_redis_is_not_stuck(forgetful: Server, name: str) -> None:
+    """One turn of the fetcher takes longer than the watchdog waits; each call is answered."""
+    handled: list[int] = []
+    with between(forgetful.port) as line, rmq.Client(line.url) as client:
+        topic = client.topic(name, slots=16)
+        topic.handler()(handled.append)
+        topic.open()
+        line.delay_s = 0.08
+        with rmq.Worker(client, heartbeat="thread", watchdog=1) as worker:
+            for n in range(2):
+                topic.send(n)
+                wait_for(lambda n=n: n in handled, "it is handled")
+            assert worker._running is not None
+            assert not worker._running.watchdog.stuck
+            line.delay_s = 0.0
 
 
 @pytest.mark.parametrize(

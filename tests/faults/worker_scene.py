@@ -175,7 +175,7 @@ class Scene:
             found = self.events(what, **about)
             return found if len(found) >= count else []
 
-        return wait_for(look, f"{count} x {what} {about}: {self._status()}", within)
+        return wait_for(look, lambda: f"{count} x {what} {about}: {self._status()}", within)
 
     def _status(self) -> str:
         errors = "\n".join(child.stderr_text()[-2000:] for child in self.children)
