@@ -1,7 +1,8 @@
-"""A storm of failovers that lose acks: a replica is promoted that lacks the last writes.
+"""A storm of failovers and restarts that lose acks: the server comes back without its last writes.
 
 Workers handle messages of groups, of groups without order, of an ordered topic and of a plain one.
-In each round the replica is cut off, acks reach the master alone, and the replica takes its place.
+In each round a replica is cut off, or the server's files are copied. Acks that follow reach the
+server alone. Then the replica takes its place, or the server starts again from the older files.
 Other messages are sent all the time, so that the leases of the workers are renewed.
 
 Each message that was sent before the cut or after the promotion must be handled: within BOUND_S of
@@ -11,13 +12,14 @@ the promotion. A message is handled again only if a run of it was under way afte
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
+import shutil
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 from unittest import mock
 
 import rmq
@@ -26,6 +28,7 @@ from rmq.worker import fetcher
 from tests.clusters import Cluster, is_master, until
 from tests.faults.storm import Played, insist
 from tests.patience import PATIENCE_S, wait_for
+from tests.sentinels import Sentinels
 from tests.servers import Server, following
 
 COMPARE_S = 2.0  # in place of a minute
@@ -52,6 +55,26 @@ class Round:
         return begin < self.promoted + AFTERWARDS_S and end > self.cut - ACK_S
 
 
+class Failover(Protocol):
+    """A Redis that loses what it stores between `cut` and `promote`. Both return when they act."""
+
+    url: str
+
+    def cut(self) -> float:
+        """Let the copy catch up, and give it no further writes."""
+
+    def promote(self) -> float:
+        """Kill the server, and let the copy take its place."""
+
+
+def catch_up(master: Server, replicas: int) -> None:
+    """Wait until the replicas have all writes so far."""
+    with master.raw() as raw:
+        raw.set("marker", 1)  # WAIT is about the writes of its connection
+        caught_up = raw.wait(replicas, int(PATIENCE_S * 1000))
+    insist(caught_up == replicas, "the replicas do not catch up")
+
+
 class Servers:
     """A master and its replica behind a proxy; a failover brings another replica."""
 
@@ -64,17 +87,15 @@ class Servers:
         self.replica = stack.enter_context(following(self.master.port, binary))
 
     def cut(self) -> float:
-        """Let the replica catch up, and cut it off; return when."""
-        with self.master.raw() as raw:
-            raw.set("marker", 1)  # WAIT is about the writes of its connection
-            insist(raw.wait(1, int(PATIENCE_S * 1000)) == 1, "the replica does not catch up")
+        """As `Failover.cut`."""
+        catch_up(self.master, 1)
         cut = time.monotonic()
         with self.replica.raw() as raw:
             raw.execute_command("REPLICAOF", "NO", "ONE")
         return cut
 
     def promote(self) -> float:
-        """Kill the master, and lead the address to the replica; return when."""
+        """As `Failover.promote`; the address leads to the replica."""
         self.master.kill()
         self.master, self.proxy.target = self.replica, self.replica.port
         self.proxy.reset()
@@ -83,15 +104,78 @@ class Servers:
         return promoted
 
 
+class Restart:
+    """A server alone, which starts again from an older file."""
+
+    def __init__(self, binary: str, stack: ExitStack, aof: bool) -> None:
+        self._server = Server(binary, aof=aof)
+        stack.callback(self._server.stop)
+        self._copy = f"{self._server.dir}-copy"
+        stack.callback(shutil.rmtree, self._copy, ignore_errors=True)
+        self.url = self._server.url
+
+    def cut(self) -> float:
+        """As `Failover.cut`, of its files."""
+        if not self._server.aof:
+            with self._server.raw() as raw:
+                raw.save()
+        cut = time.monotonic()
+        shutil.copytree(self._server.dir, self._copy)
+        return cut
+
+    def promote(self) -> float:
+        """As `Failover.promote`."""
+        self._server.kill()
+        shutil.rmtree(self._server.dir)
+        shutil.move(self._copy, self._server.dir)
+        self._server.start()
+        return time.monotonic()
+
+
+class Service:
+    """A master with two replicas, of which the sentinels promote one."""
+
+    def __init__(self, binary: str, stack: ExitStack) -> None:
+        self._sentinels = Sentinels(binary)
+        stack.callback(self._sentinels.stop)
+        self.url = self._sentinels.url()
+
+    def cut(self) -> float:
+        """As `Failover.cut`, of both replicas."""
+        self._sentinels.settle()
+        master = self._sentinels.master
+        catch_up(master, 2)
+        cut = time.monotonic()
+        self._set_password("refused, since there is none", skip=master)
+        with master.raw() as raw:
+            raw.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        return cut
+
+    def promote(self) -> float:
+        """As `Failover.promote`."""
+        master, _ = self._sentinels.fail_over(Server.kill)
+        promoted = time.monotonic()
+        self._set_password("", skip=master)
+        return promoted
+
+    def _set_password(self, password: str, skip: Server) -> None:
+        for server in self._sentinels.servers:
+            if server is not skip:
+                with server.raw() as raw:
+                    raw.config_set("masterauth", password)
+
+
 class Nodes:
     """A Redis Cluster, of which one master fails over in each round."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
-        self.url, self._cluster, self._rng = cluster.url, cluster, rng
+    def __init__(self, binary: str, stack: ExitStack) -> None:
+        self._cluster = Cluster(binary, is_calm=True)
+        stack.callback(self._cluster.stop)
+        self.url = self._cluster.url
 
     def cut(self) -> float:
-        """As `Servers.cut`, of one replica."""
-        self._master = self._rng.choice(self._cluster.masters())
+        """As `Failover.cut`, of one replica."""
+        self._master = random.choice(self._cluster.masters())
         self._replica = next(
             node
             for node in self._cluster.running()
@@ -105,7 +189,7 @@ class Nodes:
         return cut
 
     def promote(self) -> float:
-        """As `Servers.promote`."""
+        """As `Failover.promote`."""
         self._master.kill()
         self._replica.call("CLUSTER FAILOVER", "TAKEOVER")
         until(lambda: is_master(self._replica), text="the replica takes over")
@@ -116,12 +200,19 @@ class Nodes:
         return promoted
 
 
+FAILOVERS: dict[str, Callable[[str, ExitStack], Failover]] = {
+    "replica": Servers,
+    "rdb": partial(Restart, aof=False),
+    "aof": partial(Restart, aof=True),
+    "sentinel": Service,
+    "cluster": Nodes,
+}
+
+
 class Storm:
     """A run of some rounds."""
 
-    def __init__(
-        self, servers: Servers | Nodes, name: str, rng: random.Random, is_async: bool
-    ) -> None:
+    def __init__(self, servers: Failover, name: str, rng: random.Random, is_async: bool) -> None:
         self.servers, self.rng, self.is_async = servers, rng, is_async
         self.client = rmq.Client(servers.url, retry_for=PATIENCE_S)
         self.topics = {
@@ -212,23 +303,9 @@ class Storm:
         return again
 
 
-@contextlib.contextmanager
-def opened(binary: str, rng: random.Random, is_cluster: bool) -> Iterator[Servers | Nodes]:
-    """Two servers behind one address, or a cluster."""
-    with ExitStack() as stack:
-        if is_cluster:
-            cluster = Cluster(binary, is_calm=True)
-            stack.callback(cluster.stop)
-            yield Nodes(cluster, rng)
-        else:
-            yield Servers(binary, stack)
-
-
-def played(binary: str, name: str, seed: int, is_cluster: bool = False) -> Played:
-    """Play a storm: of async handlers at odd seeds."""
-    rng = random.Random(seed)
-    with (
-        opened(binary, rng, is_cluster) as servers,
-        mock.patch.object(fetcher, "COMPARE_S", COMPARE_S),
-    ):
-        return Played(Storm(servers, name, rng, bool(seed % 2)).play(), Counter())
+def played(binary: str, name: str, seed: int, failover: str = "replica") -> Played:
+    """Play a storm of such failovers: of async handlers at odd seeds."""
+    with ExitStack() as stack, mock.patch.object(fetcher, "COMPARE_S", COMPARE_S):
+        servers = FAILOVERS[failover](binary, stack)
+        storm = Storm(servers, name, random.Random(seed), bool(seed % 2))
+        return Played(storm.play(), Counter())

@@ -211,8 +211,10 @@ def groups(stage: Stage, seed: int) -> Played:
 
 
 def acks_lost(stage: Stage, seed: int) -> Played:
-    """A replica is promoted that lacks the last acks; at each third seed of a Cluster."""
-    return lost_acks.played(any_binary(), stage.name(), seed, is_cluster=seed % 3 == 0)
+    """A replica is promoted that lacks the last acks, or a server starts from an older file."""
+    failovers = list(lost_acks.FAILOVERS)
+    failover = failovers[seed % len(failovers)]
+    return lost_acks.played(any_binary(), stage.name(), seed, failover)
 
 
 def many_tenants(stage: Stage, seed: int) -> Played:

@@ -1,4 +1,4 @@
-"""Failovers that lose acks stop no group, permit or ordered slot for longer than a bound.
+"""Failovers and restarts that lose acks stop no group, permit or ordered slot for long.
 
 `RMQ_TEST_SEED` plays a seed again; many: `python -m tests.faults.seeds --storm lost-acks`.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -16,28 +17,32 @@ from tests.faults import lost_acks
 from tests.faults.storm import seeded
 
 
+def slow(*failovers: str) -> list[Any]:
+    """Return parameters of slow tests."""
+    return [pytest.param(failover, marks=pytest.mark.slow) for failover in failovers]
+
+
 @pytest.mark.fault("F12")
-@pytest.mark.parametrize(
-    "is_cluster", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "cluster"]
-)
-def test_acks_that_failovers_lose_hold_nothing_for_long(name: str, is_cluster: bool) -> None:
+@pytest.mark.parametrize("failover", ["replica", *slow("rdb", "aof", "sentinel", "cluster")])
+def test_acks_that_failovers_lose_hold_nothing_for_long(name: str, failover: str) -> None:
     seed, _ = seeded()
     print(f"RMQ_TEST_SEED={seed}")
 
-    played = lost_acks.played(any_binary(), name, seed, is_cluster)
+    played = lost_acks.played(any_binary(), name, seed, failover)
 
-    print(f"FIG acks lost by failovers: {played.figures}")
+    print(f"FIG acks lost by failovers, {failover}: {played.figures}")
 
 
 @pytest.mark.fault("F12", control=True)
+@pytest.mark.parametrize("failover", ["replica", *slow("rdb", "aof", "sentinel")])
 def test_a_worker_that_compares_nothing_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, failover: str
 ) -> None:
     monkeypatch.setattr(TopicFeed, "release_unheld", lambda self: None)
     monkeypatch.setattr(lost_acks, "BOUND_S", 5.0)
 
     with pytest.raises(AssertionError, match="after a failover not handled"):
-        lost_acks.played(any_binary(), name, 1)
+        lost_acks.played(any_binary(), name, 1, failover)
 
 
 @pytest.mark.slow
