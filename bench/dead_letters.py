@@ -28,7 +28,7 @@ CAUSES = (
     "ConnectionRefusedError: port 443",
 )
 FILL = 10_000  # messages that are sent, and then die
-SCAN = 'error~"nothing"'  # it fits none, so all are looked at
+SCAN = 'error contains "nothing"'  # it fits none, so all are looked at
 RATE = 500
 
 

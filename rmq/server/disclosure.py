@@ -60,7 +60,7 @@ class Disclosure:
                 raise ApiError("forbidden", "filter: you are not shown bodies", "filter")
             if field.name in ("body", "header") and names & redact:
                 raise ApiError("forbidden", f"filter: {field} is redacted", "filter")
-            is_of_text = condition.pattern is not None or (
+            is_of_text = condition.operator in filter.SEARCH or (
                 condition.operator[0] in "<>" and isinstance(condition.operand.value, str)
             )
             if field.name == "body" and redact and is_of_text:

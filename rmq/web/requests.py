@@ -114,7 +114,7 @@ class LetterConditions(Request):
     """Which letters of the trash, or dead letters; all conditions that are given must fit.
 
     Attributes:
-        filter: as error~"timeout" and header.tenant=7 and body.order>100.
+        filter: as error contains "timeout" and header.tenant=7 and body.order>100.
     """
 
     ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
@@ -133,7 +133,7 @@ class DeadLetterConditions(LetterConditions):
 
     Attributes:
         older_than: dead for so many seconds.
-        filter: as error~"timeout" and age>1h and body.order>100.
+        filter: as error contains "timeout" and age>1h and body.order>100.
     """
 
     older_than: Seconds | None = None

@@ -151,7 +151,7 @@ class TestDeadLetters:
         lines = run("dlq", "ls", topic.name).stdout.splitlines()
         assert lines[0].split() == ["ID", "DEAD-FOR", "REASON", "TRIES", "ERROR", "BODY"]
         assert [one.split()[0] for one in lines[1:]] == [first, second]
-        only = ndjson(run("dlq", "ls", topic.name, "--error", "^other", "--json").stdout)
+        only = ndjson(run("dlq", "ls", topic.name, "--error", "other", "--json").stdout)
         assert [one["id"] for one in only] == [second]
         by_id = ndjson(run("dlq", "ls", topic.name, "--id", first, "--json").stdout)
         assert [one["id"] for one in by_id] == [first]
@@ -160,7 +160,6 @@ class TestDeadLetters:
         assert len(run("dlq", "ls", topic.name, "--limit", 1).stdout.splitlines()) == 2
         assert re.search(r"^error +boom one$", run("dlq", "show", topic.name, first).stdout, re.M)
         assert run("dlq", "show", topic.name, topic.send(1).id).exit_code == 3
-        assert run("dlq", "ls", topic.name, "--error", "(").exit_code == 2
 
     def test_ls_shows_how_long_ago_each_message_died(self, run, topic):
         bury(topic, "boom")
@@ -180,7 +179,7 @@ class TestDeadLetters:
             ]
 
         assert found("--error", "boom") == ids
-        assert found("--error", "boom [79]") == [ids[7], ids[9]]
+        assert found("--error", "boom 7") == [ids[7]]
         assert found("--error", "boom", "--limit", 3) == ids[:3]
 
     def test_show_prints_the_traceback(self, run, topic):

@@ -88,7 +88,7 @@ def test_a_mistake_in_a_filter_has_its_place(
 ) -> None:
     dead(client, 1)
 
-    wrong = api(path, "POST", body | {"filter": 'error~"x" and age>soon'})
+    wrong = api(path, "POST", body | {"filter": 'error contains "x" and age>soon'})
 
     assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 18)
     assert "a duration" in wrong.body["detail"]

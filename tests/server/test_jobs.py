@@ -419,10 +419,10 @@ def test_a_purge_as_a_job_can_be_undone_until_the_server_empties_the_trash(
     bury(client, 5, "b")
     died = {message.id: message.died for message in client.admin.peek("orders", 20, "dead")}
 
-    started = client.admin.job_start("orders", "purge", conditions={"error": "^a"}, keep=60)
+    started = client.admin.job_start("orders", "purge", conditions={"error": "a"}, keep=60)
     assert client.admin.job_run(started.id).done == 10
     assert (client.admin.stats("orders")["trash"], client.admin.stats("orders")["dead"]) == (10, 5)
-    assert client.admin.restore("orders", error="^a") == 10
+    assert client.admin.restore("orders", error="a") == 10
     assert died == {m.id: m.died for m in client.admin.peek("orders", 20, "dead")}
 
     assert client.admin.purge("orders", "dead", keep=0.01) == 15

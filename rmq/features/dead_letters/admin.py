@@ -41,10 +41,10 @@ class AsyncDeadLetterAdmin(AsyncAdminPart):
             ids: only these.
             reason: only those of it: failed, lease ran out, rejected, undecodable, expired,
                 unhandled.
-            error: only those whose error this regular expression is found in.
+            error: only those whose error contains this text, in upper or lower case.
             older_than: only those dead for so long, seconds or timedelta.
             type: only those that were sent with it.
-            filter: only those that fit it, as error~"timeout" and body.order>100; see
+            filter: only those that fit it, as error contains "timeout" and body.order>100; see
                 docs/dead-letters.md.
             to: another topic to which they go instead, at once. It must exist; what it refuses
                 stays dead, and `RedriveResult.refused` counts why.

@@ -1,14 +1,15 @@
-"""Filters of dead letters, as a person writes them: error~"timeout" and age>1h and header.tenant=7.
+"""Filters of dead letters: error contains "timeout" and age>1h and header.tenant=7.
 
     filter     = all { "or" all }          all  = term { "and" term }
     term       = "not" term | "(" filter ")" | field operator value
     field      = error reason type group id age died attempts priority fingerprint
                  header.NAME body.PATH
-    operator   = "=" "!=" "~" "!~" "<" "<=" ">" ">="
+    operator   = "=" "!=" "contains" "matches" "<" "<=" ">" ">="
     value      = "text" 'text' | number | duration | time | word
 
 A filter is read by hand and never evaluated as code. Its text has at most 2000 characters, 50
-conditions and 20 brackets in each other; patterns are those of `bounded_regex`.
+conditions and 20 brackets in each other. `matches` takes a glob pattern; its time grows with the
+length of the text, whatever the pattern is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from datetime import datetime
 from typing import NoReturn
 
 from rmq.errors import InvalidFilter, InvalidType
-from rmq.features.dead_letters import bounded_regex
 from rmq.features.dead_letters.filter_terms import (
     FIELDS,
     Condition,
@@ -42,24 +42,24 @@ _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"[A-Za-z_]+")
 _STEP = re.compile(r"[A-Za-z0-9_-]+")
 _INDEX = re.compile(r"\[([0-9]{1,9})\]")
-_OPERATOR = re.compile(r"!=|!~|<=|>=|=|~|<|>")
-_BARE = re.compile(r"""[^\s"'()=!~<>]+""")
+_OPERATOR = re.compile(r"!=|<=|>=|=|<|>|contains\b|matches\b")
+_BARE = re.compile(r"""[^\s"'()=!<>]+""")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][-+]?[0-9]{1,3})?")
 _LITERALS = {"true": True, "false": False, "null": None}
-_EQUAL, _SEARCH, _ORDER = ("=", "!="), ("~", "!~"), ("<", "<=", ">", ">=")
+_EQUAL, SEARCH, _ORDER = ("=", "!="), ("contains", "matches"), ("<", "<=", ">", ">=")
 _OPERATORS = {
-    "error": (*_EQUAL, *_SEARCH),
-    "reason": (*_EQUAL, *_SEARCH),
-    "type": (*_EQUAL, *_SEARCH),
-    "group": (*_EQUAL, *_SEARCH),
+    "error": (*_EQUAL, *SEARCH),
+    "reason": (*_EQUAL, *SEARCH),
+    "type": (*_EQUAL, *SEARCH),
+    "group": (*_EQUAL, *SEARCH),
     "id": _EQUAL,
     "age": _ORDER,
     "died": _ORDER,
     "attempts": (*_EQUAL, *_ORDER),
     "priority": (*_EQUAL, *_ORDER),
     "fingerprint": _EQUAL,
-    "header": (*_EQUAL, *_SEARCH, *_ORDER),
-    "body": (*_EQUAL, *_SEARCH, *_ORDER),
+    "header": (*_EQUAL, *SEARCH, *_ORDER),
+    "body": (*_EQUAL, *SEARCH, *_ORDER),
 }
 
 
@@ -92,7 +92,7 @@ def parse(text: str) -> DeadLetterFilter:
         InvalidType: it is not a str.
     """
     if not isinstance(text, str):
-        raise InvalidType(f'filter: {text!r}; give a str, as error~"timeout" and age>1h')
+        raise InvalidType(f'filter: {text!r}; give a str, as error contains "timeout"')
     term = _Parser(text).whole()
     return DeadLetterFilter(term, text, any(c.where.name == "body" for c in conditions(term)))
 
@@ -166,8 +166,6 @@ class _Parser:
         self.skip_space()
         start, operator = self.at, match[0]
         operand = self.operand()
-        if operator in _SEARCH:
-            return Condition(where, operator, operand, self.pattern(operand, start))
         return Condition(where, operator, self.checked(where, operator, operand, start))
 
     def field(self) -> Field:
@@ -231,16 +229,11 @@ class _Parser:
         self.at = start
         self.expected(f"a closing {quote} for this one")
 
-    def pattern(self, operand: Operand, start: int) -> bounded_regex.Search:
-        written = str(operand.value) if operand.quoted else operand.written
-        try:
-            return bounded_regex.compile_bounded(written)
-        except bounded_regex.RegexRefused as refused:
-            self.expected(str(refused), start + (refused.at + 1 if operand.quoted else refused.at))
-
     def checked(self, where: Field, operator: str, operand: Operand, start: int) -> Operand:
         """Return the operand as the field compares it."""
         value = operand.value
+        if operator in SEARCH:
+            return operand if operand.quoted else Operand(operand.written, False, operand.written)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if where.name == "age":
             try:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from rmq.errors import DecodeError
-from rmq.features.dead_letters import bounded_regex
 from rmq.kernel.core import failure as failures, record
 from rmq.kernel.core.failure import Failure, fingerprint
 from rmq.kernel.core.groups import GROUP_MARK, group_in
@@ -168,13 +168,13 @@ FIELDS = (*_PLAIN_FIELDS, "header.NAME", "body.PATH")
 
 
 def _text(value: Any) -> str:
-    """Return a value as the text that a pattern is searched in."""
+    """Return a value as the text that `contains` and `matches` look at, in lower case."""
     if isinstance(value, str):
-        return value
+        return value.lower()
     if isinstance(value, bytes):
-        return value[: 4 * bounded_regex.TEXT_CHARS].decode(errors="replace")
+        return value.decode(errors="replace").lower()
     try:
-        return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
+        return json.dumps(value, ensure_ascii=False, default=str, skipkeys=True).lower()
     except (RecursionError, ValueError):
         return ""
 
@@ -193,26 +193,27 @@ def _number(value: Any) -> int | float | None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A field, an operator and an operand; a field that a message lacks fits != and !~ only."""
+    """A field, an operator and an operand; a field that a message lacks fits != only."""
 
     where: Field
     operator: str
     operand: Operand
-    pattern: bounded_regex.Search | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.where}{self.operator}{self.operand}"
+        blank = " " if self.operator.isalpha() else ""
+        return f"{self.where}{blank}{self.operator}{blank}{self.operand}"
 
     def fits(self, message: DeadLetter, now_ms: int) -> bool:
         """Whether a message fits."""
         found = self.where.of(message, now_ms)
-        negated = self.operator in ("!=", "!~")
         if found is _MISSING:
-            return negated
-        if self.pattern is not None:
-            return bool(self.pattern(_text(found))) != negated
+            return self.operator == "!="
+        if self.operator == "contains":
+            return str(self.operand.value).lower() in _text(found)
+        if self.operator == "matches":
+            return fnmatch.fnmatchcase(_text(found), str(self.operand.value).lower())
         if self.operator in ("=", "!="):
-            return self._equals(found) != negated
+            return self._equals(found) != (self.operator == "!=")
         return self._compares(found)
 
     def _equals(self, found: Any) -> bool:

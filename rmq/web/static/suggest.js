@@ -78,8 +78,8 @@ export function start() {
 
 // Returns what may stand at the end of a text, and where the part begins that it replaces.
 export function suggestions(text, fields) {
-  const operators = ["=", "!=", "~", "!~", "<", "<=", ">", ">="];
-  const value = /([A-Za-z_][\w.-]*)\s*(=|!=|~|!~|<=|>=|<|>)\s*("?)([^"\s()]*)$/.exec(text);
+  const operators = ["=", "!=", " contains ", " matches ", "<", "<=", ">", ">="];
+  const value = /([A-Za-z_][\w.-]*)\s*(=|!=|<=|>=|<|>|contains\b|matches\b)\s*("?)([^"\s()]*)$/.exec(text);
   if (value) {
     const [, field, , quote, typed] = value;
     const from = text.length - typed.length - quote.length;

@@ -46,7 +46,7 @@ def redrive(scene: Scene) -> None:
     admin = scene.admin
     admin.redrive("orders", ids=ids[:1])
     admin.redrive("orders", reason="rejected", error="unread", dry_run=True)
-    admin.redrive("orders", filter='error~"customer" and body.order>100')
+    admin.redrive("orders", filter='error contains "customer" and body.order>100')
     admin.redrive("orders")
 
 

@@ -232,10 +232,12 @@ def furnish(client: rmq.Client) -> dict[str, str]:
         each for each in dead if "amount is" in (each.failure.error if each.failure else "")
     ]
     admin.purge("payments", "dead", ids=[each.id for each in negative[:6]], keep=604_800)
-    gateway = {"filter": 'error~"did not answer"'}
+    gateway = {"filter": 'error contains "did not answer"'}
     count = admin.redrive("payments", **gateway, dry_run=True).matched
     done = admin.job_start(
-        "payments", conditions={"filter": "error~KeyError and header.tenant=lima"}, by="ben"
+        "payments",
+        conditions={"filter": "error contains KeyError and header.tenant=lima"},
+        by="ben",
     )
     admin.job_run(done.id)
     job = admin.job_start("payments", conditions=gateway, rate=1, by="ann", expected=count)

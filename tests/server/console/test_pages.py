@@ -190,7 +190,7 @@ def test_a_redrive_takes_the_letters_that_were_shown_and_no_later_ones(
         die(text)
     until(lambda: _second_has_passed(client), "the next second")
     url = console.url + "/console/topics/orders/dead-letters/redrive"
-    asked = fetch(url + "?" + urlencode({"filter": "error~timeout"}))
+    asked = fetch(url + "?" + urlencode({"filter": "error contains timeout"}))
     page = fetch(console.url + asked.headers["Location"])
     assert "Redrive 2 letters" in page.text
     found = re.search(r'name="filter" value="([^"]+)"', page.text)

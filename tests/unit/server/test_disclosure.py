@@ -117,17 +117,17 @@ def test_redacted_headers_keep_their_names() -> None:
     ("principal", "text", "refused"),
     [
         (VIEWER, "body.n=1", True),
-        (VIEWER, "error~x and not (body~1)", True),
-        (VIEWER, "error~x and header.tenant=7", False),
+        (VIEWER, "error contains x and not (body contains 1)", True),
+        (VIEWER, "error contains x and header.tenant=7", False),
         (VIEWER, "header.token=7", True),
         (READER, "body.n=1", False),
-        (READER, "body.card~4", True),
+        (READER, "body.card contains 4", True),
         (OPERATOR, "body.x[0].Card=4", True),
-        (OPERATOR, "body.x~4", True),
+        (OPERATOR, "body.x contains 4", True),
         (OPERATOR, "body.x=4", False),
         (OPERATOR, 'body.x[1]<"4"', True),
         (OPERATOR, "body.x<4", False),
-        (ADMIN, "body.card~4 and header.token=7", False),
+        (ADMIN, "body.card contains 4 and header.token=7", False),
     ],
 )
 def test_a_filter_does_not_ask_for_what_is_not_shown(

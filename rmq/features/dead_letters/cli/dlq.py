@@ -44,7 +44,7 @@ def dlq() -> None:
     "ls",
     examples=(
         "rmq dlq ls orders",
-        "rmq dlq ls orders 'error~\"timeout\" and age>1h and body.order>100'",
+        "rmq dlq ls orders 'error contains \"timeout\" and age>1h and body.order>100'",
     ),
 )
 @click.argument("topic")
@@ -60,9 +60,8 @@ def list_dead(
 ) -> None:
     """List dead letters of TOPIC, oldest first in each slot.
 
-    FILTER is for example error~"timeout" and age>1h and header.tenant=7; docs/dead-letters.md has
-    all of it. With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched
-    nothing.
+    FILTER is for example error contains "timeout" and age>1h; docs/dead-letters.md has all of it.
+    With --json: NDJSON, with whole bodies and tracebacks. Exit code 3: a filter matched nothing.
     """
     if limit < 1:
         raise click.UsageError("--limit: give 1 or more")
@@ -127,7 +126,10 @@ def show_dead(topic: str, id: rmq.MessageId) -> None:
 
 
 @dlq.command(
-    examples=("rmq dlq groups orders", "rmq dlq groups orders 'age<1h and not error~refused'")
+    examples=(
+        "rmq dlq groups orders",
+        "rmq dlq groups orders 'age<1h and not error contains refused'",
+    )
 )
 @click.argument("topic")
 @filter_argument
@@ -296,7 +298,7 @@ def purge_dead(
 
 @dlq.command(
     examples=(
-        "rmq dlq restore orders 'error~\"timeout\" and body.order>100'",
+        "rmq dlq restore orders 'error contains \"timeout\" and body.order>100'",
         "rmq dlq restore orders --reason failed",
         "rmq dlq restore orders --job ID --dry-run",
     )
@@ -338,7 +340,7 @@ def restore(
     "export",
     examples=(
         "rmq dlq export orders > dead.ndjson",
-        "rmq dlq export orders 'error~timeout' | gzip > dead.ndjson.gz",
+        "rmq dlq export orders 'error contains timeout' | gzip > dead.ndjson.gz",
     ),
 )
 @click.argument("topic")

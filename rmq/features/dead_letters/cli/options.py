@@ -27,7 +27,7 @@ CONDITIONS = (
     click.option(
         "--reason", type=click.Choice([*REASONS.values()]), help="Only those with this reason."
     ),
-    click.option("--error", metavar="REGEX", help="Only those whose error matches."),
+    click.option("--error", metavar="TEXT", help="Only those whose error contains TEXT."),
     OLDER_THAN,
     click.option("--type", type=MESSAGE_TYPE, help="Only those of this type."),
 )
@@ -66,7 +66,7 @@ def conditions_given(
 def filter_of(filters: dict[str, Any], wanted: DeadLetterFilter | None) -> DeadLetterFilter | None:
     """Return FILTER and the options, without --id, as one filter; None where none was given."""
     terms = [
-        f"{name}{'~' if name == 'error' else '='}{Operand(value)}"
+        f"{name}{' contains ' if name == 'error' else '='}{Operand(value)}"
         for name, value in conditions_given(filters).items()
         if name != "older_than"
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,29 +42,38 @@ def letter(**changes: Any) -> Message:
 
 
 FITS = [
-    'error~"timeout|Timeout"', 'error~"(?i)TIMEOUT"', 'error~"in \\d+ s"', 'error!~"refused"',
+    'error contains "timeout"', "error contains TIMEOUT", 'error matches "*in ?? s from*"',
+    'not error contains "refused"', "error matches READ*ORDERS",
     'error="ReadTimeout: no answer in 30 s from orders"', "error!=x", "reason=failed",
-    "type=order.paid", "type~^order", "group='customer 7'", "group!~8", "age>1h", "age<=2h",
+    "type=order.paid", "type matches order.*", "group='customer 7'", "not group contains 8",
+    "age>1h", "age<=2h",
     "died<=2026-09-21T12:13:20Z",
     "died>2026-09-21T14:13:19+02:00", 'died<"2026-09-21 12:13:21Z"',
     "age>=7200", "attempts=4", "attempts>3",
     "attempts!=5", "priority<1000", f"id={ID}", f"fingerprint={fingerprint(FAILURE)}",
     "header.tenant=7", 'header.tenant="7"', "header.tenant<8", "header.tenant>=7.0",
-    'header.x-region~"west$"', "header.none!=x", "header.none!~x", 'header."x-region"!=us',
+    'header.x-region matches "*west"', "header.none!=x", "not header.none contains x",
+    'header."x-region"!=us',
     "body.order>100", "body.order=117", "body.order=117.0", "body.paid=false", "body.note=null",
-    "body.who.name=Ann", "body.who.e-mail~@", "body.items[1].sku='y2'", 'body."two words"=yes',
-    'body.day>"2026-01-01"', "body~y2", "body.items~x1", "body.gone!=1", "body.order!=118",
-    "not error~refused", "error~refused or type=order.paid", "(error~x or age>1h) and attempts=4",
-    "not not attempts=4", "error~x and error~y or attempts=4",
-    'error~"30 s" and age > 1h and\n body.order >= 117',
+    "body.who.name=Ann", "body.who.e-mail contains @", "body.items[1].sku='y2'",
+    'body."two words"=yes',
+    'body.day>"2026-01-01"', "body contains Y2", "body.items contains x1", "body.gone!=1",
+    "body.order!=118",
+    "not error contains refused", "error contains refused or type=order.paid",
+    "(error contains z or age>1h) and attempts=4",
+    "not not attempts=4", "error contains z and error contains y or attempts=4",
+    'error contains "30 s" and age > 1h and\n body.order >= 117',
 ]  # fmt: skip
 DOES_NOT_FIT = [
-    "error~refused", "age>3h", "group=customer",
+    "error contains refused", "error matches timeout", "age>3h", "group=customer",
     "died<2026-09-21T12:13:20Z", "died>2026-09-21T12:13:20Z",
     "attempts<4", "header.none=x", "header.none<5", "body.gone=null",
-    "body.gone~x", "body.order=\"117\"", "body.who>5", "body.paid=0", "body.items[2].sku=x",
-    "body.order<abc", "body.who.name>5", "header.x-region>5", "not (attempts=4 or error~x)",
-    "error~x and (error~y or attempts=4)", "fingerprint=000000000000", "body.items.sku=x",
+    "body.gone contains x", "body.order=\"117\"", "body.who>5", "body.paid=0",
+    "body.items[2].sku=x",
+    "body.order<abc", "body.who.name>5", "header.x-region>5",
+    "not (attempts=4 or error contains x)",
+    "error contains z and (error contains y or attempts=4)", "fingerprint=000000000000",
+    "body.items.sku=x",
 ]  # fmt: skip
 
 
@@ -79,25 +89,26 @@ def test_a_message_that_does_not_fit(text: str) -> None:
 
 def test_a_message_without_failure_priority_or_body_fits_no_condition_on_them() -> None:
     bare = letter(failure=None, priority=None, type=None, died=None, body=b"\xff\x00", headers={})
-    for text in ("error~.", "reason=failed", "fingerprint=x", "priority>0", "type~.", "age>0s",
+    for text in ("error matches *", "reason=failed", "fingerprint=x", "priority>0",
+                 "type matches *", "age>0s",
                  "body.order>1", "header.tenant=7"):  # fmt: skip
         assert not parse(text).matches(bare, NOW_MS), text
-    assert parse("body~x").matches(letter(body=b"\xffx"), NOW_MS)
+    assert parse("body contains x").matches(letter(body=b"\xffx"), NOW_MS)
     assert parse("body=x").matches(letter(body=b"x"), NOW_MS)
 
 
 def test_a_filter_says_whether_it_needs_the_body() -> None:
-    assert parse("error~x or not (age>1h and body.a=1)").needs_body
-    assert not parse("error~body and header.body=1").needs_body
+    assert parse("error contains x or not (age>1h and body.a=1)").needs_body
+    assert not parse("error contains body and header.body=1").needs_body
 
 
 def test_a_filter_keeps_its_text_and_is_equal_by_its_meaning() -> None:
-    wanted = parse('error ~ "x"  and (age>1h)')
+    wanted = parse('error   contains "x"  and (age>1h)')
 
-    assert wanted.text == 'error ~ "x"  and (age>1h)'
-    assert str(wanted) == 'error~"x" and age>1h'
+    assert wanted.text == 'error   contains "x"  and (age>1h)'
+    assert str(wanted) == 'error contains "x" and age>1h'
     assert wanted == parse(str(wanted))
-    assert wanted != parse('error~"y" and age>1h')
+    assert wanted != parse('error contains "y" and age>1h')
 
 
 @pytest.mark.parametrize(
@@ -105,8 +116,8 @@ def test_a_filter_keeps_its_text_and_is_equal_by_its_meaning() -> None:
     [
         ("", 0, "a field: error, reason"),
         ("colour=red", 0, "a field: error, reason"),
-        ("error", 5, "one of = != ~ !~ after error"),
-        ("age~1h", 3, "one of < <= > >= after age"),
+        ("error", 5, "one of = != contains matches after error"),
+        ("age contains 1h", 4, "one of < <= > >= after age"),
         ("age>soon", 4, "a duration: 30s"),
         ("died>2026-09-21", 5, "a time with its zone"),
         ("died>yesterday", 5, "a time with its zone"),
@@ -117,10 +128,8 @@ def test_a_filter_keeps_its_text_and_is_equal_by_its_meaning() -> None:
         ("error=x and", 11, "a field"),
         ("(error=x", 8, "and, or, or ) for the ( at 1"),
         ('error="x', 6, 'a closing " for this one'),
-        ('error~"(a+)+("', 7, "a regular expression of RE2"),
-        ('error~"(a\\\\1)"', 7, "a regular expression of RE2"),
-        ("error~[", 6, "a regular expression"),
-        ("error~", 6, "a value"),
+        ("error containsx", 6, "one of = != contains matches after error"),
+        ("error contains", 14, "a value"),
         ("header=x", 6, "a dot and the header's name"),
         ("body.=x", 5, "a name of A-Z"),
         ("body.x>null", 7, "a number, or text in quotes"),
@@ -180,8 +189,8 @@ VALUES = st.one_of(TEXTS.map(quoted), NUMBERS, st.sampled_from(["true", "false",
 CONDITIONS = st.one_of(
     st.builds("{}{}{}".format, st.sampled_from(["error", "type"]), st.sampled_from(["=", "!="]),
               TEXTS.map(quoted)),
-    st.builds("{}{}{}".format, st.sampled_from(["error", "type", "header.a", "body.b"]),
-              st.sampled_from(["~", "!~"]), st.sampled_from(["abc", "'a|b'", '"\\d+ x"'])),
+    st.builds("{} {} {}".format, st.sampled_from(["error", "type", "header.a", "body.b"]),
+              st.sampled_from(["contains", "matches"]), VALUES),
     st.builds("age {} {}".format, st.sampled_from(["<", ">="]),
               st.sampled_from(["1h", "90s", "1.5"])),
     st.builds("body{}{}{}".format, PATHS, st.sampled_from(["=", "!="]), VALUES),
@@ -208,7 +217,8 @@ def test_a_filter_that_is_written_and_read_again_is_the_same(text: str) -> None:
 
 
 PIECES = st.sampled_from(
-    ["error", "body", "header", "age", ".", "[", "]", "(", ")", "~", "=", "<", "!", '"', "'", "\\",
+    ["error", "body", "header", "age", ".", "[", "]", "(", ")", "contains ", "=", "<", "!", '"',
+    "'", "\\",
      "and", "or", "not", " ", "1h", "7", "-", "null", "*", "\x00", "é", "{", "1e999", "\n"]
 )  # fmt: skip
 
@@ -235,3 +245,13 @@ def test_every_filter_of_the_page_can_be_read(request: pytest.FixtureRequest) ->
     for text in shown:
         if "soon" not in text:  # the mistake that the page shows
             assert parse(text).text == text
+
+
+def test_a_pattern_that_would_take_years_as_a_regular_expression_is_quick() -> None:
+    wanted = parse(f'error matches "{"*a" * 60}b"')
+    long = letter(failure=FAILURE._replace(error="a" * 100_000))
+
+    began = time.process_time()
+    assert not wanted.matches(long, NOW_MS)
+
+    assert time.process_time() - began < 1.0

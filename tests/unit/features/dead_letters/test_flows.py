@@ -32,9 +32,9 @@ def test_the_beginning_of_the_reason_is_enough() -> None:
     assert not Filter(reason="fail").fits(dead()._replace(failure=b""), NOW_MS)
 
 
-def test_the_error_is_searched_for_the_expression() -> None:
-    assert Filter(error="time.*out").fits(dead(error="a time is out"), NOW_MS)
-    assert not Filter(error="^time").fits(dead(error="a time is out"), NOW_MS)
+def test_the_error_is_searched_for_the_text_in_upper_or_lower_case() -> None:
+    assert Filter(error="TIME is").fits(dead(error="a time is out"), NOW_MS)
+    assert not Filter(error="time.*out").fits(dead(error="a time is out"), NOW_MS)
 
 
 def test_a_letter_is_old_enough_to_the_millisecond() -> None:
@@ -53,9 +53,7 @@ def test_all_conditions_must_fit() -> None:
 def test_a_condition_that_no_letter_can_fit_is_refused() -> None:
     with pytest.raises(InvalidValue, match="known are failed"):
         Filter(reason="broke")
-    with pytest.raises(InvalidValue, match="not a regular expression"):
-        Filter(error="(")
-    with pytest.raises(InvalidType, match="regular expression as str"):
+    with pytest.raises(InvalidType, match="give text that the error contains"):
         Filter(error=7)  # type: ignore[arg-type]
 
 
@@ -89,6 +87,6 @@ def test_a_body_that_no_condition_reads_is_not_decoded(monkeypatch: pytest.Monke
     monkeypatch.setattr(reading, "body_of", lambda entry: pytest.fail("decoded"))
     member = dead(error="boom")._replace(record=_headed({"tenant": "7"}))
 
-    assert Filter(filter="error~boom and header.tenant=7").fits(member, NOW_MS)
+    assert Filter(filter="error contains boom and header.tenant=7").fits(member, NOW_MS)
     with pytest.raises(pytest.fail.Exception):
         Filter(filter="body.n=7").fits(member, NOW_MS)
