@@ -24,6 +24,7 @@ from rmq.kernel.core.process import StopSignals
 from rmq.kernel.core.validation import Duration, check_int, duration_ms
 from rmq.kernel.handlers.handler import MAX_CONCURRENCY
 from rmq.kernel.topic import opening
+from rmq.kernel.transport import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import as_blocking
 from rmq.worker.executors import EventLoopThread
@@ -42,6 +43,7 @@ from rmq.worker.watchdog import Health, check_stores, open_topics
 
 log = logging.getLogger("rmq")
 
+SCRIPTS = ("prepare", "next_ready", "ack", "nack", "reject", "release", "rollback")
 FINISHED, HANDED_BACK, STUCK, LIFESPAN_FAILED, RECYCLED = 0, 4, 70, 71, 75
 LEAVE_AFTER_S = 5.0  # between the exit of the main thread and the end of the process
 
@@ -227,6 +229,8 @@ class Worker:
                 self._disconnect(transport)
 
     def _begin(self, transport: Transport, surroundings: Surroundings) -> RunningWorker:
+        for verb in SCRIPTS:  # the first message does not wait for them
+            scripts.load(verb)
         running = RunningWorker(
             self._client, self._topics, self._hooks, self._options, transport, surroundings,
             self._stopping, self._signals,

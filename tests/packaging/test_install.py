@@ -105,6 +105,9 @@ def test_the_wheel_carries_the_scripts_and_nothing_that_collides(built: Path) ->
 
     for path in (ROOT / "lua").rglob("*.lua"):
         assert "rmq/lua/" + str(path.relative_to(ROOT / "lua")) in names
+    texts = zipfile.ZipFile(wheel)
+    for name in scripts.names():
+        assert texts.read(f"rmq/lua/composed/{name}.lua").decode() == scripts.final_text(name)
     assert {"rmq/py.typed", "spark_connector/py.typed", "spark_connector/source.py"} <= names
     assert console_files() <= names
     assert "pyspark_rmq/__init__.py" in names  # where Spark looks for format("rmq")
@@ -123,7 +126,7 @@ def test_the_wheel_tells_of_users_extras_and_of_no_tools_to_work_on_it(built: Pa
     extras = {line.partition(": ")[2] for line in told if line.startswith("Provides-Extra: ")}
     assert extras == {
         "embedded", "spark", "pydantic", "msgspec", "prometheus", "otel", "reload", "schedule",
-        "zstd", "server", "sql", "testing", "encrypted", "offloaded", "filters",
+        "zstd", "server", "sql", "testing", "encrypted", "offloaded",
     }  # fmt: skip
     needed = [line for line in told if line.startswith("Requires-Dist: ")]
     assert needed

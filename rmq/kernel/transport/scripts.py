@@ -1,16 +1,25 @@
-"""Finds `lua/`, expands includes, and gives each script its text and SHA-1.
+"""Finds `lua/`, composes each script, and gives it its text and SHA-1.
 
 An installed RMQ carries the scripts as `rmq/lua/`, be it a directory or inside a zip that is on
 `sys.path`, as `spark-submit --py-files` puts it there. A checkout and an editable install have them
-beside `pyproject.toml`. Both are looked for, in that order.
+next to `pyproject.toml`. Both are looked for, in that order.
+
+Composing a script takes up to 0.1 s. A wheel therefore has the composed texts, made by
+`tools/compose_scripts.py`. In a checkout they are kept in `.rmq/scripts`, under a hash of all that
+they are made of, so an edit is seen at once. If that directory cannot be written, each process
+composes what it needs.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
+import tempfile
 import textwrap
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -181,10 +190,75 @@ def composed(name: str) -> str:
     return folded(without_comments(expanded(_body(name))))
 
 
+def final_text(name: str) -> str:
+    """Compose a script as it is sent: one text, without all that it does not need."""
+    return f"-- rmq {name}\n" + pruned(inlined(composed(name)))
+
+
 @functools.cache
 def load(name: str) -> Script:
-    """A script by its verb, as it is sent: in one text, without all that it does not need."""
-    return Script(name, f"-- rmq {name}\n" + pruned(inlined(composed(name))))
+    """Return a script by its verb, as it is sent."""
+    built = directory() / COMPOSED / f"{name}.lua"
+    if built.is_file():
+        return Script(name, built.read_text(encoding="utf-8"))
+    lua = directory()
+    if isinstance(lua, Path) and (lua.parent / "pyproject.toml").is_file():
+        return Script(name, _KeptTexts(lua.parent / ".rmq" / "scripts").text(name))
+    return Script(name, final_text(name))
+
+
+COMPOSED = "composed"  # the folder of a wheel's lua/ with one text for each script
+
+
+class _KeptTexts:
+    """The composed scripts that a checkout keeps between processes.
+
+    A file has a hash on its first line, the names of the script's sources on the second, then the
+    text. It is used only if the hash fits the sources as they are now.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def text(self, name: str) -> str:
+        """Return the text of a script; compose it, and keep it, if a source has changed."""
+        path = self._place / f"{name}.lua"
+        with suppress(OSError, ValueError):
+            key, sources, text = path.read_text(encoding="utf-8").split("\n", 2)
+            if key == _hash_of(sources.split()):
+                return text
+        text, sources = final_text(name), " ".join(_sources(name))
+        with suppress(OSError):
+            self._place.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self._place)
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(f"{_hash_of(sources.split())}\n{sources}\n{text}")
+            os.replace(temporary, path)
+        return text
+
+
+def _sources(name: str) -> list[str]:
+    """Return the names of a script and of all files that it includes, directly or not."""
+    found, left = {name}, [name]
+    while left:
+        parts = {part for _, part in _INCLUDE.findall(_body(left.pop()))} - found
+        found |= parts
+        left += parts
+    return sorted(found)
+
+
+def _hash_of(sources: Iterable[str]) -> str:
+    """Return a hash of some Lua files and of the code that composes them."""
+    found = hashlib.sha256(_code())
+    for part in sources:
+        found.update(source(part).encode())
+    return found.hexdigest()
+
+
+@functools.cache
+def _code() -> bytes:
+    here = Path(__file__)
+    return here.read_bytes() + here.with_name("inlining.py").read_bytes()
 
 
 def names() -> list[str]:
