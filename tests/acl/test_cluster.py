@@ -13,9 +13,8 @@ import redis
 import rmq
 from rmq.kernel.core.keys import topic_key
 from rmq.kernel.topic import context
-from rmq.kernel.transport import acl, scripts
+from rmq.kernel.transport import acl
 from rmq.kernel.transport.cluster_slots import hash_slot
-from rmq.worker.heartbeat import cluster_connection
 from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import DONE_WITHOUT, PASSWORD, USER, Scene
@@ -155,22 +154,6 @@ def test_each_command_for_clusters_is_needed_and_named(
 
     with pytest.raises(rmq.AccessDenied, match=rf"SETUSER \S+ {re.escape(f'+{command} (')}"):
         open_half_way(scene)
-
-
-@pytest.mark.parametrize("without", ["", "asking"])
-def test_the_heartbeat_of_a_worker_follows_or_says_what_it_lacks(
-    scene: ClusterScene, without: str
-) -> None:
-    scene.grant("worker", without=without)
-    script = scripts.load("topic")
-    options = scene.api._transport.connection_options()
-    heartbeat = cluster_connection.connect(options, {"topic": [script.sha, script.text]})
-
-    with moved_half_way(scene) as key:
-        (reply,) = heartbeat.evaluate([("topic", [key], ["", "0"])])
-    heartbeat.close()
-
-    assert (f"'{without}' command" in str(reply)) if without else b"created" in reply
 
 
 @pytest.mark.parametrize(("role", "step"), REFUSED.items())

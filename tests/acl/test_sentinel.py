@@ -8,8 +8,6 @@ import pytest
 
 import rmq
 from rmq.kernel.transport import acl
-from rmq.kernel.transport.scripts import Script
-from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.acl.conftest import ENGINES
 from tests.acl.registry import ON_TOPICS
 from tests.acl.scene import PASSWORD, USER, Scene
@@ -93,13 +91,3 @@ def test_without_the_right_to_ask_for_the_master_the_error_says_so(
     finally:
         for sentinel in service.sentinels:
             set_user(sentinel, WATCHER, WATCHERS_PASSWORD, WATCHERS_RULES)
-
-
-def test_the_heartbeat_of_a_worker_has_the_same_rights(scene: SentinelScene) -> None:
-    scene.grant("worker")
-    with rmq.Client(scene.url) as client:
-        options = client._transport.connection_options()
-    script = Script("number", "return 7")
-    heartbeat = ScriptConnection(options, {"number": [script.sha, script.text]})
-    assert heartbeat.evaluate([("number", [], [])]) == [7]
-    heartbeat.close()

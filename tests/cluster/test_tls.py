@@ -15,8 +15,6 @@ import pytest
 import rmq
 from rmq.kernel.core.keys import SlotKeys, topic_key
 from rmq.kernel.transport.cluster_slots import hash_slot
-from rmq.kernel.transport.scripts import Script
-from rmq.worker.heartbeat import cluster_connection
 from tests.clusters import Cluster, Node
 from tests.integration.driven import connect
 from tests.integration.test_tls import WRONG
@@ -121,21 +119,6 @@ def test_a_slot_that_moves_is_followed(cluster: Cluster, url: Url, kind: str, na
         results = topic.send_many([rmq.Outgoing(n) for n in range(100)])
         assert {result.status for result in results} == {"stored"}
         assert api.admin.stats(name)["accepted"] == 101
-
-
-def test_the_heartbeat_of_a_worker_uses_tls_to_each_node(url: Url, name: str) -> None:
-    with rmq.Client(url()) as client:
-        options = client._transport.connection_options()
-    script = Script("number", "return 7")
-    heartbeat = cluster_connection.connect(options, {"number": [script.sha, script.text]})
-    calls = [("number", [SlotKeys("rmq", name, slot).slot], []) for slot in range(SLOTS)]
-    assert heartbeat.evaluate(calls) == [7] * SLOTS
-    heartbeat.close()
-
-    with rmq.Client(url(ca="strange-ca")) as client:
-        strange = client._transport.connection_options()
-    with pytest.raises(OSError, match=r"(?i)certificate"):
-        cluster_connection.connect(strange, {}).evaluate(calls)
 
 
 @pytest.mark.parametrize("wrong", WRONG)

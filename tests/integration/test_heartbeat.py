@@ -1,104 +1,55 @@
-"""The heartbeat's connection and its process, on a real server."""
+"""The heartbeat's process, on a real server."""
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
-import pytest
 import redis
 
 import rmq
 from rmq.worker.heartbeat import start
-from rmq.worker.heartbeat.script_connection import RedisError, ScriptConnection
 from tests.patience import wait_for
 from tests.servers import Server
 
-TEXTS = {
-    "echo": "return {KEYS[1], ARGV[1], #ARGV}",
-    "number": "return 7",
-    "nothing": "return false",
-    "wrong": "return redis.error_reply('RMQGONE x')",
-    "db": "redis.call('SET', KEYS[1], 'x') return redis.status_reply('FINE')",
-}
-SCRIPTS = {name: [hashlib.sha1(text.encode()).hexdigest(), text] for name, text in TEXTS.items()}
 
-
-def connection(server: Server, **options: object) -> ScriptConnection:
-    with rmq.Client(server.url) as client:
-        found = client._transport.connection_options()
-    return ScriptConnection({**found, **options}, SCRIPTS)
-
-
-def test_scripts_are_evaluated_in_a_pipeline_and_loaded_where_they_are_not_known(
-    server: Server, raw: redis.Redis
-) -> None:
-    raw.script_flush()
-    mine = connection(server)
-
-    for _ in range(2):
-        replies = mine.evaluate(
-            [
-                ("echo", [b"key\r\n"], [b"\xff", 3]), ("number", [], []), ("nothing", [], []),
-                ("wrong", [], []), ("db", [b"a-key"], []),
-            ]
-        )  # fmt: skip
-        assert replies[:3] == [[b"key\r\n", b"\xff", 2], 7, None]
-        assert isinstance(replies[3], RedisError)
-        assert "RMQGONE x" in str(replies[3])
-        assert replies[4] == b"FINE"
-    mine.close()
-
-
-def test_user_password_and_database_are_those_of_the_url(server: Server, raw: redis.Redis) -> None:
-    raw.execute_command("ACL", "SETUSER", "beat", "reset", "on", ">s cr@t", "~*", "+@all")
-    url = server.url.replace("redis://", "redis://beat:s%20cr%40t@").rsplit("/", 1)[0] + "/3"
-    with rmq.Client(url) as client:
-        options = client._transport.connection_options()
-
-    ScriptConnection(options, SCRIPTS).evaluate([("db", [b"a-key"], [])])
-
-    with redis.Redis.from_url(server.url.rsplit("/", 1)[0] + "/3") as third:
-        assert third.get("a-key") == b"x"
-    raw.execute_command("ACL", "DELUSER", "beat")
-    with pytest.raises(OSError, match="WRONGPASS"):
-        ScriptConnection(options, SCRIPTS).evaluate([("number", [], [])])
-
-
-def test_a_connection_that_was_cut_is_made_anew_at_once(server: Server, raw: redis.Redis) -> None:
-    mine = connection(server)
-    assert mine.evaluate([("number", [], [])]) == [7]
-    for client in raw.client_list():
-        if "eval" in client["cmd"]:
-            raw.client_kill(client["addr"])
-
-    assert mine.evaluate([("number", [], [])]) == [7]
-
-
-def test_a_server_that_does_not_answer_is_an_error(server: Server) -> None:
-    with pytest.raises(OSError, match="refused"):
-        connection(server, port=1).evaluate([("number", [], [])])
-
-
-def test_the_process_is_small_and_imports_no_more_of_rmq_than_five_files() -> None:
-    program = start.PROGRAM.replace("main(int(sys.argv[2]))", "pass")
-    code = program + "; print(*sorted(n for n in sys.modules if n.startswith(('rmq', 'redis'))))"
-    folder = Path(start.__file__).parents[1]
-    words = [sys.executable, "-I", "-S", "-c", code, str(folder)]
+def test_the_process_imports_the_transport_and_nothing_of_the_worker() -> None:
+    program = start.PROGRAM.replace("main(int(sys.argv[1]))", "pass")
+    code = program + "; print(*sorted(n for n in sys.modules if n.startswith('rmq.')))"
+    words = [sys.executable, "-I", "-S", "-c", code, "0", start.WORKER, *sys.path]
 
     found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 
-    files = ["cluster_connection", "memory", "renewer", "script_connection", "sentinel_question"]
-    assert found == [
-        "rmq",
-        "rmq.worker",
-        "rmq.worker.heartbeat",
-        *[f"rmq.worker.heartbeat.{name}" for name in files],
-    ]
+    of_worker = [name for name in found if name.startswith("rmq.worker.")]
+    assert of_worker == [
+        "rmq.worker.heartbeat", "rmq.worker.heartbeat.memory", "rmq.worker.heartbeat.renewer",
+    ]  # fmt: skip
+    assert {name.split(".")[1] for name in found} == {"errors", "kernel", "worker"}
+
+
+def test_it_renews_as_the_user_of_the_url_in_its_database(
+    server: Server, raw: redis.Redis, name: str
+) -> None:
+    raw.execute_command("ACL", "SETUSER", "beat", "reset", "on", ">s cr@t", "~*", "&*", "+@all")
+    url = server.url.replace("redis://", "redis://beat:s%20cr%40t@").rsplit("/", 1)[0] + "/3"
+    done = []
+    with rmq.Client(url) as client:
+        topic = client.topic(name)
+
+        @topic.handler(lease=1)
+        def slow(body: int) -> None:
+            time.sleep(2.5)  # longer than two leases: only a renewal keeps it
+            done.append(body)
+
+        topic.send(7)
+        with rmq.Worker(client):
+            wait_for(lambda: client.admin.stats(name)["settled"] == 1)
+        counts = client.admin.stats(name)
+    raw.execute_command("ACL", "DELUSER", "beat")
+
+    assert (done, counts["rolled_back"]) == ([7], 0)
 
 
 def test_a_heartbeat_starts_at_once_and_takes_little_memory(client: rmq.Client, name: str) -> None:
@@ -107,7 +58,7 @@ def test_a_heartbeat_starts_at_once_and_takes_little_memory(client: rmq.Client, 
         heartbeat = worker._running.heartbeat
         assert isinstance(heartbeat, start.HeartbeatProcess)
         memory = psutil.Process(heartbeat.process.pid).memory_info()
-        assert memory.rss < 16 * 2**20
+        assert memory.rss < 46 * 2**20
 
 
 def test_a_worker_that_is_part_of_a_program_is_not_one_to_be_killed(

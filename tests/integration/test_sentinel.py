@@ -13,8 +13,6 @@ import pytest
 import rmq
 from rmq.kernel.transport.master_finder import AsyncMasterFinder
 from rmq.kernel.transport.master_finder_blocking import MasterFinder
-from rmq.kernel.transport.scripts import Script
-from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.conftest import any_binary
 from tests.forkserver import Forked
 from tests.integration.driven import connect
@@ -161,32 +159,6 @@ def test_a_forked_child_asks_with_a_connection_of_its_own(url: str, name: str) -
         finder._ask_at = 0.0
         topic.send(2)
         assert client.admin.stats(name)["priority"] == 3
-
-
-def test_the_heartbeat_asks_the_sentinels_too(service: Sentinels, url: str) -> None:
-    script = Script("number", "return 7")
-    scripts = {"number": [script.sha, script.text]}
-    with rmq.Client(url) as client:
-        options = client._transport.connection_options()
-    mine = ScriptConnection(options, scripts)
-    assert mine.evaluate([("number", [], [])]) == [7]
-    assert mine._master == ("127.0.0.1", service.master.port)
-
-    options["sentinels"]["password"] = "wr0ng"
-    mine._asked_at = 0.0
-    assert mine.evaluate([("number", [], [])]) == [7]  # the master is known, and answers
-    with pytest.raises(OSError, match=r"no sentinel names a master.*WRONGPASS"):
-        ScriptConnection(options, scripts).evaluate([("number", [], [])])
-
-
-def test_the_heartbeat_refuses_a_server_that_is_no_master(service: Sentinels, url: str) -> None:
-    replica = next(one for one in service.servers if one.port != service.master.port)
-    with rmq.Client(url) as client:
-        options = client._transport.connection_options()
-    mine = ScriptConnection(options, {"number": ["e" * 40, "return 7"]})
-    mine._server = lambda: ("127.0.0.1", replica.port)  # type: ignore[method-assign]
-    with pytest.raises(OSError, match="says that it is no master"):
-        mine.evaluate([("number", [], [])])
 
 
 def test_the_doctor_examines_the_master_and_counts_its_replicas(

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.kernel.transport.scripts import Script
-from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.integration.driven import connect
 from tests.integration.test_worker_tls import certificates, certify_strangers
 from tests.sentinels import SERVICE, SentinelServer
@@ -66,17 +64,10 @@ def url(certificates: Path) -> Iterator[Url]:
     master.stop()
 
 
-def test_clients_and_the_heartbeat_use_tls_to_sentinels_and_master(url: Url, name: str) -> None:
+def test_clients_use_tls_to_sentinels_and_master(url: Url, name: str) -> None:
     for kind in ("sync", "async"):
         with connect(kind, url()) as api:
             assert api.topic(name).send(kind).status == "stored"
-    with rmq.Client(url()) as client:
-        options = client._transport.connection_options()
-    script = Script("number", "return 7")
-    heartbeat = ScriptConnection(options, {"number": [script.sha, script.text]})
-    assert heartbeat.evaluate([("number", [], [])]) == [7]
-    heartbeat.close()
-
     with (
         pytest.raises(rmq.Unavailable, match="no sentinel of 1 names a master"),
         connect("sync", url().replace("rediss+", "redis+").split("?")[0], retry_for=0.2) as plain,

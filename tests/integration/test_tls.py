@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import rmq
-from rmq.worker.heartbeat.script_connection import ScriptConnection
 from tests.forkserver import Forked
 from tests.integration.driven import connect
 from tests.integration.test_worker_tls import certificates, certify_strangers
@@ -82,18 +81,6 @@ def test_a_check_that_is_switched_off_is_not_made(url: Url, kind: str, name: str
     lenient = url(host="127.0.0.2") + "&ssl_check_hostname=false"
     with connect(kind, lenient, retry_for=0) as api:
         assert api.topic(name).send("x").status == "stored"
-
-
-@pytest.mark.parametrize("wrong", ["authority", "host", "no certificate"])
-def test_the_heartbeat_of_a_worker_is_refused_alike(url: Url, wrong: str) -> None:
-    with rmq.Client(url()) as client:
-        well = client._transport.connection_options()
-    with rmq.Client(url(**WRONG[wrong][0])) as client:
-        options = client._transport.connection_options()
-
-    assert ScriptConnection(well, {}).send_words(["PING"]) == b"PONG"
-    with pytest.raises(OSError, match=r"(?i)certificate|closed|EOF|reset|Broken pipe"):
-        ScriptConnection(options, {}).send_words(["PING"])
 
 
 @pytest.mark.parametrize("wrong", [None, "authority"])

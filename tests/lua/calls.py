@@ -207,7 +207,7 @@ CALLS: dict[str, Call] = {
     "unclaim": _call(lambda f, b: consumer_scripts.unclaim(b.keys, [CLAIM], [OWNER])),
     "withdraw": _call(lambda f, b: consumer_scripts.withdraw([b.keys], b"rmq:{x}:wake:1", 1)),
     "lease_release": _call(
-        lambda f, b: consumer_scripts.lease_release(b.handle, b.keys, f.lease, 10)
+        lambda f, b: consumer_scripts.lease_release(b.handle.channel, b.keys, f.lease, 10)
     ),
     "lease_renew": _call(lambda f, b: consumer_scripts.lease_renew(b.keys, f.lease, 30_000)),
     "lease_rollback": _call(lambda f, b: consumer_scripts.lease_rollback(b.keys, 10)),

@@ -37,5 +37,5 @@ def rollback(box: Box, limit: int = 10) -> tuple[int, bool]:
 
 
 def release(box: Box, number: int, limit: int = 10, begun: tuple[bytes, ...] = ()) -> int:
-    reply: int = box.run(scripts.lease_release(box.handle, box.keys, number, limit, begun))
+    reply: int = box.run(scripts.lease_release(box.handle.channel, box.keys, number, limit, begun))
     return reply

@@ -166,7 +166,7 @@ def furnished_in_order(box, script):
     if script in TAKING:
         box.rollback()
         box.ack(furnished.leased, furnished.failed)
-        box.run(scripts.lease_release(box.handle, box.keys, furnished.lease, 10))
+        box.run(scripts.lease_release(box.handle.channel, box.keys, furnished.lease, 10))
         box.run(scripts.query_rollback(box.keys, RUN, 10, force=True))
         box.rollback()
     later = box.clock.now_ms + 300_000

@@ -129,13 +129,13 @@ def lease_rollback(keys: SlotKeys, limit: int) -> Command[tuple[int, bool]]:
 
 
 def lease_release(
-    context: TopicContext, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
+    channel: bytes, keys: SlotKeys, number: int, limit: int, begun: Sequence[bytes] = ()
 ) -> Command[int]:
     """Give back, at no cost, deliveries of a shared lease but those that had begun."""
     return Command(
         scripts.load("lease_release"),
         (keys.slot, keys.store, keys.prepare, keys.failures, keys.records),
-        [topic_context.now_us, context.channel, keys.index, number, limit, *members_of(begun)],
+        [topic_context.now_us, channel, keys.index, number, limit, *members_of(begun)],
         int,
     )
 

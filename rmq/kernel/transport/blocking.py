@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import redis
 from redis.retry import Retry
@@ -134,9 +135,11 @@ class Transport(Driver):
         self._current_pool().close()
         self._connector.close()
 
-    def connection_options(self) -> dict[str, Any]:
-        """Return what another program needs to connect to the same server, as JSON."""
-        return self._connector.plain_options()
+    @property
+    def url(self) -> str:
+        """The URL with which another process reaches the same Redis; it may have a password."""
+        embedded = self._connector.embedded
+        return self.address.url if embedded is None else f"unix://{quote(embedded.socket)}"
 
     # --- flows -----------------------------------------------------------------------------------
 

@@ -144,13 +144,6 @@ class ClusterTransport(Transport):
         self._cluster_calls = self._new_calls()
         self._pools = self._new_pools()
 
-    def connection_options(self) -> dict[str, Any]:
-        """Return what another program needs to connect to the same cluster, as JSON."""
-        return {
-            **super().connection_options(),
-            "nodes": [list(node) for node in self.address.nodes],
-        }
-
     def close(self) -> None:
         """Close every connection."""
         super().close()

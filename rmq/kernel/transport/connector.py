@@ -6,7 +6,6 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from redis import ConnectionPool
@@ -83,34 +82,6 @@ class Connector:
             raise ConfigurationError("this client is closed; make another, or close it later")
         factory = self._factory
         return (kind or factory.connection_class)(**{**factory.connection_kwargs, **changes})
-
-    def plain_options(self) -> dict[str, Any]:
-        """Return the options of a connection that are numbers and texts.
-
-        `tls` has those of redis-py that begin with `ssl_`; it is left out for plain connections.
-        `sentinels` says whom to ask for host and port; the host that stands there is none.
-        """
-        if self.embedded is not None and self._factory.connection_kwargs["path"] != (
-            self.embedded.socket
-        ):
-            self._factory = self._read_url()
-        given = self._factory.connection_kwargs
-        options = {
-            name: given[name]
-            for name in ("host", "port", "path", "db", "username", "password")
-            if given.get(name) is not None
-        }
-        if self._address.sentinels is not None:
-            options["sentinels"] = asdict(self._address.sentinels)
-        if self._address.scheme in ("redis", "rediss"):
-            options = {"host": "localhost", "port": 6379, **options}
-        if self._address.is_tls:
-            options["tls"] = {
-                name: value
-                for name, value in given.items()
-                if name.startswith("ssl_") and isinstance(value, str | int | None)
-            }
-        return {**options, "timeout": self._timeout_s}
 
     def with_timeout(self, timeout_s: float) -> Connector:
         """Return a connector to the same server whose connections wait no longer for a reply."""

@@ -1,7 +1,4 @@
-"""The memory that a worker shares with its heartbeat: leases, begun deliveries, claims.
-
-The heartbeat's process imports this file, so it needs nothing but the standard library.
-"""
+"""The memory that a worker shares with its heartbeat: leases, begun deliveries, claims."""
 
 from __future__ import annotations
 
@@ -94,13 +91,13 @@ class SharedMemory:
         return found
 
     def begun(self) -> dict[int, list[bytes]]:
-        """Return the members of deliveries that had begun, by the place of their lease."""
+        """Return the ids of deliveries that had begun, by the place of their lease."""
         found: dict[int, list[bytes]] = {}
         for row in range(self.sizes[1]):
             at = self.begun_at + row * BEGUN_WORDS
             if self.words[at]:
                 id = bytes(self.bytes[at * 8 + 8 : at * 8 + 24])
-                found.setdefault(self.words[at] - 1, []).append(id[:8] + id[11:])
+                found.setdefault(self.words[at] - 1, []).append(id)
         return found
 
     def claims(self) -> list[tuple[int, int, int, bytes, bytes, bool]]:

@@ -1,8 +1,8 @@
 """The heartbeat of a worker: renews its shared leases, and its claims.
 
 It runs in a process of its own, so that no handler can starve it: by blocking the event loop, or in
-a C function that holds the GIL. The process loads no more than the standard library and
-this package, so it is small and starts at once. It does not renew while the worker is stopped
+a C function that holds the GIL. The process loads RMQ's transport, its scripts and this package,
+and none of the worker's modules. It does not renew while the worker is stopped
 (SIGSTOP, a debugger), nor when the worker has not moved `renew_until` forward. It kills a worker in
 which nothing can move, because a handler holds the GIL for ever. When the worker dies, it releases
 the deliveries that had not begun, which no other process knows, and ends.
@@ -19,19 +19,17 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from rmq.worker.heartbeat.cluster_connection import connect
+from rmq.errors import RMQError
+from rmq.kernel.consumer import scripts
+from rmq.kernel.core.keys import SlotKeys, wake_channel
+from rmq.kernel.transport import url as urls
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.open import open_transport
+from rmq.kernel.transport.steps import Command, Flow, Pipeline
 from rmq.worker.heartbeat.memory import SLOTS_MAX, SharedMemory
-from rmq.worker.heartbeat.script_connection import RedisError
-
-TYPE_CHECKING = False  # not imported: `typing` would be a tenth of the heartbeat's memory
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from rmq.worker.heartbeat.cluster_connection import ClusterConnection
-    from rmq.worker.heartbeat.script_connection import Call, ScriptConnection
-
 
 RENEW_PARTS = 3  # a lease is renewed when a third of it has passed
 ROUNDS_PER_LEASE = 6  # rounds of the heartbeat during the shortest lease
@@ -40,24 +38,32 @@ IDLE_S = 60.0  # a lease that holds nothing is renewed for so long; longer than 
 RETRY_S = 0.5  # after a renewal that had no answer
 LOOK_S = 0.5  # between two looks at a worker whose pipe another process may hold open
 REPORT_S = 5.0  # between two lines in the log during an outage
-RELEASE_S = 3.0  # for one answer, when the deliveries of a dead worker are released
 WORKER_EXIT_S = 1.0  # between the end of a worker's pipe and the end of its process
 BYE = b"bye\n"  # written by a worker that ends normally: it has released what it held
 CLAIM_BEYOND_MS = 1000  # a claim outlives its lease, as in rmq/kernel/consumer/claim.py
 PAGE = 1000  # deliveries or claims of one call
+ANSWER_S = 2.0  # of one server: the leases on others must not wait for long
 
 
-class Topic:
-    """The keys of a topic's slots, and its channel."""
+class Topic(NamedTuple):
+    """A topic whose leases are renewed."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.channel = given["channel"].encode()
-        self._keys = {verb: [key.encode() for key in keys] for verb, keys in given["keys"].items()}
-        self.claims_renewed = 0.0  # when all were renewed last
+    prefix: str
+    name: str
 
-    def keys(self, verb: str, slot: int) -> list[bytes]:
-        """Return the keys of a script for a slot."""
-        return [key % slot for key in self._keys[verb]]
+    def keys(self, slot: int) -> SlotKeys:
+        """Return the keys of a slot."""
+        return SlotKeys(self.prefix, self.name, slot)
+
+
+def connect(url: str, timeout_s: float) -> Transport:
+    """Return a transport that repeats nothing: the next round comes soon enough."""
+    return open_transport(urls.parse(url), 0.0, min(timeout_s, ANSWER_S))
+
+
+def _pipelined(commands: Sequence[Command[Any]]) -> Flow[list[Any]]:
+    values: list[Any] = yield Pipeline(commands)
+    return values
 
 
 class Heartbeat:
@@ -65,25 +71,23 @@ class Heartbeat:
 
     Args:
         memory: shared with the worker.
-        connection: to Redis.
+        transport: to Redis.
         topics: of the handlers, in the order of the memory.
         report: is called with the reason why something is not renewed.
-        now_us: the time that commands carry, for tests.
     """
 
     def __init__(
         self,
         memory: SharedMemory,
-        connection: ScriptConnection | ClusterConnection,
-        topics: list[Topic],
+        transport: Transport,
+        topics: Sequence[Topic],
         report: Callable[[str], object],
-        now_us: Callable[[], bytes] = bytes,
     ) -> None:
         self.memory = memory
-        self.connection = connection
+        self.transport = transport
         self._topics = topics
         self._report = report
-        self._now_us = now_us
+        self._claims_renewed = [0.0] * len(topics)
         self._used_at: dict[int, float] = {}  # by place
         self._reported = float("-inf")
         self._turn = self._turn_seen = self._quiet_s = 0.0
@@ -95,7 +99,7 @@ class Heartbeat:
         leases: list[tuple[int, int]] = []
         claiming = set()  # topics whose claims are due
         pause = ROUND_MOST_S
-        for index, topic in enumerate(self._topics):
+        for index in range(len(self._topics)):
             lease_s = memory.lease_s(index)
             pause = min(pause, lease_s / ROUNDS_PER_LEASE)
             leases += [
@@ -105,20 +109,19 @@ class Heartbeat:
                 and memory.safe_until(place, number) - now
                 <= lease_s * (RENEW_PARTS - 1) / RENEW_PARTS
             ]
-            if memory.sizes[2] and now - topic.claims_renewed >= lease_s / RENEW_PARTS:
-                topic.claims_renewed = now
+            if memory.sizes[2] and now - self._claims_renewed[index] >= lease_s / RENEW_PARTS:
+                self._claims_renewed[index] = now
                 claiming.add(index)
         claims = [c for c in memory.claims() if c[2] // SLOTS_MAX in claiming] if claiming else []
         if now >= memory.times[1] or not (leases or claims):
             return pause
         try:
             answered = self._renew_leases(leases) and self._renew_claims(claims)
-        except OSError as error:
+        except RMQError as error:
             answered = False
             self._warn(f"leases are not renewed just now: {error}")
         if not answered:
-            for topic in self._topics:
-                topic.claims_renewed = 0.0
+            self._claims_renewed = [0.0] * len(self._topics)
         return pause if answered else min(pause, RETRY_S)
 
     def is_hung(self, now: float) -> bool:
@@ -140,15 +143,15 @@ class Heartbeat:
         return now - self._used_at[place] < IDLE_S
 
     def _renew_leases(self, leases: list[tuple[int, int]]) -> bool:
-        calls: list[Call] = []
+        commands = []
         for place, number in leases:
             index, slot = divmod(place, SLOTS_MAX)
             lease_ms = round(self.memory.lease_s(index) * 1000)
-            keys = self._topics[index].keys("lease_renew", slot)
-            calls.append(("lease_renew", keys, [self._now_us(), number, lease_ms]))
+            keys = self._topics[index].keys(slot)
+            commands.append(scripts.lease_renew(keys, number, lease_ms))
         started, answered = time.monotonic(), True
-        for (place, number), left_ms in zip(leases, self.connection.evaluate(calls)):  # noqa: B905
-            if isinstance(left_ms, RedisError):
+        for (place, number), left_ms in zip(leases, self._call(commands), strict=True):
+            if isinstance(left_ms, RMQError):
                 answered = False
                 self._warn(f"a lease is not renewed: {left_ms}")
             elif left_ms > 0:
@@ -159,34 +162,50 @@ class Heartbeat:
 
     def _renew_claims(self, claims: list[Any]) -> bool:
         answered = True
-        for page, index, letters in self._evaluate_claims("renew", claims):
-            if isinstance(letters, RedisError):
+        for page, index, renewed in self._call_for_claims(claims, are_renewed=True):
+            if isinstance(renewed, RMQError):
                 answered = False
-                self._warn(f"{len(page)} claims of topic {index} are not renewed: {letters}")
+                self._warn(f"{len(page)} claims of topic {index} are not renewed: {renewed}")
                 continue
-            for (row, serial, *_), letter in zip(page, letters):  # noqa: B905
-                if letter != ord("1"):
+            for (row, serial, *_), is_ours in zip(page, renewed, strict=True):
+                if not is_ours:
                     self.memory.set_claim_lost(row, serial)
         return answered
 
-    def _evaluate_claims(self, verb: str, claims: list[Any]) -> list[tuple[list[Any], int, Any]]:
-        """Call a script with the claims of each slot; return claims, topic and reply of each."""
+    def _call_for_claims(
+        self, claims: list[Any], are_renewed: bool
+    ) -> list[tuple[list[Any], int, Any]]:
+        """Renew or give up the claims of each slot; return claims, topic and value of each call."""
         by_place: dict[int, list[Any]] = {}
         for claim in claims:
             by_place.setdefault(claim[2], []).append(claim)
-        pages, calls = [], []
+        pages, commands = [], []
         for place, in_slot in by_place.items():
             index, slot = divmod(place, SLOTS_MAX)
-            stem = self._topics[index].keys("claim", slot)[0]
+            keys = self._topics[index].keys(slot)
             hold_ms = round(self.memory.lease_s(index) * 1000) + CLAIM_BEYOND_MS
             for at in range(0, len(in_slot), PAGE):
                 page = in_slot[at : at + PAGE]
-                owners = [claim[4] for claim in page]
+                names, owners = [claim[3] for claim in page], [claim[4] for claim in page]
                 pages.append((page, index))
-                args = [hold_ms, *owners] if verb == "renew" else owners
-                calls.append((verb, [stem + claim[3] for claim in page], args))
-        replies = self.connection.evaluate(calls) if calls else []
-        return [(*page, reply) for page, reply in zip(pages, replies)]  # noqa: B905
+                commands.append(
+                    scripts.renew(keys, names, owners, hold_ms)
+                    if are_renewed
+                    else scripts.unclaim(keys, names, owners)
+                )
+        values = self._call(commands)
+        return [(*page, value) for page, value in zip(pages, values, strict=True)]
+
+    def _call(self, commands: Sequence[Command[Any]]) -> list[Any]:
+        """Return the value or the error of each command.
+
+        Raises:
+            RMQError: Redis cannot be reached.
+        """
+        if not commands:
+            return []
+        values: list[Any] = self.transport.run(_pipelined(commands))
+        return values
 
     def release_until_expired(self, pause_s: float = RETRY_S) -> None:
         """Release the deliveries that have not begun, once Redis answers, or until it is too late.
@@ -215,7 +234,7 @@ class Heartbeat:
     def _is_released(self) -> bool:
         try:
             return self.release_not_begun()
-        except OSError as error:
+        except RMQError as error:
             self._warn(f"messages wait until their leases end, or Redis answers: {error}")
             return False
 
@@ -226,23 +245,23 @@ class Heartbeat:
             Whether all were released; what was may be released again.
 
         Raises:
-            OSError: Redis cannot be reached.
+            RMQError: Redis cannot be reached.
         """
         memory = self.memory
         if memory.words[2]:
             return True  # which have begun is not known
         is_released = True
-        self._evaluate_claims("unclaim", [claim for claim in memory.claims() if not claim[5]])
+        self._call_for_claims([c for c in memory.claims() if not c[5]], are_renewed=False)
         begun = memory.begun()
         for index, topic in enumerate(self._topics):
             for place, number, _ in memory.leases(index):
-                slot, members = place % SLOTS_MAX, begun.get(place, [])
-                keys = topic.keys("lease_release", slot)
-                args = [self._now_us(), topic.channel, slot, number, PAGE, *members]
-                released: Any = PAGE if len(members) <= PAGE else 0
+                slot, ids = place % SLOTS_MAX, begun.get(place, [])
+                channel = wake_channel(topic.prefix, topic.name)
+                command = scripts.lease_release(channel, topic.keys(slot), number, PAGE, ids)
+                released: Any = PAGE if len(ids) <= PAGE else 0
                 while released == PAGE:
-                    (released,) = self.connection.evaluate([("lease_release", keys, args)])
-                if isinstance(released, RedisError):
+                    (released,) = self._call([command])
+                if isinstance(released, RMQError):
                     is_released = False
                     self._warn(f"messages wait until their lease ends: {released}")
         return is_released
@@ -297,8 +316,6 @@ def _say(text: str) -> None:
 
 def main(fd: int) -> None:
     """Renew the leases of the process that started this one. `fd`: of the shared memory."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # it ends with its worker, not before
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 65536)
@@ -307,9 +324,9 @@ def main(fd: int) -> None:
         line += part
     task = json.loads(line)
     parent = task["parent"]
-    connection = connect(task["redis"], task["scripts"])
-    topics = [Topic(given) for given in task["topics"]]
-    heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), connection, topics, _say)
+    transport = connect(task["url"], task["timeout_s"])
+    topics = [Topic(*names) for names in task["topics"]]
+    heartbeat = Heartbeat(SharedMemory(fd, *task["sizes"]), transport, topics, _say)
     pause, number = 0.0, signal.SIGABRT  # at which a worker prints its stacks, without the GIL
     while not (end := _wait(parent, pause)):
         if is_stopped(parent):
@@ -321,6 +338,4 @@ def main(fd: int) -> None:
             os.kill(parent, number)
             number = signal.SIGKILL
     if end == "died":
-        connection.close()
-        connection.options["timeout"] = min(RELEASE_S, connection.options["timeout"])
         heartbeat.release_until_expired()

@@ -11,66 +11,33 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from rmq.kernel.consumer import scripts as consumer_scripts
 from rmq.kernel.core import process
-from rmq.kernel.core.keys import SlotKeys
-from rmq.kernel.topic import context as topic_context
 from rmq.kernel.topic.context import TopicContext
-from rmq.kernel.transport import scripts
 from rmq.kernel.transport.blocking import Transport
-from rmq.worker.heartbeat.cluster_connection import connect
 from rmq.worker.heartbeat.leases import WorkerMemory
-from rmq.worker.heartbeat.renewer import BYE, RETRY_S, Heartbeat, Topic
+from rmq.worker.heartbeat.renewer import BYE, RETRY_S, Heartbeat, Topic, connect
 
 log = logging.getLogger("rmq")
 
 Kind = Literal["process", "thread"]
+WORKER = str(Path(__file__).parents[1])
 READY_S = 15.0  # for the process to start
 STOP_S = 5.0  # for a renewal that is under way
 CANNOT_START = "the heartbeat cannot be started"
-VERBS = ("lease_renew", "lease_release", "renew", "unclaim")
-# It imports these modules without the packages that they are in: those would load all of RMQ.
+# It ends with its worker, not before, so it ignores signals before it imports anything. It takes
+# `rmq.worker` without the modules of the worker, which would double its memory.
 PROGRAM = (
-    "import sys; m = type(sys); sys.modules['rmq'] = m('rmq'); "
-    "sys.modules['rmq.worker'] = w = m('rmq.worker'); w.__path__ = [sys.argv[1]]; "
-    "from rmq.worker.heartbeat.renewer import main; main(int(sys.argv[2]))"
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.path[:] = sys.argv[3:]; "
+    "sys.modules['rmq.worker'] = w = type(sys)('rmq.worker'); w.__path__ = [sys.argv[2]]; "
+    "from rmq.worker.heartbeat.renewer import main; main(int(sys.argv[1]))"
 )
 
 
-def _task(memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]) -> Any:
-    """Return what a heartbeat has to know, as JSON."""
-    return {
-        "redis": transport.connection_options(),
-        "scripts": {verb: _known_as(verb) for verb in VERBS},
-        "topics": [_topic(context) for context in contexts],
-        "sizes": memory.shared.sizes,
-        "parent": os.getpid(),
-    }
-
-
-def _known_as(verb: str) -> list[str]:
-    """Return SHA-1 and text of a script."""
-    script = scripts.load(verb)
-    return [script.sha, script.text]
-
-
-def _topic(context: TopicContext) -> dict[str, Any]:
-    """Return the keys of a topic's scripts, with %d for the slot, and its channel."""
-    keys = SlotKeys(context.prefix, context.name, 0)
-
-    def stems(given: Any) -> list[str]:
-        return [key.decode().replace("_0}:", "_%d}:") for key in given]
-
-    return {
-        "keys": {
-            "lease_renew": stems(consumer_scripts.lease_renew(keys, 1, 1).keys),
-            "lease_release": stems(consumer_scripts.lease_release(context, keys, 1, 1).keys),
-            "claim": stems([keys.claim_stem]),
-        },
-        "channel": context.channel.decode(),
-    }
+def _topics(contexts: list[TopicContext]) -> list[Topic]:
+    return [Topic(context.prefix, context.name) for context in contexts]
 
 
 class HeartbeatThread:
@@ -79,13 +46,9 @@ class HeartbeatThread:
     def __init__(
         self, memory: WorkerMemory, transport: Transport, contexts: list[TopicContext]
     ) -> None:
-        task = _task(memory, transport, contexts)
-        self._transport = transport
-        self._connection = connect(task["redis"], task["scripts"])
-        topics = [Topic(given) for given in task["topics"]]
-        self._heartbeat = Heartbeat(
-            memory.shared, self._connection, topics, log.warning, lambda: topic_context.now_us
-        )
+        self._transport, self._url = transport, transport.url
+        mine = connect(self._url, transport.timeout_s)
+        self._heartbeat = Heartbeat(memory.shared, mine, _topics(contexts), log.warning)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rmq-heartbeat", daemon=True)
         self._thread.start()
@@ -98,11 +61,13 @@ class HeartbeatThread:
             except Exception:
                 log.exception("unexpected: leases were not looked at")
                 pause = RETRY_S
-        self._connection.close()
+        self._heartbeat.transport.close()
 
     def ensure_running(self) -> None:
         """Follow an embedded server that has moved; a thread of this process cannot die alone."""
-        self._connection.options = self._transport.connection_options()
+        if self._transport.url != self._url:
+            self._url = self._transport.url
+            self._heartbeat.transport = connect(self._url, self._transport.timeout_s)
 
     def stop(self, wait_s: float = STOP_S) -> None:
         """Stop it; wait for a renewal that is under way."""
@@ -118,14 +83,20 @@ class HeartbeatProcess:
     ) -> None:
         self._memory, self._transport, self._contexts = memory, transport, contexts
         self._thread: HeartbeatThread | None = None  # if a process cannot be started any more
-        self._options: Any = None
+        self._url = ""
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        fd, task = self._memory.fd, _task(self._memory, self._transport, self._contexts)
-        self._options = task["redis"]
+        fd, self._url = self._memory.fd, self._transport.url
+        task = {
+            "url": self._url,
+            "timeout_s": self._transport.timeout_s,
+            "topics": _topics(self._contexts),
+            "sizes": self._memory.shared.sizes,
+            "parent": os.getpid(),
+        }
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, str(Path(__file__).parents[1]), str(fd)],
+            [sys.executable, "-I", "-S", "-c", PROGRAM, str(fd), WORKER, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(fd,),
@@ -144,7 +115,7 @@ class HeartbeatProcess:
             self._thread.ensure_running()
             return
         if self.process.poll() is None:
-            if self._transport.connection_options() == self._options:
+            if self._transport.url == self._url:
                 return
             self._end(STOP_S)
         else:

@@ -26,7 +26,7 @@ DIFFERENT = {
 }  # fmt: skip
 # A task is cancelled instead; a worker has a blocking transport, also for an async client.
 ONLY_FOR_THREADS = {
-    "connection_options", "_brief", "_end_brief", "add_channel",
+    "url", "_brief", "_end_brief", "add_channel",
     "is_current",
 }  # fmt: skip
 # Tasks share connections.

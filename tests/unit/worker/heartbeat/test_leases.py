@@ -158,7 +158,7 @@ def test_what_has_begun_is_there_until_it_is_settled(
 
     tracker.begin(second)
 
-    assert heartbeat.begun() == {PLACE: [second.raw_id[:8] + second.raw_id[11:]]}
+    assert heartbeat.begun() == {PLACE: [second.raw_id]}
     tracker.forget([second])
     assert heartbeat.begun() == {}
 

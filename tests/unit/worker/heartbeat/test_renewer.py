@@ -12,30 +12,40 @@ from typing import Any
 
 import pytest
 
+from rmq.errors import RMQError, StorageError, Unavailable
+from rmq.kernel.core.keys import SlotKeys, wake_channel
 from rmq.worker.heartbeat import renewer as module
 from rmq.worker.heartbeat.leases import WorkerMemory
 from rmq.worker.heartbeat.memory import NUMBER_SHIFT, SLOTS_MAX
 from rmq.worker.heartbeat.renewer import PAGE, RETRY_S, Heartbeat, Topic, is_stopped
-from rmq.worker.heartbeat.script_connection import RedisError
 from tests.patience import wait_for
 
 LEASE_MS = 30_000
-KEYS = {"lease_renew": ["leases_%d"], "lease_release": ["store_%d"], "claim": ["claim_%d:"]}
 
 
 class Answers:
-    """A connection that answers as it was told, and remembers what was asked."""
+    """A transport that answers as it was told, and remembers what was asked."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.replies: list[Any] = []
-        self.error: OSError | None = None
+        self.error: RMQError | None = None
 
-    def evaluate(self, calls: list[Any]) -> list[Any]:
-        self.calls += calls
+    def run(self, flow: Any) -> Any:
+        commands = next(flow).commands
+        self.calls += [(each.script.name, each.keys[-1], list(each.args)) for each in commands]
         if self.error is not None:
             raise self.error
-        return [self.replies.pop(0) for _ in calls]
+        replies = [self.replies.pop(0) for _ in commands]
+        pairs = zip(commands, replies, strict=True)
+        values = [r if isinstance(r, RMQError) else each.parse(r) for each, r in pairs]
+        with pytest.raises(StopIteration) as ended:
+            flow.send(values)
+        return ended.value.value
+
+
+def keys(topic: int, slot: int) -> SlotKeys:
+    return SlotKeys("rmq", f"topic{topic}", slot)
 
 
 class Scene:
@@ -45,7 +55,7 @@ class Scene:
         self.memory = WorkerMemory([LEASE_MS, 6000], 2, 4)
         self.answers = Answers()
         self.warnings: list[str] = []
-        topics = [Topic({"keys": KEYS, "channel": "wake"}) for _ in range(2)]
+        topics = [Topic("rmq", f"topic{number}") for number in range(2)]
         self.heartbeat = Heartbeat(
             self.memory.shared, self.answers, topics, self.warnings.append  # type: ignore[arg-type]
         )  # fmt: skip
@@ -76,7 +86,7 @@ def test_a_lease_that_holds_something_is_renewed_and_again_after_a_third(scene: 
 
     pause = scene.beat(LEASE_MS)
 
-    assert scene.answers.calls == [("lease_renew", [b"leases_7"], [b"", 41, LEASE_MS])]
+    assert scene.answers.calls == [("lease_renew", keys(0, 7).queries, [b"", 41, LEASE_MS])]
     assert pause == 1.0  # a sixth of the shortest lease
     now = time.monotonic()
     assert now + 29 < scene.memory.shared.safe_until(place, 41) < now + 30
@@ -150,7 +160,7 @@ def test_nothing_is_renewed_when_the_worker_has_not_moved(scene: Scene) -> None:
 
 def test_a_renewal_without_an_answer_is_tried_again_soon(scene: Scene) -> None:
     place = scene.lease(0, 7, 41, held=1)
-    scene.answers.error = OSError("refused")
+    scene.answers.error = Unavailable("refused")
 
     assert scene.beat() == RETRY_S
 
@@ -158,7 +168,7 @@ def test_a_renewal_without_an_answer_is_tried_again_soon(scene: Scene) -> None:
     assert scene.memory.shared.safe_until(place, 41) == 0.0
     assert scene.memory.shared.lost(place) == 0
     scene.answers.error = None
-    assert scene.beat(RedisError("BUSY")) == RETRY_S
+    assert scene.beat(StorageError("BUSY")) == RETRY_S
     scene.beat(LEASE_MS)
 
 
@@ -170,8 +180,8 @@ def test_claims_are_renewed_every_third_and_lost_ones_noted(scene: Scene) -> Non
     scene.beat(b"1", b"0")
 
     assert scene.answers.calls == [
-        ("renew", [b"claim_5:shop:1"], [LEASE_MS + 1000, b"me"]),
-        ("renew", [b"claim_6:shop:2"], [7000, b"you"]),
+        ("renew", keys(0, 5).claim_stem + b"shop:1", [LEASE_MS + 1000, b"me"]),
+        ("renew", keys(1, 6).claim_stem + b"shop:2", [7000, b"you"]),
     ]
     assert not memory.is_claim_lost(*first)
     assert memory.is_claim_lost(*second)
@@ -190,17 +200,19 @@ def test_what_a_dead_worker_had_not_begun_is_released(scene: Scene) -> None:
     scene.answers.replies = [b"1", PAGE, 3, 0]
     scene.heartbeat.release_not_begun()
 
+    wake = [wake_channel("rmq", f"topic{number}") for number in range(2)]
+    begun_members = [b"", wake[0], 7, 41, PAGE, b"01234567bcdef"]
     assert scene.answers.calls == [
-        ("unclaim", [b"claim_5:shop:2"], [b"you"]),
-        *[("lease_release", [b"store_7"], [b"", b"wake", 7, 41, PAGE, b"01234567bcdef"])] * 2,
-        ("lease_release", [b"store_2"], [b"", b"wake", 2, 42, PAGE]),
+        ("unclaim", keys(0, 5).claim_stem + b"shop:2", [b"you"]),
+        *[("lease_release", keys(0, 7).records, begun_members)] * 2,
+        ("lease_release", keys(1, 2).records, [b"", wake[1], 2, 42, PAGE]),
     ]
 
 
 def test_a_release_is_tried_until_redis_answers(scene: Scene) -> None:
     place = scene.lease(0, 7, 41, held=5)
     scene.memory.shared.set_safe(place, 41, time.monotonic() + 600)
-    scene.answers.replies = [RedisError("LOADING"), 0]
+    scene.answers.replies = [StorageError("LOADING"), 0]
 
     scene.heartbeat.release_until_expired(pause_s=0)
 
@@ -210,7 +222,7 @@ def test_a_release_is_tried_until_redis_answers(scene: Scene) -> None:
 def test_a_release_is_given_up_when_the_leases_have_ended(scene: Scene) -> None:
     place = scene.lease(0, 7, 41, held=5)
     scene.memory.shared.set_safe(place, 41, scene.memory.shared.times[3])
-    scene.answers.replies = [RedisError("LOADING"), 0]
+    scene.answers.replies = [StorageError("LOADING"), 0]
 
     scene.heartbeat.release_until_expired(pause_s=0)
 
