@@ -2,6 +2,7 @@
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/group_entries"
+--- @include "lib/member"
 
 -- The range of scores of a lane, or of one of its priorities.
 local function lane_range(lane, priority)
