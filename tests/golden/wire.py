@@ -87,7 +87,7 @@ class Environment:
             # Without the numbers of lines, which change with every edit.
             (traceback, "format_exception", lambda error, *_, **__: [f"Traceback of {error!r}\n"]),
             (ids, "_random", PROCESS),
-            (ids, "_last", 0),
+            (ids, "_last", {0: 0}),
         ]
         for owner, name, value in replaced:
             self._restore.enter_context(mock.patch.object(owner, name, value))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 
@@ -26,10 +27,9 @@ from rmq.kernel.topic import tombstones
 from rmq.kernel.topic.context import set_clock
 from rmq.web.survey import Survey
 from tests.integration.driven import both_clients
+from tests.integration.objects import damage, objects
 from tests.patience import wait_for
 from tests.servers import Server
-
-fsspec = pytest.importorskip("fsspec")
 
 BIG = {"film": "x" * 5000}
 DAY_US = 86_400_000_000
@@ -47,17 +47,6 @@ def _no_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(codec, "_unloadable", {})
     yield
     gc.collect()
-
-
-def objects(url: str) -> list[str]:
-    files, root = fsspec.core.url_to_fs(url)
-    return sorted(files.find(root))
-
-
-def damage(url: str, data: bytes | None) -> None:
-    files, _ = fsspec.core.url_to_fs(url)
-    for path in objects(url):
-        files.rm_file(path) if data is None else files.pipe_file(path, data)
 
 
 @both_clients

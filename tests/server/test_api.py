@@ -279,7 +279,7 @@ def test_dead_letters_are_filtered_redriven_and_purged(api: Ask, client: rmq.Cli
         found = walked(api, f"/topics/orders/dead-letters?limit=2&filter={quote(text)}")
         assert len(found) == count, text
     wrong = api("/topics/orders/dead-letters?filter=reason+contains")
-    assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 7)
+    assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 15)
 
     path = "/topics/orders/dead-letters/redrive"
     assert api(path, "POST", {"type": "t1", "dry_run": True}).body["matched"] == 3

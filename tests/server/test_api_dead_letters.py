@@ -90,7 +90,7 @@ def test_a_mistake_in_a_filter_has_its_place(
 
     wrong = api(path, "POST", body | {"filter": 'error contains "x" and age>soon'})
 
-    assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 18)
+    assert (wrong.status, wrong.body["field"], wrong.body["position"]) == (400, "filter", 27)
     assert "a duration" in wrong.body["detail"]
     long = api(path, "POST", body | {"filter": "x" * 2001})
     assert (long.status, long.body["field"], long.body["position"]) == (400, "filter", None)

@@ -372,7 +372,7 @@ def test_ids_alone_are_a_condition(client: rmq.Client) -> None:
 @pytest.mark.parametrize(
     "given",
     [{"verb": "burn"}, {"rate": 0}, {"rate": True}, {"rate": float("inf")},
-     {"conditions": {"error": "("}}, {"conditions": {"reason": "bored"}}, {"by": "a\nb"},
+     {"conditions": {"error": 7}}, {"conditions": {"reason": "bored"}}, {"by": "a\nb"},
      {"expected": "many"}, {"expected": 1.5}, {"expected": -1}],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_and_nothing_is_listed(

@@ -127,17 +127,12 @@ def _no_extension(code: int, data: bytes) -> Any:
 _NOT_MSGPACK = (ValueError, TypeError, msgpack.UnpackException, RecursionError, OverflowError)
 
 
-_pack_unchecked: Callable[[Any], bytes] = partial(
-    msgpack.packb, use_bin_type=True, default=to_builtins
-)
+_packb = partial(msgpack.packb, use_bin_type=True)
 _unpack: Callable[[bytes], Any] = partial(
-    msgpack.unpackb, raw=False, ext_hook=_no_extension,
-    strict_map_key=False,
-)  # fmt: skip
-_pack: Callable[[Any], bytes] = partial(
-    msgpack.packb, use_bin_type=True,
-    default=partial(plain_form, write=_pack_unchecked, read=_unpack),
-)  # fmt: skip
+    msgpack.unpackb, raw=False, ext_hook=_no_extension, strict_map_key=False
+)
+_form = partial(plain_form, write=partial(_packb, default=to_builtins), read=_unpack)
+_pack: Callable[[Any], bytes] = partial(_packb, default=_form)
 
 
 class MsgpackCodec:

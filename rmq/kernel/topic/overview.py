@@ -166,10 +166,14 @@ def relist(prefix: str, names: Iterable[str]) -> Flow[list[str]]:
 
 def drop_wrong_lists(prefix: str) -> Flow[None]:
     """Delete lists that another program replaced by a value of another type."""
-    sets = [(key(prefix), "SMISMEMBER") for key in (topics_key, scheduled_key)]
-    sorted_sets = [(key(prefix), "ZSCORE") for key in (workers_key, jobs_key, audit_trail_key)]
-    for key, reads in sets + sorted_sets:
-        try:
-            yield RawCommand("topics", reads, key, "")
-        except ScriptFailed:
-            yield RawCommand("topics", "UNLINK", key)
+    for key in (topics_key(prefix), scheduled_key(prefix)):
+        yield from _drop_if_refused(key, RawCommand("topics", "SMISMEMBER", key, ""))
+    for key in (workers_key(prefix), jobs_key(prefix), audit_trail_key(prefix)):
+        yield from _drop_if_refused(key, RawCommand("topics", "ZSCORE", key, ""))
+
+
+def _drop_if_refused(key: bytes, read: RawCommand) -> Flow[None]:
+    try:
+        yield read
+    except ScriptFailed:
+        yield RawCommand("topics", "UNLINK", key)
