@@ -108,6 +108,7 @@ class Fetcher:
 
     def start(self) -> None:
         """Begin to receive."""
+        self._note_step()  # the heartbeat may have started slowly since this was made
         self._thread.start()
 
     def stop(self) -> None:

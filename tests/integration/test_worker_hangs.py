@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.worker.fetcher import Fetcher
+from rmq.worker.heartbeat import start
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene
 from tests.patience import wait_for
@@ -228,6 +230,31 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
         wait_for(lambda: not running.watchdog._outage_log._lock.locked())
         go.set()
         wait_for(lambda: claims._thread is None)
+
+
+def test_the_watchdog_counts_from_the_start_of_the_fetcher(
+    client: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeat starts slowly, and then the system runs the fetcher's thread late."""
+    start_heartbeat, run = start.start, Fetcher._run
+
+    def start_slowly(*arguments: Any) -> Any:
+        time.sleep(1.2)
+        return start_heartbeat(*arguments)
+
+    def run_late(fetcher: Fetcher) -> None:
+        time.sleep(0.5)
+        run(fetcher)
+
+    monkeypatch.setattr(start, "start", start_slowly)
+    monkeypatch.setattr(Fetcher, "_run", run_late)
+    handled: list[Any] = []
+    topic = client.topic(name)
+    topic.handler()(handled.append)
+    with rmq.Worker(client, heartbeat="thread", watchdog=1) as worker:
+        topic.send("here")
+        wait_for(lambda: handled)
+        assert not worker._running.watchdog.stuck
 
 
 # --- event loops ---------------------------------------------------------------------------------
