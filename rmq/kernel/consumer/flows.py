@@ -162,7 +162,8 @@ class ConsumerFlows:
                     yield from receive.hand_back_interrupted(self.state, batches, error)
                     raise
         finally:
-            self.state.receiving.free(place)
+            place.free()
+            del place
         return deliveries
 
     def _keep(self, deliveries: Sequence[HeldDelivery]) -> None:

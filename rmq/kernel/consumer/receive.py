@@ -462,7 +462,8 @@ def hand_back(state: ReceiveState) -> Flow[None]:
                 pass  # refused: what was handed over, if anything was, comes back with its lease
         yield from _release_undelivered(state, state.fails_fast)
     finally:
-        state.handing_back.free(place)
+        place.free()
+        del place
 
 
 def hand_back_all(state: ReceiveState) -> Flow[None]:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from functools import partial
 
 
 class Place:
-    """One place. It is taken as long as this object lives, unless it is given back before.
+    """One place. It is taken until it is given back, or until this object is gone.
 
     Attributes:
-        number: Which place it is; -1 after it was given back.
-        thread: The thread that uses it.
+        thread: The thread that uses it; 0: none does.
     """
 
-    __slots__ = ("__weakref__", "number", "thread")
+    __slots__ = ("__weakref__", "_idle", "thread")
 
-    def __init__(self, thread: int) -> None:
-        self.number = -1
+    def __init__(self, thread: int, idle: deque[Place] | None = None) -> None:
         self.thread = thread
+        self._idle: deque[Place] = deque() if idle is None else idle
+
+    def free(self) -> None:
+        """Give it back, once for each time that it was taken, and forget it then.
+
+        The next holder gets this object. A frame that an error has kept would keep it, too.
+        """
+        if self.thread:
+            self.thread = 0
+            self._idle.append(self)
 
 
 class Places:
@@ -27,47 +36,45 @@ class Places:
 
     A signal handler or a time limit may raise between any two instructions of a holder, in its
     `finally` too. Python then frees the Place with the frames that held it, and a weak reference
-    gives it back. Its callback is a function in C, which no signal handler can interrupt.
+    makes room for another. Its callback is a function in C, which no signal handler can interrupt.
 
     Args:
         size: Number of places.
     """
 
-    __slots__ = ("_taken", "size")
+    __slots__ = ("_idle", "_made", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._taken: dict[int, weakref.ref[Place]] = {}
+        self._made: dict[int, weakref.ref[Place]] = {}  # taken or idle
+        self._idle: deque[Place] = deque()
 
     def __len__(self) -> int:
         """Return how many places are taken."""
-        return len(self._taken)
+        return max(0, len(self._made) - len(self._idle))
 
     def take(self) -> Place | None:
         """Take a place for this thread; None: all are taken."""
-        place, taken = Place(threading.get_ident()), self._taken
+        try:
+            place = self._idle.pop()
+        except IndexError:
+            return self._make()
+        place.thread = threading.get_ident()
+        return place
+
+    def _make(self) -> Place | None:
+        """Make a place instead of one that is gone, or that nobody has needed yet."""
+        place, made = Place(threading.get_ident(), self._idle), self._made
         for number in range(self.size):
-            if number not in taken:
-                place.number = number
-                held = weakref.ref(place, partial(taken.pop, number))
-                if taken.setdefault(number, held) is held:  # atomic: no other thread has got it
+            if number not in made:
+                held = weakref.ref(place, partial(made.pop, number))
+                if made.setdefault(number, held) is held:  # atomic: no other thread has got it
                     return place
         return None
 
-    def free(self, place: Place) -> None:
-        """Give a place back. A place that was given back, or is of other Places, is ignored."""
-        held = self._taken.get(place.number)
-        if held is not None and held() is place:
-            self._taken.pop(place.number, None)
-            place.number = -1
-
-    def has(self, place: Place | None) -> bool:
-        """Return whether a place is taken."""
-        return place is not None and place.number >= 0
-
     def is_held_by(self, thread: int) -> bool:
         """Return whether a thread uses a place."""
-        for held in list(self._taken.values()):
+        for held in list(self._made.values()):
             place = held()
             if place is not None and place.thread == thread:
                 return True

@@ -94,6 +94,7 @@ def send(
                     outcome = yield from _send_plain(context, head, body)
                 finally:
                     sends.end(turn)
+                    del turn
             if isinstance(outcome, Exception):
                 raise outcome
             if outcome is not APART:

@@ -57,8 +57,8 @@ class Caller:
         self.item = item
         self.size = size
 
-    def claim(self, turn: Place) -> bool:
-        """Whether it goes in the call of a turn; False: it has gone, or is in another one."""
+    def claim(self, leader: Caller) -> bool:
+        """Whether it goes in a caller's call; False: it has gone, or is in another call."""
         raise NotImplementedError
 
     def lead(self, turn: Place) -> bool:
@@ -129,7 +129,7 @@ class Coalescer:
 
     def end(self, turn: Place) -> None:
         """End a call. The last one that was on its way lets the first that waits make the next."""
-        self.turns.free(turn)
+        turn.free()
         if self.waiting:
             self._go_on()
 
@@ -144,14 +144,14 @@ class Coalescer:
                     pass
                 return
             except IndexError:
-                self.turns.free(turn)
+                turn.free()
 
     def join(self, caller: Caller) -> None:
         """Let a caller wait. If nothing is on its way any more, it leads a call at once."""
         self.waiting.append(caller)
         self._go_on()
 
-    def take(self, callers: list[Caller], turn: Place) -> None:
+    def take(self, callers: list[Caller]) -> None:
         """Append the callers of the next call to the one that leads it, as many as fit."""
         size = callers[0].size
         while len(callers) < self._items_max:
@@ -163,7 +163,7 @@ class Coalescer:
                 self.waiting.appendleft(caller)
                 break
             callers.append(caller)  # first: whatever interrupts this, it gets an outcome
-            if caller.claim(turn):
+            if caller.claim(callers[0]):
                 size += caller.size
             else:
                 callers.pop()
@@ -211,8 +211,8 @@ class WaitingThread(Caller):
 
     def __init__(self, item: Any, size: int) -> None:
         super().__init__(item, size)
-        # `setdefault` is atomic: who is first decides. Its own turn, a weak reference to that of
-        # the call in which it goes, or APART.
+        # `setdefault` is atomic: the first decides. Its own turn, a weak reference to the caller
+        # that makes its call, or APART.
         self._role: dict[None, object] = {}
         self._woken = threading.Lock()
         self._woken.acquire()
@@ -220,9 +220,9 @@ class WaitingThread(Caller):
         self.outcome: Any = None
         self.thread = threading.get_ident()  # 0: it has its outcome
 
-    def claim(self, turn: Place) -> bool:
-        """Whether it goes in the call of a turn."""
-        role = weakref.ref(turn)
+    def claim(self, leader: Caller) -> bool:
+        """Whether it goes in a caller's call."""
+        role = weakref.ref(leader)
         return self._role.setdefault(None, role) is role
 
     def lead(self, turn: Place) -> bool:
@@ -248,7 +248,7 @@ class WaitingThread(Caller):
                 return
             if isinstance(role, Place):
                 return  # the thread that gave the turn was interrupted before it said so
-            if isinstance(role, weakref.ref) and not coalescer.turns.has(role()):
+            if isinstance(role, weakref.ref) and getattr(role(), "thread", 0) == 0:
                 if not self._is_finished:
                     self.outcome = coalescer.interruption()
                 return
@@ -257,6 +257,10 @@ class WaitingThread(Caller):
         """Return its turn; None if it has none, and will have none any more."""
         role = self._role.setdefault(None, APART)
         return role if isinstance(role, Place) else None
+
+    def forget_turn(self) -> None:
+        """Forget its turn, which was given back."""
+        self._role[None] = APART
 
 
 class ThreadSharing:
@@ -280,7 +284,7 @@ class ThreadSharing:
             turn = caller.turn()
             if turn is None:
                 return caller.outcome
-            coalescer.take(callers, turn)
+            coalescer.take(callers)
             outcome, *outcomes = run(coalescer.run([each.item for each in callers]))
             finish(callers[1:], outcomes)
             return outcome
@@ -291,6 +295,8 @@ class ThreadSharing:
             turn, caller.thread = caller.turn(), 0
             if turn is not None:
                 coalescer.end(turn)
+                caller.forget_turn()
+                del turn
 
 
 def _is_within(coalescer: Coalescer, thread: int) -> bool:
@@ -335,8 +341,8 @@ class WaitingTask(Caller):
         self.since = time.monotonic()
         self.is_called = False
 
-    def claim(self, turn: Place | None) -> bool:
-        """Whether it goes in the call of a turn; None: in one of its own."""
+    def claim(self, leader: Caller) -> bool:
+        """Whether it goes in a caller's call, or in one of its own."""
         if self.is_called or self.future.done() or self.loop.is_closed():
             return False
         self.is_called = True
@@ -344,7 +350,7 @@ class WaitingTask(Caller):
 
     def lead(self, turn: Place) -> bool:
         """Whether the next call was started, for it and all that wait."""
-        if not self.claim(turn):
+        if not self.claim(self):
             return False
         self._sharing.start_call(self._coalescer, turn, self)
         return True
@@ -403,15 +409,13 @@ class TaskSharing:
                 coalescer.fail(left, asyncio.CancelledError())
             coalescer.end(turn)
 
-        task = first.loop.create_task(self._call(coalescer, turn, first, callers))
+        task = first.loop.create_task(self._call(coalescer, first, callers))
         self._calls.add(task)
         task.add_done_callback(end)
 
-    async def _call(
-        self, coalescer: Coalescer, turn: Place, first: WaitingTask, callers: list[Any]
-    ) -> None:
+    async def _call(self, coalescer: Coalescer, first: WaitingTask, callers: list[Any]) -> None:
         try:
-            coalescer.take(callers, turn)
+            coalescer.take(callers)
             outcomes = await first.run(coalescer.run([each.item for each in callers]))
         except BaseException as error:
             coalescer.fail(callers, error)
@@ -428,7 +432,7 @@ class TaskSharing:
         for caller in coalescer.waiting:
             if now < caller.since + WAIT_S:
                 break
-            if caller.claim(None):
+            if caller.claim(caller):
                 caller.finish(APART)
         coalescer.is_watched = bool(coalescer.waiting)
         if coalescer.is_watched:
@@ -458,3 +462,4 @@ def coalesced(
         return (yield from alone())
     finally:
         coalescer.end(turn)
+        del turn

@@ -61,7 +61,7 @@ class PooledConnection:
 
     def __init__(self, place: Place) -> None:
         self.connection: Any = None  # None: it is not made yet
-        self.place = place
+        self.place: Place | None = place  # None: another connection may have it
         self.epoch = 0  # the pool's epoch when it was last seen alive
         self.used_at = 0.0  # when it was last seen alive, by the monotonic clock; 0: it is new
         self.taken_at = 0.0  # when a call began to use it; only SentinelPool notes it
@@ -136,7 +136,7 @@ class _PoolState:
     def _put_back(self, pooled: PooledConnection) -> None:
         """Give back what `_reserve` returned, unused."""
         if pooled.connection is None:
-            self._places.free(pooled.place)
+            pooled.place = None
         else:
             self._idle.append(pooled)
 
@@ -292,7 +292,7 @@ class Pool(_PoolState):
         """Close a connection. `with_idle`: and all idle ones, which share its fate."""
         dropped = self._remove_idle(pooled.epoch) if with_idle else []
         self._close([*dropped, pooled.connection])
-        self._places.free(pooled.place)
+        pooled.place = None
         self._serve()
 
     def close(self) -> None:
@@ -434,6 +434,7 @@ class AsyncPool(_PoolState):
         finally:
             if turn is not None:
                 self._exchanges.end(turn)
+                del turn
 
     async def _exchange_all(self, items: list[tuple[bytes, int]]) -> list[Any]:
         """Send the commands of several tasks; return the replies to each, or the error of all."""
@@ -474,7 +475,7 @@ class AsyncPool(_PoolState):
         try:
             await self._close([*dropped, pooled.connection])
         finally:
-            self._places.free(pooled.place)
+            pooled.place = None
             self._serve()
 
     async def close(self) -> None:
@@ -535,7 +536,7 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 _TEXT = frozenset((bytes, str))
 
 
-def as_text(words: tuple[Any, ...]) -> tuple[Any, ...]:
+def as_text(words: Sequence[Any]) -> Sequence[Any]:
     """Return the words of a command without numbers.
 
     hiredis 3 crashes (SIGSEGV) if a signal handler raises while it turns a number into text.
@@ -547,22 +548,22 @@ def as_text(words: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def pack(words: tuple[Any, ...]) -> bytes:
     """Return a command as it is sent."""
-    packed: bytes = hiredis.pack_command(as_text(words))
+    packed: bytes = hiredis.pack_command(tuple(as_text(words)))
     return packed
 
 
 def words_of(command: Command[Any]) -> tuple[Any, ...]:
-    """Return the words of a script call, or of a plain command."""
-    keys = command.keys
-    if not command.script.sha:
-        return (command.script.name, *keys, *command.args)
-    return ("EVALSHA", command.script.sha, b"%d" % len(keys), *keys, *command.args)
+    """Return the words of a script call, or of a plain command, without numbers: keys have none."""
+    keys, sha = command.keys, command.script.sha
+    if not sha:
+        return (command.script.name, *keys, *as_text(command.args))
+    return ("EVALSHA", sha, b"%d" % len(keys), *keys, *as_text(command.args))
 
 
 def request_of(command: Command[Any]) -> tuple[bytes, int]:
     """Return what is sent for a command, and how many replies come back."""
     if not command.write:
-        return pack(words_of(command)), 1
+        return hiredis.pack_command(words_of(command)), 1
     words = (("MULTI",), command.write, words_of(command), ("EXEC",))
     return b"".join(map(pack, words)), len(words)
 
