@@ -371,7 +371,7 @@ def check_that_a_take_under_way_is_left_alone(
         take = next(flow)
         run(hand_back(state))  # in a task of its own, while the take is on its way
         given = _go_on(flow, run, run(_once(take)))
-        state.receiving.free(place)
+        place.free()
 
         assert [len([id for id in batch.ids if id]) for _, batch in given] == [1]
         assert client.admin.stats(topic.name)["in_flight"] == 1

@@ -58,9 +58,11 @@ class Places:
         try:
             place = self._idle.pop()
         except IndexError:
-            return self._make()
-        place.thread = threading.get_ident()
-        return place
+            pass
+        else:
+            place.thread = threading.get_ident()
+            return place
+        return self._make()  # not as the error is handled: it would keep this frame
 
     def _make(self) -> Place | None:
         """Make a place instead of one that is gone, or that nobody has needed yet."""

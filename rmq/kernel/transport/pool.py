@@ -130,8 +130,9 @@ class _PoolState:
         try:
             return self._idle.pop()
         except IndexError:
-            place = self._places.take()
-            return None if place is None else PooledConnection(place)
+            pass
+        place = self._places.take()  # not as the error is handled: it would keep this frame
+        return None if place is None else PooledConnection(place)
 
     def _put_back(self, pooled: PooledConnection) -> None:
         """Give back what `_reserve` returned, unused."""
