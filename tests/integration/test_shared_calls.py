@@ -348,6 +348,28 @@ def taken(crowd: Crowd, topic: Any, count: int = MANY) -> tuple[Any, list[Any]]:
     return consumer, crowd.do(consumer.receive(count))
 
 
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "release"])
+def test_a_call_behind_one_that_settles_its_delivery_raises_already_settled(
+    ours: Server, name: str, verb: str
+) -> None:
+    async def scene() -> list[Any]:
+        async with rmq.AsyncClient(ours.url, max_connections=1) as client:
+            topic = client.topic(name)
+            await topic.send("x")
+            async with topic.consumer() as consumer:
+                (delivery,) = await consumer.receive()
+                settle = functools.partial(
+                    getattr(delivery, verb), *(["why"] if verb == "reject" else [])
+                )
+                results = await asyncio.gather(settle(), settle(), return_exceptions=True)
+                assert not delivery.lost
+                return results
+
+    results = asyncio.run(scene())
+
+    assert {type(result) for result in results} == {type(None), rmq.errors.AlreadySettled}
+
+
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
 def test_single_deliveries_are_settled_together(crowd: Crowd, name: str, verb: str) -> None:
     topic = opened(crowd, name, slots=2, retry="immediate")

@@ -333,7 +333,7 @@ class ConsumerFlows:
         """Note the new state of each; return those whose lease was lost."""
         lost, settled = [], []
         for delivery, letter in zip(deliveries, letters, strict=True):
-            if letter == UNKNOWN:
+            if letter == UNKNOWN or (letter == "0" and delivery.state == SETTLED):
                 continue
             delivery.state = LOST if letter == "0" else SETTLED
             if letter == "0":
@@ -350,6 +350,8 @@ class ConsumerFlows:
         """Note the new deadlines; return those whose lease was lost."""
         lost = []
         for delivery, deadline in zip(deliveries, deadlines, strict=True):
+            if deadline is None and delivery.state == SETTLED:
+                continue
             if deadline is None:
                 delivery.state = LOST
                 lost.append(delivery)
@@ -416,6 +418,7 @@ class ConsumerFlows:
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
+        was_settled = deliveries[0].state == SETTLED  # by a call on its way at the same time
         lost = note(deliveries, answer)
         if verb == "ack":
             yield from self._offloaded.plan()
@@ -423,6 +426,8 @@ class ConsumerFlows:
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
             raise error
+        if was_settled and answer in ("0", [None]):
+            raise AlreadySettled(f"delivery {deliveries[0].id} was settled by another call at once")
         return lost
 
     def _build_ack(self, deliveries: list[HeldDelivery], leases: Leases) -> Settling[str]:
