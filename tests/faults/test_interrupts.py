@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import sys
 import threading
 import time
@@ -328,6 +329,53 @@ def test_a_call_interrupted_between_any_two_instructions_loses_nothing(
 ) -> None:
     monkeypatch.setattr(coalescing, "WAIT_S", 0.1)
     check_nothing_is_lost(ours, name, verb, 1)
+
+
+@pytest.mark.fault("F36")
+def test_a_send_of_a_signal_handler_does_not_wait_for_its_own_thread(
+    ours: Server, name: str
+) -> None:
+    watched, took = Watched(ours.url, name), 0.0
+    sent = itertools.count(2)
+
+    def handle(*_: object) -> None:
+        nonlocal took
+        began = time.monotonic()
+        watched.sends._crowd = 9  # a send that comes beside another waits to share a call
+        watched.topic.send(next(sent))
+        took = max(took, time.monotonic() - began)
+
+    def send_at(at: int) -> bool:
+        left = at
+
+        def instruction(frame: FrameType, event: str, arg: object) -> Any:
+            nonlocal left
+            left -= event == "opcode"
+            if event == "opcode" and left == 0:
+                signal.raise_signal(signal.SIGUSR1)
+            return instruction
+
+        def trace(frame: FrameType, event: str, arg: object) -> Any:
+            frame.f_trace_opcodes = frame.f_code.co_filename in TRACED
+            return instruction if frame.f_trace_opcodes else None
+
+        sys.settrace(trace)
+        try:
+            watched.topic.send(next(sent))
+        finally:
+            sys.settrace(None)
+        return left <= 0
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert any(not send_at(at) for at in range(1, 5000, OF_ALL))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert 0 < took < coalescing.WAIT_S
+    assert watched.lost() == {}
+    assert watched.client.admin.stats(name)["records"] == next(sent) - 2
+    watched.client.close()
 
 
 @pytest.mark.fault("F36", control=True)

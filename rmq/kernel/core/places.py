@@ -75,9 +75,12 @@ class Places:
         return None
 
     def is_held_by(self, thread: int) -> bool:
-        """Return whether a thread uses a place."""
+        """Return whether a thread uses a place, or may just take one or give it back."""
+        idle = list(self._idle)
         for held in list(self._made.values()):
             place = held()
-            if place is not None and place.thread == thread:
+            if place is None or place in idle:
+                continue
+            if place.thread in (0, thread):
                 return True
         return False
