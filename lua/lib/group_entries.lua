@@ -7,11 +7,11 @@ local LANES, LANE_STEP, LANE_TRIES = 2095104, 1294849, 100 -- 1023 * 2048; a pri
 local NEAR_LANES = 262144 -- lanes that are tried first: Redis reads and writes their scores faster
 local LANE_PLACES = 2097152 -- 2^21 of each priority of a lane
 local LANE_FIRST = 1048576 -- the place of the first message in a lane: there is room before it
--- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, each behind those
--- that were redriven before it.
+-- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, in the order of
+-- their redrive.
 local REDRIVEN_FIRST, REDRIVEN_END = 1024, 1047552
 local LANE_BYTES = 3 -- of the number of an older lane in an entry
-local PLACE_PARTS = 4503599627370496 -- 2^52: the fraction of a double has so many steps
+local PLACE_PARTS = 4503599627370496 -- 2^52: steps in the fraction of a double
 local UNGROUPED_MOST = 1000 -- messages without a group that are out
 local FRONT_MOST = 8 -- members
 local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry; MORE: more is held than the front
@@ -20,8 +20,8 @@ local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry
 -- At last the sizes of the share's name and of the front. Both follow, and then the numbers of older
 -- lanes, the oldest first.
 local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
-local MEMBER_AT = 11 -- where the member that is out stands in an entry
-local LANE_AT, NO_LANE = 27, '\0\0\0' -- where the largest priority that is held stands, and that of none
+local MEMBER_AT = 11 -- position in an entry of the member that is out
+local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority; its value if nothing is held
 local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out

@@ -1,31 +1,35 @@
 --[[
-Groups: of each group of a slot at most so many messages are out, which means that they may be taken or are in flight. The
-others are held behind them, and one of them goes out when one of those is settled, dead, cancelled or gone in another way.
+Groups: a limited number of messages of each group are *out*: they may be taken, or are in flight.
+The group's other messages are *held*. When a message that is out is settled, dead, cancelled or
+removed in another way, the group's next held message goes out.
 
-Held messages are in the StoreQueue like all that wait, with scores below 0. A group of which messages are held has a lane there.
-A score is a double, which says the lane in its exponent and the first bits of its fraction:
+Held messages are in the StoreQueue with scores below 0, so no consumer takes them. A group that
+holds messages has a *lane*, a range of such scores. A score is a double. Its exponent and the first
+bits of its fraction say the lane:
 
   -2^(lane / 2048) * (1 + f)       f: 11 bits of the lane, 20 of the priority, 21 of the place, inverted
 
-So the lowest score of a lane is that of its largest priority, and in it of the message that was sent first. A group may hold
-messages of any number of priorities. Where the places of a lane are used up, the group gets another lane; what is in the older
-one goes first in its priority.
+Within a lane, a larger priority has a lower score. Within a priority, an earlier message has a lower
+score. A group may hold messages of any number of priorities. If a lane has no place left, the group
+gets another lane. Messages of the older lane go first in their priority.
 
-A lane is in use while a message is in it, and its number is used again after that. Those that are out have the score of a
-priority, whose fraction is not their place but a tag: the virtual time of start-time fair queueing (Goyal, Vin, Cheng, 1996).
-A group, or all groups of one share together, move their own time on by UNIT / weight with each message; the slot's time, the
-field `vtime`, is the tag of the message that was taken last. So each of them gets its share, and one that comes or comes back
-begins a round behind.
+A lane's number is used again when no message is in the lane. A message that is out has the score of
+its priority, with a tag as the fraction: the virtual time of start-time fair queueing (Goyal, Vin,
+Cheng, 1996). Each message moves the time of its group, or of the groups that share a key, on by
+UNIT / weight. The slot's time, the field `vtime`, is the tag of the last message that was taken. So
+every group gets its share, and a group that comes back begins one round behind.
 
-The first held messages of a group stand in its entry, too, as far as they have one priority: its front. So one that goes out need
-not be looked up. The entry says the largest priority that is held; where its front is empty, no larger one is.
+The entry of a group also has its first held messages, as far as they have one priority: the *front*.
+The next message then needs no search. The entry says the largest priority that is held. If the front
+is empty, that priority is an upper bound.
 
-A group has a field in the slot's hash, `/<name>`, while one of its messages is out, or while it is paused or held by a dead
-letter: its entry. A share that was named has `%<share>`. Where all is settled, nothing is left. The field `groups` of the slot
-says what holds for all of its groups; a slot without it reads and writes none of this.
+The entry is the field `/<name>` of the slot's hash. It exists while a message of the group is out,
+and while the group is paused or held by a dead letter. A named share has `%<share>`. The field
+`groups` of the slot has the settings of all its groups. A slot without that field reads and writes
+none of this.
 
-A message whose time has not come, in the StoreQueue by that time, is not out; but the retry of an ordered group is: the group
-waits for it.
+A delayed message is in the StoreQueue by its due time and is not out. The retry of an ordered group
+is out, and the group waits for it.
 ]]
 --- @include "lib/bounds"
 --- @include "lib/check"
@@ -177,7 +181,8 @@ local function go_out(groups, entry, add, id, priority)
   touch(groups, entry.name)
 end
 
--- Hold a message behind all others of its priority. `first`: before them; 'redriven': behind those that were redriven before it.
+-- Hold a message behind all others of its priority. `first`: true puts it before them; 'redriven'
+-- puts it before them and behind earlier redriven messages.
 local function hold_back(groups, entry, id, priority, first)
   local lane, place, score
   if entry.lane_priority == 0 then

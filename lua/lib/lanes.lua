@@ -52,8 +52,8 @@ local function lanes_of(entry)
   return lanes
 end
 
--- Append the first messages of a lane, `most` at most, and their priorities. `largest`: the lane
--- has no larger one.
+-- Append the first `most` messages of a lane and their priorities. `largest`: an upper bound of the
+-- lane's priorities.
 local function read_lane(store, lane, largest, most, ids, priorities)
   local before = #ids
   local low, last = lane_range(lane, largest)
@@ -73,8 +73,8 @@ local function read_lane(store, lane, largest, most, ids, priorities)
   end
 end
 
--- The first held messages of a group, in order, and their priorities. `most`: so many of each lane.
--- Older lanes that are empty are forgotten.
+-- Return the first held messages of a group, in order, and their priorities: at most `most` of each
+-- lane. Remove empty older lanes from the entry.
 local function first_held(groups, entry, most)
   local lanes, ids, priorities, older = lanes_of(entry), {}, {}, {}
   for i = 1, #lanes do
@@ -107,7 +107,7 @@ local function clear_lane(entry)
   entry.front, entry.flags = '', entry.flags % MORE
 end
 
--- Make the front of an entry of what first_held returned, from a position on. All before it is out.
+-- Set the front of an entry from the result of first_held, beginning at position `from`.
 local function set_front(entry, ids, priorities, from)
   local priority, last = priorities[from], from - 1
   if not priority then
@@ -121,14 +121,14 @@ local function set_front(entry, ids, priorities, from)
   entry.flags = entry.flags % MORE + (#ids > last and MORE or 0)
 end
 
--- Look up what is held of a group, after something left its lane or moved in it.
+-- Read the front of a group again, after a message left its lane or moved in it.
 local function look_up_front(groups, entry)
   local ids, priorities = first_held(groups, entry, FRONT_MOST + 1)
   set_front(entry, ids, priorities, 1)
 end
 
--- The lane and the place before all held messages of a priority. A redriven dead letter has its place
--- behind those that were redriven before it.
+-- Return the lane and the place before all held messages of a priority. A redriven dead letter gets
+-- the place behind earlier redriven ones.
 local function place_before(groups, entry, priority, redriven)
   local lane = #entry.others > 0 and struct.unpack('>I3', entry.others) or entry.lane
   local low, high = lane_range(lane, priority)
@@ -155,7 +155,7 @@ local function place_before(groups, entry, priority, redriven)
   return lane, place
 end
 
--- The next place of the lane of an entry. A lane that is used up is followed by another one.
+-- Return the next place in the lane of an entry. If the lane is full, the entry gets a new lane.
 local function next_place(groups, entry)
   if entry.place >= LANE_PLACES - 1 then
     entry.others = entry.others .. struct.pack('>I3', entry.lane)

@@ -1,8 +1,8 @@
--- Groups that wait for messages which are in no queue: somebody deleted them by hand.
+-- Free groups that wait for a message which somebody deleted by hand.
 --- @include "lib/groups"
 
--- Correct an entry by what is in the queues; return whether it was wrong. `most`: so many messages
--- of the slot may be out.
+-- Compare an entry with the queues and correct it; return whether it was wrong. `most`: largest
+-- number of messages of the slot that can be out.
 local function correct_entry(groups, entry, prepare, most)
   local store, member, is_wrong = groups.store, entry.member, false
   if member and not redis.call('ZSCORE', store, member)
@@ -20,7 +20,7 @@ local function correct_entry(groups, entry, prepare, most)
   return is_wrong
 end
 
--- Look at some entries of the slot. Where a message that was out is lost, let the next one out.
+-- Check some entries of the slot. If a message that was out is lost, let the group's next one out.
 local function free_groups(slot, store, prepare, setting)
   local GROUPS_LOOKED = 100
   local cursor = redis.call('HGET', slot, 'groups_looked') or '0'

@@ -89,8 +89,8 @@ def as_stale(error: BaseException) -> BaseException:
 class _PoolState:
     """The connections of a pool, for threads or for tasks.
 
-    Each connection has a place, idle or in use. Whatever interrupts its user, the place is free
-    when the connection is gone.
+    Each connection has a place, idle or in use. If its user is interrupted at any point, the place
+    is free when the connection is gone.
 
     Args:
         new: makes a connection of redis-py, not yet connected; takes options of redis-py.
@@ -337,7 +337,7 @@ class Pool(_PoolState):
         self._waiting.append(waiter)
         try:
             while True:
-                # What came back meanwhile, and what an interrupted thread has left.
+                # Connections may have come back, also from an interrupted thread.
                 self._serve()
                 left_s = until - time.monotonic()
                 if waiter.wait(min(left_s, LOOK_S)) or left_s <= 0:
