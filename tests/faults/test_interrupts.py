@@ -137,7 +137,7 @@ def test_a_spoilt_slot_does_not_use_up_the_others(
     sent = [driver.do(topic.send(n, slot_basis=basis)) for n, basis in enumerate(BASES)]
     spoilt = 1
     with server.raw() as raw:
-        raw.delete(f"rmq:{{{name}_{spoilt}}}:records")
+        raw.set(f"rmq:{{{name}_{spoilt}}}:records", "of another type")
     consumer = topic.consumer(mode=mode)
 
     bodies: list[int] = []

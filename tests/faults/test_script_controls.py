@@ -53,8 +53,8 @@ def test_a_lapse_that_costs_no_retry_never_ends_a_poison(
         [
             (
                 "rollback",
-                "local left = math.floor(receipt % 1000)",
-                "local left = math.floor(receipt % 1000) + 1",
+                "local left = math.min(max_retries, math.floor(receipt % 1000))",
+                "local left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
             )
         ]
     )

@@ -20,6 +20,7 @@ class Forged:
 
     name = "forged"
     number = 3
+    passes_bytes = True
 
     def encode(self, body: Any) -> bytes:
         return bytes(body)

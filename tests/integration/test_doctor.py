@@ -241,7 +241,7 @@ def test_workers_of_several_versions_are_named(client: rmq.Client, redis: Server
 def test_user_with_part_of_a_role_is_told_what_lacks(client: rmq.Client, redis: Server) -> None:
     assert [finding.severity for finding in seen(client, "rights")] == ["ok"]
     rules = [word for word in rmq.acl_rules("producer").words() if word != "+wait"]
-    extra = ["+acl|whoami", "+acl|dryrun", "+info", "+command|info", "+smembers"]
+    extra = ["+acl|whoami", "+acl|dryrun", "+info", "+command|info", "+smembers", "~rmq:topics"]
     with redis.raw() as raw:
         raw.execute_command("ACL", "SETUSER", "shop", "on", ">pw", *rules, *extra)
         url = redis.url.replace("redis://", "redis://shop:pw@")

@@ -56,8 +56,8 @@ MUTANTS: dict[str, list[Change]] = {
     "a nack costs nothing": [
         (
             "nack",
-            "local left = math.floor(receipt % 1000)",
-            "local left = math.floor(receipt % 1000) + 1",
+            "local left = math.min(max_retries, math.floor(receipt % 1000))",
+            "local left = 1 + math.min(max_retries, math.floor(receipt % 1000))",
         )
     ],
     "a merge is swallowed in flight": [
