@@ -94,7 +94,10 @@ PLACES = {
         "failures"
     ),
     "drop_expired": "slot store records dead failures merge audit bodies",
-    "tidy": "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals",
+    "tidy": (
+        "slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals "
+        "store prepare"
+    ),
     "trash": "slot dead trash deaths records failures audit bodies",
     "restore": "slot dead trash deaths",
     "topic": "topic",
@@ -130,6 +133,7 @@ WITH_CREDITS = ("next_ready", "publish", "redrive", "redrive_send", "schedule_se
 SELDOM = [(script, "prepare") for script in WITH_CREDITS]
 # Only in a slot with groups: test_groups.
 SELDOM += [(script, "store") for script in ("ack", "reject", "query_reject")]
+SELDOM += [("tidy", "store"), ("tidy", "prepare")]
 AT_ONCE = {
     script: [place for place in places.split() if (script, place) not in SELDOM]
     for script, places in sorted(PLACES.items())
