@@ -244,7 +244,8 @@ def report(rows: list[Row], failed: list[Result], alone: bool) -> None:
     """Print the table, and each failure with the line that repeats it."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for one in failed:
-        last = one.failure.strip().splitlines()[-1]
+        lines = one.failure.strip().splitlines()
+        last = next(line for line in reversed(lines) if not line.startswith("explained by: "))
         print(one.failure if alone else f"{one.storm}, seed {one.seed}: {last[:400]}")
     console.print(table(rows))
     for one in failed:
