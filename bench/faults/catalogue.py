@@ -105,7 +105,7 @@ ROWS = (
     Row("F35", "everything at once, by a seed",
         "nothing is lost, and every duplicate has a cause",
         note="10 s in each run; RMQ_TEST_LONG=1 plays three seeds for five minutes each"),
-    Row("F36", "shared calls that are lost, refused, held up or cancelled, while Redis dies or its "
-        "replica takes over",
+    Row("F36", "shared calls that are lost, refused, held up, cancelled or interrupted, while "
+        "Redis dies or its replica takes over",
         "each of 96 callers is told the truth about its own message, in its order"),
 )  # fmt: skip

@@ -30,7 +30,7 @@ from rich.table import Table
 ROOT = Path(__file__).parents[2]
 NAMES = (
     "bank", "outbox", "resize", "resize-workers", "schedulers", "hostile", "soak", "lines",
-    "senders", "groups", "lost-acks", "tenants",
+    "senders", "groups", "lost-acks", "tenants", "interrupts",
 )  # fmt: skip
 JOBS_EACH_CORE = 2  # most storms wait for leases and servers half of the time
 WORD = "--serve"

@@ -29,6 +29,7 @@ from tests.faults import (
     bank_storm,
     groups_storm,
     hostile,
+    interrupts,
     lost_acks,
     outbox_scene,
     outbox_storm,
@@ -222,6 +223,11 @@ def many_tenants(stage: Stage, seed: int) -> Played:
     return tenants.played_storm(stage.redis, stage.name(), random.Random(seed))
 
 
+def calls_interrupted(stage: Stage, seed: int) -> Played:
+    """Threads and signal handlers are interrupted in the middle of calls of one client."""
+    return interrupts.played(stage.redis.url, stage.name(), seed)
+
+
 STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "bank": bank,
     "outbox": outbox,
@@ -235,4 +241,5 @@ STORMS: dict[str, Callable[[Stage, int], Played]] = {
     "groups": groups,
     "lost-acks": acks_lost,
     "tenants": many_tenants,
+    "interrupts": calls_interrupted,
 }

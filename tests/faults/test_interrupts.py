@@ -26,6 +26,9 @@ from rmq.kernel.core import places
 from rmq.kernel.topic.context import slot_of
 from rmq.kernel.transport import coalescing
 from tests.conftest import Clock
+from tests.faults import interrupts
+from tests.faults.interrupts import TimeLimit, not_free
+from tests.faults.storm import seeded
 from tests.property.driver import Driver
 from tests.servers import Server
 
@@ -165,10 +168,6 @@ TRACED = {
 OF_ALL = 11  # a quick test interrupts at one instruction of so many
 
 
-class TimeLimit(Exception):
-    """As libraries raise it in a thread, or in a signal handler."""
-
-
 def interrupted(at: int, call: Callable[[], object]) -> bool:
     """Make a call, and raise before its instruction `at` in RMQ; False: it ended before."""
     left = at
@@ -261,18 +260,7 @@ class Watched:
 
     def lost(self) -> dict[str, int]:
         """Count what is not free."""
-        state = self.consumer._flows.state
-        pool = self.client._transport._current_pool()
-        one = self.consumer._settle_with.one
-        counts = {
-            "turns": sum(len(shared.turns) for shared in (self.sends, one._ack_items)),
-            "waiting": len(self.sends.waiting),
-            "connections": 3 - len(pool._free),
-            "receiving": len(state.receiving),
-            "handing back": len(state.handing_back),
-            "repeating": len(self.consumer._flows._missing_replies.repeating),
-        }
-        return {what: count for what, count in counts.items() if count}
+        return not_free(self.client, self.topic, self.consumer, connections=3)
 
 
 def lost_in(watched: Watched, verb: str, of_all: int) -> Iterator[tuple[int, dict[str, int]]]:
@@ -395,3 +383,24 @@ def test_places_that_only_their_holder_gives_back_are_lost(
     print(f"FIG control, places that only their holders give back: lost {lost}")
     assert any("turns" in each for _, each in lost)
     watched.client.close()
+
+
+# --- at random moments ---------------------------------------------------------------------------
+
+
+@pytest.mark.fault("F36")
+def test_threads_that_are_interrupted_at_random_lose_and_double_nothing(
+    ours: Server, name: str
+) -> None:
+    seed, _ = seeded()
+    print(f"RMQ_TEST_SEED={seed}")
+
+    played = interrupts.played(ours.url, name, seed)
+
+    print(f"FIG interrupts, seed {seed}: {played.figures}")
+
+
+@pytest.mark.fault("F36", control=True)
+def test_a_storm_finds_places_that_only_their_holder_gives_back(ours: Server, name: str) -> None:
+    with pytest.raises(AssertionError, match="places that are not free"):
+        interrupts.played(ours.url, name, 3, interrupts.KEPT)
