@@ -363,11 +363,45 @@ def test_a_call_behind_one_that_settles_its_delivery_raises_already_settled(
                 )
                 results = await asyncio.gather(settle(), settle(), return_exceptions=True)
                 assert not delivery.lost
-                return results
+                return list(results)
 
     results = asyncio.run(scene())
 
     assert {type(result) for result in results} == {type(None), rmq.errors.AlreadySettled}
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_a_call_raises_already_settled_before_the_one_that_settles_has_its_reply(
+    ours: Server, name: str, verb: str
+) -> None:
+    async def scene() -> None:
+        async with rmq.AsyncClient(ours.url) as client:
+            topic = client.topic(name)
+            await topic.send("x")
+            async with topic.consumer() as consumer:
+                (delivery,) = await consumer.receive()
+                transport: Any = client._transport
+                inner, done, may_answer = transport._command, asyncio.Event(), asyncio.Event()
+
+                async def command(one: Any) -> Any:
+                    reply = await inner(one)
+                    if not done.is_set():
+                        done.set()
+                        await may_answer.wait()
+                    return reply
+
+                transport._command = command
+                first = asyncio.create_task(delivery.ack())
+                await done.wait()
+                with pytest.raises(rmq.AlreadySettled):
+                    await getattr(delivery, verb)()
+                assert not delivery.lost
+                may_answer.set()
+                await first
+                with pytest.raises(rmq.AlreadySettled):
+                    await delivery.ack()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])

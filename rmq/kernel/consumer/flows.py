@@ -62,6 +62,12 @@ _PLAIN = {
 }
 
 
+def _note_settling(deliveries: Iterable[HeldDelivery], is_settling: bool) -> None:
+    """Note whether a call that settles these deliveries is on its way."""
+    for delivery in deliveries:
+        delivery.is_settling = is_settling
+
+
 def _lease_ms(value: Duration | None) -> int | None:
     return None if value is None else duration_ms(value, "lease", LEASE_MIN_MS, LEASE_MAX_MS)
 
@@ -211,6 +217,8 @@ class ConsumerFlows:
         self, deliveries: list[HeldDelivery], batches: list[SlotBatch], limit: int
     ) -> Flow[list[HeldDelivery]]:
         """At most once: ack deliveries, and return up to `limit` of those that are settled."""
+        if not deliveries:  # none of them could be read
+            return self._take_confirmed(limit)
         try:
             settling = self._build_ack(*self._leases(deliveries))
             yield from self._run_settling("ack", deliveries, settling, self._note_confirmed)
@@ -412,22 +420,31 @@ class ConsumerFlows:
         settling: Settling[Any],
         note: Callable[[list[HeldDelivery], Any], list[HeldDelivery]],
     ) -> Flow[list[HeldDelivery]]:
+        one = deliveries[0]
+        is_second = one.is_settling  # another call settles it at the same time
+        is_first = not is_second and verb != "extend"
         try:
+            if is_first:
+                _note_settling(deliveries, True)
             answer, error = yield from settling.try_run(self.settles_fast)
         except BaseException as error:
+            if is_first:
+                _note_settling(deliveries, False)
             if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
-        was_settled = deliveries[0].state == SETTLED  # by a call on its way at the same time
+        was_settled = one.state == SETTLED or (is_second and one.is_settling)
+        if was_settled and answer in ("0", [None]):
+            raise AlreadySettled(f"delivery {one.id} was settled by another call at once")
         lost = note(deliveries, answer)
         if verb == "ack":
             yield from self._offloaded.plan()
         if settling.unanswered:
+            if is_first:
+                _note_settling(deliveries, False)
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
             raise error
-        if was_settled and answer in ("0", [None]):
-            raise AlreadySettled(f"delivery {deliveries[0].id} was settled by another call at once")
         return lost
 
     def _build_ack(self, deliveries: list[HeldDelivery], leases: Leases) -> Settling[str]:

@@ -71,11 +71,13 @@ class HeldDelivery:
         body: decoded; as the handler gets it, once it was converted.
         state: OPEN, SETTLED or LOST.
         unconfirmed: the verb that was sent and whose reply was not read.
+        is_settling: whether a call that settles it is on its way.
         claim: on its business key.
     """
 
     __slots__ = (
-        "body", "claim", "fence", "origin", "raw_id", "record", "score", "state", "unconfirmed",
+        "body", "claim", "fence", "is_settling", "origin", "raw_id", "record", "score", "state",
+        "unconfirmed",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +89,7 @@ class HeldDelivery:
         self.record = entry
         self.state = OPEN
         self.unconfirmed = ""
+        self.is_settling = False
         self.claim: Claim | None = None
         self.fence = fence
         self.body = body
