@@ -40,6 +40,7 @@ from rmq.kernel.core.delivery import (
     BatchOrigin,
     HeldDelivery,
     SharedLeases,
+    note_settling,
 )
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Receipt
@@ -60,12 +61,6 @@ _PLAIN = {
     own.number << 5: own.decode
     for own in (codec.BYTES, codec.JSON, codec.MSGPACK, codec.COMPRESSED)
 }
-
-
-def _note_settling(deliveries: Iterable[HeldDelivery], is_settling: bool) -> None:
-    """Note whether a call that settles these deliveries is on its way."""
-    for delivery in deliveries:
-        delivery.is_settling = is_settling
 
 
 def _lease_ms(value: Duration | None) -> int | None:
@@ -425,12 +420,13 @@ class ConsumerFlows:
         is_first = not is_second and verb != "extend"
         try:
             if is_first:
-                _note_settling(deliveries, True)
+                note_settling(deliveries, True)
             answer, error = yield from settling.try_run(self.settles_fast)
         except BaseException as error:
             if is_first:
-                _note_settling(deliveries, False)
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+                note_settling(deliveries, False)
+            # A time limit is raised as any exception, and Redis may have carried the call out.
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, RMQError):
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
         was_settled = one.state == SETTLED or (is_second and one.is_settling)
@@ -441,7 +437,7 @@ class ConsumerFlows:
             yield from self._offloaded.plan()
         if settling.unanswered:
             if is_first:
-                _note_settling(deliveries, False)
+                note_settling(deliveries, False)
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
             raise error

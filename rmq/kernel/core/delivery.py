@@ -321,6 +321,12 @@ def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
     return held
 
 
+def note_settling(deliveries: Iterable[HeldDelivery], is_settling: bool) -> None:
+    """Note whether a call that settles these deliveries is running."""
+    for delivery in deliveries:
+        delivery.is_settling = is_settling
+
+
 class SharedLease(Protocol):
     """The lease of all deliveries that this process took of a slot under one number."""
 
