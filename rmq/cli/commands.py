@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "top": Place(
         "rmq.cli.top:top",
-        "Show topics, queries and workers on the whole screen until q is pressed.",
+        "Show all topics on the whole screen until q is pressed.",
     ),
     "audit": Place(
         "rmq.features.audit.cli:audit",

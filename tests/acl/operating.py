@@ -266,7 +266,7 @@ def looks_at_jobs(s: Scene) -> None:
 
 @of("operator", "viewer", "server")
 def watches_queries(s: Scene) -> None:
-    """As `rmq top` and `/metrics` do."""
+    """As `/metrics` does."""
     s.full.topic(s.name, slots=2).send_many([rmq.Outgoing(n) for n in range(5)])
     s.full.topic(s.name).query(RUN, "there").take({})
     topics = s.run(overview.overview("rmq", [s.name]))

@@ -1,4 +1,4 @@
-"""`rmq top`: its frame, its keys, and both on a real terminal."""
+"""`rmq top`: its table, what it calls a problem, and its screen on a real terminal."""
 
 from __future__ import annotations
 
@@ -10,283 +10,253 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import termios
 import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 
-import click
 import pytest
+from rich.console import Console, Group
 
 import rmq
-from rmq.cli.top import COLUMNS, WIDE, Reading, Top, document, keys, rates, short
-from rmq.features.queries.held import HeldQuery
+from rmq.cli.top import FIGURES, SORTS, Top
+from rmq.kernel.core.counts import COUNTERS, GAUGES
 from rmq.kernel.core.slo import Slo
-from rmq.kernel.core.telemetry import BUCKETS
-from tests.cli.conftest import bury
+from tests.cli.conftest import Shell, bury
+from tests.servers import Server
 
-COUNTS = dict.fromkeys((*COLUMNS.values(), "records"), 0)
-
-
-def reading(at=1.0, lateness=None, **topics):
-    counts = {name: COUNTS | counts for name, counts in topics.items()}
-    return Reading(at, counts, [], 0.004, lateness or {})
+NOTHING = dict.fromkeys((*GAUGES, *COUNTERS), 0)
 
 
-def late(**counts):
-    """Counts by bucket: `b2=96` are 96 messages that were 2 to 4 ms late."""
-    return tuple(counts.get(f"b{bucket}", 0) for bucket in range(BUCKETS))
+def overview(name, slo=None, error=None, **counts):
+    """A topic as `read_topics` returns it."""
+    settings = SimpleNamespace(objective=slo)
+    return SimpleNamespace(name=name, total=NOTHING | counts, error=error, settings=settings)
 
 
-@pytest.fixture
-def two():
+def top_of(*topics):
     top = Top("redis://here")
-    top.update(reading(1.0, {"a": late(b2=4)}, a={"accepted": 10}, b={"dead": 1}))
-    a, b = {"accepted": 30, "priority": 12345}, {"dead": 70, "late_ms": 9000}
-    top.update(reading(3.0, {"a": late(b2=100, b13=4)}, a=a, b=b))
+    top.update(topics, 2, 1.0)
+    top.update(topics, 2, 2.0)
     return top
 
 
+def lines(shown: Group, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(shown)
+    return console.file.getvalue().splitlines()
+
+
+def test_rates_come_from_two_reads():
+    top = Top("")
+    top.update([overview("a", accepted=10)], 0, 1.0)
+    assert top.rows[0]["accepted_per_s"] is None
+    top.update([overview("a", accepted=30, settled=5)], 0, 3.0)
+    assert (top.rows[0]["accepted_per_s"], top.rows[0]["settled_per_s"]) == (10.0, 2.5)
+    top.update([overview("a", accepted=1, settled=5)], 0, 4.0)
+    assert top.rows[0]["accepted_per_s"] == 0, "the topic was created again"
+
+
+STUCK = {"due": 5, "late_ms": 60_000}
+
+
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (1.25, "1.2"), (9999, "9999"), (12345, "12.3k"), (999_949, "1000k"),
-     (1_500_000, "1.5M"), (2.5e9, "2.5G")],
-)  # fmt: skip
-def test_numbers_fit(value, text):
-    assert short(value) == text
+    ("topic", "problem"),
+    [
+        (overview("a", due=5, late_ms=900, dead=3), ""),
+        (overview("a", **STUCK), "no consumer"),
+        (overview("a", **STUCK, in_flight=1), ""),
+        (overview("a", **STUCK, held=5), ""),  # by a limit
+        (overview("a", **STUCK, paused_ms=1, held=5), "paused"),
+        (overview("a", sends_paused_ms=1), "sends paused"),
+        (overview("a", **STUCK, groups_held=1, in_flight=1), "groups held"),
+        (overview("a", Slo(99, 2.0), late_ms=1999), ""),
+        (overview("a", Slo(99, 2.0), **STUCK), "no consumer, slo missed"),
+        (overview("a", error=rmq.ScriptFailed("why")), "cannot be read"),
+    ],
+)
+def test_problems(topic, problem):
+    assert top_of(topic).rows[0]["problem"] == problem
 
 
-def test_rates_come_from_two_readings(two):
-    assert rates(two.before, two.now)["a"] == {"accepted": 10.0, "settled": 0.0}
-    assert rates(None, two.now) == {}
-    again = Top("")
-    again.update(reading(1, a={"accepted": 90}))
-    again.update(reading(2, a={"accepted": 1}))
-    assert rates(again.before, again.now)["a"]["accepted"] == 0
+def test_a_topic_whose_messages_are_received_has_a_consumer():
+    top = top_of(overview("a", **STUCK))
+    top.update([overview("a", **STUCK, delivered=1)], 0, 3.0)
+    assert top.rows[0]["problem"] == ""
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("height", [10, 24])
-def test_a_frame_fits_the_terminal(two, width, height):
-    frame = two.frame(width, height)
+def test_topics_with_a_problem_come_first_and_every_column_sorts():
+    top = top_of(
+        overview("c", due=7, dead=1), overview("b", sends_paused_ms=1), overview("a", dead=4),
+        overview("d", error=rmq.ScriptFailed("why")),
+    )  # fmt: skip
+    orders = {}
+    for top.sort in SORTS:
+        orders[top.sort] = "".join(row["topic"] for row in top.sorted_rows())
 
-    assert len(frame) == height
-    assert max(map(len, frame)) <= width
-    percentiles = ([], []) if width < WIDE else (["3ms", "7.2s"], ["-", "-"])
-    assert frame[2].split() == ["a", "12.3k", *"000000", "-", *percentiles[0], "10", "0"]
-    assert frame[3].split() == ["b", *"00000", "70", "0", "9.0s", *percentiles[1], "0", "0"]
-    assert frame[-1].startswith("q quit  s sort  / filter  arrows scroll  p pause")
-
-
-def test_percentiles_are_those_of_the_last_quarter_of_a_minute():
-    top = Top("")
-    for at in range(0, 41, 5):
-        slow = 1000 if at >= 10 else 0  # they came before the last 15 s
-        top.update(reading(at, {"a": late(b2=at, b13=slow)}, a={}))
-
-    assert len(top.recent) == 4
-    assert top.lateness()["a"] == {"late_p50_ms": 3.0, "late_p99_ms": pytest.approx(3.98)}
-    (row,) = document(top)["topics"]
-    assert row["late_p50_ms"] == 3.0
-    top.update(reading(60, {"a": late(b2=40, b13=1000)}, a={}))
-    top.update(reading(80, {"a": late(b2=40, b13=1000)}, a={}))
-    assert top.lateness()["a"] == {"late_p50_ms": None, "late_p99_ms": None}, "nothing was taken"
+    assert orders.pop("PROBLEM") == "bdac"
+    assert orders.pop("TOPIC") == "abcd"
+    assert orders.pop("WAITING") == "cabd"
+    assert orders.pop("DEAD") == "acbd"
+    assert set(orders.values()) == {"abcd"}
 
 
-def test_keys_sort_filter_and_pause(two):
-    while two.sort != "DEAD":
-        two.key("s")
-    assert [topic for topic, _ in two.rows()] == ["b", "a"]
-    for key in ("/", "q", "backspace", "a", "enter"):
-        two.key(key)
-    assert ([topic for topic, _ in two.rows()], two.ended) == (["a"], False)
-    two.key("/")
-    two.key("escape")
-    assert len(two.rows()) == 2
-    two.key("p")
-    assert "PAUSED" in two.frame(80, 24)[0]
-    two.key("q")
-    assert two.ended
+@pytest.mark.parametrize("width", [50, 80, 140])
+@pytest.mark.parametrize("height", [3, 10, 24])
+def test_a_screen_fits_the_terminal(width, height):
+    counts = dict.fromkeys(("due", "later", "in_flight", "dead"), 99_900)
+    topics = [overview("a.topic.with.a.long.name", Slo(99, 2.0), **counts, late_ms=3_599_000)]
+    topics += [overview(f"t{n:03}") for n in range(100)]
+
+    title, heads, *rest, foot = lines(top_of(*topics).screen(height), width)
+
+    assert len(rest) == height - 3
+    assert max(map(len, (title, heads, *rest, foot))) <= width
+    assert title.startswith("101 topics  2 workers  read at ")
+    assert foot == f"q quit  s sort (by PROBLEM)  {104 - height} below"
+    if width >= 80:
+        assert heads.split() == ["TOPIC", *FIGURES, "PROBLEM"]
+    if width >= 140 and rest:
+        figures = ["99900"] * 4
+        assert rest[0].split() == [
+            topics[0].name,
+            *figures,
+            "59m",
+            "59s",
+            "0",
+            "0",
+            "slo",
+            "missed",
+        ]
 
 
-def test_arrows_scroll_and_stop_at_the_ends():
-    top = Top("")
-    top.update(reading(1, **{f"t{n:03}": {} for n in range(100)}))
-    top.key("up")
-    assert "t000" in top.frame(80, 15)[2]
-    top.key("down")
-    assert "t001" in top.frame(80, 15)[2]
-    for _ in range(500):
-        top.key("down")
-    assert any("t099" in line for line in top.frame(80, 15))
+def test_names_and_errors_cannot_control_the_terminal():
+    top = top_of(overview("a\x1b[31m"), overview("[red]b[/red]"))
+    top.where = "redis://\x1b[2J"
+    top.error = "\x1b[2J"
+
+    shown = "".join(lines(top.screen(24)))
+
+    assert "\x1b" not in shown
+    assert "[red]b[/red]" in shown
 
 
-def test_what_a_terminal_sends_is_keys():
-    sent = b"q\x1b[A\x1bOB\x1b[C/\xc3\xa4\r\x7f\x1b"
-    assert list(keys(sent)) == ["q", "up", "down", "/", "\u00e4", "enter", "backspace", "escape"]
-
-
-def test_names_cannot_control_the_terminal():
-    top = Top("redis://\x1b[2J")
-    top.update(reading(1, **{"a\x1b[31m": {}}))
-    assert "\x1b" not in "".join(top.frame(80, 24))
-
-
-def held(run, messages, owner, **report):
-    return HeldQuery(run * 32, owner, 5.0 if owner else -4.0, messages, 100.0, {}, report)
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_queries_are_shown_over_their_topics(width):
-    told = {"rows": 88140, "bytes": 10664940, "replays": 1, "lag_ms": 1500}
-    queries = {
-        "orders": [held("a", 505, "etl-1", **told, commands=1234)],
-        "refunds": [
-            held("a", 5, "etl-1", **told, commands=1230), held("b", 0, None, rows=3, lag_ms=9)
-        ],
-    }  # fmt: skip
-    top = Top("")
-    top.update(reading(1, orders={}, refunds={})._replace(queries=queries))
-
-    lines = top.frame(width)
-
-    at = lines.index("", 2) + 1
-    assert re.sub(r"\x1b\[\d*m", "", lines[at]).split() == [
-        "QUERY", "HELD", "LAG", "ROWS", "BYTES", "REPLAYS", "COMMANDS", "TOPICS", "DRIVER",
-    ]  # fmt: skip
-    assert lines[at + 1].split() == [
-        "aaaaaaaa", "510", "1.5s", "88.1k", "10.7M", "1", "1234", "orders,", "refunds", "etl-1",
-    ]  # fmt: skip
-    assert lines[at + 2].split() == ["bbbbbbbb", "0", "-", "3", *"---", "refunds", "no", "driver"]
-    assert max(map(len, lines)) <= width
-    assert document(top)["queries"][0] == {
-        "query": "a" * 32, "held": 510, "topics": ["orders", "refunds"], "owner": "etl-1",
-        "report": told | {"commands": 1234},
-    }  # fmt: skip
-    top.key("/")
-    for key in "etl":
-        top.key(key)
-    assert [query.run[0] for query in top.queries()] == ["a"]
-
-
-@pytest.mark.parametrize("height", [5, 8, 12, 24])
-def test_many_queries_leave_room_for_topics_and_workers(height):
-    top = Top("")
-    many = {"t000": [held(f"{n:x}", n, "etl") for n in range(16)]}
-    top.update(reading(1, **{f"t{n:03}": {} for n in range(100)})._replace(queries=many))
-
-    frame = top.frame(80, height)
-
-    assert len(frame) == height
-    shown = "".join(frame)
-    if height >= 12:
-        assert "t000" in shown
-        assert shown.count("  etl") >= 2
-
-
-def test_queries_of_a_server_are_shown(run, topic):
-    topic.send_many([rmq.Outgoing(n) for n in range(3)])
-    query = topic.query("e" * 32, "etl-1")
-    query.take({}, 2)
-    query.keep((), {"rows": 2})
-
-    shown = run("top", "--once", COLUMNS="80").stdout
-
-    (line,) = [line for line in shown.splitlines() if line.startswith("eeeeeeee")]
-    assert line.split()[1:4] == ["2", "-", "2"]
-
-
-def test_once_is_one_frame(run, topic):
+def test_once_prints_the_table_and_ends(run, topic):
     bury(topic, "why")
     topic.send(1)
 
-    shown = run("top", "--once", COLUMNS="80")
-    found = json.loads(run("top", "--once", "-o", "json").stdout)
+    shown = run("top", "--once", COLUMNS="80").stdout.splitlines()
+    found = json.loads(run("top", "--once", "-o", "json").stdout)["topics"]
     rows = csv.DictReader(io.StringIO(run("top", "--once", "-o", "csv").stdout))
+    other = run("top", "--once", "-o", "json", f"{topic.name}?").stdout
 
-    lines = shown.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    (line,) = [line for line in lines if line.startswith(f"{topic.name} ")]
-    assert line.split()[1:7] == ["1", "0", "0", "0", "0", "1"]
-    (row,) = [row for row in found["topics"] if row["topic"] == topic.name]
-    assert (row["dead"], row["accepted_per_s"]) == (1, 0)
+    assert max(map(len, shown)) <= 80
+    (line,) = [line for line in shown if line.startswith(f"{topic.name} ")]
+    assert line.split()[1:5] == ["1", "0", "0", "1"]
+    (row,) = [row for row in found if row["topic"] == topic.name]
+    assert (row["waiting"], row["dead"], row["accepted_per_s"]) == (1, 1, 0)
     assert topic.name in [row["topic"] for row in rows]
+    assert json.loads(other) == {"topics": []}
+
+
+def test_without_a_terminal_it_says_what_to_do(run, shell):
     assert run("top").exit_code == 2
     assert run("top", "--once", "--interval", "100ms").exit_code == 2
+    code, shown = shell.on_terminal("top", env={"TERM": "dumb"})
+    assert (code, "give --once" in shown) == (2, True)
 
 
-def test_keys_on_a_real_terminal(shell, client, name):
-    for topic in ("alpha", "beta"):
+def test_a_topic_that_cannot_be_read_is_one_row(run, client, raw, name):
+    for topic in ("good", "junk"):
         client.topic(f"{name}-{topic}").open()
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    running = shell.start("top", stdin=theirs, stdout=theirs, stderr=theirs)
-    shown = ""
+    key = f"rmq:{{{name}-junk}}:topic"
+    raw.delete(key)
+    raw.set(key, "junk")
 
-    def wait_for(text, since=0):
-        nonlocal shown
+    found = json.loads(run("top", "--once", "--json", f"{name}*").stdout)["topics"]
+
+    assert [row["problem"] for row in found] == ["cannot be read", ""]
+    assert key in found[0]["error"]
+    assert found[1]["topic"] == f"{name}-good"
+
+
+class Terminal:
+    """`rmq top` on a pseudo-terminal, and what it has shown."""
+
+    def __init__(self, shell: Shell, columns: int, height: int, *words: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.resize(columns, height)
+        self.before = termios.tcgetattr(theirs)
+        self.process = shell.start("top", *words, stdin=theirs, stdout=theirs, stderr=theirs)
+        self.theirs = theirs
+        self.shown = ""
+
+    def resize(self, columns: int, height: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, columns, 0, 0))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def wait_for(self, text: str) -> str:
+        """Return what was shown before `text`, and forget it."""
         until = time.monotonic() + 60
-        while text not in shown[since:] and time.monotonic() < until:
-            if select.select([ours], [], [], 0.1)[0]:
-                shown += os.read(ours, 65536).decode()
-        assert text in shown[since:], shown[-2000:]
+        while text not in self.shown and time.monotonic() < until:
+            if select.select([self.ours], [], [], 0.1)[0]:
+                data = os.read(self.ours, 65536).decode()
+                self.shown += re.sub(r"\x1b\[[\d;]*m", "", data)
+        assert text in self.shown, self.shown[-2000:]
+        before, _, self.shown = self.shown.partition(text)
+        return before
 
-    def press(data):
-        since = len(shown)
-        os.write(ours, data)
-        return since
-
-    wait_for("q quit")
-    assert shown.startswith("\x1b[?1049h")
-    assert "OUT/S" in shown
-    assert not re.search(r"OUT/S(\x1b\[0m)?\x1b\[K", shown), (
-        "it clears the last cell of a full line"
-    )
-    wait_for("by PRIO", press(b"s"))
-    wait_for("PAUSED", press(b"p"))
-    wait_for(f"/{name}-al_", press(f"/{name}-al".encode()))
-    wait_for(f"filter '{name}", press(b"\r"))  # 80 columns may cut it
-    last = shown[shown.rindex("\x1b[H") :]
-    assert f"{name}-alpha" in last
-    assert f"{name}-beta" not in last
-    since = len(shown)
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 12, 100, 0, 0))
-    wait_for("q quit", since)
-    assert len(re.findall("\r\n", shown[shown.rindex("\x1b[H") :])) == 11
-    wait_for("\x1b[?1049l", press(b"q"))
-    os.close(theirs)
-
-    assert running.wait(60) == 0
-    os.close(ours)
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        os.close(self.theirs)
+        os.close(self.ours)
 
 
-def test_percentiles_of_a_topic_that_misses_its_slo_are_red(monkeypatch):
-    monkeypatch.setattr("rmq.cli.top.styled", lambda text, color: f"<{color}>{text}")
-
-    def frame(slo):
-        top = Top("redis://x")
-        for at, taken in ((1.0, late(b2=4)), (3.0, late(b2=100, b13=4))):
-            top.update(reading(at, {"a": taken}, a={})._replace(slos={"a": slo}))
-        (line,) = [line for line in top.frame(120) if line.startswith("a ")]
-        return line
-
-    assert "<red>" in frame(Slo(99, 2.0))
-    assert "<red>" not in frame(Slo(95, 2.0))
-    assert "<red>" not in frame(Slo(99, 60.0))
+@pytest.fixture
+def terminal(shell) -> Iterator[Terminal]:
+    made = Terminal(shell, 80, 10)
+    yield made
+    made.close()
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
-def test_no_two_heads_or_figures_run_together(width):
-    counts = dict.fromkeys(
-        ("retries", "priority", "due", "later", "in_flight", "dead", "held"), 99_900
-    )
-    counts |= {"late_ms": 3_599_000, "accepted": 0, "settled": 0}
-    top = Top("redis://x")
-    top.update(Reading(0.0, {"orders": counts}, [], 0.001, {}))
+def test_keys_on_a_real_terminal(terminal):
+    assert terminal.wait_for("s sort (by PROBLEM)").startswith("\x1b[?1049h")
+    terminal.press(b"s")
+    terminal.wait_for("s sort (by TOPIC)")
+    terminal.press(b"\x1b[A")  # an arrow means nothing here
+    terminal.resize(16, 10)
+    terminal.wait_for("s sort …")
+    terminal.press(b"q")
+    terminal.wait_for("\x1b[?1049l")
 
-    title, heads, figures, *_ = map(click.unstyle, top.frame(width))
+    assert terminal.process.wait(60) == 0
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
 
-    shown = [head for head in COLUMNS if width >= 100 or head not in ("P50", "P99")]
-    assert heads.split() == ["TOPIC", *shown]
-    assert len(figures.split()) == len(shown) + 1
-    assert max(map(len, (heads, figures))) <= width
-    assert "1 topic  0 workers" in title
+
+def test_ctrl_c_gives_the_terminal_back(terminal):
+    terminal.wait_for("s sort")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for("\x1b[?1049l")
+
+    assert terminal.process.wait(60) == 128 + signal.SIGINT
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_redis_may_go_away_and_come_back(forgetful: Server):
+    terminal = Terminal(Shell(forgetful), 80, 10)
+    try:
+        terminal.wait_for("0 topics")
+        forgetful.kill()
+        terminal.wait_for("cannot be reached")
+        forgetful.start()
+        with rmq.Client(forgetful.url) as client:
+            client.topic("later").open()
+        terminal.wait_for("1 topic ")
+        terminal.wait_for("s sort")
+    finally:
+        terminal.close()

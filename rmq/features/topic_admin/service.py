@@ -4,7 +4,7 @@ A resize whose command has ended or died is finished. Dead letters go past their
 as do the trash and what a slot remembers for a time. A topic keeps its dead letters for ever unless
 its setting `dead_retention` says otherwise. What is dropped is counted (`dead_dropped`) and logged.
 
-Samples of the figures of all topics are kept for `Admin.history`, the console and `rmq top`.
+Samples of the figures of all topics are kept for `Admin.history` and the console.
 """
 
 from __future__ import annotations

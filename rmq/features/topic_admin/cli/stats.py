@@ -61,7 +61,7 @@ def stats(topic: str | None, slots: bool, due: bool) -> None:
         common.note("no topics yet; create one: rmq topic create NAME")
     else:
         before = common.seen.get("stats")
-        rates = None if before is None else _rates(before[0], rows, read_at - before[1])
+        rates = None if before is None else per_second(before[0], rows, read_at - before[1])
         _print(topic, slots, rows, rates)
     common.seen["stats"] = rows, read_at
 
@@ -168,8 +168,8 @@ def _print(
             note_held(row_counts)
 
 
-def _rates(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:
-    """Return the rates per second, for each row."""
+def per_second(before: list[Counts], now: list[Counts], seconds: float) -> list[Counts]:
+    """Return the events per second of each row; a topic that was created again counts from 0."""
     previous_by_key = {
         row_counts.get("topic", row_counts.get("slot")): row_counts for row_counts in before
     }
@@ -177,5 +177,7 @@ def _rates(before: list[Counts], now: list[Counts], seconds: float) -> list[Coun
     for row_counts in now:
         previous = previous_by_key.get(row_counts.get("topic", row_counts.get("slot")), {})
         names = [name for name in COUNTERS if name in row_counts and name in previous]
-        rates.append({name: (row_counts[name] - previous[name]) / seconds for name in names})
+        rates.append(
+            {name: max(0.0, (row_counts[name] - previous[name]) / seconds) for name in names}
+        )
     return rates
