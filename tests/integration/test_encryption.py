@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -151,26 +152,25 @@ def test_keys_are_rotated_while_messages_are_sent_and_received(server: Server, n
 
     with rmq.Client(server.url) as client:
         client.topic(name).open()
-        threads = [threading.Thread(target=run) for run in (send, receive)]
-        for thread in threads:
-            thread.start()
+        pool = ThreadPoolExecutor(2)
+        runs = [pool.submit(send), pool.submit(receive)]
         for n in range(1, 11):
             key = bytes((n,)) * 32
             theirs[f"k{n}"] = key
             ours[f"k{n}"] = key
             reached, until = count[0], time.monotonic() + 60
-            while (
-                count[0] < reached + 100 or len(got) < reached + 60
-            ) and time.monotonic() < until:
+            while count[0] < reached + 100 or len(got) < reached + 60:
+                assert time.monotonic() < until, (n, reached, count, len(got), runs)
                 time.sleep(0.005)  # until messages of the old key are gone
             ours.pop(f"k{n - 1}")
             theirs.pop(f"k{n - 1}")
         stop.set()
-        for thread in threads:
-            thread.join(60)
+        for run in runs:
+            run.result(120)
 
-        assert sorted(got) == list(range(count[0]))
         assert client.admin.stats(name)["dead"] == 0
+        assert len(got) == count[0]
+        assert sorted(got) == list(range(count[0]))
         assert list(theirs) == ["k10"]
 
 

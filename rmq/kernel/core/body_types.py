@@ -361,7 +361,10 @@ def _by_pydantic(wanted: Any) -> Converter:
 
 def _by_msgspec(wanted: Any) -> Converter:
     msgspec: Any = importlib.import_module("msgspec")
-    info = importlib.import_module("msgspec.inspect").type_info(wanted)
+    try:
+        info = importlib.import_module("msgspec.inspect").type_info(wanted)
+    except TypeError as error:
+        raise InvalidType(f"the body's type {_name(wanted)}: msgspec says: {error}") from None
     if type(info).__name__ == "CustomType":
         raise InvalidType(f"{_name(wanted)} is not a type that msgspec can build")
     # JSON has only text keys: {1: "a"} arrives as {"1": "a"}.
