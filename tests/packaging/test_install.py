@@ -22,7 +22,10 @@ from tests.servers import Server as Redis, die_with_parent, free_port
 ROOT = Path(__file__).parents[2]
 LOOK = (
     "import rmq.kernel.transport.scripts as s; print(s.directory()); "
-    "print(len([s.load(n).sha for n in s.names()]))"
+    "print(len([s.load(n).sha for n in s.names()])); "
+    "from rmq.kernel.transport.places import with_places as w; "
+    "e = lambda n: ' '.join(f'user_script:{i}' for i in range(4000)); "
+    "print(len([n for n in s.names() if f'lua/{n}.lua:' in w(e(n), n)]))"
 )
 
 
@@ -148,7 +151,7 @@ def test_what_is_built_installs_and_runs_in_a_fresh_environment(
         words.append("--no-build-isolation")
     ran(sys.executable, *words, str(archive), cwd=tmp_path, PYTHONPATH=dependencies())
 
-    where, count = ran(
+    where, count, named = ran(
         python(home), "-c", LOOK, cwd=tmp_path, PYTHONPATH=dependencies()
     ).splitlines()  # fmt: skip
     help_text = ran(str(home / "bin" / "rmq"), "--help", cwd=tmp_path, PYTHONPATH=dependencies())
@@ -156,7 +159,7 @@ def test_what_is_built_installs_and_runs_in_a_fresh_environment(
     page, style = served(home, server, tmp_path)
 
     assert where.startswith(str(home))
-    assert int(count) == len(scripts.names())
+    assert int(count) == int(named) == len(scripts.names())
     assert "dlq" in help_text
     assert "Overview" in page
     assert ".card" in style
@@ -170,10 +173,10 @@ def test_the_scripts_are_read_from_a_zip_on_the_path(built: Path, tmp_path: Path
     archive.write_bytes(wheel.read_bytes())
     code = f"import sys; sys.path[:0] = [{str(archive)!r}, {dependencies()!r}]; {LOOK}"
 
-    where, count = ran(sys.executable, "-I", "-S", "-c", code, cwd=tmp_path).splitlines()
+    where, count, named = ran(sys.executable, "-I", "-S", "-c", code, cwd=tmp_path).splitlines()
 
     assert where.startswith(str(archive))
-    assert int(count) == len(scripts.names())
+    assert int(count) == int(named) == len(scripts.names())
 
 
 @pytest.mark.slow

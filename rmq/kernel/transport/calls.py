@@ -508,6 +508,8 @@ class ScriptCalls:
             yield from call("SCRIPT", "LOAD", script.text)
         except redis.ResponseError as refusal:
             if not forbids(refusal):
+                if kind_of(refusal) is Kind.REFUSED:  # a caller of several would name the first
+                    raise translate(refusal, script.name, []) from refusal
                 raise
             # EVAL loads it, too. Without keys every script fails before it does anything.
             try:

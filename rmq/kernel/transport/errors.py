@@ -33,10 +33,12 @@ from rmq.errors import (
     Unavailable,
 )
 from rmq.kernel.transport import scripts
+from rmq.kernel.transport.places import with_places
 
 _USER = re.compile(r"\bUser (\S+) has no permissions")
 _COMMAND = re.compile(r"run the '([^']+)' command")
 _LINE = re.compile(r"@user_script:\s*(\d+)")
+_PLACE = re.compile(r"\blua/[\w/]+\.lua:\d+")
 _SLOT_KEY = re.compile(r"(.+:\{.+\}:).*", re.DOTALL)
 
 
@@ -63,8 +65,8 @@ def denied(what: str, text: str, keys: Sequence[str]) -> AccessDenied:
         rules = [f"+{command}" for command in commands]
     if not rules or not right:
         return AccessDenied(
-            f"{what}: Redis refused access ({text[:200]}); check the ACL of the user. "
-            "rmq acl generate prints what each role needs"
+            f"{what}: Redis refused access ({with_places(text, what)[:200]}); check the ACL of the "
+            "user. rmq acl generate prints what each role needs"
         )
     return AccessDenied(
         f"{what}: {whose} has no right to {right}. Grant it: ACL SETUSER {user} "
@@ -202,7 +204,7 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
         wrong_key: the key that holds a value of the wrong type, if that was the error.
     """
     code, rest = _read(error)
-    text = str(error)
+    text = with_places(str(error), script)
     if code.startswith("RMQ"):
         return _by_script(code, re.split(r"[\s,]", rest, maxsplit=1)[0], script, keys)
     if code == "OOM":
@@ -211,12 +213,14 @@ def translate(error: BaseException, script: str, keys: list[str], wrong_key: str
             "Raise maxmemory, or send again later"
         )
     if code == "WRONGTYPE":
+        place = _PLACE.search(text)
         return ScriptFailed(
             f"{script}: {wrong_key or 'one of ' + ', '.join(keys)} holds another type of value "
-            "than RMQ keeps there; nothing was moved. See who wrote it, then rename or delete it"
+            f"than RMQ keeps there{f' (read in {place[0]})' if place else ''}; nothing was moved. "
+            "See who wrote it, then rename or delete it"
         )
     if code in _ACCESS:
-        return _by_access(code, rest, text, script, keys)
+        return _by_access(code, rest, str(error), script, keys)
     unknown = _UNKNOWN.match(text)
     missing = "HELLO" if code == "NOPROTO" else unknown and unknown[1].upper()
     if missing in _WITHOUT:

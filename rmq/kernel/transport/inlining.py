@@ -12,6 +12,9 @@ comment, and the text that Redis keeps has neither.
 The text that is put in place does what the call would do: arguments are evaluated first, once each,
 and names of the function do not meet those of its caller. A call that these rules do not cover is
 an error when the script is loaded. `tests/lua/test_inlining.py` runs each script in both ways.
+
+A line may end with a character of `PLACES`, which stands for its file and line (`places.py`). The
+character moves with its line; without such characters the text is the same.
 """
 
 from __future__ import annotations
@@ -20,23 +23,29 @@ import functools
 import re
 from typing import NamedTuple
 
+PLACES = "\U000f0000-\U0010fffd"  # two planes of Unicode that are for private use
+END = rf"[{PLACES}]?\n"  # of a line
 STRING = r"'(?:\\.|[^'\\\n])*'"
 _LITERAL = rf"-?\d[\d.e]*|{STRING}"
 _CONSTANTS = re.compile(
-    rf"^ *local ([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*) = ((?:{_LITERAL})(?:, (?:{_LITERAL}))*)\n",
+    r"^ *local ([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*) = "
+    rf"((?:{_LITERAL})(?:, (?:{_LITERAL}))*){END}",
     re.MULTILINE,
 )
 _VALUE = re.compile(_LITERAL)
 _CAPITALS = re.compile(rf"{STRING}|(?<![\w.])[A-Z][A-Z0-9_]*\b")
-_MARK = re.compile(r"^ *--- @inline\n", re.MULTILINE)
-_COMMENT = re.compile(rf"({STRING}|{_MARK.pattern})|^ *--.*\n| *--.*", re.MULTILINE)
+_MARK = re.compile(rf"^ *--- @inline{END}", re.MULTILINE)
+_COMMENT = re.compile(rf"({STRING}|{_MARK.pattern})|^ *--.*\n| *--[^\n{PLACES}]*", re.MULTILINE)
 _INLINE = re.compile(
-    r"^( *)--- @inline\n\1local function (\w+)\(([\w,\s]*)\)\n(.*?)^\1end\n",
+    rf"^( *)--- @inline{END}\1local function (\w+)\(([\w,\s{PLACES}]*)\){END}(.*?)^\1end{END}",
     re.MULTILINE | re.DOTALL,
 )
 _IN_WORD = re.compile(r"\w").match
 _IN_NAME = re.compile(r"[\w.:]")
-_CALL = re.compile(r"( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =\s+)?(\w+)\(")
+_CALL = re.compile(rf"( *)(?:(return) |(local )?([A-Za-z_][\w, ]*) =[\s{PLACES}]+)?(\w+)\(")
+_PLACE = re.compile(f"[{PLACES}]")
+_LINE_END = re.compile(END)
+_OPEN_ASSIGNMENT = re.compile(rf" ={END}\Z")
 _ASSIGNMENT = re.compile(r"([^=]*)=(?!=)")
 _NAME = re.compile(rf"{STRING}|(?<![\w.:])[A-Za-z_]\w*")
 _BRACKET = re.compile(rf"{STRING}|[(){{}}\[\],]")
@@ -136,6 +145,7 @@ def _read(name: str, parameters: str, body: str) -> _Function:
     last = re.search(r"^  return\b ?(.*)\n\Z", body, re.MULTILINE | re.DOTALL)
     lines = body[: last.start()] if last else body
     early = re.search(r"\breturn\b", _INNER_FUNCTION.sub("", lines)) is not None
+    parameters = _PLACE.sub("", parameters)
     return _Function(name, _split(parameters), lines.splitlines(), last and last.group(1), early)
 
 
@@ -145,8 +155,8 @@ def _without_calls(text: str, function: _Function) -> str:
     done, position = [], 0
     while (bracket := text.find(called, position)) >= 0:
         start = text.rfind("\n", 0, bracket) + 1
-        if text.endswith(" =\n", position, start):  # the targets stand in a line of their own
-            start = text.rfind("\n", 0, start - 1) + 1
+        if _OPEN_ASSIGNMENT.search(text, max(position, start - 4), start):
+            start = text.rfind("\n", 0, start - 1) + 1  # the targets stand in a line of their own
         found = _CALL.match(text, start)
         if not found or found.end() != bracket + len(called):
             if _IN_NAME.match(text, bracket - 1):
@@ -155,13 +165,17 @@ def _without_calls(text: str, function: _Function) -> str:
                 continue
             raise ValueError(f"{function.name} is called in the middle of a statement")
         arguments, end = _arguments(text, found.end())
-        if text[end : end + 1] != "\n":
+        line_end = _LINE_END.match(text, end)
+        if not line_end:
             raise ValueError(f"{function.name} is called in the middle of a statement")
         indent, returns, local, targets, _ = found.groups()
-        lines = _placed(function, arguments, bool(returns), bool(local), _split(targets or ""))
+        found_place = _PLACE.search(text, start, line_end.end())
+        place = found_place.group() if found_place else ""
+        assigned = _split(targets or "")
+        lines = _placed(function, arguments, bool(returns), bool(local), assigned, place)
         placed = "".join(f"{indent}{ln}\n" for ln in "\n".join(lines).splitlines() if ln.strip())
         done += [text[position : found.start()], placed]
-        position = end + 1
+        position = line_end.end()
     left = "".join([*done, text[position:]])
     if function.name in left and function.name in _names_in(left):
         raise ValueError(f"{function.name} is called in the middle of a statement")
@@ -169,9 +183,14 @@ def _without_calls(text: str, function: _Function) -> str:
 
 
 def _placed(
-    function: _Function, arguments: list[str], returns: bool, local: bool, targets: list[str]
+    function: _Function,
+    arguments: list[str],
+    returns: bool,
+    local: bool,
+    targets: list[str],
+    place: str,
 ) -> list[str]:
-    """The lines in the place of one call."""
+    """The lines instead of one call; `place` is the character of its first line, if any."""
     name, lines, results = function.name, function.lines, function.results
     if function.returns_early and not returns:
         raise ValueError(f"{name} returns before its end")
@@ -206,8 +225,10 @@ def _placed(
             lines = [*lines, f"  {', '.join(targets)} = {results}"]
     if parameters:
         values = ", ".join(argument for p, argument in passed.items() if p not in shared)
-        lines = [f"  local {', '.join(parameters)}{' = ' if values else ''}{values}", *lines]
-    return [*([f"local {', '.join(targets)}"] if local else []), "do", *lines, "end"]
+        values = f"{' = ' if values else ''}{values}"
+        lines = [f"  local {', '.join(parameters)}{values}{place}", *lines]
+    targets_made = [f"local {', '.join(targets)}{place}"] if local else []
+    return [*targets_made, f"do{place}", *lines, f"end{place}"]
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:
@@ -216,7 +237,7 @@ def _arguments(text: str, start: int) -> tuple[list[str], int]:
     for token in _BRACKET.finditer(text, start):
         depth += (token.group() in "({[") - (token.group() in ")}]")
         if depth < 0 or (depth == 0 and token.group() == ","):
-            found.append(" ".join(text[begin : token.start()].split()))
+            found.append(" ".join(_PLACE.sub(" ", text[begin : token.start()]).split()))
             begin = token.end()
         if depth < 0:
             return [argument for argument in found if argument], begin

@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from rmq.errors import ConfigurationError
 from rmq.kernel.transport.inlining import (
+    END,
     STRING,
     folded,
     inlined,
@@ -68,14 +69,17 @@ def commands_of_text(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-_INCLUDE = re.compile(r'( *)--- @include "([a-z0-9_/]+)"\n')
+_INCLUDE = re.compile(rf'( *)--- @include "([a-z0-9_/]+)"{END}')
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 _STRING = re.compile(STRING)
 # A function, or a table that is empty at first, and how far it is indented.
 _DEFINITION = re.compile(
-    r"^( *)local (?:function (\w+)\(.*?^\1end\n|(\w+) = \{\}\n)", re.MULTILINE | re.DOTALL
+    rf"^( *)local (?:function (\w+)\(.*?^\1end{END}|(\w+) = \{{\}}{END})",
+    re.MULTILINE | re.DOTALL,
 )
+# Gets the name of a file and its text without the header; returns the text with marked lines.
+Mark = Callable[[str, str], str]
 
 
 class Script:
@@ -130,12 +134,16 @@ def _body(name: str) -> str:
     return _HEADER.sub("", source(name))
 
 
+def _part(name: str, mark: Mark | None) -> str:
+    return mark(name, _body(name)) if mark else _body(name)
+
+
 def source(name: str) -> str:
     """A script as it stands in its file, with its header."""
     return (directory() / f"{name}.lua").read_text(encoding="utf-8")
 
 
-def expanded(text: str, known: set[str] | None = None) -> str:
+def expanded(text: str, known: set[str] | None = None, mark: Mark | None = None) -> str:
     """A script with its includes in place, each indented like the line that asked for it.
 
     At the left margin a library is put in once, for all that follows. Indented, it belongs to its
@@ -157,7 +165,7 @@ def expanded(text: str, known: set[str] | None = None) -> str:
         if part in inside:
             continue
         inside.add(part)
-        placed = expanded(_body(part), inside)
+        placed = expanded(_part(part, mark), inside, mark)
         lines.append(textwrap.indent(placed, indent) if indent else placed)
         if indent:
             if not blocks or blocks[-1][0] < depth:
@@ -185,14 +193,19 @@ def pruned(text: str) -> str:
     return text
 
 
-def composed(name: str) -> str:
+def composed(name: str, mark: Mark | None = None) -> str:
     """A script with includes and constants in place, without header and comments."""
-    return folded(without_comments(expanded(_body(name))))
+    return folded(without_comments(expanded(_part(name, mark), mark=mark)))
 
 
-def final_text(name: str) -> str:
-    """Compose a script as it is sent: one text, without all that it does not need."""
-    return f"-- rmq {name}\n" + pruned(inlined(composed(name)))
+def final_text(name: str, mark: Mark | None = None) -> str:
+    """Compose a script as it is sent: one text, without all that it does not need.
+
+    Args:
+        name: the verb.
+        mark: Ends each line of a file with a character of `PLACES`, for `places.py`.
+    """
+    return f"-- rmq {name}\n" + pruned(inlined(composed(name, mark)))
 
 
 @functools.cache

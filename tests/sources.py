@@ -1,0 +1,46 @@
+"""A copy of the sources of the scripts, to which a test adds a line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rmq.kernel.transport import places, scripts
+
+_LUA = Path(__file__).parents[1] / "lua"
+_CACHES = (scripts.directory, scripts.load, scripts._body, places._places_of)
+
+
+@contextmanager
+def with_line(home: Path, part: str, after: str, line: str) -> Iterator[str]:
+    """Compose all scripts from a copy in which `line` follows the line `after`.
+
+    Args:
+        home: Directory for the copy.
+        part: File to change, such as "lib/time".
+        after: A line that the file has once.
+        line: The line to add.
+
+    Yields:
+        Place of the new line, such as "lua/lib/time.lua:12".
+    """
+    shutil.copytree(_LUA, home / "lua")
+    path = home / "lua" / f"{part}.lua"
+    lines = path.read_text().splitlines()
+    assert lines.count(after) == 1
+    number = lines.index(after) + 1
+    path.write_text("\n".join([*lines[:number], line, *lines[number:], ""]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scripts, "directory", lambda: home / "lua")
+        _clear()
+        yield f"lua/{part}.lua:{number + 1}"
+    _clear()
+
+
+def _clear() -> None:
+    for cached in _CACHES:
+        getattr(cached, "cache_clear", lambda: None)()
