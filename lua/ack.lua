@@ -1,16 +1,7 @@
 --[[
-ack: settle deliveries for good.
+ack: settle deliveries for good. `dead` is only counted, if messages have failed. `store` is read and written in a slot
+with groups, whose next messages go out.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  member -> record
-KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   settled even   set   members settled in even turns of the dedup window
-KEYS[6]   settled odd    set   the same for odd turns
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   DeadQueue      zset  only counted, where messages have failed
-KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
-KEYS[10]  StoreQueue     zset  of a slot with groups: the next messages of them go out
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -26,13 +17,14 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           memory. Sent twice with one number, it gives the first answer. In a slot in order, the last ack of a batch
           wakes the consumers that wait for the batch to end; elsewhere, any ack those that wait for room.
 ]]
+--- @keys slot prepare records failures settled0 settled1 audit dead bodies store
 --- @include "lib/call"
 --- @include "lib/failed"
 --- @include "lib/member"
 --- @include "lib/receipt"
 --- @include "lib/time"
 local RUNS_FROM = 6 -- where the runs begin in ARGV
-local slot, prepare, records, failures, dead, call = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8], ARGV[2]
+local call = ARGV[2]
 local session, number = split_call(call)
 local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settled, known, large, grouped, offloaded =
   unpack(redis.call('HMGET', slot, 'created', 'dedup_ms', 'settled_turn', 'delivered', 'blocked', 'audited', 'chunk', 'settled',
@@ -44,7 +36,7 @@ local id, receipt = ARGV[RUNS_FROM + 3], ARGV[RUNS_FROM + 1]
 if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited and not large and not offloaded
     and string.byte(call, 1) == AT and string.byte(id, 1) < KEPT and tonumber(number) > tonumber(string.match(known, '^%d+')) then
   local score = redis.call('ZSCORE', prepare, id)
-  local failed = count_failed(slot, dead, failures)
+  local failed = count_failed()
   if failed == 0 and score and (score == receipt or tonumber(score) == tonumber(receipt)) then
     local now, _, seconds = read_time(ARGV[1])
     if not grouped then
@@ -66,14 +58,14 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
       done, entry, following, priority, tag = entry_without(text, tonumber(vtime or 0), id)
       if done then
         if following then
-          redis.call('ZCARD', KEYS[10])
+          redis.call('ZCARD', store)
         end
         redis.call('HDEL', records, id)
         redis.call('ZREM', prepare, id)
         if following then
           local following_score, _, exponent = nil, math.frexp(priority)
           following_score = tagged_text(priority, math.ldexp(1, exponent - 53), tag)
-          redis.call('ZADD', KEYS[10], 'XX', following_score, following)
+          redis.call('ZADD', store, 'XX', following_score, following)
           redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1', '/' .. name,
             entry)
         elseif entry then
@@ -85,7 +77,7 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
         end
         if following and waiting and tonumber(waiting) > now then
           --- @include "lib/wake"
-          wake(slot, ARGV[3], ARGV[4])
+          wake(ARGV[3], ARGV[4])
         end
         return '1'
       end
@@ -115,7 +107,7 @@ end
 -- looks like one of the run: while fewer than 2048 deliveries have followed the first of the run. Then, where the range holds
 -- exactly the ids of the run in order, each of them has exactly its receipt. Asking for each score costs four times as much.
 --- @inline
-local function are_runs_held(prepare, runs, count, from, delivered)
+local function are_runs_held(runs, count, from, delivered)
   local all_held, at = runs <= 4 and count > 1, from
   for r = 1, all_held and runs or 0 do
     local place = RUNS_FROM - 3 + 3 * r
@@ -142,7 +134,7 @@ end
 -- The deliveries that the caller holds, by the score of each: (their ids, each once; a letter for every delivery; the audit
 -- numbers of those held, which are in ARGV behind `numbers_after`, or nil where that is nil).
 --- @inline
-local function find_held(prepare, runs, count, from, numbers_after)
+local function find_held(runs, count, from, numbers_after)
   local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, from + count - 1))
   local held_ids, marks, seen, i = {}, {}, {}, 0
   local numbers = numbers_after and {}
@@ -169,7 +161,7 @@ end
 
 local now = clock(ARGV[1])
 session, number = session_of(call)
-local before = answer_in(slot, known, number)
+local before = answer_in(known, number)
 if before then
   return before
 end
@@ -187,7 +179,7 @@ end
 local numbers_after = numbers_given and audited and to or nil
 
 local held_ids, letters, numbers, low, high
-local all_held = are_runs_held(prepare, runs, count, from, tonumber(delivered or 0))
+local all_held = are_runs_held(runs, count, from, tonumber(delivered or 0))
 if all_held then
   if runs == 1 then
     low, high = receipt, string.format('%.17g', tonumber(receipt) + (count - 1) * STEP)
@@ -195,43 +187,43 @@ if all_held then
   held_ids, letters = { unpack(ARGV, from, to) }, string.rep('1', count)
   numbers = numbers_after and { unpack(ARGV, to + 1, to + count) }
 else
-  held_ids, letters, numbers = find_held(prepare, runs, count, from, numbers_after)
+  held_ids, letters, numbers = find_held(runs, count, from, numbers_after)
 end
-local failed = count_failed(slot, dead, failures)
+local failed = count_failed()
 local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
 local kept = window > 0 and kept_ids(held_ids)
 if kept then
-  check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)
+  check_settled_sets(window, last_turn, now)
 end
 if audited and #held_ids > 0 then
   --- @include "lib/audit"
-  numbers = numbers and add_numbers(numbers, parse_number, {}) or read_numbers(records, held_ids, tonumber(chunk))
-  account_for(slot, KEYS[7], 'seen', numbers, now)
+  numbers = numbers and add_numbers(numbers, parse_number, {}) or read_numbers(held_ids, tonumber(chunk))
+  account_for('seen', numbers, now)
 end
 if #held_ids > 0 then
   local bring_up
   if grouped then
     --- @include "lib/leave_groups"
-    bring_up = leaving_groups(slot, KEYS[10], records, held_ids)
+    bring_up = leaving_groups(held_ids)
   end
-  local removed = remove_held(slot, prepare, records, failures, (large or offloaded) and KEYS[9], held_ids, failed, low, high)
+  local removed = remove_held(large or offloaded, held_ids, failed, low, high)
   if kept then
-    remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
+    remember_settled(window, last_turn, now, kept)
   end
   if bring_up and bring_up() then
     --- @include "lib/wake"
-    wake_sleepers(slot, now, ARGV[3], ARGV[4])
+    wake_sleepers(now, ARGV[3], ARGV[4])
   end
   if blocked then
     --- @include "lib/in_order"
     --- @include "lib/wake"
-    if unblock(slot, prepare, blocked, now) then
-      wake(slot, ARGV[3], ARGV[4])
+    if unblock(blocked, now) then
+      wake(ARGV[3], ARGV[4])
     end
   end
   redis.call('HSET', slot, 'settled', tonumber(settled or 0) + removed, session, kept_answer(number, now, letters))
   if not known then
-    sweep_sessions(slot, now, SWEPT)
+    sweep_sessions(now, SWEPT)
   end
 end
 return letters

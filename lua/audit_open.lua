@@ -1,8 +1,6 @@
 --[[
-audit_open: read a page of the open numbers of audited messages.
+audit_open: read a page of the open numbers of audited messages. lib/audit describes the members of `audit`.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   audit          zset  ranges of open numbers; lib/audit.lua describes its members
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   after                the last member of the page before, or ''
 ARGV[3]   limit                1 to 1000
@@ -12,10 +10,10 @@ Returns   {epoch ms, numbers reported as sent, settled, accounted for otherwise,
 Cost      O(log L + limit), L = ranges
 Atomic    Reads only, except that with every_ms it notes the time.
 ]]
+--- @keys slot audit
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
-local slot, audit = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local limit, every = whole_number(ARGV[3], 1, MOST, 'limit'), whole_number(ARGV[4], 0, NUMBER_MOST, 'every_ms')
 local created, numbered, seen, accounted, audit_at = unpack(redis.call('HMGET', slot, 'created', 'numbered', 'seen',

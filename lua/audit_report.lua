@@ -1,9 +1,8 @@
 --[[
 audit_report: a producer of numbered messages reports up to which number they were accepted, and which numbers no message has
-(merged, duplicate, refused). Its first call, before its first message, is where its numbers begin.
+(merged, duplicate, refused). Its first call, before its first message, is where its numbers begin. lib/audit describes
+the members of `audit`.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   audit          zset  ranges of open numbers: those not accounted for
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   producer             10 hex digits
 ARGV[3]   from                 what it reported before, 0 at first: numbers up to here are old news
@@ -15,6 +14,7 @@ Atomic    Types and numbers are checked before the first write, which needs no m
           account for. The first call of a producer also removes what is left of up to ten producers that were not
           heard of for a day and have nothing open.
 ]]
+--- @keys slot audit
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
@@ -23,7 +23,7 @@ local LARGEST = 999999999999999
 local YOUNG_MS = 10000 -- a range that is younger than this grows
 local HEARD_MS = 60000 -- how often a producer is noted as heard of
 local GONE_MS = 86400000 -- a producer that was not heard of for so long is forgotten
-local slot, audit, producer = KEYS[1], KEYS[2], ARGV[2]
+local producer = ARGV[2]
 local now = clock(ARGV[1])
 if #producer ~= 10 or not string.find(producer, '^%x+$') then
   fail('ARG', 'producer')
@@ -71,7 +71,7 @@ end
 
 local closed = 0
 for i = 5, #ARGV, 2 do
-  closed = closed + close_range(audit, producer, tonumber(ARGV[i]), tonumber(ARGV[i + 1]), now)
+  closed = closed + close_range(producer, tonumber(ARGV[i]), tonumber(ARGV[i + 1]), now)
 end
 if closed > 0 then
   redis.call('HINCRBY', slot, 'accounted', closed)

@@ -1,7 +1,6 @@
 --[[
-claim: take claims, each for an owner, before the work that they stand for begins.
+claim: take claims, each for an owner, before the work that they stand for begins. Each claim has its key.
 
-KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   hold_ms              1 to 86 400 000: how long it is held if nobody renews it
 ARGV[3..] the owner of each, text without spaces; n of them, at most 1000
@@ -13,6 +12,7 @@ Atomic    All are read before the first write, which needs no memory. A claim th
           so a copy of this command gives the same answer. A copy that comes after its owner has removed the claim
           takes it again, for hold_ms at most.
 ]]
+--- @keys claim ...
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/claims"
@@ -22,7 +22,7 @@ local n = count_claims(3, 1)
 local values = read_claims()
 local letters, answer, held, missing, taken = {}, { '' }, {}, {}, {}
 for i = 1, n do
-  local key, owner = KEYS[i], ARGV[2 + i]
+  local key, owner = all_keys[i], ARGV[2 + i]
   local state, holder, since = nil, taken[key], now
   if values[i] then
     state, holder, since = parse_claim(values[i], i)
@@ -48,11 +48,11 @@ for a = 1, #held do
   redis.call('PEXPIRE', held[a], hold)
 end
 if #missing > 0 then
-  redis.call('PEXPIRE', KEYS[missing[1]], hold) -- it is missing; a write that needs no memory, see lib/writes
+  redis.call('PEXPIRE', all_keys[missing[1]], hold) -- it is missing; a write that needs no memory, see lib/writes
   local since = string.format(' %d', now)
   for f = 1, #missing do
     local i = missing[f]
-    redis.call('SET', KEYS[i], 'consuming ' .. ARGV[2 + i] .. since, 'PX', hold)
+    redis.call('SET', all_keys[i], 'consuming ' .. ARGV[2 + i] .. since, 'PX', hold)
   end
 end
 answer[1] = table.concat(letters)

@@ -1,14 +1,6 @@
 --[[
 drop_expired: drop waiting messages that have expired, or send them to the DeadQueue, in a slot that nobody takes from.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[5]   failures       hash  member -> failure entry
-KEYS[6]   merge index    hash  merge key -> member and when it opened
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -20,6 +12,7 @@ Atomic    Types are checked before the first write, and the first write frees me
           as they do for a consumer. A second run goes on. Ranks move while others send and take; a message that is
           passed over is for the next pass.
 ]]
+--- @keys slot store records dead failures merge audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/record"
@@ -27,8 +20,6 @@ Atomic    Types are checked before the first write, and the first write frees me
 --- @include "lib/envelope"
 --- @include "lib/leave_groups"
 --- @include "lib/member"
-local slot, store, records, dead, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local bodies = KEYS[8]
 local now = clock(ARGV[1])
 local rank = whole_number(ARGV[4], 0, EXACT_MOST, 'rank')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
@@ -41,7 +32,7 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', merge)
-redis.call('ZCARD', KEYS[7])
+redis.call('ZCARD', audit)
 redis.call('HLEN', bodies)
 local page = redis.call('ZRANGE', store, rank, rank + limit - 1, 'WITHSCORES')
 local members, score_of = {}, {}
@@ -84,26 +75,26 @@ local entries, scores = redis.call('HMGET', failures, unpack(ids)), {}
 for i = 1, #ids do
   scores[i] = score_of[ids[i]]
 end
-local bring_up = leaving_groups(slot, store, records, ids, on_expire ~= 'drop', nil, scores)
+local bring_up = leaving_groups(ids, on_expire ~= 'drop', nil, scores)
 
 -- Let the next messages of groups go out, and wake sleepers for them.
 local function go_on()
   if bring_up and bring_up() then
     --- @include "lib/wake"
-    wake_sleepers(slot, now, ARGV[2], ARGV[3])
+    wake_sleepers(now, ARGV[2], ARGV[3])
   end
 end
 
 if on_expire == 'drop' and audited then
   --- @include "lib/audit"
-  account_for(slot, KEYS[7], 'accounted', add_numbers(expired, number_of, {}), now)
+  account_for('accounted', add_numbers(expired, number_of, {}), now)
 end
 redis.call('ZREM', store, unpack(ids))
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
 if on_expire == 'drop' then
-  drop_records(slot, records, bodies, ids)
+  drop_records(ids)
   redis.call('HDEL', failures, unpack(ids))
   redis.call('HINCRBY', slot, 'expired', #ids)
   go_on()
@@ -113,6 +104,6 @@ local mades = {}
 for i = 1, #ids do
   mades[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
-add_dead(slot, dead, records, bodies, failures, audited and KEYS[7], ids, now, mades, 'x', '', tonumber(dead_retention_ms))
+add_dead(audited, ids, now, mades, 'x', '', tonumber(dead_retention_ms))
 go_on()
 return reply

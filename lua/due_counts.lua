@@ -1,8 +1,6 @@
 --[[
 due_counts: count the waiting messages of a slot by when they are due. Changes nothing.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] boundaries           ms from now, rising; 1 to 60
 Returns   for each boundary, how many timed messages are due then or before, and after the boundary before it; then how
@@ -11,12 +9,13 @@ Returns   for each boundary, how many timed messages are due then or before, and
 Cost      O(b log L), b = boundaries
 Atomic    Reads only: one moment of one slot.
 ]]
+--- @keys slot store
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score_ranges"
 local now = clock(ARGV[1])
-if not redis.call('HGET', KEYS[1], 'created') then
-  fail('GONE', KEYS[1])
+if not redis.call('HGET', slot, 'created') then
+  fail('GONE', slot)
 end
 if #ARGV < 2 or #ARGV > 61 then
   fail('ARG', 'count')
@@ -31,9 +30,9 @@ end
 local reply, from = {}, string.format('%.0f', PRIORITY_END)
 for i = 1, #boundaries do
   local past = string.format('%.0f', now + boundaries[i] + 1) -- a due time has a fraction: the whole ms counts
-  reply[i] = redis.call('ZCOUNT', KEYS[2], from, '(' .. past)
+  reply[i] = redis.call('ZCOUNT', store, from, '(' .. past)
   from = past
 end
-reply[#reply + 1] = redis.call('ZCOUNT', KEYS[2], from, '+inf')
-reply[#reply + 1] = redis.call('ZCOUNT', KEYS[2], '-inf', '(' .. PRIORITY_END)
+reply[#reply + 1] = redis.call('ZCOUNT', store, from, '+inf')
+reply[#reply + 1] = redis.call('ZCOUNT', store, '-inf', '(' .. PRIORITY_END)
 return reply

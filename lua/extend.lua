@@ -1,8 +1,6 @@
 --[[
 extend: move the deadline of leases, counted from now. The receipts change with it.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   lease_ms             1000 to 43 200 000, from now; rounded up to whole seconds
@@ -12,14 +10,14 @@ Returns   the new deadline in s, a space, and a letter for each: 1 extended, 0 t
 Cost      O(n log L), L = leases of the slot; n is at most 1000
 Atomic    Only a member whose score equals the receipt changes. Sent twice with one number, it gives the first answer.
 ]]
+--- @keys slot prepare
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/replay"
 --- @include "lib/receipts"
-local slot, prepare = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -27,7 +25,7 @@ local lease = whole_number(ARGV[3], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local held_ids, letters, positions, scores = verify_receipts(prepare, 4, (#ARGV - 3) / 2)
+local held_ids, letters, positions, scores = verify_receipts(4, (#ARGV - 3) / 2)
 local deadline = math.ceil((now + lease) / 1000)
 local answer = string.format('%d ', deadline) .. letters
 if #held_ids == 0 then
@@ -40,5 +38,5 @@ for m = 1, #held_ids do
 end
 allow_oom(prepare)
 redis.call('ZADD', prepare, unpack(change))
-remember(slot, ARGV[2], now, answer)
+remember(ARGV[2], now, answer)
 return answer

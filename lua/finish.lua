@@ -1,7 +1,6 @@
 --[[
-finish: mark claims as consumed. Only their owners can.
+finish: mark claims as consumed. Only their owners can. Each claim has its key.
 
-KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] the owner of each; n of them, at most 1000. Then for each how long it is remembered: ttl_ms, 1 to
           315 619 200 000 (ten years)
@@ -10,6 +9,7 @@ Cost      O(n)
 Atomic    All are read before the first write, which needs no memory. A claim of another owner is left as it is. A second
           run gives the same answer, and the time and ttl of the first run stay.
 ]]
+--- @keys claim ...
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/claims"
@@ -27,11 +27,11 @@ for i = 1, n do
   end
 end
 if #finished > 0 then
-  redis.call('PEXPIRE', KEYS[finished[1]], ttls[finished[1]]) -- needs no memory, see lib/writes
+  redis.call('PEXPIRE', all_keys[finished[1]], ttls[finished[1]]) -- needs no memory, see lib/writes
   local at = string.format(' %d', now)
   for e = 1, #finished do
     local i = finished[e]
-    redis.call('SET', KEYS[i], 'consumed ' .. ARGV[1 + i] .. at, 'PX', ttls[i])
+    redis.call('SET', all_keys[i], 'consumed ' .. ARGV[1 + i] .. at, 'PX', ttls[i])
   end
 end
 return table.concat(letters)

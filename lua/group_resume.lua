@@ -1,8 +1,6 @@
 --[[
 group_resume: end the pause of a group, or what holds it since a message of it became a dead letter.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -12,11 +10,11 @@ Returns   1 it goes on, unless the other one stops it, too; 0 it was not stopped
 Cost      O(k log L), k = messages that go out, at most as many as may be out of a group
 Atomic    The next messages go out, and sleepers are woken. A second run changes nothing.
 ]]
+--- @keys slot store
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/group_stops"
 --- @include "lib/wake"
-local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local created, setting = unpack(redis.call('HMGET', slot, 'created', 'groups'))
 if not created then
@@ -29,7 +27,7 @@ redis.call('ZCARD', store)
 if not setting then
   return 0
 end
-local groups = open_groups(slot, store, setting)
+local groups = open_groups(setting)
 load_groups(groups, { ARGV[4] })
 local entry = entry_in(groups, ARGV[4])
 allow_oom(store)
@@ -37,6 +35,6 @@ if not entry or not start_group(groups, entry, ARGV[5] == 'dead' and HELD_BY_DEA
   return 0
 end
 if write_groups(groups) then
-  wake_sleepers(slot, now, ARGV[2], ARGV[3])
+  wake_sleepers(now, ARGV[2], ARGV[3])
 end
 return 1

@@ -1,8 +1,6 @@
 --[[
 groups: read groups of a slot that have messages out, are paused, or are held by a dead letter. Changes nothing.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
 ARGV[1]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
 ARGV[2]   limit                1 to 100, about so many groups a page
 ARGV[3..] name, member         only this group, and '' or a message of it: no page
@@ -14,13 +12,14 @@ Returns   {cursor, 0 at the end; 1 if this is a first page, else 0; how many hel
 Cost      O(p log L), p = priorities of which the groups of the page hold messages, 16 of a group at most
 Atomic    Reads only. A group that is there from the first page to the last is on one of them, some come twice; as audit_scan.
 ]]
+--- @keys slot store
 --- @include "lib/check"
 --- @include "lib/groups"
 --- @include "lib/scan_cursor"
 local PAGE_MOST, PRIORITIES_MOST = 100, 16
 
 -- The first messages of the largest priorities of a lane, behind those of other lanes.
-local function add_heads(store, lane, heads)
+local function add_heads(lane, heads)
   local low, high = lane_range(lane)
   while #heads < PRIORITIES_MOST do
     local id, score = unpack(redis.call('ZRANGEBYSCORE', store, low, high, 'WITHSCORES', 'LIMIT', 0, 1))
@@ -34,7 +33,7 @@ local function add_heads(store, lane, heads)
 end
 
 -- How many held messages of these lanes go before one of this score; -1 where it is in none of them.
-local function count_ahead(store, lanes, score)
+local function count_ahead(lanes, score)
   local own, priority = held_place(score)
   local ahead, is_older = 0, true
   for i = 1, #lanes do
@@ -49,38 +48,38 @@ local function count_ahead(store, lanes, score)
   return is_older and -1 or ahead
 end
 
-local created, setting = unpack(redis.call('HMGET', KEYS[1], 'created', 'groups'))
+local created, setting = unpack(redis.call('HMGET', slot, 'created', 'groups'))
 if not created then
-  fail('GONE', KEYS[1])
+  fail('GONE', slot)
 end
 local limit = whole_number(ARGV[2], 1, PAGE_MOST, 'limit')
 local cursor, server = read_cursor(ARGV[1])
-redis.call('ZCARD', KEYS[2])
+redis.call('ZCARD', store)
 if not setting then
   return { '0', 1, -1 }
 end
-local groups, page = open_groups(KEYS[1], KEYS[2], setting), { '0', {} }
+local groups, page = open_groups(setting), { '0', {} }
 if ARGV[3] then
-  local text = redis.call('HGET', KEYS[1], '/' .. ARGV[3])
+  local text = redis.call('HGET', slot, '/' .. ARGV[3])
   page[2] = text and { '/' .. ARGV[3], text } or {}
 else
-  page = redis.call('HSCAN', KEYS[1], cursor, 'MATCH', '/*', 'COUNT', limit)
+  page = redis.call('HSCAN', slot, cursor, 'MATCH', '/*', 'COUNT', limit)
 end
-local member_score = ARGV[4] and ARGV[4] ~= '' and tonumber(redis.call('ZSCORE', KEYS[2], ARGV[4]) or 0) or 0
+local member_score = ARGV[4] and ARGV[4] ~= '' and tonumber(redis.call('ZSCORE', store, ARGV[4]) or 0) or 0
 local reply = { write_cursor(page[1], server), cursor == '0' and 1 or 0, -1 }
 for i = 1, #page[2], 2 do
   local entry = parse_entry(groups, string.sub(page[2][i], 2), page[2][i + 1])
   local lanes, heads, held = lanes_of(entry), {}, 0
   for l = 1, #lanes do
     local low, high = lane_range(lanes[l])
-    held = held + redis.call('ZCOUNT', KEYS[2], low, high)
-    add_heads(KEYS[2], lanes[l], heads)
+    held = held + redis.call('ZCOUNT', store, low, high)
+    add_heads(lanes[l], heads)
   end
   if member_score < 0 then
-    reply[3] = count_ahead(KEYS[2], lanes, member_score)
+    reply[3] = count_ahead(lanes, member_score)
   end
   reply[#reply + 1] = { entry.name, entry.flags, entry.out, entry.weight, entry.share or '', entry.member or '',
-    entry.member and redis.call('ZSCORE', KEYS[2], entry.member) or '', held, lanes, heads,
-    redis.call('HGET', KEYS[1], '!' .. entry.name) or '' }
+    entry.member and redis.call('ZSCORE', store, entry.member) or '', held, lanes, heads,
+    redis.call('HGET', slot, '!' .. entry.name) or '' }
 end
 return reply

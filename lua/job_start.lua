@@ -1,22 +1,22 @@
 --[[
 job_start: store a job, which a runner then takes.
 
-KEYS[1]   job            hash  definition, state and progress of a job
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2..] fields and values of the definition
 Returns   {1 stored | 0 there is a job of this id already, when it began in epoch ms}
 Cost      O(1)
 Atomic    The first write is one that Redis refuses at maxmemory. A second run finds the job.
 ]]
+--- @keys job
 --- @include "lib/clock"
 local now = clock(ARGV[1])
 if #ARGV < 3 or #ARGV % 2 == 0 then
   fail('ARG', 'fields')
 end
-local began = redis.call('HGET', KEYS[1], 'began')
+local began = redis.call('HGET', job, 'began')
 if began then
   return { 0, tonumber(began) }
 end
-redis.call('HSET', KEYS[1], 'began', now, 'state', 'running', 'runner', '', 'until', 0, 'batch', 0, 'recorded', 0,
+redis.call('HSET', job, 'began', now, 'state', 'running', 'runner', '', 'until', 0, 'batch', 0, 'recorded', 0,
   unpack(ARGV, 2))
 return { 1, now }

@@ -1,8 +1,6 @@
 --[[
 job_step: record what became of a job's batch, and note the next batch before its messages are touched.
 
-KEYS[1]   job            hash  definition, state and progress of a job
-KEYS[2]   job log        list  the newest outcomes: a letter, the slot's index, ':' and the member
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   runner               the id of the one who runs it
 ARGV[3]   hold_ms              of its lease, counted from now, 1 to 86 400 000
@@ -21,10 +19,10 @@ Cost      O(members)
 Atomic    A batch is recorded once, and the next one noted once, by their numbers: a second run changes nothing but the
           lease. While the job is paused or stopping, none is noted. Works while Redis is at maxmemory.
 ]]
+--- @keys job joblog
 --- @include "lib/clock"
 --- @include "lib/jobs"
 --- @include "lib/member"
-local job, log = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local hold = whole_number(ARGV[3], 1, HOLD_MOST_MS, 'hold_ms')
 local number = whole_number(ARGV[4], 0, NUMBER_MOST, 'number')
@@ -35,7 +33,7 @@ local letters, members = ARGV[5], ARGV[9]
 if #members % MEMBER ~= 0 or #members > 1000 * MEMBER then
   fail('ARG', 'members')
 end
-redis.call('LLEN', log)
+redis.call('LLEN', joblog)
 local state, runner, batch, recorded, noted, slot = unpack(redis.call('HMGET', job, 'state', 'runner', 'batch', 'recorded',
   'members', 'slot'))
 if not state then
@@ -64,8 +62,8 @@ if number == batch and recorded == number - 1 then
   for i = 1, #order do
     redis.call('HINCRBY', job, 'count_' .. order[i], counts[order[i]])
   end
-  redis.call('RPUSH', log, unpack(entries))
-  redis.call('LTRIM', log, -most, -1)
+  redis.call('RPUSH', joblog, unpack(entries))
+  redis.call('LTRIM', joblog, -most, -1)
   redis.call('HSET', job, 'recorded', number)
   redis.call('HDEL', job, 'members')
   recorded = number
@@ -83,7 +81,7 @@ if batch == recorded and number == batch then
     state = 'stopped'
   end
   if state == 'done' or state == 'stopped' then
-    end_job(job, log, state, now, keep)
+    end_job(state, now, keep)
   end
 end
 return { 1, state, batch, now }

@@ -1,7 +1,6 @@
 --[[
 job_take: take the lease of a job that nobody runs, renew it, or end it.
 
-KEYS[1]   job            hash  definition, state and progress of a job
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   runner               the id of the one who runs it
 ARGV[3]   hold_ms              of the lease, counted from now, up to 86 400 000; 0: end it
@@ -10,25 +9,26 @@ Returns   {1 the runner has the lease | 0 it has not: another one does, or the j
 Cost      O(fields)
 Atomic    Works while Redis is at maxmemory: the first write needs no memory. A second run renews the lease again.
 ]]
+--- @keys job
 --- @include "lib/clock"
 local now = clock(ARGV[1])
 local hold = whole_number(ARGV[3], 0, HOLD_MOST_MS, 'hold_ms')
-local s = redis.call('HMGET', KEYS[1], 'state', 'runner', 'until')
-if not s[1] then
+local state, runner, ends = unpack(redis.call('HMGET', job, 'state', 'runner', 'until'))
+if not state then
   return { -1, now }
 end
-local mine = s[2] == ARGV[2]
-local runs = s[1] == 'running' or s[1] == 'stopping'
+local mine = runner == ARGV[2]
+local runs = state == 'running' or state == 'stopping'
 local taken = 0
-if runs and hold > 0 and (mine or tonumber(s[3]) <= now) then
+if runs and hold > 0 and (mine or tonumber(ends) <= now) then
   taken = 1
-  redis.call('HDEL', KEYS[1], '') -- a write that needs no memory: after it, Redis checks no more
-  redis.call('HSET', KEYS[1], 'runner', ARGV[2], 'until', now + hold)
+  redis.call('HDEL', job, '') -- a write that needs no memory: after it, Redis checks no more
+  redis.call('HSET', job, 'runner', ARGV[2], 'until', now + hold)
 elseif mine and hold == 0 then
-  redis.call('HDEL', KEYS[1], '')
-  redis.call('HSET', KEYS[1], 'runner', '', 'until', 0)
+  redis.call('HDEL', job, '')
+  redis.call('HSET', job, 'runner', '', 'until', 0)
 end
-local reply = redis.call('HGETALL', KEYS[1])
+local reply = redis.call('HGETALL', job)
 table.insert(reply, 1, now)
 table.insert(reply, 1, taken)
 return reply

@@ -1,7 +1,7 @@
 --[[
-lateness_report: add to the counts of how late messages of a topic were taken (rmq/kernel/core/telemetry.py).
+lateness_report: add to the counts of how late messages of a topic were taken (rmq/kernel/core/telemetry.py). The field
+`lateness` of the slot has a count for each bucket.
 
-KEYS[1]   slot           hash  settings and counters of the slot; the field `lateness` has a count for each bucket
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3..] how many deliveries to add to each bucket, 1 to 64 buckets
@@ -9,10 +9,10 @@ Returns   1
 Cost      O(buckets)
 Atomic    One write, which Redis refuses at maxmemory. Sent twice with one number, it is added once.
 ]]
+--- @keys slot
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
-local slot = KEYS[1]
 local now = clock(ARGV[1])
 if #ARGV < 3 or #ARGV > 66 then
   fail('ARG', 'count')
@@ -25,7 +25,7 @@ local created, lateness = unpack(redis.call('HMGET', slot, 'created', 'lateness'
 if not created then
   fail('GONE', slot)
 end
-if replayed(slot, ARGV[2]) then
+if replayed(ARGV[2]) then
   return 1
 end
 local i = 0
@@ -37,5 +37,5 @@ for at = 1, #added do
   added[at] = string.format('%.0f', added[at])
 end
 redis.call('HSET', slot, 'lateness', table.concat(added, ' '))
-remember(slot, ARGV[2], now, '1')
+remember(ARGV[2], now, '1')
 return 1

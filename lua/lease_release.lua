@@ -1,12 +1,7 @@
 --[[
 lease_release: give back the deliveries of one shared lease that no handler was called with, for a worker that has died. It
-costs no retry.
+costs no retry. `failures` and `records` are only read: whether a message has failed before, and its group.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   failures       hash  only read: whether a message has failed before
-KEYS[5]   records        hash  only read: where messages were taken from
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -18,6 +13,7 @@ Cost      O((n + b) log L), n = limit, b = deliveries that had begun, L = member
 Atomic    Each goes where `release` would put it. Of a page the newest deliveries come first, so that page by page the oldest
           stands in front. The first write frees memory. A second run goes on.
 ]]
+--- @keys slot store prepare failures records
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/member"
@@ -25,7 +21,6 @@ Atomic    Each goes where `release` would put it. Of a page the newest deliverie
 --- @include "lib/record_bytes"
 --- @include "lib/score_ranges"
 --- @include "lib/shared_leases"
-local slot, store, prepare, failures, records = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 local number = whole_number(ARGV[4], 1, SHARED_MOST, 'number')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
@@ -73,6 +68,6 @@ for m = 1, #held do
   held_ids[m], receipts[m], places[m] = held[m][1], held[m][2], held[m][3]
 end
 --- @include "lib/release_deliveries"
-release_deliveries(slot, store, prepare, records, failures, held_ids, receipts, places, 0, max_retries, retry, front, ordered, now)
-signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[2], ARGV[3], now)
+release_deliveries(held_ids, receipts, places, 0, max_retries, retry, front, ordered, now)
+signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
 return #held

@@ -1,9 +1,6 @@
 --[[
 lease_renew: renew a shared lease: that of all deliveries which a worker process has of the slot under one number.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   leases         zset  number of a shared lease -> its end, epoch ms
-KEYS[3]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   number               of the lease
 ARGV[3]   lease_ms             1000 to 43 200 000, from now
@@ -12,11 +9,11 @@ Cost      O(log l), l = leases of the slot; the same for any number of deliverie
 Atomic    A lease never ends earlier than it did before. One that has expired is renewed too, as long as nothing of it was
           given back. The first write needs no memory. A second run does the same.
 ]]
+--- @keys slot leases queries
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/shared_leases"
 --- @include "lib/writes"
-local slot, leases, queries = KEYS[1], KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
 local number = whole_number(ARGV[2], 1, SHARED_MOST, 'number')
 local lease = whole_number(ARGV[3], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
@@ -32,5 +29,5 @@ end
 local lease_end = math.max(before, now + lease)
 allow_oom(leases)
 redis.call('ZADD', leases, lease_end, member)
-note_first_end(slot, queries, leases)
+note_first_end()
 return lease_end - now

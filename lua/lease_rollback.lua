@@ -1,10 +1,6 @@
 --[[
 lease_rollback: give back the deliveries of the shared lease that ended first, if it has ended.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   leases         zset  number of a shared lease -> its end, epoch ms
-KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000
 Returns   {how many were given back, 1 if more have to be}
@@ -14,11 +10,11 @@ Atomic    The deadline of each delivery becomes one that has passed; `rollback` 
           where it has none. Deliveries whose lease is missing are given back too. `leases_until` of the slot is corrected.
           The first write needs no memory. A second run goes on.
 ]]
+--- @keys slot prepare leases queries
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/shared_leases"
 --- @include "lib/writes"
-local slot, prepare, leases, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, MOST, 'limit')
 if redis.call('HEXISTS', slot, 'created') == 0 then
@@ -37,7 +33,7 @@ local low, high = range_of(first[1] and whole_number(first[1], 1, SHARED_MOST, '
 local page = redis.call('ZRANGEBYSCORE', prepare, low, high, 'WITHSCORES', 'LIMIT', 0, limit)
 if not first[1] or tonumber(first[2]) > now then
   allow_oom(prepare)
-  note_first_end(slot, queries, leases)
+  note_first_end()
   return { 0, 0 }
 end
 local deadlines = {}
@@ -53,6 +49,6 @@ if #page == 2 * limit then
 else
   redis.call('ZREM', leases, first[1])
 end
-note_first_end(slot, queries, leases)
+note_first_end()
 local after = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
 return { #page / 2, after[2] and tonumber(after[2]) <= now and 1 or 0 }

@@ -1,16 +1,8 @@
 --[[
 merge: range-merge. Store messages that wait for their time range, or merge each into the waiting message with the same
-merge key, whose consume time it keeps: in their order, as if each had a call of its own.
+merge key, whose consume time it keeps: in their order, as if each had a call of its own. `failures` and `audit` are for
+messages that drop_lowest drops.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   merge index    hash  merge key -> member, then when it opened, epoch ms
-KEYS[5]   settled even   set   members settled in even turns of the dedup window
-KEYS[6]   settled odd    set   the same for odd turns
-KEYS[7]   failures       hash  of messages that drop_lowest drops
-KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
-KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -38,19 +30,20 @@ Atomic    Looking for the waiting messages and adding to them are one step, and 
           merging it again adds nothing. A message in flight is not in the index: the next message opens a new window. Room
           is made when all have merged: what merged into a message that is dropped is dropped with it.
 ]]
+--- @keys slot store records merge settled0 settled1 failures audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/merge_messages"
 local BEFORE = 5 -- arguments before the messages
-local slot, call, created = KEYS[1], ARGV[2], ARGV[5]
+local call, created = ARGV[2], ARGV[5]
 local session, number = session_of(call)
 local count = (#ARGV - BEFORE) / OF_EACH
 if count < 1 or count > MOST or count % 1 > 0 then
   fail('ARG', 'count')
 end
-local fields = read_store_fields(slot, session)
-local before = answer_in(slot, fields[SESSION], number)
+local fields = read_store_fields(session)
+local before = answer_in(fields[SESSION], number)
 if before then
   --- @include "lib/writes"
   write_again(slot, session, fields[SESSION])
@@ -64,7 +57,7 @@ if fields[PAUSED_SEND] then
   return { 0, 'P', '' }
 end
 local now = clock(ARGV[1])
-local reply, is_changed, is_stored = merge_messages(KEYS, fields, ARGV, BEFORE, count, now, ARGV[3], ARGV[4])
+local reply, is_changed, is_stored = merge_messages(fields, ARGV, BEFORE, count, now, ARGV[3], ARGV[4])
 if is_changed then
   local answer = kept_answer(number, now, reply[1] .. ':' .. reply[2] .. ':' .. reply[3])
   if is_stored then
@@ -73,7 +66,7 @@ if is_changed then
     redis.call('HSET', slot, session, answer)
   end
   if not fields[SESSION] then
-    sweep_sessions(slot, now, SWEPT)
+    sweep_sessions(now, SWEPT)
   end
 elseif reply[2] ~= 'F' then
   --- @include "lib/writes"

@@ -1,14 +1,6 @@
 --[[
 nack: give deliveries back as failed. Each costs a retry: a message with none remaining goes to the DeadQueue.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -21,14 +13,14 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           it gives the first answer and costs no second retry. In a slot in order each message goes back to its old
           place, and the slot gives nothing before the longest of their waits is over.
 ]]
+--- @keys slot store prepare records dead failures audit bodies
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/receipts"
-local slot, store, prepare, records, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local now, now_us = clock(ARGV[1])
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -39,14 +31,14 @@ if not created then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
-local ids, held, positions, scores = verify_receipts(prepare, 6, n)
+local ids, held, positions, scores = verify_receipts(6, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
-redis.call('ZCARD', KEYS[5])
+redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
-redis.call('HLEN', KEYS[8])
+redis.call('HLEN', bodies)
 if audited then
-  redis.call('ZCARD', KEYS[7])
+  redis.call('ZCARD', audit)
 end
 if #ids == 0 then
   return held
@@ -59,9 +51,9 @@ if #ids < n then
   end
 end
 --- @include "lib/fail_deliveries"
-local letters = fail_deliveries(KEYS, ids, receipts, details, 'f', wait, max_retries, ladder, jitter, retention, ordered,
+local letters = fail_deliveries(ids, receipts, details, 'f', wait, max_retries, ladder, jitter, retention, ordered,
   audited, now, now_us)
-signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[3], ARGV[4], now)
+signal_given_back(blocked, waiting, false, ARGV[3], ARGV[4], now)
 local answer = table.concat(letters)
 if #ids < n then
   local marks = {}
@@ -73,5 +65,5 @@ if #ids < n then
   end
   answer = table.concat(marks)
 end
-remember(slot, ARGV[2], now, answer)
+remember(ARGV[2], now, answer)
 return answer

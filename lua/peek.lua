@@ -1,11 +1,6 @@
 --[[
-peek: read a page of one queue of a slot. Changes nothing.
+peek: read a page of one queue of a slot. Changes nothing. `queue` is the StoreQueue, PrepareQueue or DeadQueue.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   queue          zset  the StoreQueue, PrepareQueue or DeadQueue: member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   low                  smallest score, as for ZRANGEBYSCORE
 ARGV[2]   high                 largest score
 ARGV[3]   order                up or down
@@ -18,30 +13,31 @@ Returns   {acceptance number of the newest, {member, score as text, member, ...}
 Cost      O(log L + offset + limit)
 Atomic    Reads only. A message that moves between two pages may be seen twice or not at all.
 ]]
+--- @keys slot queue records failures leases
 --- @include "lib/check"
 --- @include "lib/shared_leases"
-local created, accepted, chunk = unpack(redis.call('HMGET', KEYS[1], 'created', 'accepted', 'chunk'))
+local created, accepted, chunk = unpack(redis.call('HMGET', slot, 'created', 'accepted', 'chunk'))
 if not created then
-  fail('GONE', KEYS[1])
+  fail('GONE', slot)
 end
-local any_shared, any_failed = redis.call('ZCARD', KEYS[5]) > 0, redis.call('HLEN', KEYS[4]) > 0
+local any_shared, any_failed = redis.call('ZCARD', leases) > 0, redis.call('HLEN', failures) > 0
 local offset, limit = whole_number(ARGV[4], 0, NUMBER_MOST, 'offset'), whole_number(ARGV[5], 1, MOST, 'limit')
 local with_records = whole_number(ARGV[6], 0, 1, 'records') == 1
 local page
 if ARGV[3] == 'down' then
-  page = redis.call('ZREVRANGEBYSCORE', KEYS[2], ARGV[2], ARGV[1], 'WITHSCORES', 'LIMIT', offset, limit)
+  page = redis.call('ZREVRANGEBYSCORE', queue, ARGV[2], ARGV[1], 'WITHSCORES', 'LIMIT', offset, limit)
 else
-  page = redis.call('ZRANGEBYSCORE', KEYS[2], ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', offset, limit)
+  page = redis.call('ZRANGEBYSCORE', queue, ARGV[1], ARGV[2], 'WITHSCORES', 'LIMIT', offset, limit)
 end
 local members = {}
 for i = 1, #page, 2 do
   members[#members + 1] = page[i]
 end
-local records, failures, ends, count, bytes, step, full = {}, {}, {}, 0, 0, tonumber(chunk), false
+local texts, reasons, ends, count, bytes, step, full = {}, {}, {}, 0, 0, tonumber(chunk), false
 while count < #members and not full do
   local from, to = count, math.min(#members, count + step)
-  local batch = with_records and redis.call('HMGET', KEYS[3], unpack(members, from + 1, to)) or {}
-  local failed = any_failed and redis.call('HMGET', KEYS[4], unpack(members, from + 1, to)) or {}
+  local batch = with_records and redis.call('HMGET', records, unpack(members, from + 1, to)) or {}
+  local failed = any_failed and redis.call('HMGET', failures, unpack(members, from + 1, to)) or {}
   for i = 1, to - from do
     bytes = bytes + (batch[i] and #batch[i] or 0) + (failed[i] and #failed[i] or 0)
     if bytes > READ_BYTES and count > 0 then
@@ -49,12 +45,12 @@ while count < #members and not full do
       break
     end
     count = from + i
-    records[count], failures[count] = batch[i], failed[i]
+    texts[count], reasons[count] = batch[i], failed[i]
   end
   -- As many more as fit if they are as large as those so far.
   step = math.max(1, math.min(4 * chunk, math.floor((READ_BYTES - bytes) / bytes * to)))
 end
 for i = 1, any_shared and count or 0 do
-  ends[i] = shared_end(KEYS[5], tonumber(page[2 * i]))
+  ends[i] = shared_end(tonumber(page[2 * i]))
 end
-return { tonumber(accepted or 0), full and { unpack(page, 1, 2 * count) } or page, records, failures, ends }
+return { tonumber(accepted or 0), full and { unpack(page, 1, 2 * count) } or page, texts, reasons, ends }

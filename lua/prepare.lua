@@ -1,17 +1,6 @@
 --[[
 prepare: lease messages. Moves the messages that go next from the StoreQueue to the PrepareQueue and hands them over.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   merge index    hash  merge key -> member and when it opened
-KEYS[8]   audit          zset  open numbers of audited messages
-KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
-KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
-KEYS[11]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
@@ -48,6 +37,7 @@ Atomic    All messages are read and checked before they move; the first write fr
           A take in order sets the slot's `ordered`. Where that is set, a take not in order also waits for the
           deliveries in flight and for the hold; then it takes, and clears the field.
 ]]
+--- @keys slot store prepare records dead failures merge audit bodies leases rates
 --- @include "lib/add"
 --- @include "lib/bounds"
 --- @include "lib/call"
@@ -61,10 +51,9 @@ Atomic    All messages are read and checked before they move; the first write fr
 --- @include "lib/time"
 --- @include "lib/turns"
 local ARGS = 8 -- of a call that is no repetition
-local slot, store, prepare, records, dead, failures, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[10]
 local call, waits, ordered, created, shared = ARGV[2], ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8]
 local session, number = split_call(call)
-local fields = read_take_fields(slot, session)
+local fields = read_take_fields(session)
 local known = fields[SESSION]
 
 -- One message of a priority, asked for or all there is, or none and a credit, in a session that goes on, as most takes are
@@ -92,13 +81,13 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
   if not id and #waits > 1 then
     --- @include "lib/credits"
     --- @include "lib/wake"
-    local wait = next_ready_in(store, prepare, now_us, fields[LEASES_UNTIL])
+    local wait = next_ready_in(now_us, fields[LEASES_UNTIL])
     if wait ~= 0 then
       local ends, good
       ends = credit_end(lease_end, now)
-      good = ends and keep_credit(slot, store, waits, ends, limit, lease_end and 's' .. shared or lease, call, now) or 0
+      good = ends and keep_credit(waits, ends, limit, lease_end and 's' .. shared or lease, call, now) or 0
       if good == 0 then
-        note_sleeper(slot, store, 'waiting', now)
+        note_sleeper('waiting', now)
       end
       return { wait, good > 0 and 8 + 32 * good or 0, 0, delivery, tonumber(fields[ACCEPTED] or 0), '', {}, {} }
     end
@@ -108,7 +97,7 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
       and (takes % TURNS > 0 or redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) == 0)
       and string.byte(fields[MAX_RETRIES], 1) ~= RECOUNTED then
     local record = redis.call('HGET', records, id)
-    local failed = count_failed(slot, dead, failures)
+    local failed = count_failed()
     if failed == 0 and record and #record >= FIXED and string.byte(record, 1) % HEADERS < EXPIRES then
       local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%d', (seconds + 1) * 1000))
       local deadline = lease_end and SHARED + shared or math.ceil((now + lease) / 1000)
@@ -119,12 +108,12 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
         string.format('%s:%s:%d:%d:', number, seconds, deadline, delivery) .. id)
       if fields[GROUPED] then
         --- @include "lib/group_entries"
-        note_taken(slot, score)
+        note_taken(score)
       end
       local wait = 0
       if limit > 1 then
         --- @include "lib/wake"
-        wait = next_ready_in(store, prepare, now_us, fields[LEASES_UNTIL])
+        wait = next_ready_in(now_us, fields[LEASES_UNTIL])
       end
       return { wait, expired > 0 and 1 or 0, deadline, delivery, tonumber(fields[ACCEPTED] or 0), '', { id }, { record } }
     end
@@ -139,7 +128,7 @@ end
 -- The reply to a call that was answered before: the deliveries of that answer, without those that the caller no longer holds.
 -- `bits`: for the reply, what the call has done to a credit.
 --- @inline
-local function first_reply(prepare, records, answer, accepted, bits)
+local function first_reply(answer, accepted, bits)
   --- @include "lib/large_bodies"
   local deadline, first, leased = string.match(answer, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
@@ -165,11 +154,11 @@ end
 -- for which it is good. Note that the caller may sleep until then, and keep or renew its credit. `more`: there is work, whatever
 -- the queues say.
 --- @inline
-local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, gate, more, waits, ends, limit, lease, call)
+local function end_empty(leases_until, now, now_us, hold, gate, more, waits, ends, limit, lease, call)
   --- @include "lib/wake"
   --- @include "lib/writes"
   local bits = 0
-  local wait, field = next_ready_in(store, prepare, now_us, leases_until, hold, gate)
+  local wait, field = next_ready_in(now_us, leases_until, hold, gate)
   wait = more and 0 or wait
   if #waits > 1 and field == 'waiting' and not hold and wait ~= 0 then
     --- @include "lib/credits"
@@ -178,17 +167,17 @@ local function end_empty(slot, store, prepare, leases_until, now, now_us, hold, 
       local _, _, channel = read_offer(waits)
       local listeners
       listeners = count_listeners(channel)
-      good = renew_credit(slot, store, redis.call('HGET', slot, 'credits') or '', channel, listeners, ends, now)
+      good = renew_credit(redis.call('HGET', slot, 'credits') or '', channel, listeners, ends, now)
     else
-      good = keep_credit(slot, store, waits, ends, limit, lease, call, now)
+      good = keep_credit(waits, ends, limit, lease, call, now)
     end
     bits = good > 0 and 8 + 32 * good or 0
   end
   if waits ~= '0' and field and wait ~= 0 and is_to_note(redis.call('HGET', slot, field), now) then
-    note_sleeper(slot, store, field, now)
+    note_sleeper(field, now)
   end
   if waits ~= '0' and gate and gate.sends_wake and is_to_note(redis.call('HGET', slot, 'waiting'), now) then
-    note_sleeper(slot, store, 'waiting', now)
+    note_sleeper('waiting', now)
   end
   return wait, bits
 end
@@ -214,15 +203,15 @@ if #waits > 1 then
   read_offer(waits)
 end
 session, number = session_of(call)
-local before = answer_in(slot, known, number)
+local before = answer_in(known, number)
 if again and #waits > 1 then -- an earlier copy may have left the credit, and its caller does not know
   --- @include "lib/credits"
   local _, _, channel = read_offer(waits)
-  bits, waits = 16 + 32 * remove_credit(slot, channel), '1'
+  bits, waits = 16 + 32 * remove_credit(channel), '1'
 end
 local accepted = tonumber(fields[ACCEPTED] or 0)
 if before then
-  return first_reply(prepare, records, before, accepted, bits)
+  return first_reply(before, accepted, bits)
 end
 
 local lease_number, lease_end, credit_lease = nil, 0, lease
@@ -247,45 +236,44 @@ local max_retries, first = tonumber(fields[MAX_RETRIES]), tonumber(fields[DELIVE
 
 --- @include "lib/take_messages"
 local n, gate, hold, more, ids, taken, retries_left, any_large =
-  take_messages(KEYS, fields, takes, limit, ordered, now, none_due)
+  take_messages(fields, takes, limit, ordered, now, none_due)
 if n == 0 then
-  local wait, credit = end_empty(slot, store, prepare, fields[LEASES_UNTIL], now, now_us, hold, gate, more, waits,
-    credit_ends, limit, credit_lease, call)
+  local wait, credit = end_empty(fields[LEASES_UNTIL], now, now_us, hold, gate, more, waits, credit_ends, limit, credit_lease, call)
   if again then
     -- A poll that finds nothing writes nothing; but an earlier copy of this call may still be in the network.
     --- @include "lib/writes"
     allow_oom(store)
-    remember(slot, call, now, '0:0:')
+    remember(call, now, '0:0:')
   end
   return { wait, bits + credit, 0, first, accepted, '', {}, {} }
 end
 local deadline, until_ms = math.ceil((now + lease) / 1000), tonumber(fields[LEASES_UNTIL] or nil)
 if lease_number then
   --- @include "lib/shared_leases"
-  lease_number, lease_end = lease_for_take(slot, leases, lease_number, lease_end, lease, now, until_ms)
+  lease_number, lease_end = lease_for_take(lease_number, lease_end, lease, now, until_ms)
   deadline, until_ms = SHARED + lease_number, math.min(until_ms or lease_end, lease_end)
 end
 if first > BY_CLOCK then
-  first = number_by_clock(slot, first, now_us)
+  first = number_by_clock(first, now_us)
 end
 local receipts = receipts_of(ids, n, deadline, first, max_retries, retries_left)
 add_members(prepare, receipts, n)
 redis.call('HSET', slot, 'delivered', first + n - 1, 'takes', takes, session,
   kept_answer(number, now, string.format('%d:%.0f:', deadline, first) .. table.concat(ids, '', 1, n)))
 if not known then
-  sweep_sessions(slot, now, SWEPT)
+  sweep_sessions(now, SWEPT)
 end
 if string.byte(waits, 1) == RENEWS then
   --- @include "lib/credits"
   local _, _, channel = read_offer(waits)
-  bits = bits + 32 * remove_credit(slot, channel)
+  bits = bits + 32 * remove_credit(channel)
 end
 local wait, marks = 0, ''
 if ordered then
   wait = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
 elseif gate or not more then
   --- @include "lib/wake"
-  wait = next_ready_in(store, prepare, now_us, until_ms, nil, gate)
+  wait = next_ready_in(now_us, until_ms, nil, gate)
 end
 if retries_left or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then
   marks = marks_of(n, retries_left, max_retries)

@@ -1,18 +1,8 @@
 --[[
 publish: move the next entry of a stage into the queue: messages as send stores them, or one as merge does. Messages that
-have moved are no longer in the stage, so they cannot move twice.
+have moved are no longer in the stage, so they cannot move twice. `failures` and `audit` are for messages that
+drop_lowest drops, `prepare` for a hand-over to a sleeping consumer. A published stage has one empty text at its end.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   settled even   set   members settled in even turns of the dedup window
-KEYS[5]   settled odd    set   the same for odd turns
-KEYS[6]   failures       hash  of messages that drop_lowest drops
-KEYS[7]   merge index    hash  merge key -> member of the waiting message
-KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
-KEYS[9]   stage          list  entries, see stage_push; at the end one empty text
-KEYS[10]  large bodies   hash  member and 8 bytes of the record -> body
-KEYS[11]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -26,16 +16,16 @@ Atomic    All of an entry or nothing, by the rules of send and merge, first writ
           Sent twice with one number, it gives the first answer, and with another it goes on. A stage that is missing is
           an error: it has expired, or never was.
 ]]
+--- @keys slot store records settled0 settled1 failures merge audit stage bodies prepare
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/slot_fields"
-local slot, stage = KEYS[1], KEYS[9]
 local now = clock(ARGV[1])
 local length = redis.call('LLEN', stage)
 local session, number = session_of(ARGV[4])
-local fields = read_store_fields(slot, session)
-local before = answer_in(slot, fields[SESSION], number)
+local fields = read_store_fields(session)
+local before = answer_in(fields[SESSION], number)
 if before then
   --- @include "lib/writes"
   write_again(slot, session, fields[SESSION])
@@ -63,10 +53,9 @@ if entry[1] == 'm' then
   if #entry ~= 9 then
     fail('STAGE', stage)
   end
-  local keys = { slot, KEYS[2], KEYS[3], KEYS[7], KEYS[4], KEYS[5], KEYS[6], KEYS[8], KEYS[10] }
   local id, head, rest, body, _, mode, max_wait, max_bytes = unpack(entry, 2)
   local given = { head .. mode .. ' ' .. max_wait .. ' ' .. max_bytes .. ' ' .. id, rest, body }
-  local merging, _, is_stored = merge_messages(keys, fields, given, 0, 1, now, ARGV[2], ARGV[3])
+  local merging, _, is_stored = merge_messages(fields, given, 0, 1, now, ARGV[2], ARGV[3])
   local letter = merging[2]
   if is_stored then
     redis.call('HSET', slot, 'accepted', merging[1])
@@ -76,7 +65,6 @@ if entry[1] == 'm' then
   end
   stored, duplicates, merged = letter == 's' and 1 or 0, letter == 'd' and 1 or 0, letter == 'm' and 1 or 0
 else
-  local keys = { slot, KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[10], KEYS[11] }
   local given, channel, index, count, letters = entry, ARGV[2], ARGV[3], #entry / 3, nil
   if entry[1] == 'p' then
     --- @include "lib/run_members"
@@ -88,13 +76,13 @@ else
       fail('STAGE', stage)
     end
     elements, given = 1 + count, run_members(first, count)
-    local stored_all = store_uniform(keys, fields, head, given, function(from, to)
+    local stored_all = store_uniform(fields, head, given, function(from, to)
       return redis.call('LRANGE', stage, from, to), 0
     end, now, channel, index)
     letters = stored_all and ''
-    local bodies = stored_all and {} or redis.call('LRANGE', stage, 1, count)
-    for i = 1, #bodies do
-      given[count + 2 * i - 1], given[count + 2 * i] = head, bodies[i]
+    local texts = stored_all and {} or redis.call('LRANGE', stage, 1, count)
+    for i = 1, #texts do
+      given[count + 2 * i - 1], given[count + 2 * i] = head, texts[i]
     end
   end
   if not letters then
@@ -102,7 +90,7 @@ else
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end
-    letters = store_messages(keys, given, 0, count, fields, false, now, channel, index)[2]
+    letters = store_messages(given, 0, count, fields, false, now, channel, index)[2]
   end
   if letters == 'F' then
     return { 0, 'F' }
@@ -117,5 +105,5 @@ else -- the key stays: a missing stage is one that has expired
   redis.call('LSET', stage, 0, '')
 end
 local reply = { length - elements, stored, duplicates, merged }
-remember(slot, ARGV[4], now, cmsgpack.pack(reply))
+remember(ARGV[4], now, cmsgpack.pack(reply))
 return reply

@@ -1,13 +1,7 @@
 --[[
-purge: delete messages from the StoreQueue or the DeadQueue for good, a page at a time.
+purge: delete messages from the StoreQueue or the DeadQueue for good, a page at a time. `queue` is the StoreQueue or the
+DeadQueue.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   queue          zset  the StoreQueue or the DeadQueue: member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   merge index    hash  merge key -> member and when it opened
-KEYS[6]   audit          zset  open numbers of audited messages
-KEYS[7]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -21,6 +15,7 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
           are woken if the next message of a group goes out. Sent twice with one number, it gives the first answer and
           deletes no second page.
 ]]
+--- @keys slot queue records failures merge audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/drop"
@@ -28,10 +23,9 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @include "lib/member"
 --- @include "lib/record"
 --- @include "lib/replay"
-local slot, queue, records, failures, merge = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[6], 1, MOST, 'limit')
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return tonumber(before)
 end
@@ -44,8 +38,8 @@ if #ARGV > 1006 then
 end
 redis.call('HLEN', records)
 redis.call('HLEN', failures)
-redis.call('ZCARD', KEYS[6])
-redis.call('HLEN', KEYS[7])
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
 local any_merge_key = redis.call('HLEN', merge) > 0
 local ids = {}
 if #ARGV > 6 then
@@ -76,18 +70,19 @@ if any_merge_key then
 end
 local bring_up
 if string.sub(queue, -5) == 'store' then
+  local store = queue
   --- @include "lib/leave_groups"
-  bring_up = leaving_groups(slot, queue, records, ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
+  bring_up = leaving_groups(ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
-drop_for_good(slot, records, KEYS[7], failures, audited and KEYS[6], tonumber(chunk), ids, now)
+drop_for_good(audited, tonumber(chunk), ids, now)
 if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
 if bring_up and bring_up() then
   --- @include "lib/wake"
-  wake_sleepers(slot, now, ARGV[3], ARGV[4])
+  wake_sleepers(now, ARGV[3], ARGV[4])
 end
 redis.call('HINCRBY', slot, 'purged', purged)
-remember(slot, ARGV[2], now, purged)
+remember(ARGV[2], now, purged)
 return purged

@@ -1,9 +1,7 @@
 --[[
-query_again: give a batch that a query holds new numbers, so that it is the next batch once more.
+query_again: give a batch that a query holds new numbers, so that it is the next batch once more. The slot is only
+checked to exist.
 
-KEYS[1]   slot           hash  only checked to exist
-KEYS[2]   query          hash  tail: the newest number in the log; settled; owner and owner_until
-KEYS[3]   query log      list  members that the query holds; the last one has the number `tail`
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -14,19 +12,19 @@ Cost      O(c), c = ids in the log whose lease expired
 Atomic    All held messages get numbers beyond the newest, in the same order. Ids whose lease expired leave the log: they
           were never handed out. The first write needs no memory. A second run finds nothing to do.
 ]]
+--- @keys slot query querylog
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/query"
-local query, log = KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local upto = whole_number(ARGV[4], 0, NUMBER_MOST, 'upto')
-if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
-  fail('GONE', KEYS[1])
+if redis.call('HEXISTS', slot, 'created') == 0 then
+  fail('GONE', slot)
 end
-local state = read_query(query)
+local state = read_query()
 local left, other = other_owner(state, ARGV[3], now)
-local first, tail, expired_to = log_range(state, log, 0)
+local first, tail, expired_to = log_range(state, 0)
 if other then
   return { tail - expired_to, tail, left, other }
 end
@@ -34,7 +32,7 @@ if tonumber(state[SETTLED] or 0) >= math.min(upto, tail) then
   return { tail - expired_to, tail }
 end
 local held = tail - expired_to
-redis.call('LTRIM', log, expired_to - first, -1)
+redis.call('LTRIM', querylog, expired_to - first, -1)
 if expired_to < upto then
   tail = tail + held
 end

@@ -1,17 +1,6 @@
 --[[
 query_fail: fail single messages of a batch that a query holds: give them back for a retry, or send them to the DeadQueue.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
-KEYS[9]   query          hash  tail: the newest number in the log; read: the newest that was handed out
-KEYS[10]  query log      list  members that the query holds; the last one has the number `tail`
-KEYS[11]  query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -26,13 +15,12 @@ Atomic    A message moves in the step that marks its number, so no second call m
           and what the query still holds: no owner is asked, since a task of any driver may say so. The first write frees
           memory. A second run finds the marks, and changes nothing.
 ]]
+--- @keys slot store prepare records dead failures audit bodies query querylog querymarks
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/query"
 --- @include "lib/writes"
-local slot, store, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local query, log, marks = KEYS[9], KEYS[10], KEYS[11]
 local now, now_us = clock(ARGV[1])
 local reason, n = ARGV[4], (#ARGV - 4) / 4
 if reason ~= 'f' and reason ~= 'r' then
@@ -56,19 +44,18 @@ local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked
 if not created then
   fail('GONE', slot)
 end
-local state = read_query(query)
-local first, tail, expired_to = log_range(state, log, 0)
+local state = read_query()
+local first, tail, expired_to = log_range(state, 0)
 local low, high, handed = math.max(numbers[1], first + 1), math.min(numbers[n], tail), tonumber(state[READ] or 0)
-local page = low <= high and redis.call('LRANGE', log, low - first - 1, high - first - 1) or {}
-local marked = read_marks(marks, numbers[1], numbers[n])
+local page = low <= high and redis.call('LRANGE', querylog, low - first - 1, high - first - 1) or {}
+local marked = read_marks(numbers[1], numbers[n])
 local scores = redis.call('ZMSCORE', prepare, unpack(members))
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
-redis.call('HLEN', KEYS[8])
-local audit = audited and KEYS[7]
-if audit then
+redis.call('HLEN', bodies)
+if audited then
   redis.call('ZCARD', audit)
 end
 local letters, positions, ids, receipts, details, held_waits = {}, {}, {}, {}, {}, {}
@@ -91,9 +78,9 @@ end
 local outcomes = {}
 if reason == 'f' then
   --- @include "lib/fail_deliveries"
-  outcomes = fail_deliveries(KEYS, ids, receipts, details, 'f', held_waits, max_retries, ladder, jitter, retention, ordered,
+  outcomes = fail_deliveries(ids, receipts, details, 'f', held_waits, max_retries, ladder, jitter, retention, ordered,
     audited, now, now_us)
-  signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[2], ARGV[3], now)
+  signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
 else
   --- @include "lib/dead_letters"
   --- @include "lib/in_order"
@@ -104,16 +91,16 @@ else
     mades[m], outcomes[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1), 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
-  local bring_up = leaving_groups(slot, store, records, ids, true)
+  local bring_up = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
-  add_dead(slot, dead, records, KEYS[8], failures, audit, ids, now, mades, 'r', details, tonumber(retention))
+  add_dead(audited, ids, now, mades, 'r', details, tonumber(retention))
   local moved = bring_up and bring_up()
-  if unblock(slot, prepare, blocked, now) or moved and is_awaited(waiting, now) then
-    wake(slot, ARGV[2], ARGV[3])
+  if unblock(blocked, now) or moved and is_awaited(waiting, now) then
+    wake(ARGV[2], ARGV[3])
   end
 end
 widen(failures) -- query_settle asks it for every message of the batch
-add_marks(marks, numbers, positions, outcomes, receipts)
+add_marks(numbers, positions, outcomes, receipts)
 for m = 1, #ids do
   letters[positions[m]] = outcomes[m]
 end

@@ -1,14 +1,7 @@
 --[[
-query_read: hand out messages that a query holds. Notes the newest number handed out and the bytes read, and changes nothing else.
+query_read: hand out messages that a query holds. Notes the newest number handed out and the bytes read, and changes
+nothing else. The slot is only checked to exist.
 
-KEYS[1]   slot           hash  only checked to exist
-KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  member -> record
-KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   query          hash  tail: the newest number in the log; read: the newest that was handed out; bytes: those of
-                               records and bodies that were read since query_settle asked
-KEYS[6]   query log      list  members that the query holds; the last one has the number `tail`
-KEYS[7]   query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   after                numbers after this one
 ARGV[2]   upto                 up to this one
 ARGV[3]   limit                1 to 4000; with records 1 to 1000
@@ -23,28 +16,28 @@ Cost      O(n / 500 + k), n = messages that the query holds, k = limit
 Atomic    One moment of one slot. The only writes are those of `read` and `bytes`, and need no memory. A second run returns
           the same, and counts the bytes twice.
 ]]
+--- @keys slot prepare records failures query querylog querymarks
 --- @include "lib/check"
 --- @include "lib/writes"
 --- @include "lib/query"
-local prepare, records, failures, query, log = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local after, upto = whole_number(ARGV[1], 0, NUMBER_MOST, 'after'), whole_number(ARGV[2], 0, NUMBER_MOST, 'upto')
 local with_records = whole_number(ARGV[4], 0, 1, 'records') == 1
 local limit = whole_number(ARGV[3], 1, with_records and MOST or QUERY_MOST, 'limit')
 local bytes_read = whole_number(ARGV[5], 0, NUMBER_MOST, 'bytes')
-if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
-  fail('GONE', KEYS[1])
+if redis.call('HEXISTS', slot, 'created') == 0 then
+  fail('GONE', slot)
 end
-local state = read_query(query)
+local state = read_query()
 if bytes_read > 0 and state[TAIL] then
   allow_oom(prepare)
   redis.call('HINCRBY', query, 'bytes', ARGV[5])
 end
-local first, tail, expired_to = log_range(state, log, 0)
+local first, tail, expired_to = log_range(state, 0)
 local from, to, ids = math.max(after, expired_to), math.min(upto, tail), {}
 if from < to then
-  ids = redis.call('LRANGE', log, from - first, math.min(to - first, from - first + limit) - 1)
+  ids = redis.call('LRANGE', querylog, from - first, math.min(to - first, from - first + limit) - 1)
 end
-local any_marked = redis.call('ZCARD', KEYS[7]) > 0
+local any_marked = redis.call('ZCARD', querymarks) > 0
 local any_failed = redis.call('HLEN', failures) > 0 or any_marked
 if #ids == 0 then
   return { from, '', {}, {} }
@@ -64,7 +57,7 @@ if with_records then
 end
 if any_failed then
   receipts = redis.call('ZMSCORE', prepare, unpack(ids))
-  local marked = any_marked and read_marks(KEYS[7], from + 1, from + #ids) or {}
+  local marked = any_marked and read_marks(from + 1, from + #ids) or {}
   for i = 1, #ids do
     receipts[i] = marked[from + i] and string.match(marked[from + i], '%a(.*)') or receipts[i] or ''
   end

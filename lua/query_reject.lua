@@ -1,17 +1,7 @@
 --[[
-query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log.
+query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log. `store` is read and
+written in a slot with groups, whose next messages go out.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  member -> record
-KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[5]   failures       hash  member -> failure entry
-KEYS[6]   audit          zset  open numbers of audited messages
-KEYS[7]   query          hash  tail: the newest number in the log; settled; owner and owner_until
-KEYS[8]   query log      list  members that the query holds; the last one has the number `tail`
-KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
-KEYS[10]  query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
-KEYS[11]  StoreQueue     zset  of a slot with groups: the next messages of them go out
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -28,6 +18,7 @@ Atomic    A message leaves the log in the step that rejects it: one that is redr
           once. A message whose lease expired, that somebody else holds, or that query_fail took out, only leaves the log.
           The first write frees memory. A second run goes on.
 ]]
+--- @keys slot prepare records dead failures audit query querylog bodies querymarks store
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
@@ -36,8 +27,6 @@ Atomic    A message leaves the log in the step that rejects it: one that is redr
 --- @include "lib/in_order"
 --- @include "lib/leave_groups"
 --- @include "lib/query"
-local slot, prepare, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local query, log, marks = KEYS[7], KEYS[8], KEYS[10]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local upto, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto'), whole_number(ARGV[7], 1, MOST, 'limit')
@@ -46,23 +35,22 @@ local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.c
 if not created then
   fail('GONE', slot)
 end
-local state = read_query(query)
+local state = read_query()
 local left, other = other_owner(state, ARGV[3], now)
-local first, tail, expired_to = log_range(state, log, 0)
+local first, tail, expired_to = log_range(state, 0)
 if other then
   return { 0, 0, left, other }
 end
 local size = math.max(0, math.min(limit, math.min(upto, tail) - first))
-local page = size > 0 and redis.call('LRANGE', log, 0, size - 1) or {}
+local page = size > 0 and redis.call('LRANGE', querylog, 0, size - 1) or {}
 local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(page)) or {}
-local done, marked = tonumber(state[SETTLED] or 0), read_marks(marks, first + 1, first + size)
+local done, marked = tonumber(state[SETTLED] or 0), read_marks(first + 1, first + size)
 redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
-redis.call('HLEN', KEYS[9])
+redis.call('HLEN', bodies)
 redis.call('ZCARD', prepare)
-local audit = audited and KEYS[6]
-if audit then
+if audited then
   redis.call('ZCARD', audit)
 end
 local held_ids, retries_left = {}, {}
@@ -75,24 +63,23 @@ for i = 1, #page do
 end
 allow_oom(prepare)
 if #held_ids > 0 then
-  local bring_up = leaving_groups(slot, KEYS[11], records, held_ids, true)
+  local bring_up = leaving_groups(held_ids, true)
   redis.call('ZREM', prepare, unpack(held_ids))
   local mades = {}
   for m = 1, #held_ids do
     mades[m] = math.max(1, tonumber(max_retries) - retries_left[m] + 1)
   end
-  add_dead(slot, dead, records, KEYS[9], failures, audit, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES),
-    tonumber(dead_retention_ms))
+  add_dead(audited, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES), tonumber(dead_retention_ms))
   local moved = bring_up and bring_up()
-  if unblock(slot, prepare, blocked, now) then
-    wake(slot, ARGV[4], ARGV[5])
+  if unblock(blocked, now) then
+    wake(ARGV[4], ARGV[5])
   elseif moved then
-    wake_sleepers(slot, now, ARGV[4], ARGV[5])
+    wake_sleepers(now, ARGV[4], ARGV[5])
   end
 end
 if size > 0 then
-  redis.call('LTRIM', log, size, -1)
-  drop_marks(marks, first + size)
+  redis.call('LTRIM', querylog, size, -1)
+  drop_marks(first + size)
 end
 local ends = size > 0 and first + size or math.min(upto, tail)
 if ends > done then

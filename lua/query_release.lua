@@ -1,14 +1,7 @@
 --[[
-query_release: give back what a query took beyond a number and never handed out, as if it had not been taken.
+query_release: give back what a query took beyond a number and never handed out, as if it had not been taken. `failures`
+and `records` are only read: whether a message has failed before, and its group.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   failures       hash  only read: whether a message has failed before
-KEYS[5]   records        hash  only read: where messages were taken from
-KEYS[6]   query          hash  tail: the newest number in the log; read: the newest that was handed out; owner
-KEYS[7]   query log      list  members that the query holds; the last one has the number `tail`
-KEYS[8]   queries        zset  run of a query -> end of its lease, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -25,14 +18,13 @@ Atomic    Where a number after `after` was handed out, nothing is given back. Ea
           readable record gets a deadline that has passed, for `rollback`. With the last message that the query holds its
           lease ends. The first write needs no memory. A second run goes on.
 ]]
+--- @keys slot store prepare failures records query querylog queries
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/query"
 --- @include "lib/record_bytes"
 --- @include "lib/score_ranges"
 --- @include "lib/writes"
-local slot, store, prepare, failures, records = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local query, log, queries = KEYS[6], KEYS[7], KEYS[8]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local after, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'after'), whole_number(ARGV[7], 1, MOST, 'limit')
@@ -41,8 +33,8 @@ local created, max_retries, front, waiting, retry, ordered, blocked = unpack(red
 if not created then
   fail('GONE', slot)
 end
-local state = read_query(query)
-local _, tail, expired_to = log_range(state, log, 0)
+local state = read_query()
+local _, tail, expired_to = log_range(state, 0)
 local left, other = other_owner(state, ARGV[3], now)
 if other then
   return { 0, tail, 0, left, other }
@@ -55,7 +47,7 @@ redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)
 redis.call('ZCARD', queries)
-local page = redis.call('LRANGE', log, -math.min(limit, tail - low), -1)
+local page = redis.call('LRANGE', querylog, -math.min(limit, tail - low), -1)
 local scores, bytes, from = redis.call('ZMSCORE', prepare, unpack(page)), 0, #page + 1
 local held_ids, receipts, places, unplaced = {}, {}, {}, {}
 while from > 1 and bytes < READ_BYTES do
@@ -87,16 +79,15 @@ if #unplaced > 0 then
 end
 --- @include "lib/release_deliveries"
 if given > 0 then
-  release_deliveries(slot, store, prepare, records, failures, held_ids, receipts, places, 0, max_retries, retry, front, ordered,
-    now)
+  release_deliveries(held_ids, receipts, places, 0, max_retries, retry, front, ordered, now)
 end
-redis.call('LTRIM', log, 0, -count - 1)
+redis.call('LTRIM', querylog, 0, -count - 1)
 redis.call('HSET', query, 'tail', tail - count)
 if tail - count == expired_to then
   redis.call('ZREM', queries, ARGV[2])
-  set_expiry(query, log)
+  set_expiry()
 end
 if given > 0 then
-  signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[4], ARGV[5], now)
+  signal_given_back(blocked, waiting, false, ARGV[4], ARGV[5], now)
 end
 return { given, tail - count, tail - count > low and 1 or 0 }

@@ -1,11 +1,6 @@
 --[[
 query_renew: renew the lease of a query, count what it holds of a batch, and keep the report of its owner.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   query          hash  tail: the newest number in the log; settled; read; owner and owner_until
-KEYS[3]   query log      list  members that the query holds; the last one has the number `tail`
-KEYS[4]   queries        zset  run of a query -> end of its lease, epoch ms
-KEYS[5]   leases         zset  number of a shared lease -> its end, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -23,12 +18,12 @@ Returns   {how many messages of the batch are held, the newest number, the newes
 Cost      O(log q), q = queries that hold messages of the slot; where ids whose lease expired are forgotten, O(n) of them
 Atomic    The count is of the moment of the renewal. The first write needs no memory. A second run does the same.
 ]]
+--- @keys slot query querylog queries leases
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
 local REPORT_MOST = 500 -- bytes
-local slot, query, log, queries, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
@@ -41,8 +36,8 @@ end
 if redis.call('HEXISTS', slot, 'created') == 0 then
   fail('GONE', slot)
 end
-local state = read_query(query)
-local first, tail, expired_to = log_range(state, log, 0)
+local state = read_query()
+local first, tail, expired_to = log_range(state, 0)
 local held = math.max(0, math.min(upto, tail) - math.max(after, expired_to))
 local settled, handed = tonumber(state[SETTLED] or 0), tonumber(state[READ] or 0)
 local left, other = other_owner(state, ARGV[3], now)
@@ -62,18 +57,18 @@ else
   redis.call('HDEL', query, 'owner_until')
 end
 if exact == 0 then
-  trim_log(query, log, first, expired_to)
+  trim_log(first, expired_to)
 end
 if tail > expired_to then
   redis.call('PERSIST', query)
-  redis.call('PERSIST', log)
+  redis.call('PERSIST', querylog)
 else
-  set_expiry(query, log)
+  set_expiry()
 end
 if tail > expired_to or owner_ms > 0 then -- one that holds nothing is listed in the slot with the ownership
   redis.call('ZADD', queries, now + lease, ARGV[2])
 else
   redis.call('ZREM', queries, ARGV[2])
 end
-note_first_end(slot, queries, leases)
+note_first_end()
 return { held, tail, settled, handed }

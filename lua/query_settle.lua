@@ -1,20 +1,6 @@
 --[[
 query_settle: settle messages that a query holds for good, from the beginning of its log.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[3]   records        hash  member -> record
-KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   settled even   set   members settled in even turns of the dedup window
-KEYS[6]   settled odd    set   the same for odd turns
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   query          hash  tail: the newest number in the log; settled; owner and owner_until; missed: how many of
-                               the batch that ends at missed_at were not settled; bytes: those that query_read was told of
-KEYS[9]   query log      list  members that the query holds; the last one has the number `tail`
-KEYS[10]  queries        zset  run of a query -> end of its lease, epoch ms
-KEYS[11]  StoreQueue     zset  member -> score
-KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
-KEYS[13]  query marks    zset  number in the log, r or d, and the receipt that the message had -> the number
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -40,15 +26,13 @@ Atomic    A message leaves the log in the step that settles it. A message that i
           too early, until a rollback corrects it. The first write needs no memory. A second run goes on; bytes
           are returned once.
 ]]
+--- @keys slot prepare records failures settled0 settled1 audit query querylog queries store bodies querymarks
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/query"
 --- @include "lib/remove_held"
 --- @include "lib/settled"
-local slot, prepare, records, failures, query, log, queries, store, bodies = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[8], KEYS[9],
-  KEYS[10], KEYS[11], KEYS[12]
-local marks = KEYS[13]
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local since, upto = whole_number(ARGV[6], 0, NUMBER_MOST, 'since'), whole_number(ARGV[7], 0, NUMBER_MOST, 'upto')
@@ -58,9 +42,9 @@ local created, dedup_ms, settled_turn, blocked, audited, chunk, large, offloaded
 if not created then
   fail('GONE', slot)
 end
-local state = read_query(query)
+local state = read_query()
 local left, other = other_owner(state, ARGV[3], now)
-local first, tail, expired_to = log_range(state, log, 0)
+local first, tail, expired_to = log_range(state, 0)
 local last = math.min(upto, tail)
 local size = math.min(limit, last - first)
 if other then
@@ -102,13 +86,13 @@ if size <= 0 then
   forget_bytes()
   return { 0, 0, missed, bytes }
 end
-local page = redis.call('LRANGE', log, 0, size) -- and the one behind the end, which says whether that is the end of a page
+local page = redis.call('LRANGE', querylog, 0, size) -- and the one behind the end, which says whether that is the end of a page
 local following = page[size + 1]
 page[size + 1] = nil
-local any_marked = redis.call('ZCOUNT', marks, '-inf', first + size + 1) > 0
+local any_marked = redis.call('ZCOUNT', querymarks, '-inf', first + size + 1) > 0
 local held_ids, marked, late, late_scores = page, {}, {}, {}
 if any_marked then
-  held_ids, marked = {}, read_marks(marks, first + 1, first + size + 1)
+  held_ids, marked = {}, read_marks(first + 1, first + size + 1)
   for i = 1, size do
     if not marked[first + i] then
       held_ids[#held_ids + 1] = page[i]
@@ -187,11 +171,11 @@ local settled = 0
 if #held_ids > 0 then
   local kept = window > 0 and kept_ids(held_ids)
   if kept then
-    check_settled_sets(KEYS[5], KEYS[6], window, last_turn, now)
+    check_settled_sets(window, last_turn, now)
   end
   if audited then
     --- @include "lib/audit"
-    account_for(slot, KEYS[7], 'seen', read_numbers(records, held_ids, tonumber(chunk)), now)
+    account_for('seen', read_numbers(held_ids, tonumber(chunk)), now)
   end
   --- @include "lib/leave_groups"
   local scores = {}
@@ -201,16 +185,16 @@ if #held_ids > 0 then
   for i = 1, #held_ids do
     scores[i] = scores[held_ids[i]] or false
   end
-  local bring_up = leaving_groups(slot, store, records, held_ids, nil, nil, scores)
-  local removed = remove_held(slot, prepare, records, failures, (large or offloaded) and bodies, held_ids, failed, low, high)
+  local bring_up = leaving_groups(held_ids, nil, nil, scores)
+  local removed = remove_held(large or offloaded, held_ids, failed, low, high)
   if kept then
-    remember_settled(slot, KEYS[5], KEYS[6], window, last_turn, now, kept)
+    remember_settled(window, last_turn, now, kept)
   end
   if blocked then
     --- @include "lib/in_order"
     --- @include "lib/wake"
-    if unblock(slot, prepare, blocked, now) then
-      wake(slot, ARGV[4], ARGV[5])
+    if unblock(blocked, now) then
+      wake(ARGV[4], ARGV[5])
     end
   end
   if #late > 0 then
@@ -218,14 +202,14 @@ if #held_ids > 0 then
   end
   if bring_up and bring_up() then
     --- @include "lib/wake"
-    wake_sleepers(slot, now, ARGV[4], ARGV[5])
+    wake_sleepers(now, ARGV[4], ARGV[5])
   end
   settled = removed + #late
   redis.call('HINCRBY', slot, 'settled', settled)
 end
-redis.call('LTRIM', log, size, -1)
+redis.call('LTRIM', querylog, size, -1)
 if any_marked then
-  drop_marks(marks, first + size)
+  drop_marks(first + size)
 end
 note_progress(first + size)
 if first + size == tail then

@@ -1,19 +1,6 @@
 --[[
 query_take: take messages for a query. They move to the PrepareQueue, and to the end of the query's log.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   merge index    hash  merge key -> member and when it opened
-KEYS[8]   audit          zset  open numbers of audited messages
-KEYS[9]   query          hash  tail: the newest number in the log; page: the number of its last page; owner
-KEYS[10]  query log      list  members that the query holds; the last one has the number `tail`
-KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
-KEYS[12]  large bodies   hash  member and 8 bytes of the record -> body
-KEYS[13]  rates          zset  key of a limit -> when its bucket will be full, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   run                  of the query: 32 hex digits
 ARGV[3]   owner                1 to 200 bytes: which process runs the query
@@ -35,6 +22,7 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
           anything moves. The first write needs no memory. A slot that has no record any more is noted as one without
           messages that expire.
 ]]
+--- @keys slot store prepare records dead failures merge audit query querylog queries bodies rates
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -44,7 +32,6 @@ Atomic    Where numbers beyond `from` were given out, nothing is taken, even if 
 --- @include "lib/take_messages"
 --- @include "lib/writes"
 local FRESH = 0.9 -- a lease that has so much left is not renewed
-local slot, store, prepare, records, query, log, queries = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[9], KEYS[10], KEYS[11]
 local now, now_us = clock(ARGV[1])
 local run, owner = ARGV[2], ARGV[3]
 check_names(run, owner)
@@ -52,13 +39,13 @@ local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local from = whole_number(ARGV[5], 0, NUMBER_MOST, 'from')
 local limit = whole_number(ARGV[6], 1, QUERY_MOST, 'limit')
 local most_bytes = whole_number(ARGV[7], 0, NUMBER_MOST, 'bytes')
-local fields = read_take_fields(slot, 'no_expiry') -- in the place of a session: the log answers a call that is repeated
+local fields = read_take_fields('no_expiry') -- in the place of a session: the log answers a call that is repeated
 local no_expiry = fields[SESSION]
 if fields[CREATED] ~= ARGV[8] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
-local state = read_query(query)
-local first, tail, expired_to = log_range(state, log, from)
+local state = read_query()
+local first, tail, expired_to = log_range(state, from)
 local held = tail - math.max(expired_to, from)
 local left, other = other_owner(state, owner, now)
 if other then
@@ -69,10 +56,8 @@ if tail > from then -- it was taken, and the caller does not know
   return { held, tail, 1, 0, 0 }
 end
 local in_flight = redis.call('ZCARD', prepare)
-local keys = { unpack(KEYS, 1, 8) }
-keys[BODIES], keys[RATES] = KEYS[12], KEYS[13]
 local takes, delivery = tonumber(fields[TAKES] or 0) + 1, tonumber(fields[DELIVERED] or 0) + 1
-local n, _, _, more, ids, taken, retries_left = take_messages(keys, fields, takes, limit, false, now, false, most_bytes, no_expiry)
+local n, _, _, more, ids, taken, retries_left = take_messages(fields, takes, limit, false, now, false, most_bytes, no_expiry)
 local bits, bytes = 0, 0
 if n < limit then
   local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
@@ -93,7 +78,7 @@ if most_bytes > 0 then
   end
 end
 if delivery > BY_CLOCK then
-  delivery = number_by_clock(slot, delivery, now_us)
+  delivery = number_by_clock(delivery, now_us)
 end
 local holds, max_retries, receipts = tail > expired_to, tonumber(fields[MAX_RETRIES]), {}
 local page = holds and tonumber(state[PAGE] or 0) + 1 or 1
@@ -110,11 +95,11 @@ else
   end
 end
 add_many(prepare, receipts, in_flight)
-redis.call('RPUSH', log, unpack(ids))
+redis.call('RPUSH', querylog, unpack(ids))
 if not holds then
   redis.call('PERSIST', query)
   if first < tail then -- there are ids whose lease expired
-    redis.call('PERSIST', log)
+    redis.call('PERSIST', querylog)
   end
 end
 redis.call('HSET', query, 'tail', tail + n, 'page', page, 'owner', owner)

@@ -1,12 +1,7 @@
 --[[
-redrive: send dead letters back to the StoreQueue, with all their retries.
+redrive: send dead letters back to the StoreQueue, with all their retries. `prepare` is for a hand-over to a sleeping
+consumer.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[5]   failures       hash  member -> failure entry
-KEYS[6]   PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -20,6 +15,7 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
           passed is removed. The failure entry stays, and notes the redrive. Sent twice with one number, it gives the first
           answer.
 ]]
+--- @keys slot store records dead failures prepare
 --- @include "lib/attempts"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -30,9 +26,8 @@ Atomic    Only dead letters move, each to the end of its priority; one without a
 --- @include "lib/wake"
 --- @include "lib/given_back"
 --- @include "lib/replay"
-local slot, store, records, dead, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -55,7 +50,7 @@ redis.call('HLEN', failures)
 local redrive, write_heads
 if grouped then
   --- @include "lib/enter_groups"
-  redrive, write_heads = returning_groups(slot, store, grouped, true)
+  redrive, write_heads = returning_groups(grouped, true)
 end
 local letters, ids, add, without_expiry, bytes = {}, {}, {}, {}, 0
 order = tonumber(order or 0)
@@ -66,7 +61,7 @@ for i = 6, #ARGV do
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   if died and tonumber(died) <= died_by then
     local record = redis.call('HGET', records, id)
-    letter = is_held and is_held(slot, id, died) and 'm' or 'x'
+    letter = is_held and is_held(id, died) and 'm' or 'x'
     if letter == 'x' and record and #record >= FIXED then
       bytes = bytes + #record
       if bytes > READ_BYTES and #ids > 0 then
@@ -82,7 +77,7 @@ for i = 6, #ARGV do
         order = order + 1
         score = ordered_score(priority, order)
       else
-        score = next_timed_score(store, now, 0)
+        score = next_timed_score(now, 0)
       end
       if score then
         add[#add + 1], add[#add + 2] = score, id
@@ -112,14 +107,14 @@ if #ids > 0 then
   for i = 1, #ids do
     lefts[i] = max_retries + 1
   end
-  note_failures(failures, ids, lefts, max_retries, 'd', false, now)
+  note_failures(ids, lefts, max_retries, 'd', false, now)
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
-  note_given_back(slot)
+  note_given_back()
   if is_awaited(waiting, now) then
     --- @include "lib/hand_over"
-    serve_sleepers(slot, store, KEYS[6], records, failures, ARGV[3], ARGV[4], now)
+    serve_sleepers(ARGV[3], ARGV[4], now)
   end
-  remember(slot, ARGV[2], now, table.concat(letters))
+  remember(ARGV[2], now, table.concat(letters))
 end
 return table.concat(letters)

@@ -2,9 +2,6 @@
 redrive_hold: hold dead letters that are to go to another topic, and return their records. The first of three steps; then come
 redrive_send, in the other topic, and redrive_settle.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[3]   records        hash  member -> record
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   token                8 bytes that name this attempt
 ARGV[3]   topic                the name of the other topic
@@ -16,12 +13,12 @@ Cost      O(n), at most 4 MiB of records; members beyond that are not looked at,
 Atomic    Nothing moves. A letter that is held for this topic already keeps its token and index, which are returned: so all who
           move it agree where it goes. Sent twice, it gives the same answer.
 ]]
+--- @keys slot dead records
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/record"
 --- @include "lib/holds"
 --- @include "lib/member"
-local slot, dead, records = KEYS[1], KEYS[2], KEYS[3]
 local now, token, topic = clock(ARGV[1]), ARGV[2], ARGV[3]
 if not redis.call('HGET', slot, 'created') then
   fail('GONE', slot)
@@ -54,7 +51,7 @@ for i = 5, #ARGV, 2 do
         break
       end
       seen[id] = true
-      local its_token, its_index, its_topic = hold_of(slot, id, died)
+      local its_token, its_index, its_topic = hold_of(id, died)
       if not its_token then
         its_token, its_index, its_topic = token, index, topic
         new[#new + 1], new[#new + 2] = hold_field(id), token .. died .. ' ' .. index .. ' ' .. topic

@@ -1,17 +1,8 @@
 --[[
 redrive_send: store dead letters of another topic, each once. The second of three steps; redrive_hold came before it.
+`failures`, `merge`, `audit` and `bodies` are for messages that drop_lowest drops, `prepare` for a hand-over to a
+sleeping consumer.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   settled even   set   members settled in even turns of the dedup window
-KEYS[5]   settled odd    set   the same for odd turns
-KEYS[6]   failures       hash  of messages that drop_lowest drops
-KEYS[7]   merge index    hash  of messages that drop_lowest drops
-KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
-KEYS[9]   large bodies   hash  of messages that drop_lowest drops
-KEYS[10]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
-KEYS[11]  arrivals       zset  member and token -> what became of it, below; member -> when it left this topic (lib/arrivals)
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -27,6 +18,7 @@ Atomic    The answer for a member and token is final: `arrivals` has 9e15 plus t
           the dead letter is gone; an hour later, as an hour after a refusal, it is forgotten (lib/arrivals). The first write is
           one that Redis refuses at maxmemory.
 ]]
+--- @keys slot store records settled0 settled1 failures merge audit bodies prepare arrivals
 --- @include "lib/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -34,19 +26,18 @@ Atomic    The answer for a member and token is final: `arrivals` has 9e15 plus t
 --- @include "lib/record"
 --- @include "lib/slot_fields"
 local LETTERS, ENTRY = 'cfptx', MEMBER + 8
-local slot, arrivals = KEYS[1], KEYS[11]
 local now, channel, index = clock(ARGV[1]), ARGV[2], ARGV[3]
 local n = (#ARGV - 4) / 3
 if n < 1 or n > 1000 or n % 1 > 0 then
   fail('ARG', 'count')
 end
-local fields = read_store_fields(slot, '')
+local fields = read_store_fields('')
 if fields[CREATED] ~= ARGV[4] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 local room = math.huge
 if tonumber(fields[CAPACITY]) > 0 and fields[OVERFLOW] ~= 'drop_lowest' then
-  room = tonumber(fields[CAPACITY]) - redis.call('ZCARD', KEYS[2])
+  room = tonumber(fields[CAPACITY]) - redis.call('ZCARD', store)
 end
 local letters, fresh, members, parts, noted = {}, {}, {}, {}, {}
 local function refuse(i, letter)
@@ -82,7 +73,7 @@ if #fresh > 0 then
   for i = 1, #parts do
     members[count + i] = parts[i]
   end
-  local stored = store_messages(KEYS, members, 0, count, fields, false, now, channel, index)[2]
+  local stored = store_messages(members, 0, count, fields, false, now, channel, index)[2]
   for i = 1, count do
     local letter = stored == '' and 's' or stored == 'F' and 'F' or string.sub(stored, i, i)
     if letter == 's' then
@@ -99,7 +90,7 @@ if #fresh > 0 then
   end
 end
 if #noted > 0 then
-  note_arrivals(arrivals, now, noted)
+  note_arrivals(now, noted)
 else
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[4])

@@ -2,15 +2,6 @@
 redrive_settle: remove dead letters that are stored in another topic, and let go of those that were refused there. The last of
 three steps, after redrive_hold and redrive_send.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[3]   records        hash  member -> record
-KEYS[4]   failures       hash  member -> failure entry
-KEYS[5]   audit          zset  open numbers of audited messages
-KEYS[6]   large bodies   hash  member and 8 bytes of the record -> body
-KEYS[7]   settled even   set   members settled in even turns of the dedup window
-KEYS[8]   settled odd    set   the same for odd turns
-KEYS[9]   arrivals       zset  member -> when it went to another topic, epoch ms minus 9e15 (and entries of redrive_send)
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3..] pairs of member and token (21 bytes), and s stored there or r refused there; at most 1000 pairs
@@ -20,6 +11,7 @@ Atomic    Only a dead letter is removed that is held under the token that was st
           accounted for, and if its sender keeps its id, that is remembered as settled, and for 30 days as gone to another topic.
           Works while Redis is at maxmemory. Sent twice with one number, it gives the first answer.
 ]]
+--- @keys slot dead records failures audit bodies settled0 settled1 arrivals
 --- @include "lib/arrivals"
 --- @include "lib/check"
 --- @include "lib/clock"
@@ -29,9 +21,8 @@ Atomic    Only a dead letter is removed that is held under the token that was st
 --- @include "lib/replay"
 --- @include "lib/settled"
 --- @include "lib/writes"
-local slot, dead = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -43,14 +34,14 @@ end
 if #ARGV < 4 or #ARGV > 2002 or #ARGV % 2 == 1 then
   fail('ARG', 'count')
 end
-redis.call('HLEN', KEYS[3])
-redis.call('HLEN', KEYS[4])
-redis.call('ZCARD', KEYS[5])
-redis.call('HLEN', KEYS[6])
-redis.call('ZCARD', KEYS[9])
+redis.call('HLEN', records)
+redis.call('HLEN', failures)
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
+redis.call('ZCARD', arrivals)
 local window, turn = tonumber(dedup_ms or 0), tonumber(settled_turn)
 if window > 0 then
-  check_settled_sets(KEYS[7], KEYS[8], window, turn, now)
+  check_settled_sets(window, turn, now)
 end
 local letters, stored, let_go, seen = {}, {}, {}, {}
 for i = 3, #ARGV, 2 do
@@ -60,7 +51,7 @@ for i = 3, #ARGV, 2 do
     fail('ARG', 'entry')
   end
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
-  if died and hold_of(slot, id, died) == token then
+  if died and hold_of(id, died) == token then
     seen[id] = true
     letter = ARGV[i + 1] == 's' and '1' or 'r'
     local removed = letter == '1' and stored or let_go
@@ -70,19 +61,19 @@ for i = 3, #ARGV, 2 do
 end
 if #stored + #let_go > 0 then
   allow_oom(dead)
-  drop_holds(slot, let_go)
+  drop_holds(let_go)
   if #stored > 0 then
     redis.call('ZREM', dead, unpack(stored))
-    drop_for_good(slot, KEYS[3], KEYS[6], KEYS[4], audited and KEYS[5], tonumber(chunk), stored, now, true)
+    drop_for_good(audited, tonumber(chunk), stored, now, true)
     redis.call('HINCRBY', slot, 'redriven', #stored)
     local kept = kept_ids(stored)
     if kept then
       if window > 0 then
-        remember_settled(slot, KEYS[7], KEYS[8], window, turn, now, kept)
+        remember_settled(window, turn, now, kept)
       end
-      note_departures(KEYS[9], now, kept)
+      note_departures(now, kept)
     end
   end
-  remember(slot, ARGV[2], now, table.concat(letters))
+  remember(ARGV[2], now, table.concat(letters))
 end
 return table.concat(letters)

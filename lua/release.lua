@@ -1,12 +1,8 @@
 --[[
 release: give deliveries back unworked. It costs no retry; the message goes to the front of its priority or of the due
-messages, or waits as long as the caller says (snooze).
+messages, or waits as long as the caller says (snooze). `failures` and `records` are only read: whether a message has
+failed before, and its group.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   failures       hash  only read: whether a message has failed before
-KEYS[5]   records        hash  only read, where deliveries are from before the slot was in order
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -20,15 +16,15 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
           it gives the first answer. In a slot in order each message takes its old place again, and the slot gives
           nothing before the wait is over.
 ]]
+--- @keys slot store prepare failures records
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score_ranges"
 --- @include "lib/replay"
 --- @include "lib/receipts"
-local slot, store, prepare, failures, records = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = clock(ARGV[1])
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -39,7 +35,7 @@ if not created then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
-local held_ids, letters, positions, scores = verify_receipts(prepare, 6, n)
+local held_ids, letters, positions, scores = verify_receipts(6, n)
 redis.call('ZCARD', store)
 redis.call('HLEN', failures)
 redis.call('HLEN', records)
@@ -57,8 +53,7 @@ for m = 1, #held_ids do
   receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
 --- @include "lib/release_deliveries"
-release_deliveries(slot, store, prepare, records, failures, held_ids, receipts, places, wait, max_retries, retry, front, ordered,
-  now)
-signal_given_back(slot, store, prepare, records, failures, blocked, waiting, wait > 0, ARGV[3], ARGV[4], now)
-remember(slot, ARGV[2], now, letters)
+release_deliveries(held_ids, receipts, places, wait, max_retries, retry, front, ordered, now)
+signal_given_back(blocked, waiting, wait > 0, ARGV[3], ARGV[4], now)
+remember(ARGV[2], now, letters)
 return letters

@@ -1,13 +1,13 @@
 --[[
-renew: hold claims for longer, counted from now.
+renew: hold claims for longer, counted from now. Each claim has its key.
 
-KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1]   hold_ms              1 to 86 400 000
 ARGV[2..] the owner of each; n of them, at most 1000
 Returns   a letter for each: 1 held, 0 that owner is not consuming it
 Cost      O(n)
 Atomic    All are read before the first write, and no write needs memory. A second run does the same.
 ]]
+--- @keys claim ...
 --- @include "lib/check"
 --- @include "lib/claims"
 local hold = whole_number(ARGV[1], 1, HOLD_MOST_MS, 'hold_ms')
@@ -18,7 +18,7 @@ for i = 1, n do
 end
 for i = 1, n do
   if letters[i] == '1' then
-    redis.call('PEXPIRE', KEYS[i], hold)
+    redis.call('PEXPIRE', all_keys[i], hold)
   end
 end
 return table.concat(letters)

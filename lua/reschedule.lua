@@ -1,11 +1,6 @@
 --[[
-reschedule: give one waiting message another consume time.
+reschedule: give one waiting message another consume time. `prepare` and `dead` are only read.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  only read
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  only read
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -18,6 +13,7 @@ Atomic    Score and record change together; priority and retries stay, an expiry
           it gives the first answer, and a delay counts from the first run. A slot in order that waited for this
           message no longer waits.
 ]]
+--- @keys slot store prepare records dead
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score_ranges"
@@ -27,17 +23,17 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @include "lib/wake"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"
-local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[5]
+local id = ARGV[5]
 local now = clock(ARGV[1])
 local due = whole_number(ARGV[6], 0, DUE_MOST, 'due')
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return { 'rescheduled', tonumber(before) }
 end
 if due < TIMED_MIN then
   due = now + due
 end
-local score, record = find_waiting(slot, store, KEYS[3], records, KEYS[5], id)
+local score, record = find_waiting(id)
 if not score then
   return { record, 0 }
 end
@@ -55,7 +51,7 @@ if not old_due then
   head = head + TIMED
 end
 --- @include "lib/leave_groups"
-local bring_up = score < PRIORITY_END and leaving_groups(slot, store, records, { id }, nil, nil, { score })
+local bring_up = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0
 local place, had_priority = timed_fraction(score)
@@ -64,7 +60,7 @@ if math.floor(score) == due then
     redis.call('ZADD', store, timed_score(due, place, has_priority), id)
   end
 else
-  redis.call('ZADD', store, next_timed_score(store, due, has_priority), id)
+  redis.call('ZADD', store, next_timed_score(due, has_priority), id)
 end
 if bring_up then
   bring_up()
@@ -74,7 +70,7 @@ if holder == id then
   redis.call('HDEL', slot, 'holder')
 end
 if is_awaited(waiting, now) or holder == id and is_awaited(blocked, now) then
-  wake(slot, ARGV[3], ARGV[4])
+  wake(ARGV[3], ARGV[4])
 end
-remember(slot, ARGV[2], now, string.format('%.0f', due))
+remember(ARGV[2], now, string.format('%.0f', due))
 return { 'rescheduled', due }

@@ -1,11 +1,7 @@
 --[[
 resize_scan: does a page of a slot's records have messages from before the topic was resized, which newer ones in other
-slots must not overtake? Changes nothing.
+slots must not overtake? Changes nothing. `upto` of the slot is the last message from before the resize.
 
-KEYS[1]   slot           hash  settings and counters of the slot; `upto`: the last message from before the resize
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> receipt
-KEYS[4]   records        hash  member -> record
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp since the resize; another stamp is an error
 ARGV[3]   cursor               0 at first, then the cursor of the last answer; one of another server begins anew
@@ -19,40 +15,41 @@ Atomic    Reads only. A caller that asks for a page until it has none, and then 
           none is left: a record that is there from the first page to the last is on one of them (one HSCAN). That holds on
           one server until it is restarted: another one has the records in another order, so a cursor names its server.
 ]]
+--- @keys slot store prepare records
 --- @include "lib/check"
 --- @include "lib/record"
 --- @include "lib/clock"
 --- @include "lib/group_entries"
 --- @include "lib/scan_cursor"
 --- @include "lib/score_ranges"
-local store, prepare = KEYS[2], KEYS[3]
 local now = clock(ARGV[1])
-local s = redis.call('HMGET', KEYS[1], 'created', 'chunk', 'upto', 'delivered', 'groups', 'groups_paused', 'groups_held')
-local in_order = s[5] and string.find(s[5], '^%d+:1')
+local created, chunk, last_before, delivered, grouped, paused, held = unpack(redis.call('HMGET',
+  slot, 'created', 'chunk', 'upto', 'delivered', 'groups', 'groups_paused', 'groups_held'))
+local in_order = grouped and string.find(grouped, '^%d+:1')
 
 -- Whether a message that waits for its time is the retry of a group in order, which waits for it.
 local function is_awaited_retry(record, id)
   local name = in_order and group_of(record) or ''
-  local entry, member = name ~= '' and redis.call('HGET', KEYS[1], '/' .. name), nil
+  local entry, member = name ~= '' and redis.call('HGET', slot, '/' .. name), nil
   if entry then
     member = select(4, struct.unpack(GROUP_ENTRY, entry))
   end
   return member == id
 end
 
-if s[1] ~= ARGV[2] then
-  fail(s[1] and 'ANEW' or 'GONE', KEYS[1])
+if created ~= ARGV[2] then
+  fail(created and 'ANEW' or 'GONE', slot)
 end
-local limit = math.min(whole_number(ARGV[4], 1, MOST, 'limit'), 4 * tonumber(s[2]))
+local limit = math.min(whole_number(ARGV[4], 1, MOST, 'limit'), 4 * tonumber(chunk))
 local cursor, server = read_cursor(ARGV[3])
 redis.call('ZCARD', store)
 redis.call('ZCARD', prepare)
-redis.call('HLEN', KEYS[4])
-if not s[3] then
-  return { '0', 0, tonumber(s[4] or 0) } -- a slot that this resize has created
+redis.call('HLEN', records)
+if not last_before then
+  return { '0', 0, tonumber(delivered or 0) } -- a slot that this resize has created
 end
-local upto = tonumber(s[3])
-local page, before = redis.call('HSCAN', KEYS[4], cursor, 'COUNT', limit), tonumber(s[6] or 0) + tonumber(s[7] or 0)
+local upto = tonumber(last_before)
+local page, before = redis.call('HSCAN', records, cursor, 'COUNT', limit), tonumber(paused or 0) + tonumber(held or 0)
 for i = 1, #page[2], 2 do
   local id, record = page[2][i], page[2][i + 1]
   -- Records have the low 32 bits of the number; it is older than the resize if it is at most 2^31 back from `upto`.
@@ -64,4 +61,4 @@ for i = 1, #page[2], 2 do
     end
   end
 end
-return { write_cursor(page[1], server), before, tonumber(s[4] or 0) }
+return { write_cursor(page[1], server), before, tonumber(delivered or 0) }

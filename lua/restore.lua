@@ -1,10 +1,6 @@
 --[[
 restore: put dead letters from the trash back into the DeadQueue, with their time of death unless they would soon be dropped.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[3]   trash          zset  member -> when it goes for good, epoch ms
-KEYS[4]   deaths         hash  member of the trash -> its time of death, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3..] members, at most 1000, 13 bytes each
@@ -15,14 +11,14 @@ Atomic    Where the topic drops dead letters after a time, a letter that has les
           A letter is in the trash or in the DeadQueue. Works while Redis is at maxmemory. Sent twice with one number, it gives
           the first answer.
 ]]
+--- @keys slot dead trash deaths
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/trash"
 --- @include "lib/writes"
-local slot, dead, trash, deaths = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = clock(ARGV[1])
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -55,7 +51,7 @@ if #ids > 0 then
   redis.call('ZREM', trash, unpack(ids))
   redis.call('HDEL', deaths, unpack(ids))
   redis.call('ZADD', dead, unpack(add))
-  count_trash(slot, trash)
-  remember(slot, ARGV[2], now, table.concat(letters))
+  count_trash()
+  remember(ARGV[2], now, table.concat(letters))
 end
 return table.concat(letters)

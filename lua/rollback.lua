@@ -1,14 +1,6 @@
 --[[
 rollback: give leases back that expired. Each costs a retry, and the message goes where a nack would put it.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> deadline s * 1000 + retries remaining + (delivery mod 2048) / 2048
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -18,9 +10,9 @@ Cost      O(n log L), n = expired leases, L = members of the slot. In a slot in 
 Atomic    A lease goes back once, however many callers find it. The first write frees memory. A second run finds the
           leases that the first one left.
 ]]
+--- @keys slot store prepare records dead failures audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
-local slot, store, prepare, records, failures = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[6]
 local now, now_us = clock(ARGV[1])
 local limit = whole_number(ARGV[4], 1, MOST, 'limit')
 local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
@@ -33,11 +25,11 @@ local expired = redis.call('ZRANGEBYSCORE', prepare, '-inf',
   '(' .. string.format('%.0f', (math.floor(now / 1000) + 1) * 1000), 'WITHSCORES', 'LIMIT', 0, limit)
 redis.call('ZCARD', store)
 redis.call('HLEN', records)
-redis.call('ZCARD', KEYS[5])
+redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
-redis.call('HLEN', KEYS[8])
+redis.call('HLEN', bodies)
 if audited then
-  redis.call('ZCARD', KEYS[7])
+  redis.call('ZCARD', audit)
 end
 if #expired == 0 then
   return { 0, 0, 0 }
@@ -49,8 +41,8 @@ for i = 1, #expired, 2 do
 end
 local details = {} -- that of the attempt before stays
 --- @include "lib/fail_deliveries"
-local letters, dead_count = fail_deliveries(KEYS, ids, receipts, details, 'l', false, max_retries, ladder, jitter,
+local letters, dead_count = fail_deliveries(ids, receipts, details, 'l', false, max_retries, ladder, jitter,
   retention, ordered, audited, now, now_us)
-signal_given_back(slot, store, prepare, records, failures, blocked, waiting, false, ARGV[2], ARGV[3], now)
+signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
 redis.call('HINCRBY', slot, 'rolled_back', #ids)
 return { #ids - dead_count, dead_count, #ids == limit and 1 or 0 }

@@ -1,9 +1,6 @@
 --[[
 schedule_due: read the schedules whose next time is due, and when the next one will be.
 
-KEYS[1]   slot           hash  settings and counters of slot 0
-KEYS[2]   schedules      hash  see schedule_set
-KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   limit                1 to 1000 schedules
 ARGV[3]   created              the topic's stamp as it was listed; another stamp is an error
@@ -17,24 +14,24 @@ Cost      O(log S + k), S = schedules of the topic, k = those returned; where th
           turn, until it is where it was
 Atomic    Only reads.
 ]]
+--- @keys slot schedules schedule_times
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
 local BYTES = 1048576 -- of definitions in one reply; the first is returned, whatever its size
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, MOST, 'limit')
-local schedules, times = KEYS[2], KEYS[3]
-check_created(KEYS[1], ARGV[3])
-if generation_of(schedules) ~= ARGV[4] then
+check_created(ARGV[3])
+if generation_of() ~= ARGV[4] then
   return { now, -2 }
 end
-local names = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, limit)
+local names = redis.call('ZRANGEBYSCORE', schedule_times, '-inf', now, 'LIMIT', 0, limit)
 local after_now = '(' .. string.format('%.0f', now)
-local later = redis.call('ZRANGEBYSCORE', times, after_now, NUMBER_MOST, 'WITHSCORES', 'LIMIT', 0, 1)
+local later = redis.call('ZRANGEBYSCORE', schedule_times, after_now, NUMBER_MOST, 'WITHSCORES', 'LIMIT', 0, 1)
 if later[1] and is_ahead(redis.call('HGET', schedules, 'clock'), now) then
-  local pages = math.ceil(redis.call('ZCOUNT', times, after_now, NUMBER_MOST) / 1000)
+  local pages = math.ceil(redis.call('ZCOUNT', schedule_times, after_now, NUMBER_MOST) / 1000)
   local offset, fields = math.floor(now / 1000) % pages * 1000, {}
-  local page = redis.call('ZRANGEBYSCORE', times, after_now, NUMBER_MOST, 'LIMIT', offset, 1000)
+  local page = redis.call('ZRANGEBYSCORE', schedule_times, after_now, NUMBER_MOST, 'LIMIT', offset, 1000)
   for i = 1, #page do
     fields[i] = page[i] .. ':moved'
   end
@@ -45,7 +42,7 @@ if later[1] and is_ahead(redis.call('HGET', schedules, 'clock'), now) then
 end
 local reply, bytes = { now, later[2] and tonumber(later[2]) - now or -1 }, 0
 for i = 1, #names do
-  local s = read_schedule(schedules, names[i])
+  local s = read_schedule(names[i])
   if s[1] and s[3] and s[4] then
     bytes = bytes + #s[1]
     if i > 1 and bytes > BYTES then

@@ -1,9 +1,6 @@
 --[[
 schedule_resume: resume a paused schedule, from a later time.
 
-KEYS[1]   slot           hash  settings and counters of slot 0
-KEYS[2]   schedules      hash  see schedule_set
-KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[3]   name
@@ -14,14 +11,15 @@ Returns   1 resumed, 0 it was not paused, -1 there is no such schedule, -2 nothi
 Cost      O(log S), S = schedules of the topic
 Atomic    Types are checked first. A second run finds it resumed.
 ]]
+--- @keys slot schedules schedule_times
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
 local now = clock(ARGV[1])
-check_created(KEYS[1], ARGV[2])
+check_created(ARGV[2])
 check_times(ARGV[5], ARGV[6])
-local schedules, times, name = KEYS[2], KEYS[3], ARGV[3]
-local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
+local name = ARGV[3]
+local schedule, due = read_schedule(name), redis.call('ZSCORE', schedule_times, name)
 if not due then
   return -1
 end
@@ -31,6 +29,6 @@ end
 if schedule[3] ~= ARGV[4] then
   return -2
 end
-note_move(schedules, name, ARGV[5], now)
-redis.call('ZADD', times, ARGV[6], name)
+note_move(name, ARGV[5], now)
+redis.call('ZADD', schedule_times, ARGV[6], name)
 return 1

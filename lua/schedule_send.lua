@@ -1,18 +1,8 @@
 --[[
 schedule_send: send the message of a schedule for one time, and move the schedule to its next time; or only move it.
+`failures`, `merge`, `audit` and `bodies` are for messages that drop_lowest drops, `prepare` for a hand-over to a
+sleeping consumer.
 
-KEYS[1]   slot           hash  settings and counters of slot 0
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   settled even   set   members settled in even turns of the dedup window
-KEYS[5]   settled odd    set   the same for odd turns
-KEYS[6]   failures       hash  of messages that drop_lowest drops
-KEYS[7]   merge index    hash  of messages that drop_lowest drops
-KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
-KEYS[9]   large bodies   hash  of messages that drop_lowest drops
-KEYS[10]  schedules      hash  see schedule_set
-KEYS[11]  schedule times zset  name -> when its next time is due, epoch ms
-KEYS[12]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   channel              where sleeping consumers of the topic listen
 ARGV[3]   index                the slot's index, sent to the consumers that are woken
@@ -35,13 +25,14 @@ Atomic    Sending and moving are one step, which needs the revision and the time
           One that is not due is moved, and sends nothing, if it was moved last at a time that is to come by more than a
           minute: the clock was ahead then.
 ]]
+--- @keys slot store records settled0 settled1 failures merge audit bodies schedules schedule_times prepare
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
 --- @include "lib/slot_fields"
 local now = clock(ARGV[1])
-local slot, schedules, times, name = KEYS[1], KEYS[10], KEYS[11], ARGV[5]
-local fields = read_store_fields(slot, '')
+local name = ARGV[5]
+local fields = read_store_fields('')
 if fields[CREATED] ~= ARGV[4] then
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
@@ -54,7 +45,7 @@ end
 if ARGV[10] ~= '' then
   whole_number(ARGV[10], 0, NUMBER_MOST, 'time_ms')
 end
-local schedule, due = read_schedule(schedules, name), redis.call('ZSCORE', times, name)
+local schedule, due = read_schedule(name), redis.call('ZSCORE', schedule_times, name)
 local moves_back = ARGV[10] == '' and due ~= 'inf' and is_ahead(schedule[7], now)
 if not due or tonumber(due) > now and not moves_back or schedule[3] ~= ARGV[6] or schedule[4] ~= ARGV[7] then
   return 0
@@ -63,11 +54,9 @@ if ARGV[10] ~= '' then
   if fields[PAUSED_SEND] then
     return -2
   end
-  local keys = { unpack(KEYS, 1, 9) }
-  keys[10] = KEYS[12]
   --- @include "lib/store_messages"
   local given = { ARGV[11], ARGV[12], ARGV[13] }
-  local letters = store_messages(keys, given, 0, 1, fields, false, now, ARGV[2], ARGV[3])[2]
+  local letters = store_messages(given, 0, 1, fields, false, now, ARGV[2], ARGV[3])[2]
   if letters == 'F' then
     return -1
   end
@@ -76,6 +65,6 @@ if ARGV[10] ~= '' then
     redis.call('HINCRBY', schedules, name .. ':sent', 1)
   end
 end
-note_move(schedules, name, ARGV[8], now)
-redis.call('ZADD', times, ARGV[9] == '' and '+inf' or ARGV[9], name)
+note_move(name, ARGV[8], now)
+redis.call('ZADD', schedule_times, ARGV[9] == '' and '+inf' or ARGV[9], name)
 return 1

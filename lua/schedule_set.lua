@@ -1,9 +1,8 @@
 --[[
-schedule_set: store a schedule, or change it where its definition differs.
+schedule_set: store a schedule, or change it where its definition differs. A schedule has the fields
+`<name>:definition`, `:timing`, `:revision`, `:next`, `:last` and `:sent`. Its time is +inf if it is paused or no time
+is left.
 
-KEYS[1]   slot           hash  settings and counters of slot 0
-KEYS[2]   schedules      hash  <name>:definition, <name>:timing, <name>:revision, <name>:next, <name>:last, <name>:sent
-KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms; +inf: paused, or no time is left
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp as the caller opened it; another stamp is an error
 ARGV[3]   name
@@ -18,33 +17,34 @@ Cost      O(log S), S = schedules of the topic, and the size of the definition
 Atomic    The first write is one that Redis refuses at maxmemory. A second run finds the same definition and changes
           nothing. A paused schedule stays paused.
 ]]
+--- @keys slot schedules schedule_times
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
-local now, schedules, times, name = clock(ARGV[1]), KEYS[2], KEYS[3], ARGV[3]
-check_created(KEYS[1], ARGV[2])
+local now, name = clock(ARGV[1]), ARGV[3]
+check_created(ARGV[2])
 if #ARGV ~= 9 or name == '' then
   fail('ARG', 'name')
 end
 local most = whole_number(ARGV[8], 1, SCHEDULES_MOST, 'most')
 check_times(ARGV[6], ARGV[7])
-if generation_of(schedules) ~= ARGV[9] then
+if generation_of() ~= ARGV[9] then
   return 'stale'
 end
-local before = read_schedule(schedules, name)
-local due = redis.call('ZSCORE', times, name)
+local before = read_schedule(name)
+local due = redis.call('ZSCORE', schedule_times, name)
 if due and before[1] == ARGV[4] and before[2] == ARGV[5] then
   return 'unchanged'
 end
-if not due and redis.call('ZCARD', times) >= most then
+if not due and redis.call('ZCARD', schedule_times) >= most then
   return 'full'
 end
 local revision = redis.call('HINCRBY', schedules, 'revision', 1)
 redis.call('HSET', schedules, name .. ':definition', ARGV[4], name .. ':timing', ARGV[5], name .. ':revision', revision)
 if not due or before[2] ~= ARGV[5] then
-  note_move(schedules, name, ARGV[6], now)
+  note_move(name, ARGV[6], now)
   if due ~= 'inf' or before[4] == '' then
-    redis.call('ZADD', times, ARGV[7], name)
+    redis.call('ZADD', schedule_times, ARGV[7], name)
   end
 end
 return due and 'updated' or 'created'

@@ -1,9 +1,6 @@
 --[[
 schedules: read schedules of a topic: one, or a page of all.
 
-KEYS[1]   slot           hash  settings and counters of slot 0
-KEYS[2]   schedules      hash  see schedule_set
-KEYS[3]   schedule times zset  name -> when its next time is due, epoch ms
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   name           ''    all
 ARGV[3]   offset               of the page, in the order in which they are due
@@ -13,23 +10,24 @@ Returns   {now ms, generation (schedule_set), then for each: its name, when it i
 Cost      O(log S + k), S = schedules of the topic, k = those returned
 Atomic    Only reads. A schedule that moves between two pages may be on both, or on neither.
 ]]
+--- @keys slot schedules schedule_times
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/schedules"
-local now, schedules, times, name = clock(ARGV[1]), KEYS[2], KEYS[3], ARGV[2]
+local now, name = clock(ARGV[1]), ARGV[2]
 local offset = whole_number(ARGV[3], 0, SCHEDULES_MOST, 'offset')
 local limit = whole_number(ARGV[4], 1, 100, 'limit')
-if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
-  fail('GONE', KEYS[1])
+if redis.call('HEXISTS', slot, 'created') == 0 then
+  fail('GONE', slot)
 end
-local reply, rows = { now, generation_of(schedules) }, nil
+local reply, rows = { now, generation_of() }, nil
 if name == '' then
-  rows = redis.call('ZRANGE', times, offset, offset + limit - 1, 'WITHSCORES')
+  rows = redis.call('ZRANGE', schedule_times, offset, offset + limit - 1, 'WITHSCORES')
 else
-  rows = { name, redis.call('ZSCORE', times, name) }
+  rows = { name, redis.call('ZSCORE', schedule_times, name) }
 end
 for i = 1, #rows, 2 do
-  local s = rows[i + 1] and read_schedule(schedules, rows[i])
+  local s = rows[i + 1] and read_schedule(rows[i])
   if s and s[1] then
     local n = #reply
     reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = rows[i], rows[i + 1], s[1], s[3] or '0'

@@ -1,17 +1,8 @@
 --[[
 send: store messages in one slot. An id that is in the slot, or that its sender keeps and that was settled inside the
-dedup window, adds nothing.
+dedup window, adds nothing. `failures`, `merge` and `audit` are for messages that drop_lowest drops, `prepare` for a
+hand-over to a sleeping consumer.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   records        hash  member -> record
-KEYS[4]   settled even   set   members settled in even turns of the dedup window
-KEYS[5]   settled odd    set   the same for odd turns
-KEYS[6]   failures       hash  of messages that drop_lowest drops
-KEYS[7]   merge index    hash  of messages that drop_lowest drops
-KEYS[8]   audit          zset  open numbers of audited messages: of messages that drop_lowest drops
-KEYS[9]   large bodies   hash  member and 8 bytes of the record -> body
-KEYS[10]  PrepareQueue   zset  of messages that are handed over to a sleeping consumer
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
@@ -24,7 +15,7 @@ ARGV[8..] with a head: the first member (13 bytes: the id without slot and check
           from byte 9 on; without: n members, then n times: head, rest
           A time in the record below 1e12 is a delay: it is added to now. A time that has passed is due at once, since a
           command may come late. An expiry counts from due.
-          A record with a large body (lib/large_bodies) ends with a reference; the client has written the body to KEYS[9]
+          A record with a large body (lib/large_bodies) ends with a reference; the client has written the body to `bodies`
           in the transaction of this call.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate; '': all stored}
           {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused
@@ -36,6 +27,7 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
           consumers have left credits (lib/hand_over). A send that adds nothing writes a field again, so that a wait for copies
           covers the send before. A PUBLISH that nobody was counted for leaves them in the StoreQueue.
 ]]
+--- @keys slot store records settled0 settled1 failures merge audit bodies prepare
 --- @include "lib/add"
 --- @include "lib/call"
 --- @include "lib/counters"
@@ -45,10 +37,9 @@ Atomic    All or nothing. Types are checked by reads before the first write; the
 --- @include "lib/slot_fields"
 --- @include "lib/time"
 local BEFORE = 7 -- arguments before the messages
-local slot, store, records = KEYS[1], KEYS[2], KEYS[3]
 local call, head, first = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
 local session, number = split_call(call)
-local fields = read_store_fields(slot, session)
+local fields = read_store_fields(session)
 local known = fields[SESSION]
 
 -- One plain message in a session that goes on, as most are. This is store_messages and lib/replay without anything that such a
@@ -77,8 +68,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
     local sleeping = fields[WAITING] and tonumber(fields[WAITING]) > now
     if sleeping and not grouped then
       --- @include "lib/hand_over_alone"
-      local handed_over = hand_over_alone(slot, store, KEYS[10], records, ARGV[4], first, record, accepted, order, session, answer,
-        now, seconds)
+      local handed_over = hand_over_alone(ARGV[4], first, record, accepted, order, session, answer, now, seconds)
       if handed_over then
         return { accepted, '' }
       end
@@ -128,7 +118,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
         end
         if sleeping and not is_held then
           --- @include "lib/hand_over"
-          serve_sleepers(slot, store, KEYS[10], records, KEYS[6], ARGV[3], ARGV[4], now)
+          serve_sleepers(ARGV[3], ARGV[4], now)
         end
         return { accepted, '' }
       end
@@ -141,7 +131,7 @@ end
 --- @include "lib/replay"
 --- @include "lib/large_bodies"
 session, number = session_of(call)
-local count, bodies = whole_number(ARGV[6], 1, MOST, 'count'), KEYS[9]
+local count = whole_number(ARGV[6], 1, MOST, 'count')
 if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
   fail('ARG', 'count')
 end
@@ -152,23 +142,23 @@ if head ~= '' then
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
 if known and tonumber(string.match(known, '^%d+')) > tonumber(number) then -- a late copy, which is refused
-  drop_unused(records, bodies, large)
+  drop_unused(large)
 end
 -- The answer first: the topic may have been resized since an earlier copy stored the messages.
-local before = answer_in(slot, known, number)
+local before = answer_in(known, number)
 if before then
   --- @include "lib/writes"
   write_again(slot, session, known)
-  drop_unused(records, bodies, large)
+  drop_unused(large)
   local accepted, letters = string.match(before, '^(%d+):(.*)$')
   return { tonumber(accepted), letters }
 end
 if fields[CREATED] ~= ARGV[5] then
-  drop_unused(records, bodies, large)
+  drop_unused(large)
   fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
 end
 if fields[PAUSED_SEND] then
-  drop_unused(records, bodies, large)
+  drop_unused(large)
   return { 0, 'P' }
 end
 local now = clock(ARGV[1])
@@ -179,7 +169,7 @@ if head ~= '' then
   end
   if known then
     --- @include "lib/store_uniform"
-    accepted = store_uniform(KEYS, fields, head, members, function(from)
+    accepted = store_uniform(fields, head, members, function(from)
       return ARGV, BEFORE + from
     end, now, channel, index)
   end
@@ -191,7 +181,7 @@ if not accepted then
   for i = 1, members and count or 0 do
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]
   end
-  reply = store_messages(KEYS, given, members and 0 or BEFORE, count, fields, large, now, channel, index)
+  reply = store_messages(given, members and 0 or BEFORE, count, fields, large, now, channel, index)
 end
 if large then
   local stored = 0
@@ -204,11 +194,11 @@ if large then
     redis.call('HINCRBY', slot, 'large', stored)
   end
   if reply[2] ~= '' then
-    drop_unused(records, bodies, large)
+    drop_unused(large)
   end
 end
 if reply[2] == '' or string.find(reply[2], 's', 1, true) then
-  remember(slot, call, now, reply[1] .. ':' .. reply[2])
+  remember(call, now, reply[1] .. ':' .. reply[2])
 elseif reply[2] ~= 'F' then
   --- @include "lib/writes"
   write_again(slot, 'created', ARGV[5])

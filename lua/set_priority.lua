@@ -1,12 +1,7 @@
 --[[
 set_priority: give one waiting message another priority. It joins that priority as the newest; a timed message keeps its
-time and its place there, a retry its place among the retries.
+time and its place there, a retry its place among the retries. `prepare` and `dead` are only read.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  only read
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  only read
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   member               13 bytes: the id without slot and check
@@ -15,6 +10,7 @@ Returns   changed; unchanged: it had that priority before; or in_flight | dead |
 Cost      O(log L + size of the record)
 Atomic    Score and record change together. Sent twice with one number, it gives the first answer.
 ]]
+--- @keys slot store prepare records dead
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/score"
@@ -22,14 +18,14 @@ Atomic    Score and record change together. Sent twice with one number, it gives
 --- @include "lib/record_bytes"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"
-local slot, store, records, id = KEYS[1], KEYS[2], KEYS[4], ARGV[3]
+local id = ARGV[3]
 local now = clock(ARGV[1])
 local priority = whole_number(ARGV[4], PRIORITY_MIN, PRIORITY_END - 1, 'priority')
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
-local score, record = find_waiting(slot, store, KEYS[3], records, KEYS[5], id)
+local score, record = find_waiting(id)
 if not score then
   return record
 end
@@ -43,9 +39,9 @@ if score >= TIMED_MIN then
   redis.call('ZADD', store, timed_score(math.floor(score), timed_fraction(score), 1), id)
 elseif score < 0 or redis.call('HEXISTS', slot, 'groups') == 1 then
   --- @include "lib/groups"
-  change_priority(slot, store, redis.call('HGET', slot, 'groups'), record, id, score, priority)
+  change_priority(redis.call('HGET', slot, 'groups'), record, id, score, priority)
 elseif score >= PRIORITY_MIN then
   redis.call('ZADD', store, ordered_score(priority, redis.call('HINCRBY', slot, 'order', 1)), id)
 end
-remember(slot, ARGV[2], now, 'changed')
+remember(ARGV[2], now, 'changed')
 return 'changed'

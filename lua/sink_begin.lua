@@ -1,7 +1,7 @@
 --[[
-sink_begin: ask whether a batch of a query is to be published, and note its stages once and for all.
+sink_begin: ask whether a batch of a query is to be published, and note its stages once and for all. `done` of the sink
+is the last batch that is published; `batch` and `stages` are the batch that is being published.
 
-KEYS[1]   sink           hash  done: the last batch that is published; batch, stages: the batch being published
 ARGV[1]   batch                its number, growing from 0
 ARGV[2]   stages               text that names the stages of the batch; '' only asks
 Returns   {'done'} this batch, or a later one, is published
@@ -11,9 +11,10 @@ Cost      O(1), and the size of the text
 Atomic    The first caller that names stages decides; every later caller gets that answer until sink_end.
           A call that names stages always writes, so that a wait for copies covers the batch.
 ]]
+--- @keys sink
 --- @include "lib/check"
 --- @include "lib/writes"
-local sink, stages = KEYS[1], ARGV[2]
+local stages = ARGV[2]
 local batch = whole_number(ARGV[1], 0, NUMBER_MOST, 'batch')
 if not stages then
   fail('ARG', 'stages')

@@ -1,11 +1,6 @@
 --[[
 slot: give one slot the settings of its topic, which its scripts read. A slot that has them is left alone.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   records        hash  member -> record
-KEYS[3]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
-KEYS[4]   settled even   set   members settled in even turns of the dedup window
-KEYS[5]   settled odd    set   the same for odd turns
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   revision             how often the topic's settings have been changed
@@ -27,21 +22,21 @@ Atomic    Settings of an older revision change nothing, so callers may come in a
           The end of a pause, and another limit, wake the consumers that sleep; another limit begins with full
           buckets. A second run changes nothing.
 ]]
+--- @keys slot records rates settled0 settled1
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/delivery_numbers"
 --- @include "lib/settled"
 --- @include "lib/wake"
-local slot = KEYS[1]
 local now, now_us = clock(ARGV[1])
 local revision = whole_number(ARGV[3], 0, EXACT_MOST, 'revision')
 local created, own_revision, chunk, dedup_ms, settled_turn, was_paused, own_limit, accepted, delivered, skipped, max_retries =
   unpack(redis.call('HMGET', slot, 'created', 'revision', 'chunk', 'dedup_ms', 'settled_turn', 'paused', 'limit', 'accepted',
   'delivered', 'skipped', 'max_retries'))
-local holds = redis.call('HLEN', KEYS[2]) > 0
-redis.call('ZCARD', KEYS[3])
-redis.call('SCARD', KEYS[4])
-redis.call('SCARD', KEYS[5])
+local holds = redis.call('HLEN', records) > 0
+redis.call('ZCARD', rates)
+redis.call('SCARD', settled0)
+redis.call('SCARD', settled1)
 local given, paused, limit, resizes, delivered_from = { unpack(ARGV, 6) }, false, false, 0, 0
 for i = 1, #given, 2 do
   if given[i] == 'resizes' then
@@ -57,7 +52,7 @@ if created and created ~= ARGV[2] and not resized then
   if holds or (tonumber(created) or 0) >= (tonumber(ARGV[2]) or 0) then
     return -1
   end
-  redis.call('DEL', slot, KEYS[3])
+  redis.call('DEL', slot, rates)
   created, delivered, skipped = nil, 0, 0
 elseif created then
   local forgotten
@@ -71,7 +66,7 @@ elseif created then
     elseif given[i] == 'max_retries' and max_retries ~= given[i + 1] then
       given[i + 1] = '+' .. given[i + 1]
     elseif given[i] == 'dedup_ms' and settled_turn and value > 0 and value ~= tonumber(dedup_ms) then
-      forgotten = forgotten_sets(KEYS[4], KEYS[5], tonumber(dedup_ms), tonumber(settled_turn), now)
+      forgotten = forgotten_sets(tonumber(dedup_ms), tonumber(settled_turn), now)
       -- Turns are counted in windows. The set that is filled now stays the one that is filled.
       local turn = math.floor(now / value)
       given[#given + 1] = 'settled_turn'
@@ -85,7 +80,7 @@ elseif created then
   -- A write that needs no memory: after it, Redis checks no more.
   redis.call('HDEL', slot, 'paused', 'paused_send', 'limit', 'timed_priority', 'held', limit ~= own_limit and 'bucket' or 'limit')
   if limit ~= own_limit then
-    redis.call('UNLINK', KEYS[3])
+    redis.call('UNLINK', rates)
   end
   if forgotten then
     redis.call('UNLINK', unpack(forgotten))
@@ -113,6 +108,6 @@ end
 local note = 'This hash is kept as a table, not as a packed list, because of this long value.'
 redis.call('HSET', slot, 'created', ARGV[2], 'note', note, unpack(given))
 if resized or created == ARGV[2] and (was_paused and not paused or own_limit ~= limit) then
-  wake(slot, ARGV[4], ARGV[5])
+  wake(ARGV[4], ARGV[5])
 end
 return 1

@@ -1,15 +1,14 @@
 --[[
 stage_keep: set how long a stage is kept from now on; 0 deletes it.
 
-KEYS[1]   stage          list  entries that wait for publish
 ARGV[1]   keep_ms              0 deletes it
 ARGV[2]   length         ''    or how many elements it must have
 Returns   how many elements it had
 Cost      O(1)
 Atomic    Yes. A stage of another length is an error, and nothing is changed.
 ]]
+--- @keys stage
 --- @include "lib/check"
-local stage = KEYS[1]
 local keep = whole_number(ARGV[1], 0, STAGE_KEPT_MOST_MS, 'keep_ms')
 local length = redis.call('LLEN', stage)
 if ARGV[2] ~= '' and length ~= whole_number(ARGV[2], 0, NUMBER_MOST, 'length') then

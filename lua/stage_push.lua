@@ -1,8 +1,7 @@
 --[[
-stage_push: put an entry at the end of a stage, where nobody sees it before publish moves it.
+stage_push: put an entry at the end of a stage, where nobody sees it before publish moves it. The slot is only checked
+to exist. An entry is one or more elements; publish moves an entry in one step.
 
-KEYS[1]   slot           hash  only checked to exist
-KEYS[2]   stage          list  entries of one or more elements; publish moves an entry in one step
 ARGV[1]   position             how many elements its writer has put there before
 ARGV[2]   keep_ms              how long the stage is kept from now on
 ARGV[3..] entry                first a msgpack list, which is one of these:
@@ -15,8 +14,8 @@ Cost      O(n), n = elements of the entry, at most 1001, and their size
 Atomic    A stage has one writer. An entry that it has put there already is not put there again; a stage that is shorter
           or longer than its writer says is an error, and nothing is written.
 ]]
+--- @keys slot stage
 --- @include "lib/check"
-local slot, stage = KEYS[1], KEYS[2]
 local position = whole_number(ARGV[1], 0, NUMBER_MOST, 'position')
 local keep = whole_number(ARGV[2], 1000, STAGE_KEPT_MOST_MS, 'keep_ms')
 if not ARGV[3] or ARGV[3] == '' or #ARGV > 1003 then

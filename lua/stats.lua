@@ -1,19 +1,6 @@
 --[[
 stats: count the messages that a slot holds and has handled. Changes nothing.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   StoreQueue     zset  member -> score
-KEYS[3]   PrepareQueue   zset  member -> receipt
-KEYS[4]   records        hash  member -> record
-KEYS[5]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[6]   merge index    hash  merge key -> member and when it opened
-KEYS[7]   settled even   set   members settled in even turns of the dedup window
-KEYS[8]   settled odd    set   the same for odd turns
-KEYS[9]   rates          zset  key of a limit -> when its bucket will be full, epoch ms
-KEYS[10]  leases         zset  number of a shared lease -> its end, epoch ms
-KEYS[11]  queries        zset  run of a query -> end of its lease, epoch ms
-KEYS[12]  trash          zset  member -> when it goes for good, epoch ms
-KEYS[13]  failures       hash  member -> failure entry
 ARGV[1]   now_us         ''    or a test's time
 Returns   retries, priority, due, later, in flight, dead, trash, records, merge windows, ids remembered, ms for which the oldest
           message waits that may be taken (below), how many waiting messages a pause, the limit or their groups hold back, since
@@ -29,6 +16,7 @@ Returns   retries, priority, due, later, in flight, dead, trash, records, merge 
 Cost      O(log L), up to 50 looks; with a limit for each key it reads up to 2000 records, 8 MiB at most
 Atomic    Reads only: one moment of one slot.
 ]]
+--- @keys slot store prepare records dead merge settled0 settled1 rates leases queries trash failures
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/failures"
@@ -39,14 +27,14 @@ Atomic    Reads only: one moment of one slot.
 --- @include "lib/record_bytes"
 
 -- How many of the first 1000 messages that wait the limits for each key hold back.
-local function count_held(key_limit, store, prepare, records, rates, chunk, now)
-  local keys, count = open_keys(key_limit, prepare, records, rates, chunk, now), 0
+local function count_held(key_limit, chunk, now)
+  local keys, count = open_keys(key_limit, chunk, now), 0
   local ids = redis.call('ZRANGEBYSCORE', store, PRIORITY_END, string.format('(%.0f', now + 1), 'LIMIT', 0, 1000)
   local rest = redis.call('ZREVRANGEBYSCORE', store, '(' .. PRIORITY_END, 0, 'LIMIT', 0, 1000 - #ids)
   for i = 1, #rest do
     ids[#ids + 1] = rest[i]
   end
-  read_keys(records, ids, chunk, key_limit.header, function(key)
+  read_keys(ids, chunk, key_limit.header, function(key)
     count = count + ((keys.full or key and not admit(keys, key)) and 1 or 0)
   end)
   return count
@@ -57,11 +45,11 @@ local HEADS_MOST = 3 -- of one: an id of a dedup key has no time
 
 -- Since when a waiting message is due, epoch ms; nil where nothing tells.
 local function due_since(member)
-  local entry = redis.call('HGET', KEYS[13], member)
+  local entry = redis.call('HGET', failures, member)
   if entry and not is_damaged(entry) then
     return read48(entry, 5)
   end
-  local record = redis.call('HGET', KEYS[4], member)
+  local record = redis.call('HGET', records, member)
   if record and #record >= 14 and string.byte(record, 1) % 2 == 1 then
     return read48(record, 9)
   end
@@ -72,7 +60,7 @@ local function due_since(member)
 end
 
 -- When the oldest of the retries and priorities was due; `now` where there is none.
-local function oldest_due(store, now)
+local function oldest_due(now)
   local oldest, from = now, 0
   for _ = 1, PRIORITIES_MOST do
     local lowest = redis.call('ZRANGEBYSCORE', store, from, '(' .. PRIORITY_END, 'WITHSCORES', 'LIMIT', 0, 1)
@@ -93,7 +81,6 @@ local function oldest_due(store, now)
   return oldest
 end
 
-local slot, store = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local past = string.format('%.0f', now + 1)
 local past_ms = string.format('%.0f', now)
@@ -107,26 +94,26 @@ local due = first[2] and math.floor(tonumber(first[2])) or now
 if due < TIMED_MIN then -- it was handed back
   due = due_since(first[1]) or now
 end
-due = math.min(due, oldest_due(store, now))
+due = math.min(due, oldest_due(now))
 local behind = redis.call('ZCOUNT', store, '-inf', '(0') -- others of their groups
 local reply = {
   redis.call('ZCOUNT', store, 0, '(' .. PRIORITY_MIN),
   redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) + behind,
   redis.call('ZCOUNT', store, PRIORITY_END, '(' .. past),
   redis.call('ZCOUNT', store, past, '+inf'),
-  redis.call('ZCARD', KEYS[3]),
-  redis.call('ZCARD', KEYS[5]),
-  redis.call('ZCARD', KEYS[12]),
-  redis.call('HLEN', KEYS[4]),
-  redis.call('HLEN', KEYS[6]),
-  redis.call('SCARD', KEYS[7]) + redis.call('SCARD', KEYS[8]),
+  redis.call('ZCARD', prepare),
+  redis.call('ZCARD', dead),
+  redis.call('ZCARD', trash),
+  redis.call('HLEN', records),
+  redis.call('HLEN', merge),
+  redis.call('SCARD', settled0) + redis.call('SCARD', settled1),
   now - due,
   behind,
   tonumber(paused or 0),
   tonumber(paused_send or 0),
-  redis.call('ZCOUNT', KEYS[3], '-inf', string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000))
-    + redis.call('ZCOUNT', KEYS[10], '-inf', past_ms)
-    + redis.call('ZCOUNT', KEYS[11], '-inf', past_ms),
+  redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', (math.floor(now / 1000) + 1) * 1000))
+    + redis.call('ZCOUNT', leases, '-inf', past_ms)
+    + redis.call('ZCOUNT', queries, '-inf', past_ms),
 }
 if paused or limit then
   local room = paused and 0 or room_in(limit, redis.call('HGET', slot, 'bucket'), reply[5], now)
@@ -134,7 +121,7 @@ if paused or limit then
 end
 local key_limit = limit and key_limit_in(limit)
 if key_limit and not paused then
-  reply[12] = math.max(reply[12], behind + count_held(key_limit, store, KEYS[3], KEYS[4], KEYS[9], tonumber(chunk), now))
+  reply[12] = math.max(reply[12], behind + count_held(key_limit, tonumber(chunk), now))
 end
 local counters = redis.call('HMGET', slot, 'accepted', 'merged', 'delivered', 'settled', 'returned', 'rolled_back',
   'dead_lettered', 'redriven', 'cancelled', 'expired', 'dropped', 'purged', 'dead_dropped', 'groups_paused', 'groups_held')

@@ -1,7 +1,6 @@
 --[[
 topic: create a topic, or open the one that exists. Its settings are decided here, once.
 
-KEYS[1]   topic          hash  the settings of the topic, by name, and when it was created
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   create               1: create it where it is missing; 0: only read it
 ARGV[3..] pairs of setting, value
@@ -9,17 +8,18 @@ Returns   {1 created | 0 existed, setting, value, ...}, or {-1} where it is miss
 Cost      O(settings)
 Atomic    The first caller's settings stand; later callers compare. A second run opens it.
 ]]
+--- @keys topic
 --- @include "lib/check"
 --- @include "lib/clock"
 local _, now_us = clock(ARGV[1])
 local created = 0
-if redis.call('HEXISTS', KEYS[1], 'created') == 0 then
+if redis.call('HEXISTS', topic, 'created') == 0 then
   if ARGV[2] ~= '1' then
     return { -1 }
   end
-  redis.call('HSET', KEYS[1], 'created', string.format('%.0f', now_us), unpack(ARGV, 3))
+  redis.call('HSET', topic, 'created', string.format('%.0f', now_us), unpack(ARGV, 3))
   created = 1
 end
-local reply = redis.call('HGETALL', KEYS[1])
+local reply = redis.call('HGETALL', topic)
 table.insert(reply, 1, created)
 return reply

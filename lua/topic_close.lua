@@ -1,15 +1,14 @@
 --[[
 topic_close: mark a topic as being deleted, so that nobody opens it any more; or remove the mark.
 
-KEYS[1]   topic          hash  the settings of the topic
 ARGV[1]   created              the topic's stamp
 ARGV[2]   closed               1: being deleted; 0: not any more
 Returns   1 done, 0 the topic is missing or has another stamp
 Cost      O(1)
 Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 ]]
+--- @keys topic
 --- @include "lib/check"
-local topic = KEYS[1]
 local closed = whole_number(ARGV[2], 0, 1, 'closed')
 whole_number(ARGV[1], 0, NUMBER_MOST, 'created')
 if redis.call('HGET', topic, 'created') ~= ARGV[1] then

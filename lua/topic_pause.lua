@@ -1,7 +1,6 @@
 --[[
 topic_pause: note in a topic that it is paused. Its slots follow by `slot`, which takes the newest revision.
 
-KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   created              the topic's stamp
 ARGV[3]   verb                 what is paused: receive or send
@@ -13,10 +12,10 @@ Cost      O(settings)
 Atomic    The first pause stands, with its time, until `topic_resume`. Works while Redis is at maxmemory. A second run
           changes nothing.
 ]]
+--- @keys topic
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/topic"
-local topic = KEYS[1]
 local now = clock(ARGV[1])
 if ARGV[3] ~= 'receive' and ARGV[3] ~= 'send' then
   fail('ARG', 'verb')
@@ -24,7 +23,7 @@ end
 if string.find(ARGV[4], '\n', 1, true) then
   fail('ARG', 'by')
 end
-if not is_open(topic, ARGV[2]) then
+if not is_open(ARGV[2]) then
   return { -1 }
 end
 local field = 'paused_' .. ARGV[3]
@@ -34,4 +33,4 @@ if redis.call('HEXISTS', topic, field) == 0 then
   redis.call('HDEL', topic, field) -- a write that needs no memory: after it, Redis checks no more
   redis.call('HSET', topic, field, string.format('%.0f\n%s\n%s', now, ARGV[4], ARGV[5]))
 end
-return change_reply(topic, changed)
+return change_reply(changed)

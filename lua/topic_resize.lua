@@ -2,7 +2,6 @@
 topic_resize: change the fields of a topic that say how many slots it has, and how far a resize has come. Its slots follow
 by `slot`, which takes the newest revision.
 
-KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   created              the topic's stamp
 ARGV[2]   revision             as the caller read it; where there was another change since, nothing happens
 ARGV[3..] pairs of field, value; an empty value removes the field
@@ -11,17 +10,17 @@ Returns   {1 changed | 0 there was another change, setting, value, ...}, or {-1}
 Cost      O(settings)
 Atomic    All pairs are written, and the revision grows by one, or nothing happens. A second run finds another revision.
 ]]
+--- @keys topic
 --- @include "lib/topic"
-local topic = KEYS[1]
 local revision = whole_number(ARGV[2], 0, EXACT_MOST, 'revision')
 if #ARGV < 4 or #ARGV % 2 ~= 0 then
   fail('ARG', 'pairs')
 end
-if not is_open(topic, ARGV[1]) then
+if not is_open(ARGV[1]) then
   return { -1 }
 end
 if tonumber(redis.call('HGET', topic, 'revision') or 0) ~= revision then
-  return change_reply(topic, 0)
+  return change_reply(0)
 end
 for i = 3, #ARGV, 2 do
   if ARGV[i + 1] ~= '' then
@@ -33,4 +32,4 @@ for i = 3, #ARGV, 2 do
     redis.call('HDEL', topic, ARGV[i])
   end
 end
-return change_reply(topic, 1)
+return change_reply(1)

@@ -1,7 +1,6 @@
 --[[
 topic_resume: end the pause of a topic. Its slots follow by `slot`, which takes the newest revision and wakes consumers.
 
-KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   created              the topic's stamp
 ARGV[2]   verb                 what goes on: receive or send
 Returns   {1 resumed | 0 was not paused, setting, value, ...}, or {-1} where the topic is missing, is being deleted, or
@@ -9,13 +8,13 @@ Returns   {1 resumed | 0 was not paused, setting, value, ...}, or {-1} where the
 Cost      O(settings)
 Atomic    Works while Redis is at maxmemory. A second run changes nothing.
 ]]
+--- @keys topic
 --- @include "lib/check"
 --- @include "lib/topic"
-local topic = KEYS[1]
 if ARGV[2] ~= 'receive' and ARGV[2] ~= 'send' then
   fail('ARG', 'verb')
 end
-if not is_open(topic, ARGV[1]) then
+if not is_open(ARGV[1]) then
   return { -1 }
 end
-return change_reply(topic, redis.call('HDEL', topic, 'paused_' .. ARGV[2]))
+return change_reply(redis.call('HDEL', topic, 'paused_' .. ARGV[2]))

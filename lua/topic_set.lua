@@ -1,7 +1,6 @@
 --[[
 topic_set: change settings of a topic that exists. Its slots follow by `slot`, which takes the newest revision.
 
-KEYS[1]   topic          hash  the settings of the topic, by name, when it was created and how often it was changed
 ARGV[1]   created              the topic's stamp
 ARGV[2]   revision             how often it was changed when the caller read it; '': whatever it is
 ARGV[3..] pairs of setting, value
@@ -10,9 +9,9 @@ Returns   {1 changed | 0 had these values, setting, value, ...}, {-1} where the 
 Cost      O(settings)
 Atomic    All pairs are written, and the revision grows by one, or nothing happens. A second run changes nothing.
 ]]
+--- @keys topic
 --- @include "lib/topic"
-local topic = KEYS[1]
-if not is_open(topic, ARGV[1]) then
+if not is_open(ARGV[1]) then
   return { -1 }
 end
 local revision = ARGV[2] ~= '' and whole_number(ARGV[2], 0, NUMBER_MOST, 'revision')
@@ -28,4 +27,4 @@ end
 if changed == 1 then
   redis.call('HSET', topic, unpack(ARGV, 3))
 end
-return change_reply(topic, changed)
+return change_reply(changed)

@@ -1,14 +1,6 @@
 --[[
 trash: put dead letters into the trash, from where they can be restored for a time, or delete them.
 
-KEYS[1]   slot           hash  settings and counters of the slot
-KEYS[2]   DeadQueue      zset  member -> time of death, epoch ms
-KEYS[3]   trash          zset  member -> when it goes for good, epoch ms
-KEYS[4]   deaths         hash  member of the trash -> its time of death, epoch ms
-KEYS[5]   records        hash  member -> record
-KEYS[6]   failures       hash  member -> failure entry
-KEYS[7]   audit          zset  open numbers of audited messages
-KEYS[8]   large bodies   hash  member and 8 bytes of the record -> body
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   keep_ms              how long they can be restored; 0: they are deleted for good now
@@ -19,15 +11,15 @@ Cost      O(n log L)
 Atomic    Only dead letters move, with their time of death; record and failure stay. Works while Redis is at maxmemory. Sent
           twice with one number, it gives the first answer.
 ]]
+--- @keys slot dead trash deaths records failures audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
 --- @include "lib/trash"
 --- @include "lib/writes"
-local slot, dead = KEYS[1], KEYS[2]
 local now = clock(ARGV[1])
 local keep = whole_number(ARGV[3], 0, SPAN_MOST_MS, 'keep_ms')
-local before = replayed(slot, ARGV[2])
+local before = replayed(ARGV[2])
 if before then
   return before
 end
@@ -44,24 +36,24 @@ if holds then
   is_held = hold_of
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
-redis.call('ZCARD', KEYS[3])
-redis.call('HLEN', KEYS[4])
-redis.call('HLEN', KEYS[5])
-redis.call('HLEN', KEYS[6])
-redis.call('ZCARD', KEYS[7])
-redis.call('HLEN', KEYS[8])
-local letters, ids, add, deaths, seen = {}, {}, {}, {}, {}
+redis.call('ZCARD', trash)
+redis.call('HLEN', deaths)
+redis.call('HLEN', records)
+redis.call('HLEN', failures)
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
+local letters, ids, add, died_at, seen = {}, {}, {}, {}, {}
 for i = 5, #ARGV do
   local id = ARGV[i]
   local died = not seen[id] and redis.call('ZSCORE', dead, id)
   local letter = '0'
   if died and tonumber(died) <= died_by then
-    letter = is_held and is_held(slot, id, died) and 'm' or '1'
+    letter = is_held and is_held(id, died) and 'm' or '1'
     if letter == '1' then
       seen[id] = true
       ids[#ids + 1] = id
       add[#add + 1], add[#add + 2] = now + keep, id
-      deaths[#deaths + 1], deaths[#deaths + 2] = id, died
+      died_at[#died_at + 1], died_at[#died_at + 2] = id, died
     end
   end
   letters[#letters + 1] = letter
@@ -70,13 +62,13 @@ if #ids > 0 then
   allow_oom(dead)
   redis.call('ZREM', dead, unpack(ids))
   if keep == 0 then
-    drop_for_good(slot, KEYS[5], KEYS[8], KEYS[6], audited and KEYS[7], tonumber(chunk), ids, now)
+    drop_for_good(audited, tonumber(chunk), ids, now)
     redis.call('HINCRBY', slot, 'purged', #ids)
   else
-    redis.call('ZADD', KEYS[3], unpack(add))
-    redis.call('HSET', KEYS[4], unpack(deaths))
-    count_trash(slot, KEYS[3])
+    redis.call('ZADD', trash, unpack(add))
+    redis.call('HSET', deaths, unpack(died_at))
+    count_trash()
   end
-  remember(slot, ARGV[2], now, table.concat(letters))
+  remember(ARGV[2], now, table.concat(letters))
 end
 return table.concat(letters)

@@ -1,13 +1,13 @@
 --[[
-unclaim: remove claims whose work was not done.
+unclaim: remove claims whose work was not done. Each claim has its key.
 
-KEYS[1..] claim          str   of each: `consuming <owner> <since, epoch ms>` or `consumed <owner> <at, epoch ms>`
 ARGV[1..] the owner of each; n of them, at most 1000
 Returns   a letter for each: 1 removed, 0 that owner was not consuming it
 Cost      O(n)
 Atomic    All are read before the first write, and no write needs memory. A consumed claim stays. A second run removes
           nothing more, and answers 0.
 ]]
+--- @keys claim ...
 --- @include "lib/check"
 --- @include "lib/claims"
 local n = count_claims(1, 1)
@@ -17,7 +17,7 @@ for i = 1, n do
 end
 for i = 1, n do
   if letters[i] == '1' then
-    redis.call('DEL', KEYS[i])
+    redis.call('DEL', all_keys[i])
   end
 end
 return table.concat(letters)

@@ -1,8 +1,8 @@
 --[[
 withdraw: remove the credits of a subscription, and publish a number on its channel. What was handed over for a credit that
-is not there any more was published before that number, so a consumer that has read the number has read it too.
+is not there any more was published before that number, so a consumer that has read the number has read it too. One call
+may name many slots that live on one server.
 
-KEYS      the slot (hash) of each credit. One call may name many slots that live on one server.
 ARGV[1]   channel              of the subscription
 ARGV[2]   number               larger than those of earlier calls
 Returns   {the number of connections that were sent the number, then for each slot how many hand-overs its credit was still
@@ -10,18 +10,20 @@ Returns   {the number of connections that were sent the number, then for each sl
 Cost      O(s), s = slots, at most 1024
 Atomic    A second run finds no credit, and publishes the number again. Works while Redis is at maxmemory.
 ]]
+--- @keys slot ...
 --- @include "lib/check"
 --- @include "lib/credits"
 local number = whole_number(ARGV[2], 1, EXACT_MOST, 'number')
-if #KEYS > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
+if #all_keys > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
   fail('ARG', 'channel')
 end
 local reply = { 0 }
-for i = 1, #KEYS do
-  redis.call('HLEN', KEYS[i])
+for i = 1, #all_keys do
+  redis.call('HLEN', all_keys[i])
 end
-for i = 1, #KEYS do
-  reply[1 + i] = remove_credit(KEYS[i], ARGV[1])
+for i = 1, #all_keys do
+  slot = all_keys[i]
+  reply[1 + i] = remove_credit(ARGV[1])
 end
 local sent
 sent = publish_own(ARGV[1], string.format('%.0f', number))

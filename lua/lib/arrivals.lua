@@ -10,11 +10,12 @@ Messages that went from one topic to another, by redrive_hold, redrive_send and 
 where the other times are in epoch ms. The first and the last are kept for 30 days, the others for an hour. Each write to the key
 forgets some that are older, tidy does, and the key expires after 30 days.
 ]]
+--- @needs arrivals
 local DEPARTED, ARRIVED = -9e15, 9e15
 local NOTE_KEEP_MS, OUTCOME_KEEP_MS = 2592000000, 3600000
 
 -- Forget up to `limit` entries of each kind that are past their time; return whether more may be.
-local function forget_arrivals(arrivals, now, limit)
+local function forget_arrivals(now, limit)
   local long_ago, an_hour_ago, more = now - NOTE_KEEP_MS, now - OUTCOME_KEEP_MS, false
   local ranges = { DEPARTED, DEPARTED + long_ago, -10 * an_hour_ago, an_hour_ago, ARRIVED, ARRIVED + math.floor(long_ago / 1000) }
   for i = 1, #ranges, 2 do
@@ -29,17 +30,17 @@ local function forget_arrivals(arrivals, now, limit)
 end
 
 -- Note what became of messages; `entries`: scores and members in turn, at least one of each.
-local function note_arrivals(arrivals, now, entries)
+local function note_arrivals(now, entries)
   redis.call('ZADD', arrivals, unpack(entries))
-  forget_arrivals(arrivals, now, #entries)
+  forget_arrivals(now, #entries)
   redis.call('EXPIRE', arrivals, NOTE_KEEP_MS / 1000)
 end
 
 -- Note ids (a list) as gone to another topic.
-local function note_departures(arrivals, now, ids)
+local function note_departures(now, ids)
   local entries = {}
   for i = 1, #ids do
     entries[2 * i - 1], entries[2 * i] = string.format('%.0f', DEPARTED + now), ids[i]
   end
-  note_arrivals(arrivals, now, entries)
+  note_arrivals(now, entries)
 end

@@ -18,6 +18,7 @@ error; 8 as above. Expired and redriven are no attempts: they have no number.
 
 A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
 ]]
+--- @needs failures
 --- @include "lib/failures"
 --- @include "lib/record_bytes"
 local DETAILS_BYTES = 65536 -- are kept of the details of an attempt
@@ -144,7 +145,7 @@ local function failure_entry(entry, left, made, reason, details, now)
 end
 
 -- Note for several deliveries or messages that they have failed in the same way. `lefts`: the deliveries left of each.
-local function note_failures(failures, ids, lefts, max_retries, reason, details, now)
+local function note_failures(ids, lefts, max_retries, reason, details, now)
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
     local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}

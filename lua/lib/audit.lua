@@ -11,6 +11,7 @@ are in the order of their text:
 The lowest `first` less one is the low-water mark of a producer. A range holds the numbers that wait in a row, so the
 zset grows with disorder, not with the length of the queue.
 ]]
+--- @needs slot records audit
 --- @include "lib/envelope"
 
 -- The (producer, number) of a text `<producer, 10 hex digits>.<number>`; nothing where it has another form.
@@ -58,7 +59,7 @@ end
 
 -- Take first .. last out of a producer's open numbers, and return how many of them were open. A producer that is
 -- not there has none. Touches at most as many ranges as there are numbers.
-local function close_range(audit, producer, first, last, now)
+local function close_range(producer, first, last, now)
   local members = redis.call('ZRANGEBYLEX', audit, '[' .. producer .. ':' .. string.format('%015.0f', first),
     '[' .. producer .. ':~~', 'LIMIT', 0, last - first + 1)
   local closed = 0
@@ -98,7 +99,7 @@ local function add_numbers(list, read, numbers)
 end
 
 -- The numbers of messages whose records are read here, `chunk` at a time: as many as 4 MiB hold.
-local function read_numbers(records, ids, chunk)
+local function read_numbers(ids, chunk)
   local numbers = {}
   for from = 1, #ids, chunk do
     local page = redis.call('HMGET', records, unpack(ids, from, math.min(#ids, from + chunk - 1)))
@@ -109,7 +110,7 @@ end
 
 -- Account for the numbers of messages that leave the slot for good, and add how many to a counter of the slot. The first
 -- write needs no memory, so it may come before the messages are removed.
-local function account_for(slot, audit, counter, numbers, now)
+local function account_for(counter, numbers, now)
   local closed = 0
   redis.call('ZCARD', audit) -- notices a wrong type, whether anything is numbered or not
   for p = 1, #numbers do
@@ -117,7 +118,7 @@ local function account_for(slot, audit, counter, numbers, now)
     table.sort(of_producer)
     for i = 1, #of_producer do
       if i == #of_producer or of_producer[i + 1] > of_producer[i] + 1 then
-        closed = closed + close_range(audit, numbers[p], of_producer[first], of_producer[i], now)
+        closed = closed + close_range(numbers[p], of_producer[first], of_producer[i], now)
         first = i + 1
       end
     end

@@ -1,12 +1,13 @@
 -- Claims: `consuming <owner> <since>` or `consumed <owner> <at>`, times in epoch ms.
+--- @needs all_keys
 --- @include "lib/check"
 
--- The values at KEYS, false where a key is missing. A key that is no string stops the script.
+-- The value of each claim, false where a key is missing. A claim that is no string stops the script.
 local function read_claims()
-  local values, absent = redis.call('MGET', unpack(KEYS)), {}
-  for i = 1, #KEYS do
+  local values, absent = redis.call('MGET', unpack(all_keys)), {}
+  for i = 1, #all_keys do
     if not values[i] then
-      absent[#absent + 1] = KEYS[i]
+      absent[#absent + 1] = all_keys[i]
     end
   end
   if #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0 then
@@ -38,7 +39,7 @@ end
 -- Check the owners, which begin at ARGV[first], and return how many claims the call is about. The call has `each`
 -- arguments for each claim.
 local function count_claims(first, each)
-  local n = #KEYS
+  local n = #all_keys
   if n > 1000 or #ARGV ~= first - 1 + n * each then
     fail('ARG', 'count')
   end

@@ -13,6 +13,7 @@ sleeps it says `=<channel>` each second: that only reads, and renews the credit 
 its channel to itself, with a random end, so nothing is ever handed over to another one. On a Cluster it is a shard channel,
 with `}:wake:s:` in its name and the hash tag of the slot: the master of the slot alone publishes there.
 ]]
+--- @needs slot store
 --- @include "lib/check"
 --- @include "lib/shared_leases"
 --- @include "lib/wake"
@@ -110,7 +111,7 @@ local function credits_after(others, channel, number, till, limit, lease, calls)
 end
 
 -- Write the credits of a slot, one of which is that of a consumer which sleeps.
-local function write_credits(slot, store, credits, now)
+local function write_credits(credits, now)
   if type(redis.pcall('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)) ~= 'number' then
     allow_oom(store) -- Redis is at maxmemory, which it seldom is
     redis.call('HSET', slot, 'credits', credits, 'waiting', now + ASLEEP_MS)
@@ -121,7 +122,7 @@ end
 -- subscription, and nobody else listens. Where a probe was heard before, one subscriber is enough: a probe would wake the
 -- consumer once more for each message. `limit` messages are shared out among its calls, `call` is the first. Returns for how
 -- many hand-overs it is good, 0: it is not kept.
-local function keep_credit(slot, store, waits, ends, limit, lease, call, now)
+local function keep_credit(waits, ends, limit, lease, call, now)
   local way, number, channel, calls, count_of_calls = read_offer(waits)
   local listeners
   if way == '*' then
@@ -152,7 +153,7 @@ local function keep_credit(slot, store, waits, ends, limit, lease, call, now)
   end
   local each = math.max(1, math.floor(limit / (count_of_calls + 1)))
   local entry = string.format('%s %s %.0f %d %s %s%s;', channel, number, ends, each, lease, call, calls)
-  write_credits(slot, store, credits .. entry, now)
+  write_credits(credits .. entry, now)
   return count_of_calls + 1
 end
 
@@ -163,7 +164,7 @@ local function hand_overs_of(entry)
 end
 
 -- Remove the credit of a channel, also while Redis is at maxmemory; returns how many hand-overs it was still good for.
-local function remove_credit(slot, channel)
+local function remove_credit(channel)
   local credits = redis.call('HGET', slot, 'credits') or ''
   local from, to = find_credit(credits, channel)
   if not from then
@@ -185,20 +186,20 @@ end
 -- is gone. `credits`: the field of the slot. Nothing is written unless it is to be renewed, or `listeners` says that this server
 -- does not serve the subscription any more: then it is removed. A credit that is not there was used; another one now would be
 -- one more than its consumer knows of.
-local function renew_credit(slot, store, credits, channel, listeners, ends, now)
+local function renew_credit(credits, channel, listeners, ends, now)
   local from, to = find_credit(credits, channel)
   if not from then
     return 0
   end
   if listeners ~= 1 then
-    remove_credit(slot, channel)
+    remove_credit(channel)
     return 0
   end
   local entry = string.sub(credits, from, to)
   local first, till, rest = string.match(entry, '^(%S+ %d+ )(%d+)(.*)$')
   if is_to_renew(tonumber(till), ends, now) then
     entry = first .. string.format('%.0f', ends) .. rest
-    write_credits(slot, store, string.sub(credits, 1, from - 1) .. entry .. string.sub(credits, to + 1), now)
+    write_credits(string.sub(credits, 1, from - 1) .. entry .. string.sub(credits, to + 1), now)
   end
   return hand_overs_of(entry)
 end

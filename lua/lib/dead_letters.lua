@@ -1,14 +1,15 @@
 -- The DeadQueue.
+--- @needs slot dead failures
 --- @include "lib/attempts"
 --- @include "lib/drop"
 
 -- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and return how many. The
--- first write frees memory. `audit`: the key where the slot is audited, else nil.
-local function drop_old_dead(slot, dead, records, bodies, failures, audit, before, now, limit)
+-- first write frees memory. `audited`: whether the slot is.
+local function drop_old_dead(audited, before, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, limit)
   if #ids > 0 then
     redis.call('ZREM', dead, unpack(ids))
-    drop_for_good(slot, records, bodies, failures, audit, 10, ids, now)
+    drop_for_good(audited, 10, ids, now)
     redis.call('HINCRBY', slot, 'dead_dropped', #ids)
   end
   return #ids
@@ -16,7 +17,7 @@ end
 
 -- Add messages to the DeadQueue, with the reason. Their records stay. `mades`: how often each was delivered; `details`: the text of
 -- each error, or one for all. Where the topic has a retention, a few dead letters past it are dropped, more than are added.
-local function add_dead(slot, dead, records, bodies, failures, audit, ids, now, mades, reason, details, retention)
+local function add_dead(audited, ids, now, mades, reason, details, retention)
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
     local entries, times, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}, {}
@@ -34,6 +35,6 @@ local function add_dead(slot, dead, records, bodies, failures, audit, ids, now, 
   end
   redis.call('HINCRBY', slot, 'dead_lettered', #ids)
   if retention > 0 then
-    drop_old_dead(slot, dead, records, bodies, failures, audit, now - retention, now, math.max(10, 2 * #ids))
+    drop_old_dead(audited, now - retention, now, math.max(10, 2 * #ids))
   end
 end

@@ -1,4 +1,5 @@
 -- Making room in a full slot whose topic drops the lowest priority.
+--- @needs slot store records failures merge audit bodies
 --- @include "lib/drop"
 --- @include "lib/record_bytes"
 --- @include "lib/score_ranges"
@@ -8,7 +9,7 @@
 -- `added` has ids and records, or their heads, in turn. nil where that makes no room for them. A slot that holds more than its
 -- share (leases came back, or the topic has another max_length) shrinks by 1000 at a time. Everything is read and checked here;
 -- the function only writes.
-local function plan_drop_lowest(slot, store, records, bodies, failures, merge, audit, excess, added, now)
+local function plan_drop_lowest(excess, added, now)
   local least, timed_priority = PRIORITY_END, tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)
   for i = 2, #added, 2 do
     local priority = priority_of(added[i])
@@ -37,7 +38,7 @@ local function plan_drop_lowest(slot, store, records, bodies, failures, merge, a
     if #unmerged > 0 then
       redis.call('HDEL', merge, unpack(unmerged))
     end
-    drop_for_good(slot, records, bodies, failures, audited and audit, 100, lowest, now)
+    drop_for_good(audited, 100, lowest, now)
     redis.call('HINCRBY', slot, 'dropped', #lowest)
   end
 end

@@ -4,8 +4,8 @@
 -- Two functions for messages that are new. The first one takes the position, the id and the priority of one; the second one writes
 -- all that follows, and returns whether messages went out. `rests`: what follows the acceptance number of each, at before + step,
 -- before + 2 * step and so on; `head`: that of all of them, or nil: each stands before the rest.
-local function entering_groups(slot, store, setting, head, rests, before, count, step)
-  local groups, names, weights, shares = open_groups(slot, store, setting), {}, {}, {}
+local function entering_groups(setting, head, rests, before, count, step)
+  local groups, names, weights, shares = open_groups(setting), {}, {}, {}
   local flags, byte = string.byte(head or '', 1) or 0, string.byte
   restart_groups(groups)
   for i = 1, count do
@@ -30,21 +30,21 @@ local function entering_groups(slot, store, setting, head, rests, before, count,
 end
 
 -- Let new messages of one head and priority come in.
-local function enter_all(slot, store, setting, head, rests, before, members, priority)
-  local enter, write_heads = entering_groups(slot, store, setting, head, rests, before, #members, 1)
+local function enter_all(setting, head, rests, before, members, priority)
+  local enter, write_heads = entering_groups(setting, head, rests, before, #members, 1)
   for i = 1, #members do
     enter(i, members[i], priority)
   end
   write_heads()
 end
 
--- The same for messages whose time has come, or, with `dead`, for dead letters that come in again: the first function takes the
+-- The same for messages whose time has come, or, with `are_dead`, for dead letters that come in again: the first function takes the
 -- record, the id and the priority of each.
-local function returning_groups(slot, store, setting, dead)
-  local groups = open_groups(slot, store, setting)
+local function returning_groups(setting, are_dead)
+  local groups = open_groups(setting)
   restart_groups(groups)
   return function(record, id, priority)
-    if dead then
+    if are_dead then
       redrive_group(groups, record, id, priority)
     else
       local name, weight, share = group_of(record)

@@ -1,4 +1,5 @@
 -- Giving failed deliveries back, for nack and rollback.
+--- @needs prepare failures
 --- @include "lib/attempts"
 --- @include "lib/dead_letters"
 --- @include "lib/given_back"
@@ -20,8 +21,7 @@ end
 -- slot in order, else nil. Returns a letter for each, r retry or d dead, and of the dead, or nil: their ids, their texts, and
 -- how often each was delivered; then the set of those that wait for their retry.
 --- @inline
-local function store_retries(slot, store, records, failures, ids, receipts, details, reason, wait, max_retries, ladder, jitter,
-    places, now)
+local function store_retries(ids, receipts, details, reason, wait, max_retries, ladder, jitter, places, now)
   local letters, dead_ids, dead_texts, mades, later = {}, nil, nil, nil, {}
   local waits = type(wait) == 'table' and wait
   for first = 1, #ids, ENTRIES_AT_ONCE do
@@ -48,9 +48,9 @@ local function store_retries(slot, store, records, failures, ids, receipts, deta
           wait = waits[i]
         end
         local pause = wait or retry_wait(ladder, jitter, made)
-        local score = places and retry_score(places, records, id, receipt, pause > 0 and now + pause or 0)
+        local score = places and retry_score(places, id, receipt, pause > 0 and now + pause or 0)
         if score or pause > 0 then
-          add_waiting_retry(store, id, now, pause, score)
+          add_waiting_retry(id, now, pause, score)
           later[id] = true
         else
           at_once[#at_once + 1], lefts[#lefts + 1] = id, left
@@ -59,7 +59,7 @@ local function store_retries(slot, store, records, failures, ids, receipts, deta
       end
     end
     if #at_once > 0 then
-      add_retries(slot, store, at_once, lefts)
+      add_retries(at_once, lefts)
     end
     if #noted > 0 then
       redis.call('HSET', failures, unpack(noted))
@@ -70,7 +70,6 @@ end
 
 -- Give failed deliveries back: a message with retries remaining goes to the StoreQueue again, another to the DeadQueue. The first
 -- write frees memory.
---   keys: as nack has them
 --   ids, receipts: the deliveries, one at least, and their receipts as text
 --   details: for each the text of its error, or nil: it has none
 --   reason: a letter (lib/attempts)
@@ -78,37 +77,35 @@ end
 --   max_retries, ladder, jitter, retention, ordered, audited: fields of the slot
 -- Returns a letter for each, r retry or d dead, and how many are dead.
 --- @inline
-local function fail_deliveries(keys, ids, receipts, details, reason, wait, max_retries, ladder, jitter, retention, ordered,
+local function fail_deliveries(ids, receipts, details, reason, wait, max_retries, ladder, jitter, retention, ordered,
     audited, now, now_us)
-  local slot, store, prepare, records, dead, failures = keys[1], keys[2], keys[3], keys[4], keys[5], keys[6]
-  local places = ordered and read_places(slot, ordered)
+  local places = ordered and read_places(ordered)
   max_retries = tonumber(max_retries)
   math.randomseed(now_us % SEED_MOST)
   redis.call('ZREM', prepare, unpack(ids))
-  local letters, dead_ids, dead_texts, mades, later = store_retries(slot, store, records, failures, ids, receipts, details, reason,
-    wait, max_retries, ladder, tonumber(jitter), places, now)
+  local letters, dead_ids, dead_texts, mades, later = store_retries(ids, receipts, details, reason, wait, max_retries,
+    ladder, tonumber(jitter), places, now)
   local dead_count, leaving = dead_ids and #dead_ids or 0, {}
   for i = 1, #ids do
     if letters[i] == 'd' or later[ids[i]] then
       leaving[#leaving + 1] = ids[i]
     end
   end
-  local bring_up = leaving_groups(slot, store, records, leaving, dead_ids and set_of(dead_ids), later)
+  local bring_up = leaving_groups(leaving, dead_ids and set_of(dead_ids), later)
   if dead_count > 0 then
-    add_dead(slot, dead, records, keys[8], failures, audited and keys[7], dead_ids, now, mades, reason, dead_texts,
-      tonumber(retention))
+    add_dead(audited, dead_ids, now, mades, reason, dead_texts, tonumber(retention))
   end
   if places then
-    write_places(slot, places)
+    write_places(places)
   end
   local moved = bring_up and bring_up()
   local any_paused = false
   if dead_count < #ids or moved then
-    any_paused = note_given_back(slot)
+    any_paused = note_given_back()
   end
   if any_paused then
     --- @include "lib/group_stops"
-    hold_given_back(slot, store, records, ids)
+    hold_given_back(ids)
   end
   return letters, dead_count
 end

@@ -1,8 +1,9 @@
 -- The messages that have failed.
+--- @needs slot dead failures
 
 -- How many messages of the slot have failed and are not dead. Each dead letter has a failure entry, too, also in the trash.
 --- @inline
-local function count_failed(slot, dead, failures)
+local function count_failed()
   local failed = redis.call('HLEN', failures)
   if failed > 0 then
     failed = failed - redis.call('ZCARD', dead)

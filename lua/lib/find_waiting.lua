@@ -1,9 +1,10 @@
 -- Finding a message that is to be changed while it waits.
+--- @needs slot store prepare records dead
 --- @include "lib/check"
 --- @include "lib/record"
 
 -- The (score, record) of a waiting message, or (nil, where it is instead).
-local function find_waiting(slot, store, prepare, records, dead, id)
+local function find_waiting(id)
   if redis.call('HEXISTS', slot, 'created') == 0 then
     fail('GONE', slot)
   end

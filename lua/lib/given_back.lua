@@ -1,10 +1,11 @@
 -- Deliveries that have gone back to the StoreQueue.
+--- @needs slot
 --- @include "lib/in_order"
 --- @include "lib/wake"
 
 -- Note that messages may be leased a second time, after so many deliveries. Returns whether the slot has paused groups.
 --- @inline
-local function note_given_back(slot)
+local function note_given_back()
   local delivered, paused = unpack(redis.call('HMGET', slot, 'delivered', 'groups_paused'))
   redis.call('HSET', slot, 'given_back', delivered or 0)
   return tonumber(paused or 0) > 0
@@ -13,11 +14,11 @@ end
 -- Wake those who wait for what was given back, or hand it over to them. `blocked`, `waiting`: fields of the slot; `later`: all of
 -- it goes later.
 --- @inline
-local function signal_given_back(slot, store, prepare, records, failures, blocked, waiting, later, channel, index, now)
-  if unblock(slot, prepare, blocked, now) or later and is_awaited(waiting, now) then
-    wake(slot, channel, index)
+local function signal_given_back(blocked, waiting, later, channel, index, now)
+  if unblock(blocked, now) or later and is_awaited(waiting, now) then
+    wake(channel, index)
   elseif is_awaited(waiting, now) then
     --- @include "lib/hand_over"
-    serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
+    serve_sleepers(channel, index, now)
   end
 end

@@ -1,4 +1,5 @@
 -- What a group's entry is made of, and what lib/groups and lib/group_alone have in common.
+--- @needs slot
 --- @include "lib/envelope"
 --- @include "lib/score_ranges"
 local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; places of groups in it are that far apart
@@ -44,7 +45,7 @@ local function tag_of(score)
 end
 
 -- Move the virtual time of the slot on to the tag of a message that was taken, by its score.
-local function note_taken(slot, score)
+local function note_taken(score)
   if score >= PRIORITY_MIN and score < PRIORITY_END then
     local tag = tag_of(score)
     if tag > tonumber(redis.call('HGET', slot, 'vtime') or 0) then

@@ -1,4 +1,5 @@
 -- Groups that somebody pauses, and those that a dead letter holds.
+--- @needs slot store records
 --- @include "lib/groups"
 
 -- Whether an entry has a flag.
@@ -14,7 +15,7 @@ end
 -- Hold the message of a group that waits to be taken, where one is out at a time.
 local function hold_waiting(groups, entry)
   local member = entry.member
-  local score = member and tonumber(redis.call('ZSCORE', groups.store, member) or 0) or 0
+  local score = member and tonumber(redis.call('ZSCORE', store, member) or 0) or 0
   if score > 0 and score < PRIORITY_END then
     hold_back(groups, entry, member, entry.priority, true)
     entry.member, entry.out = nil, 0
@@ -22,8 +23,8 @@ local function hold_waiting(groups, entry)
 end
 
 -- Hold those of messages which were given back that wait, and whose groups are stopped.
-local function hold_given_back(slot, store, records, ids)
-  local groups, names = open_groups(slot, store, redis.call('HGET', slot, 'groups')), {}
+local function hold_given_back(ids)
+  local groups, names = open_groups(redis.call('HGET', slot, 'groups')), {}
   for i = 1, #ids do
     names[i] = group_of(redis.call('HGET', records, ids[i]))
   end
@@ -45,7 +46,7 @@ local function stop_group(groups, entry, flag)
   end
   entry.flags = entry.flags + flag
   touch(groups, entry.name)
-  redis.call('HINCRBY', groups.slot, counter_of(flag), 1)
+  redis.call('HINCRBY', slot, counter_of(flag), 1)
   hold_waiting(groups, entry)
   return true
 end
@@ -57,9 +58,9 @@ local function start_group(groups, entry, flag)
   end
   entry.flags = entry.flags - flag
   touch(groups, entry.name)
-  redis.call('HINCRBY', groups.slot, counter_of(flag), -1)
+  redis.call('HINCRBY', slot, counter_of(flag), -1)
   if flag == HELD_BY_DEAD then
-    redis.call('HDEL', groups.slot, '!' .. entry.name)
+    redis.call('HDEL', slot, '!' .. entry.name)
   end
   if not is_stopped(entry) then
     fill_group(groups, entry)

@@ -31,6 +31,7 @@ none of this.
 A delayed message is in the StoreQueue by its due time and is not out. The retry of an ordered group
 is out, and the group waits for it.
 ]]
+--- @needs slot store
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/group_alone"
@@ -41,10 +42,10 @@ is out, and the group waits for it.
 local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
 
 -- What a script knows of the groups of a slot. `setting`: the field `groups` of the slot.
-local function open_groups(slot, store, setting)
+local function open_groups(setting)
   local most, ordered, hold = string.match(setting, '^(%d+):([01]):([01])$')
   local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
-  return { slot = slot, store = store, most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
+  return { most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
     vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0), lane_was = lane, count_was = count,
     entries = {}, touched = {}, shares = nil, changed = {}, add = {}, move = {}, pending = {}, departed = {},
     departing = {}, died = {}, lost = {}, moved = 0, fresh = {}, firsts = {} }
@@ -52,7 +53,7 @@ end
 
 -- Let the virtual time begin anew where it has gone far and no message waits that it orders.
 local function restart_groups(groups)
-  if groups.vtime > GROUPS_RESTART and redis.call('ZCOUNT', groups.store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
+  if groups.vtime > GROUPS_RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
     groups.vtime, groups.restarts = 0, true
   end
 end
@@ -101,7 +102,7 @@ local function load_groups(groups, names)
   if #fields == 0 then
     return
   end
-  local texts = redis.call('HMGET', groups.slot, unpack(fields))
+  local texts = redis.call('HMGET', slot, unpack(fields))
   for i = 1, #texts do
     entries[missing[i]] = texts[i]
   end
@@ -141,7 +142,7 @@ local function share_of(groups, entry)
   local share = groups.shares[entry.share]
   if not share then
     share = { finish = entry.finish, users = 0 }
-    local text = redis.call('HGET', groups.slot, '%' .. entry.share)
+    local text = redis.call('HGET', slot, '%' .. entry.share)
     if text then
       local finish
       finish, share.users = struct.unpack('>dI4', text)
@@ -208,7 +209,7 @@ end
 local function write_moves(groups)
   local move = groups.move
   for from = 1, #move, UNPACKED do
-    redis.call('ZADD', groups.store, 'XX', unpack(move, from, math.min(#move, from + UNPACKED - 1)))
+    redis.call('ZADD', store, 'XX', unpack(move, from, math.min(#move, from + UNPACKED - 1)))
   end
   groups.move = {}
 end
@@ -217,9 +218,9 @@ end
 local function write_members(groups)
   local add, moved = groups.add, groups.moved
   if #add >= FEW_ADDED then
-    add_many(groups.store, add)
+    add_many(store, add)
   elseif #add > 0 then
-    redis.call('ZADD', groups.store, unpack(add))
+    redis.call('ZADD', store, unpack(add))
   end
   write_moves(groups)
   groups.add, groups.moved, groups.pending = {}, 0, {}
@@ -229,7 +230,7 @@ end
 -- Let a message come in before the head of its group, which waits and has a lower priority; return whether it was so.
 local function go_before(groups, entry, id, priority)
   local head = entry.member
-  local score = groups.pending[head] and PRIORITY_MIN or tonumber(redis.call('ZSCORE', groups.store, head) or 0)
+  local score = groups.pending[head] and PRIORITY_MIN or tonumber(redis.call('ZSCORE', store, head) or 0)
   if score < PRIORITY_MIN or score >= PRIORITY_END then
     return false
   end
@@ -434,10 +435,10 @@ local function write_groups(groups)
     groups.count_was = groups.count
   end
   for from = 1, #set, UNPACKED do
-    redis.call('HSET', groups.slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
+    redis.call('HSET', slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
   end
   if #gone > 0 then
-    redis.call('HDEL', groups.slot, unpack(gone))
+    redis.call('HDEL', slot, unpack(gone))
   end
   return moved > 0
 end
@@ -458,8 +459,8 @@ local function reduce_group(groups, entry, left)
   end
   if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
     entry.flags = entry.flags + HELD_BY_DEAD
-    redis.call('HINCRBY', groups.slot, 'groups_held', 1)
-    redis.call('HSET', groups.slot, '!' .. entry.name, groups.died[entry.name])
+    redis.call('HINCRBY', slot, 'groups_held', 1)
+    redis.call('HSET', slot, '!' .. entry.name, groups.died[entry.name])
   end
 end
 
@@ -510,8 +511,8 @@ local function settle_groups(groups)
 end
 
 -- Give a waiting message another priority, which its record has already. One that is out keeps its tag.
-local function change_priority(slot, store, setting, record, id, score, priority)
-  local groups = open_groups(slot, store, setting)
+local function change_priority(setting, record, id, score, priority)
+  local groups = open_groups(setting)
   local name, weight, share = group_of(record)
   load_groups(groups, { name })
   local entry = entry_in(groups, name)

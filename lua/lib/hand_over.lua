@@ -12,6 +12,7 @@ and wakes those whose credits are left.
 What is published is msgpack: the number of the hand-over, the slot's index, deadline s, number of the first delivery,
 acceptance number of the newest message, retries remaining of each as one byte ('' when none has failed), members, records.
 ]]
+--- @needs slot store prepare records failures
 --- @include "lib/credits"
 --- @include "lib/delivery_numbers"
 --- @include "lib/receipt"
@@ -32,7 +33,7 @@ end
 -- The first messages of a page (members and scores in turn) that may be handed over together: (their members, their records,
 -- the retries remaining of each as a byte, bytes of the records, whether one has failed before).
 --- @inline
-local function plain_messages(records, failures, page, max_retries, failed, now)
+local function plain_messages(page, max_retries, failed, now)
   local ids, taken, marks, bytes, any_failed = {}, {}, {}, 0, false
   for i = 1, #page, 2 do
     local record = redis.call('HGET', records, page[i])
@@ -58,7 +59,7 @@ end
 
 -- Move messages to the PrepareQueue; `delivered`: the number of the last delivery before theirs.
 --- @inline
-local function lease_messages(store, prepare, ids, marks, deadline, delivered)
+local function lease_messages(ids, marks, deadline, delivered)
   local receipts = {}
   for n = 1, #ids do
     local receipt = receipt_text(deadline, string.byte(marks[n]), delivered + n)
@@ -71,8 +72,7 @@ end
 -- Hand over what waits to the consumers whose credits are given, one after the other; return whether something may be left.
 -- `accepted`: the acceptance number of the newest message.
 --- @inline
-local function hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, max_retries, delivered, takes,
-    accepted)
+local function hand_over_waiting(index, now, credits, max_retries, delivered, takes, accepted)
   local is_recounted = string.byte(max_retries, 1) == RECOUNTED
   max_retries = tonumber(max_retries)
   local past, failed, moved, cost = string.format('(%.0f', now + 1), redis.call('HLEN', failures), 0, 0
@@ -98,7 +98,7 @@ local function hand_over_waiting(slot, store, prepare, records, failures, index,
           or (takes + 1) % TURNS == 0 and redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_MIN) > 0 then
         break
       end
-      local ids, taken, marks, bytes, any_failed = plain_messages(records, failures, page, max_retries, failed, now)
+      local ids, taken, marks, bytes, any_failed = plain_messages(page, max_retries, failed, now)
       if #ids == 0 then
         break
       end
@@ -107,7 +107,7 @@ local function hand_over_waiting(slot, store, prepare, records, failures, index,
       sent = publish_deliveries(channel, { number, index, deadline, delivered + 1, accepted,
         (any_failed or is_recounted) and table.concat(marks) or '', ids, taken })
       if sent then
-        lease_messages(store, prepare, ids, marks, deadline, delivered)
+        lease_messages(ids, marks, deadline, delivered)
         redis.call('HSET', slot, session, string.format('%s:%010d:%d:%.0f:', call_number, now / 1000, deadline, delivered + 1)
           .. table.concat(ids))
         delivered, takes, moved = delivered + #ids, takes + 1, moved + #ids
@@ -129,17 +129,17 @@ end
 
 -- Hand over what waits, then wake the consumers that sleep, if something is left. Everything is stored by then, so a key of a
 -- wrong type is no error here. A hand-over that no connection was counted for has moved nothing; its credit goes.
-local function serve_sleepers(slot, store, prepare, records, failures, channel, index, now)
+local function serve_sleepers(channel, index, now)
   local credits, max_retries, delivered, takes, accepted, ordered, order, front, paused, limit, grouped = unpack(redis.call('HMGET',
     slot,
     'credits', 'max_retries', 'delivered', 'takes', 'accepted', 'ordered', 'order', 'front', 'paused', 'limit', 'groups'))
   local left_over = true
   if (credits or '') ~= '' and not ordered and not paused and not limit and not grouped and tonumber(order or 0) < ORDER_END
       and tonumber(front or 0) > -ORDER_END and is_kind(prepare, 'zset') and is_kind(failures, 'hash') then
-    left_over = hand_over_waiting(slot, store, prepare, records, failures, index, now, credits, max_retries,
-      tonumber(delivered or 0), tonumber(takes or 0), tonumber(accepted or 0))
+    left_over = hand_over_waiting(index, now, credits, max_retries, tonumber(delivered or 0), tonumber(takes or 0),
+      tonumber(accepted or 0))
   end
   if left_over then
-    wake(slot, channel, index)
+    wake(channel, index)
   end
 end

@@ -1,4 +1,5 @@
 -- Handing over one plain message that would be the only one to take.
+--- @needs slot store prepare records
 --- @include "lib/credits"
 --- @include "lib/delivery_numbers"
 --- @include "lib/receipt"
@@ -11,8 +12,7 @@
 -- no credit is any good, all that stays is that they are gone. Nothing is done where there is such a record already. `answer`:
 -- the value of the field of the caller's session.
 --- @inline
-local function hand_over_alone(slot, store, prepare, records, index, member, record, accepted, order, session, answer, now,
-    seconds)
+local function hand_over_alone(index, member, record, accepted, order, session, answer, now, seconds)
   local handed_over = false
   local credits, max_retries, delivered, takes, ordered, paused, limit = unpack(redis.call('HMGET', slot, 'credits',
     'max_retries', 'delivered', 'takes', 'ordered', 'paused', 'limit'))

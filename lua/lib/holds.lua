@@ -6,13 +6,15 @@ Two slots cannot change in one step. So a dead letter is held first: it stays in
 is held is not sent back here, and goes to no other topic. The field `holds` counts them, and what deletes
 dead letters for good removes theirs (lib/drop). A hold that names another time of death holds nothing.
 ]]
+--- @needs slot
+
 -- The field of a dead letter that is held.
 local function hold_field(id)
   return '>' .. id
 end
 
 -- The (token, slot index, topic) of a dead letter that is held; nothing where it is not. `died`: its score, as Redis returned it.
-local function hold_of(slot, id, died)
+local function hold_of(id, died)
   local value = redis.call('HGET', slot, hold_field(id))
   if value then
     local since, index, topic = string.match(string.sub(value, 9), '^(%S+) (%d+) (%S+)$')
@@ -23,7 +25,7 @@ local function hold_of(slot, id, died)
 end
 
 -- Remove the holds of these dead letters, held or not.
-local function drop_holds(slot, ids)
+local function drop_holds(ids)
   local fields = {}
   for i = 1, #ids do
     fields[i] = hold_field(ids[i])

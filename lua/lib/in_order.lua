@@ -11,6 +11,7 @@ Front places of a batch are counted back from `front`; `span` is how many of the
 Deliveries from before the slot was in order (`mixed`) may be more than the 2048 that receipts tell apart. Those with a
 priority go by the acceptance number in the record instead.
 ]]
+--- @needs slot store prepare records
 --- @include "lib/receipt"
 --- @include "lib/record_bytes"
 --- @include "lib/score"
@@ -18,7 +19,7 @@ priority go by the acceptance number in the record instead.
 -- The time, epoch ms, before which the slot gives nothing; 1 where it does not wait; nil where it is not in order. A
 -- hold counts while the message that failed or was snoozed is in the StoreQueue: when that message is cancelled or
 -- purged, the slot does not wait for it.
-local function hold_until(slot, store, ordered, now)
+local function hold_until(ordered, now)
   local hold = ordered and tonumber(ordered)
   if hold and hold > now and not redis.call('ZSCORE', store, redis.call('HGET', slot, 'holder') or '') then
     return 1
@@ -27,7 +28,7 @@ local function hold_until(slot, store, ordered, now)
 end
 
 -- The counters that places are made from.
-local function read_places(slot, ordered)
+local function read_places(ordered)
   local front, delivered, span, mixed, accepted, timed_priority = unpack(redis.call('HMGET', slot, 'front', 'delivered', 'span',
     'mixed', 'accepted', 'timed_priority'))
   return {
@@ -58,7 +59,7 @@ end
 
 -- The score of the old place of a delivery that failed; its retry holds the slot until then. nil where no readable
 -- record says which place that was.
-local function retry_score(places, records, id, receipt, wait_until)
+local function retry_score(places, id, receipt, wait_until)
   local record = redis.call('HGET', records, id)
   if not record or #record < FIXED then
     return nil
@@ -75,7 +76,7 @@ local function retry_score(places, records, id, receipt, wait_until)
 end
 
 -- Write the counters back, and the hold.
-local function write_places(slot, places)
+local function write_places(places)
   redis.call('HSET', slot, 'span', places.span, 'ordered', places.hold)
   if places.holder then
     redis.call('HSET', slot, 'holder', places.holder)
@@ -85,7 +86,7 @@ end
 -- Whether consumers that wait for others to settle must be woken: nothing is in flight any more, or the slot is not in
 -- order, where they wait for room within its limit. `blocked` is the time until which they may be asleep; it is
 -- cleared. Call wake next.
-local function unblock(slot, prepare, blocked, now)
+local function unblock(blocked, now)
   if blocked and tonumber(blocked) > now
       and (redis.call('ZCARD', prepare) == 0 or redis.call('HEXISTS', slot, 'ordered') == 0) then
     redis.call('HDEL', slot, 'blocked')

@@ -1,8 +1,9 @@
 -- The states of a job, and its end.
+--- @needs job joblog
 
 -- Put a job from one state into another, also while Redis is at maxmemory. Returns the reply: {1 done | 0 its state is
 -- another one | -1 there is no such job, the time}.
-local function change_state(job, from, to, now)
+local function change_state(from, to, now)
   local state = redis.call('HGET', job, 'state')
   if state ~= from then
     return { state and 0 or -1, now }
@@ -13,8 +14,8 @@ local function change_state(job, from, to, now)
 end
 
 -- End a job: nobody runs it any more, and it is kept for `keep` s, with its log.
-local function end_job(job, log, state, now, keep)
+local function end_job(state, now, keep)
   redis.call('HSET', job, 'state', state, 'ended', now, 'runner', '', 'until', 0)
   redis.call('EXPIRE', job, keep)
-  redis.call('EXPIRE', log, keep)
+  redis.call('EXPIRE', joblog, keep)
 end

@@ -17,6 +17,7 @@ accepted or the number in flight has changed, and not at all if it has changed a
 then. Quiet is in proportion to how many records the take has read, and sends wake nobody before it: so sends to a held key
 cost Redis a few percent of its time, whatever waits there.
 ]]
+--- @needs store prepare records rates
 --- @include "lib/check"
 --- @include "lib/envelope"
 local KEYS_MOST, IN_FLIGHT_MOST = 100000, 1000
@@ -49,7 +50,7 @@ end
 
 -- Call `visit` with the key of each message, or nil, while less than READ_BYTES of records are read; return whether these
 -- are all. `chunk`: how many records are read at once.
-local function read_keys(records, ids, chunk, header, visit)
+local function read_keys(ids, chunk, header, visit)
   local bytes = 0
   for from = 1, #ids, chunk do
     if bytes >= READ_BYTES then
@@ -67,14 +68,14 @@ end
 -- What the keys of a slot have in flight and which tokens they have, for `admit`. `full`: the slot has so much in flight that it
 -- gives nothing; `room`: how many messages it gives; `read`: how many records were read; `set_back`: buckets that a take has to
 -- note, as ZADD takes them.
-local function open_keys(key_limit, prepare, records, rates, chunk, now)
-  local keys = { limit = key_limit, rates = rates, now = now, in_flight = {}, since = {}, taken = {}, set_back = {},
+local function open_keys(key_limit, chunk, now)
+  local keys = { limit = key_limit, now = now, in_flight = {}, since = {}, taken = {}, set_back = {},
     room = 1000, read = 0, next_at = math.huge,
     new = key_limit.interval and KEYS_MOST - redis.call('ZCOUNT', rates, now, '+inf') or 0 }
   if key_limit.most > 0 then
     local ids = redis.call('ZRANGE', prepare, 0, IN_FLIGHT_MOST - 1)
     keys.room, keys.read = IN_FLIGHT_MOST - #ids, #ids
-    keys.full = keys.room == 0 or not read_keys(records, ids, chunk, key_limit.header, function(key)
+    keys.full = keys.room == 0 or not read_keys(ids, chunk, key_limit.header, function(key)
       if key then
         keys.in_flight[key] = (keys.in_flight[key] or 0) + 1
       end
@@ -93,7 +94,7 @@ local function admit(keys, key)
   if limit.interval then
     local since = keys.since[key] -- when the bucket is full if nothing is taken
     if not since then
-      since = tonumber(redis.call('ZSCORE', keys.rates, key) or 0)
+      since = tonumber(redis.call('ZSCORE', rates, key) or 0)
       if since <= keys.now then -- full
         if keys.new <= 0 then
           keys.next_at = math.min(keys.next_at, keys.now + 1000)
@@ -117,7 +118,7 @@ local function admit(keys, key)
 end
 
 -- Forget up to `limit` buckets that are full again; return whether more may be.
-local function forget_full_buckets(rates, now, limit)
+local function forget_full_buckets(now, limit)
   local full = redis.call('ZRANGEBYSCORE', rates, '-inf', now, 'LIMIT', 0, limit)
   if #full > 0 then
     redis.call('ZREM', rates, unpack(full))
@@ -139,13 +140,13 @@ local function take_key_tokens(keys, taken)
     written[2 * i - 1], written[2 * i] = full_at[names[i]], names[i]
   end
   if #names > 0 then
-    forget_full_buckets(keys.rates, keys.now, 2 * #names)
-    redis.call('ZADD', keys.rates, unpack(written))
+    forget_full_buckets(keys.now, 2 * #names)
+    redis.call('ZADD', rates, unpack(written))
   end
 end
 
 -- The note that nothing waits but messages of held keys.
-local function held_note(keys, store, accepted, in_flight)
+local function held_note(keys, accepted, in_flight)
   local later = redis.call('ZRANGEBYSCORE', store, string.format('%.0f', keys.now + 1), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
   local due = later[2] and math.floor(tonumber(later[2])) or math.huge
   local quiet = keys.now + math.floor(keys.read / 100) * 10

@@ -1,4 +1,5 @@
 -- Lanes: where the held messages of a group are in the StoreQueue. lib/groups describes them.
+--- @needs slot store
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/group_entries"
@@ -22,7 +23,7 @@ local function held_place(score)
 end
 
 -- Whether nothing is in a lane.
-local function is_empty(store, lane)
+local function is_empty(lane)
   local low, high = lane_range(lane)
   return #redis.call('ZRANGEBYSCORE', store, low, high, 'LIMIT', 0, 1) == 0
 end
@@ -31,13 +32,13 @@ end
 local function free_lane(groups)
   local lane = (groups.lane + 1) % NEAR_LANES
   for _ = 1, LANE_TRIES do
-    if not groups.fresh[lane] and is_empty(groups.store, lane) then
+    if not groups.fresh[lane] and is_empty(lane) then
       groups.lane, groups.fresh[lane] = lane, true
       return lane
     end
     lane = (lane + LANE_STEP) % LANES
   end
-  fail('LANES', groups.slot)
+  fail('LANES', slot)
 end
 
 -- The numbers of the lanes of an entry, the oldest first.
@@ -54,7 +55,7 @@ end
 
 -- Append the first `most` messages of a lane and their priorities. `largest`: an upper bound of the
 -- lane's priorities.
-local function read_lane(store, lane, largest, most, ids, priorities)
+local function read_lane(lane, largest, most, ids, priorities)
   local before = #ids
   local low, last = lane_range(lane, largest)
   local members = redis.call('ZRANGEBYSCORE', store, low, last, 'LIMIT', 0, most)
@@ -79,7 +80,7 @@ local function first_held(groups, entry, most)
   local lanes, ids, priorities, older = lanes_of(entry), {}, {}, {}
   for i = 1, #lanes do
     local before = #ids
-    read_lane(groups.store, lanes[i], entry.lane_priority, most, ids, priorities)
+    read_lane(lanes[i], entry.lane_priority, most, ids, priorities)
     if i < #lanes and #ids > before then
       older[#older + 1] = struct.pack('>I3', lanes[i])
     end
@@ -137,9 +138,9 @@ local function place_before(groups, entry, priority, redriven)
     local found, _
     if redriven then
       high = lane_score(lane, priority, REDRIVEN_END - 1)
-      found = redis.call('ZREVRANGEBYSCORE', groups.store, high, low, 'WITHSCORES', 'LIMIT', 0, 1)
+      found = redis.call('ZREVRANGEBYSCORE', store, high, low, 'WITHSCORES', 'LIMIT', 0, 1)
     else
-      found = redis.call('ZRANGEBYSCORE', groups.store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)
+      found = redis.call('ZRANGEBYSCORE', store, low, high, 'WITHSCORES', 'LIMIT', 0, 1)
     end
     place = redriven and REDRIVEN_FIRST or LANE_FIRST
     if found[2] then

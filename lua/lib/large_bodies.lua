@@ -12,6 +12,7 @@ script that removes such a record for good leaves the reference in `bodies`, as 
 store removes the object, then the tombstone. `offloaded` of the slot is the newest number, 0 before the first; a slot without
 that field has had no such body, and its scripts read no record for this. `released` is the number up to which they are removed.
 ]]
+--- @needs slot records bodies
 --- @include "lib/record"
 local REFERENCE = 12
 
@@ -49,7 +50,7 @@ local function offloaded_reference(record)
 end
 
 -- Note in the slot that it has offloaded bodies, if one of these records has: ids and records, in turn. Return whether.
-local function note_offloaded(slot, new_records)
+local function note_offloaded(new_records)
   for i = 2, #new_records, 2 do
     if offloaded_reference(new_records[i]) then
       redis.call('HINCRBY', slot, 'offloaded', 0) -- nothing where it is there
@@ -61,7 +62,7 @@ end
 
 -- Remove records, with the large bodies that they refer to, and leave the references of the offloaded ones, unless the messages
 -- were `moved` to another slot. Every write here frees memory, until records were removed.
-local function drop_records(slot, records, bodies, ids, moved)
+local function drop_records(ids, moved)
   local names, gone = {}, {}
   local chunk, large, offloaded, released = unpack(redis.call('HMGET', slot, 'chunk', 'large', 'offloaded', 'released'))
   if large or offloaded then
@@ -115,7 +116,7 @@ local function sent_names(given, at, count, head, members)
 end
 
 -- Remove those of these bodies that no record refers to: their messages were not stored, or are settled.
-local function drop_unused(records, bodies, names)
+local function drop_unused(names)
   for i = 1, names and #names or 0 do
     local name = names[i]
     local member = name and string.sub(name, 1, -9)

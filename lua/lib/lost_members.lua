@@ -1,10 +1,11 @@
 -- Free groups that wait for a message which somebody deleted by hand.
+--- @needs slot store prepare
 --- @include "lib/groups"
 
 -- Compare an entry with the queues and correct it; return whether it was wrong. `most`: largest
 -- number of messages of the slot that can be out.
-local function correct_entry(groups, entry, prepare, most)
-  local store, member, is_wrong = groups.store, entry.member, false
+local function correct_entry(groups, entry, most)
+  local member, is_wrong = entry.member, false
   if member and not redis.call('ZSCORE', store, member)
       and not redis.call('ZSCORE', prepare, member) then
     entry.member, entry.out, is_wrong = nil, 0, true
@@ -21,11 +22,11 @@ local function correct_entry(groups, entry, prepare, most)
 end
 
 -- Check some entries of the slot. If a message that was out is lost, let the group's next one out.
-local function free_groups(slot, store, prepare, setting)
+local function free_groups(setting)
   local GROUPS_LOOKED = 100
   local cursor = redis.call('HGET', slot, 'groups_looked') or '0'
   local page = redis.call('HSCAN', slot, cursor, 'MATCH', '/*', 'COUNT', GROUPS_LOOKED)
-  local groups, names = open_groups(slot, store, setting), {}
+  local groups, names = open_groups(setting), {}
   for i = 1, #page[2], 2 do
     names[#names + 1] = string.sub(page[2][i], 2)
   end
@@ -36,7 +37,7 @@ local function free_groups(slot, store, prepare, setting)
   local most = redis.call('ZCARD', prepare) + redis.call('ZCOUNT', store, 0, BELOW_PRIORITY_END)
   for i = 1, #names do
     local entry = entry_in(groups, names[i])
-    if correct_entry(groups, entry, prepare, most) then
+    if correct_entry(groups, entry, most) then
       touch(groups, names[i])
       if not is_stopped(entry) then
         fill_group(groups, entry)

@@ -1,4 +1,5 @@
 -- Range-merge of messages, for merge and publish.
+--- @needs slot store records merge
 --- @include "lib/add"
 --- @include "lib/check"
 --- @include "lib/member"
@@ -86,8 +87,8 @@ end
 
 -- By the place of a key: the entry of the merge index, or false; its member, and that one's score, or false. No entry: no members.
 --- @inline
-local function find_targets(store, indexed, keys)
-  local opened, members, scores = redis.call('HMGET', indexed, unpack(keys)), nil, nil
+local function find_targets(keys)
+  local opened, members, scores = redis.call('HMGET', merge, unpack(keys)), nil, nil
   for place = 1, #keys do
     if opened[place] and not members then
       members = {}
@@ -155,13 +156,13 @@ end
 -- Put a window off until that of the message that merges into it is over, but no longer than max_wait after its own has opened;
 -- nothing where that is no later.
 --- @inline
-local function put_off(store, window, due, max_wait)
+local function put_off(window, due, max_wait)
   local score = tonumber(window.score)
   local was_due = math.floor(score)
   due = math.min(due, window.opened + max_wait)
   if score >= TIMED_MIN and due > was_due then
     local _, has_priority = timed_fraction(score)
-    window.score = next_timed_score(store, due, has_priority)
+    window.score = next_timed_score(due, has_priority)
     window.due, window.later = due, (window.later or 0) + due - was_due
     window.changed, window.moved = true, true
   end
@@ -199,7 +200,7 @@ end
 
 -- Write records and scores: of new messages, in lists or nil, and of the windows that were read, of which `window` is the last.
 --- @inline
-local function write_windows(records, store, new_records, new_scores, window)
+local function write_windows(new_records, new_scores, window)
   while window do
     if window.changed then
       local record = record_of(window)
@@ -222,8 +223,8 @@ end
 -- or nil; how many are new; their records, scores and entries of the merge index, in turn; the last window that was read; when the
 -- first new one is due. There are fewer letters than messages where READ_MOST is reached.
 --- @inline
-local function plan_merges(records, store, given, at, count, each_options, ids, key_places, keys, opened, members, scores,
-    looked_up, settled, remembers, accepted, now)
+local function plan_merges(given, at, count, each_options, ids, key_places, keys, opened, members, scores, looked_up,
+  settled, remembers, accepted, now)
   local letters, into, kept, n, new_records, new_scores, entries, last, earliest = { '' }, nil, nil, 0, nil, nil, nil, nil, nil
   -- By the place of a key: the place of its message among the new ones, and its window, once that was read.
   local new_places, windows, added, read = { false }, { false }, looked_up > 1 and {}, 0
@@ -259,7 +260,7 @@ local function plan_merges(records, store, given, at, count, each_options, ids, 
           add_body(window, options, body)
         end
         if options.max_wait > 0 then
-          put_off(store, window, now + read48(rest, 1), options.max_wait)
+          put_off(window, now + read48(rest, 1), options.max_wait)
         end
         if remembers and string.byte(id, 1) >= KEPT then
           kept = kept or {}
@@ -276,7 +277,7 @@ local function plan_merges(records, store, given, at, count, each_options, ids, 
         end
         local record = new_record(options, rest, body, accepted, due, due_bytes)
         new_records[2 * n - 1], new_records[2 * n] = id, record
-        new_scores[2 * n - 1], new_scores[2 * n] = next_timed_score(store, due, options.has_priority), id
+        new_scores[2 * n - 1], new_scores[2 * n] = next_timed_score(due, options.has_priority), id
         entries[2 * n - 1], entries[2 * n] = keys[place], id .. opened_now
         new_places[place], windows[place] = n, false
       end
@@ -292,46 +293,44 @@ end
 -- options, envelope, body; merge.lua describes them, and the answer. All that is read is read first, and windows change in memory
 -- alone, so a refusal leaves nothing, and a record is written once. Returns also whether anything was written, and whether a
 -- message was stored: then the caller writes the first of the answer to the slot's `accepted`.
---   keys: slot, StoreQueue, records, merge index, settled even, settled odd, failures, audit, large bodies
 --   fields: of read_store_fields
 --- @inline
-local function merge_messages(keys, fields, given, at, count, now, channel, index)
-  local slot, store, records, indexed = keys[1], keys[2], keys[3], keys[4]
+local function merge_messages(fields, given, at, count, now, channel, index)
   local dedup_ms, last_turn, capacity = tonumber(fields[DEDUP_MS]), tonumber(fields[SETTLED_TURN]), tonumber(fields[CAPACITY])
   local each_options, ids, key_places, merge_keys, is_run = read_messages(given, at, count)
-  local opened, members, scores = find_targets(store, indexed, merge_keys)
+  local opened, members, scores = find_targets(merge_keys)
   -- Ids that were made for this call are new where the slot knows the session (lib/replay).
   local looked_up, settled = is_run and fields[SESSION] and 1 or count, nil
   if dedup_ms > 0 then
     --- @include "lib/settled"
-    settled = find_settled(keys[5], keys[6], dedup_ms, last_turn, now, ids, 1, looked_up)
+    settled = find_settled(dedup_ms, last_turn, now, ids, 1, looked_up)
   end
   local accepted = tonumber(fields[ACCEPTED] or 0)
   local letters, into, kept, n, new_records, new_scores, entries, last, earliest =
-    plan_merges(records, store, given, at, count, each_options, ids, key_places, merge_keys, opened, members, scores,
-      looked_up, settled, dedup_ms > 0, accepted, now)
+    plan_merges(given, at, count, each_options, ids, key_places, merge_keys, opened, members, scores, looked_up, settled,
+      dedup_ms > 0, accepted, now)
   local excess, drop_lowest = n > 0 and capacity > 0 and redis.call('ZCARD', store) + n - capacity or 0, nil
   if excess > 0 and fields[OVERFLOW] == 'drop_lowest' and n <= capacity then
     --- @include "lib/drop_lowest"
-    drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[7], indexed, keys[8], excess, new_records, now)
+    drop_lowest = plan_drop_lowest(excess, new_records, now)
   end
   local reply, is_changed, is_stored = { 0, 'F', '' }, false, false
   if excess <= 0 or drop_lowest then
     if kept then -- a wrong type shows before the first write
       --- @include "lib/settled"
-      check_settled_sets(keys[5], keys[6], dedup_ms, last_turn, now)
+      check_settled_sets(dedup_ms, last_turn, now)
     end
     local wakes = n > 0 and fields[WAITING] and tonumber(fields[WAITING]) > now
     if wakes then
       local first = redis.call('ZRANGEBYSCORE', store, TIMED_MIN, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
       wakes = not first[2] or earliest < tonumber(first[2])
     end
-    write_windows(records, store, new_records, new_scores, last)
+    write_windows(new_records, new_scores, last)
     if drop_lowest then
       drop_lowest()
     end
     if n > 0 then
-      set_fields(indexed, entries, n)
+      set_fields(merge, entries, n)
       for i = 1, count do
         if each_options[i].expires then
           redis.call('HDEL', slot, 'no_expiry')
@@ -344,11 +343,11 @@ local function merge_messages(keys, fields, given, at, count, now, channel, inde
     end
     if kept then
       --- @include "lib/settled"
-      remember_settled(slot, keys[5], keys[6], dedup_ms, last_turn, now, kept)
+      remember_settled(dedup_ms, last_turn, now, kept)
     end
     if wakes then
       --- @include "lib/wake"
-      wake(slot, channel, index)
+      wake(channel, index)
     end
     reply = { accepted + n, table.concat(letters), into and table.concat(into) or '' }
     is_changed, is_stored = n > 0 or into, n > 0

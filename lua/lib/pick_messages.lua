@@ -1,4 +1,5 @@
 -- Picking the messages that a take takes. Nothing is removed here.
+--- @needs slot store records failures
 --- @include "lib/bounds"
 --- @include "lib/counters"
 --- @include "lib/record"
@@ -8,7 +9,7 @@
 
 -- Note the retries that remain to messages of a batch that have failed before; `before`: how many messages were picked before it.
 --- @inline
-local function note_retries_left(failures, batch, before, retries_left, max_retries)
+local function note_retries_left(batch, before, retries_left, max_retries)
   --- @include "lib/failures"
   retries_left = retries_left or {}
   local entries = redis.call('HMGET', failures, unpack(batch))
@@ -23,7 +24,7 @@ end
 -- their groups. `page`: the first due messages with their scores; `past`: the end of their range. Returns the ids, and how
 -- many joined their priority.
 --- @inline
-local function pick_due(slot, store, records, fields, page, past, limit)
+local function pick_due(fields, page, past, limit)
   --- @include "lib/record_bytes"
   --- @include "lib/score"
   --- @include "lib/timed_score"
@@ -32,11 +33,11 @@ local function pick_due(slot, store, records, fields, page, past, limit)
   local ids, joining, bytes, seen, full = {}, {}, 0, 0, false
   local most = fields[GROUPED] and GROUPED_MOST or MOST -- that join
   local timed_priority = tonumber(fields[TIMED_PRIORITY] or 0)
-  local order = restarted_order(store, tonumber(fields[ORDER] or 0))
+  local order = restarted_order(tonumber(fields[ORDER] or 0))
   local enter, write_heads
   if fields[GROUPED] then
     --- @include "lib/enter_groups"
-    enter, write_heads = returning_groups(slot, store, fields[GROUPED])
+    enter, write_heads = returning_groups(fields[GROUPED])
   end
   while #page > 0 and not full do
     for i = 1, #page, 2 do
@@ -85,7 +86,7 @@ end
 -- come with the largest id first; here they come with the smallest, which is the oldest where producers make the ids. Every turn
 -- of the loop picks one message at least.
 --- @inline
-local function pick_tied(store, limit)
+local function pick_tied(limit)
   local TIES_PAGE = 20
   local ids, bound, room = {}, BELOW_PRIORITY_END, limit
   while room > 0 do
@@ -115,12 +116,12 @@ end
 
 -- Pick messages of priorities, and return whether they are in the order of their scores.
 --- @inline
-local function pick_priorities(store, fields, limit)
+local function pick_priorities(fields, limit)
   local is_sorted, ids = tonumber(fields[ORDER] or 0) < ORDER_END and tonumber(fields[FRONT] or 0) > -ORDER_END, nil
   if is_sorted then
     ids = redis.call('ZREVRANGEBYSCORE', store, BELOW_PRIORITY_END, PRIORITY_MIN, 'LIMIT', 0, limit)
   else
-    ids = pick_tied(store, limit)
+    ids = pick_tied(limit)
   end
   return ids, is_sorted
 end
@@ -128,7 +129,7 @@ end
 -- Pick retries, with their scores in turn: those with the most deliveries left, or with the fewest. These stand behind all that
 -- failed for the first time, and a steady stream of those would starve them. Of each number the oldest comes first.
 --- @inline
-local function pick_retries(store, limit, fewest)
+local function pick_retries(limit, fewest)
   local batch = redis.call('ZREVRANGEBYSCORE', store, BELOW_PRIORITY_MIN, 0, 'WITHSCORES', 'LIMIT', 0, limit)
   if #batch > 0 and fewest then
     batch = {}
@@ -152,7 +153,7 @@ end
 -- take that begins with the priorities looks at what is due all the same: some of it may have to join them. `none_due`: the
 -- caller has seen that nothing is due.
 --- @inline
-local function pick_messages(slot, store, records, failures, fields, takes, limit, ordered, any_failed, none_due, now)
+local function pick_messages(fields, takes, limit, ordered, any_failed, none_due, now)
   local ids, retries_left, on_top, promoted, max_retries = {}, false, 0, 0, tonumber(fields[MAX_RETRIES])
   local due, due_retries_left = {}, false -- these go behind the priorities
   for turn = 1, 3 do
@@ -166,15 +167,15 @@ local function pick_messages(slot, store, records, failures, fields, takes, limi
       page = none_due and {} or redis.call('ZRANGEBYSCORE', store, PRIORITY_END, past, 'WITHSCORES', 'LIMIT', 0, limit - n)
       if #page > 0 then
         local batch
-        batch, promoted = pick_due(slot, store, records, fields, page, past, limit - n)
+        batch, promoted = pick_due(fields, page, past, limit - n)
         if takes % TURNS == PRIORITIES_TURN and not ordered then
           due = batch
           if any_failed and #due > 0 then
-            due_retries_left = note_retries_left(failures, due, 0, due_retries_left, max_retries)
+            due_retries_left = note_retries_left(due, 0, due_retries_left, max_retries)
           end
         else
           if any_failed and #batch > 0 then
-            retries_left = note_retries_left(failures, batch, n, retries_left, max_retries)
+            retries_left = note_retries_left(batch, n, retries_left, max_retries)
           end
           for i = 1, #batch do
             ids[n + i] = batch[i]
@@ -182,9 +183,9 @@ local function pick_messages(slot, store, records, failures, fields, takes, limi
         end
       end
     elseif family == 2 then
-      local batch, is_sorted = pick_priorities(store, fields, limit - n)
+      local batch, is_sorted = pick_priorities(fields, limit - n)
       if any_failed and #batch > 0 then
-        retries_left = note_retries_left(failures, batch, n, retries_left, max_retries)
+        retries_left = note_retries_left(batch, n, retries_left, max_retries)
       end
       if n == 0 then
         ids, on_top = batch, is_sorted and #batch or 0
@@ -201,7 +202,7 @@ local function pick_messages(slot, store, records, failures, fields, takes, limi
         end
       end
     else
-      local batch = pick_retries(store, limit - n, takes % FEWEST_EVERY == 0 and not ordered)
+      local batch = pick_retries(limit - n, takes % FEWEST_EVERY == 0 and not ordered)
       if #batch > 0 then
         retries_left = retries_left or {}
         for i = 1, #batch / 2 do

@@ -18,7 +18,12 @@ their numbers: the query no longer holds them, and they are not missing. The sam
 
 A query has one owner, the process that runs it. Only query_renew makes another one the owner. It renews the ownership in
 one slot of the topic, the first, and asks there before it takes over in the others.
+
+Fields of a query's hash: `tail` newest number in the log; `read` newest number that was handed out; `settled` number up to
+which it was settled; `owner` and `owner_until`; `page` number of its last page; `missed` how many of the batch that ends at
+`missed_at` were not settled; `bytes` of records and bodies that were read since query_settle asked; `report` of query_renew.
 ]]
+--- @needs query querylog querymarks
 --- @include "lib/check"
 --- @include "lib/receipt"
 --- @include "lib/shared_leases"
@@ -29,7 +34,7 @@ local OWNER, OWNER_UNTIL, TAIL, LAPSED_TO, EXACT, SETTLED, READ, WAIVED, MISSED,
 local BYTES = 12
 
 -- The fields of a query, by their places.
-local function read_query(query)
+local function read_query()
   return redis.call('HMGET', query, 'owner', 'owner_until', 'tail', 'lapsed_to', 'exact', 'settled', 'read', 'waived', 'missed',
     'missed_at', 'page', 'bytes')
 end
@@ -50,17 +55,17 @@ end
 
 -- The range of the log: it has the numbers after the first result, up to the second; the query holds those after the
 -- third. `from`: a number that was used, as far as the caller knows; Redis may have lost its own.
-local function log_range(state, log, from)
+local function log_range(state, from)
   local tail = math.max(from, tonumber(state[TAIL] or 0))
-  local first = tail - redis.call('LLEN', log)
+  local first = tail - redis.call('LLEN', querylog)
   return first, tail, math.max(first, math.min(tail, tonumber(state[LAPSED_TO] or 0)))
 end
 
 -- By number, the marks of messages that query_fail took out of the batch: the number, r (given back for a retry) or d (dead), and
 -- the receipt that it had.
-local function read_marks(marks, low, high)
+local function read_marks(low, high)
   local found = {}
-  local reply = redis.call('ZRANGEBYSCORE', marks, low, high, 'WITHSCORES')
+  local reply = redis.call('ZRANGEBYSCORE', querymarks, low, high, 'WITHSCORES')
   for i = 1, #reply, 2 do
     found[tonumber(reply[i + 1])] = reply[i]
   end
@@ -68,31 +73,31 @@ local function read_marks(marks, low, high)
 end
 
 -- Mark the numbers at these positions. Marks are kept as long as the query is known.
-local function add_marks(marks, numbers, positions, letters, receipts)
+local function add_marks(numbers, positions, letters, receipts)
   local added = {}
   for m = 1, #positions do
     local number = numbers[positions[m]]
     added[2 * m - 1], added[2 * m] = number, string.format('%.0f', number) .. letters[m] .. receipts[m]
   end
-  redis.call('ZADD', marks, unpack(added))
-  redis.call('PEXPIRE', marks, QUERY_KEPT_MS)
+  redis.call('ZADD', querymarks, unpack(added))
+  redis.call('PEXPIRE', querymarks, QUERY_KEPT_MS)
 end
 
 -- Drop the marks up to a number: their ids have left the log.
-local function drop_marks(marks, upto)
-  redis.call('ZREMRANGEBYSCORE', marks, '-inf', upto)
+local function drop_marks(upto)
+  redis.call('ZREMRANGEBYSCORE', querymarks, '-inf', upto)
 end
 
 -- Keep a query that holds nothing any more, and the ids whose lease expired, for some time.
-local function set_expiry(query, log)
+local function set_expiry()
   redis.call('PEXPIRE', query, QUERY_KEPT_MS)
-  redis.call('PEXPIRE', log, EXPIRED_KEPT_MS)
+  redis.call('PEXPIRE', querylog, EXPIRED_KEPT_MS)
 end
 
 -- Drop ids from the log up to a number that nobody asks for any more.
-local function trim_log(query, log, first, upto)
+local function trim_log(first, upto)
   if upto > first then
-    redis.call('LTRIM', log, upto - first, -1)
+    redis.call('LTRIM', querylog, upto - first, -1)
     redis.call('HSET', query, 'waived', upto)
   end
 end

@@ -1,4 +1,5 @@
 -- Giving deliveries back that were not worked on, for release and lease_release.
+--- @needs slot store prepare records failures
 --- @include "lib/given_back"
 --- @include "lib/in_order"
 --- @include "lib/leave_groups"
@@ -11,12 +12,11 @@
 --   wait: ms until they may be taken, 0 at once
 --   max_retries, retry, front, ordered: fields of the slot
 --- @inline
-local function release_deliveries(slot, store, prepare, records, failures, held_ids, receipts, places, wait, max_retries, retry,
-    front, ordered, now)
+local function release_deliveries(held_ids, receipts, places, wait, max_retries, retry, front, ordered, now)
   -- Where retries wait, a message that failed is at its priority, and the failures hash knows the deliveries that it has left;
   -- where they do not, it is among the retries.
   local at_once, all_left, first = string.sub(retry, 1, 1) == '0', tonumber(max_retries) + 1, tonumber(front or 0) - #held_ids
-  local add, timed_priority, in_order = {}, nil, ordered and read_places(slot, ordered)
+  local add, timed_priority, in_order = {}, nil, ordered and read_places(ordered)
   for m = 1, #held_ids do
     local left, place, score = math.floor(receipts[m] % 1000) + 1, places[m], nil
     if in_order then
@@ -24,7 +24,7 @@ local function release_deliveries(slot, store, prepare, records, failures, held_
       score = old_score(in_order, place, receipts[m], record)
       hold_for(in_order, held_ids[m], wait > 0 and now + wait or 0)
     elseif wait > 0 then
-      score = next_timed_score(store, now + wait, 1)
+      score = next_timed_score(now + wait, 1)
     elseif left < all_left and (at_once or redis.call('HEXISTS', failures, held_ids[m]) == 0) then
       score = ordered_score(left, first + m)
     else
@@ -40,21 +40,21 @@ local function release_deliveries(slot, store, prepare, records, failures, held_
   for m = 1, wait > 0 and #held_ids or 0 do
     later[held_ids[m]] = true
   end
-  local bring_up = wait > 0 and leaving_groups(slot, store, records, held_ids, nil, later)
+  local bring_up = wait > 0 and leaving_groups(held_ids, nil, later)
   redis.call('ZREM', prepare, unpack(held_ids))
   redis.call('ZADD', store, unpack(add))
   if bring_up then
     bring_up()
   end
   if in_order then
-    write_places(slot, in_order)
+    write_places(in_order)
   else
     redis.call('HSET', slot, 'front', first)
   end
   local any_paused
-  any_paused = note_given_back(slot)
+  any_paused = note_given_back()
   if any_paused then
     --- @include "lib/group_stops"
-    hold_given_back(slot, store, records, held_ids)
+    hold_given_back(held_ids)
   end
 end

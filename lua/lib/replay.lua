@@ -14,6 +14,7 @@ so there are never many more sessions than callers.
 An answer that changed nothing need not be kept: a copy finds nothing to do. The exception is a take, which prepare
 therefore remembers when it is a repetition.
 ]]
+--- @needs slot
 --- @include "lib/check"
 local KEPT_S = 300
 local SWEPT = 5 -- fields at each new session: five come for one that goes. An answer may have 13 KB, and each is read whole
@@ -28,7 +29,7 @@ local function session_of(call)
 end
 
 -- The answer that was given to this number, or nil; `kept` is the value of the session's field.
-local function answer_in(slot, kept, number)
+local function answer_in(kept, number)
   if kept then
     local colon = string.find(kept, ':', 1, true)
     local last = string.sub(kept, 1, colon - 1)
@@ -48,7 +49,7 @@ local function kept_answer(number, now, answer)
 end
 
 -- Look at some fields of the slot, and remove sessions that were silent for long.
-local function sweep_sessions(slot, now, count)
+local function sweep_sessions(now, count)
   local swept = redis.call('HGET', slot, 'swept') or '0'
   local page = redis.call('HSCAN', slot, swept, 'COUNT', count)
   local fields, silent = page[2], {}
@@ -67,15 +68,15 @@ local function sweep_sessions(slot, now, count)
 end
 
 -- For scripts that make only one such call: the answer that was given to it, or nil.
-local function replayed(slot, call)
+local function replayed(call)
   local session, number = session_of(call)
-  return answer_in(slot, redis.call('HGET', slot, session), number)
+  return answer_in(redis.call('HGET', slot, session), number)
 end
 
 -- Keep the answer to a call. A session that is new removes others that are silent.
-local function remember(slot, call, now, answer)
+local function remember(call, now, answer)
   local session, number = session_of(call)
   if redis.call('HSET', slot, session, kept_answer(number, now, answer)) == 1 then
-    sweep_sessions(slot, now, SWEPT)
+    sweep_sessions(now, SWEPT)
   end
 end

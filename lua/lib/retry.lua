@@ -1,4 +1,5 @@
 -- Retries of failed deliveries.
+--- @needs slot store
 --- @include "lib/score"
 --- @include "lib/timed_score"
 
@@ -24,12 +25,12 @@ end
 
 -- Add a delivery that failed to the StoreQueue again: timed, or at `score`, its old place in a slot in order, else nil. Its
 -- record is asked for its priority only when the time has come. The caller notes the failure.
-local function add_waiting_retry(store, id, now, wait, score)
-  redis.call('ZADD', store, score or next_timed_score(store, now + wait, 1), id)
+local function add_waiting_retry(id, now, wait, score)
+  redis.call('ZADD', store, score or next_timed_score(now + wait, 1), id)
 end
 
 -- Add deliveries that failed to the StoreQueue again, to be taken at once. `left`: the deliveries left of each.
-local function add_retries(slot, store, ids, left)
+local function add_retries(ids, left)
   local order, members = redis.call('HINCRBY', slot, 'returned', #ids) - #ids, {}
   for i = 1, #ids do
     members[2 * i - 1], members[2 * i] = ordered_score(left[i], order + i), ids[i]

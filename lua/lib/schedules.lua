@@ -1,9 +1,10 @@
 -- The schedules of a topic. They live in slot 0, where their messages go, so that one script sends a message and moves its
 -- schedule to the next time.
+--- @needs slot schedules
 --- @include "lib/check"
 
 -- Stop unless the slot is of the topic that the caller opened.
-local function check_created(slot, created)
+local function check_created(created)
   local stamp = redis.call('HGET', slot, 'created')
   if stamp ~= created then
     fail(stamp and 'ANEW' or 'GONE', slot)
@@ -12,7 +13,7 @@ end
 
 -- How often the last schedule of the topic was deleted. Schedulers ask only topics that are listed; a schedule is stored
 -- only under the generation that was listed before, so that an entry of an earlier one can be removed at any time.
-local function generation_of(schedules)
+local function generation_of()
   return redis.call('HGET', schedules, 'generation') or '0'
 end
 
@@ -29,13 +30,13 @@ local function is_ahead(time, now)
 end
 
 -- Note the next time of a schedule, and when that was computed.
-local function note_move(schedules, name, next_ms, now)
+local function note_move(name, next_ms, now)
   local latest = math.max(now, tonumber(redis.call('HGET', schedules, 'clock') or 0))
   redis.call('HSET', schedules, name .. ':next', next_ms, name .. ':moved', now, 'clock', latest)
 end
 
 -- The values of a schedule's fields, in the order of fields_of.
-local function read_schedule(schedules, name)
+local function read_schedule(name)
   return redis.call('HMGET', schedules, fields_of(name))
 end
 

@@ -13,6 +13,7 @@ remembered for three windows at most.
 Only ids that their sender keeps, to send them again, are remembered: those derived from a dedup key (first bit set), and
 those made for that (second bit set, see rmq/kernel/core/ids.py). Any other id is in one send only, and lib/replay knows that.
 ]]
+--- @needs slot settled0 settled1
 --- @include "lib/member"
 
 -- Those of the ids that may be sent again; nil where there are none.
@@ -37,24 +38,24 @@ local function turn_of(window, now, last_turn)
 end
 
 -- The sets whose ids are all past the window; nil where there are none.
-local function forgotten_sets(even, odd, window, last_turn, now)
+local function forgotten_sets(window, last_turn, now)
   local passed = window > 0 and math.floor(now / window) - last_turn or 2
   if passed >= 2 then
-    return { even, odd }
+    return { settled0, settled1 }
   elseif passed == 1 then
-    return { last_turn % 2 == 1 and even or odd }
+    return { last_turn % 2 == 1 and settled0 or settled1 }
   end
 end
 
 -- For each of the ids given[from..to], 1 where it was settled inside the window; nil where no id was.
-local function find_settled(even, odd, window, last_turn, now, given, from, to)
+local function find_settled(window, last_turn, now, given, from, to)
   local turn = turn_of(window, now, last_turn)
   if last_turn == nil or turn - last_turn >= 2 then
     return nil -- both sets are older than the window, or never were
   end
-  local young, old = even, odd
+  local young, old = settled0, settled1
   if turn % 2 == 1 then
-    young, old = odd, even
+    young, old = settled1, settled0
   end
   -- The older set still counts in the turn after its own; the other one only in its own turn.
   local settled = redis.call('SCARD', old) > 0 and redis.call('SMISMEMBER', old, unpack(given, from, to))
@@ -73,20 +74,20 @@ local function find_settled(even, odd, window, last_turn, now, given, from, to)
 end
 
 -- Notice a wrong type before the first write.
-local function check_settled_sets(even, odd, window, last_turn, now)
+local function check_settled_sets(window, last_turn, now)
   local turn = turn_of(window, now, last_turn)
-  redis.call('SCARD', turn % 2 == 1 and odd or even)
+  redis.call('SCARD', turn % 2 == 1 and settled1 or settled0)
   if turn ~= last_turn then
-    redis.call('SCARD', turn % 2 == 1 and even or odd)
+    redis.call('SCARD', turn % 2 == 1 and settled0 or settled1)
   end
 end
 
 -- Note ids (a list) as settled. Call it after a write that frees memory or needs none.
-local function remember_settled(slot, even, odd, window, last_turn, now, ids)
+local function remember_settled(window, last_turn, now, ids)
   local turn = turn_of(window, now, last_turn)
-  local young, old = even, odd
+  local young, old = settled0, settled1
   if turn % 2 == 1 then
-    young, old = odd, even
+    young, old = settled1, settled0
   end
   if last_turn ~= turn then
     if last_turn == nil or turn > last_turn then

@@ -8,6 +8,7 @@ end of 0 says that the lease is being given back, and can be renewed no more.
 `leases_until` of the slot is when the first lease ends, of a query or shared; never later. Where it is earlier than the first
 end, the next rollback corrects it.
 ]]
+--- @needs slot queries leases
 --- @include "lib/check"
 --- @include "lib/receipt"
 
@@ -17,7 +18,7 @@ local function range_of(number)
 end
 
 -- The end of the shared lease that a receipt is of, epoch ms; '' where it has a deadline of its own, or a query holds it.
-local function shared_end(leases, receipt)
+local function shared_end(receipt)
   local number = math.floor(receipt / 1000) - SHARED
   if number < 1 or number > SHARED_MOST then
     return ''
@@ -26,9 +27,10 @@ local function shared_end(leases, receipt)
 end
 
 -- Note when the first lease ends, of a query or shared.
-local function note_first_end(slot, queries, leases)
-  local query, shared = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES'), redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-  local first = math.min(tonumber(query[2] or math.huge), tonumber(shared[2] or math.huge))
+local function note_first_end()
+  local first_query = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
+  local first_shared = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
+  local first = math.min(tonumber(first_query[2] or math.huge), tonumber(first_shared[2] or math.huge))
   if first < math.huge then
     redis.call('HSET', slot, 'leases_until', string.format('%.0f', first))
   else
@@ -38,7 +40,7 @@ end
 
 -- The (number, end) of a shared lease for a take: the lease of that number, or a new one where it is gone or 0 is given. Less than
 -- half of the lease may be left only after a pause, since its worker renews it; then the take renews it.
-local function lease_for_take(slot, leases, number, lease_end, lease, now, until_ms)
+local function lease_for_take(number, lease_end, lease, now, until_ms)
   if number == 0 or lease_end <= 0 then
     -- By the clock, not by a counter: that of a slot which lost its last second, or was created anew, would give numbers
     -- again that workers still have. These come again after ten days.

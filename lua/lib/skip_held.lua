@@ -1,4 +1,5 @@
 -- Limits for each key, in a take.
+--- @needs slot store prepare records rates
 --- @include "lib/bounds"
 --- @include "lib/key_limits"
 --- @include "lib/slot_fields"
@@ -9,10 +10,10 @@
 -- (lib/pick_messages); nil, or when messages may be taken again, where none goes; and what open_keys returns, with `held`:
 -- whether nothing waits behind these but messages of held keys.
 --- @inline
-local function skip_held(slot, store, prepare, records, rates, fields, key_limit, ids, retries_left, on_top, limit, hold, now)
+local function skip_held(fields, key_limit, ids, retries_left, on_top, limit, hold, now)
   local KEY_PAGE = 100
   local chunk, gate = math.min(tonumber(fields[CHUNK]), KEY_PAGE), nil
-  local key_state = open_keys(key_limit, prepare, records, rates, tonumber(fields[CHUNK]), now)
+  local key_state = open_keys(key_limit, tonumber(fields[CHUNK]), now)
   local want, chosen, left = math.min(limit, key_state.room), {}, retries_left and {}
   local skipped, bytes, at = key_state.full, 0, 1
   while at <= #ids and #chosen < want and bytes < READ_BYTES and not (hold and skipped) do
@@ -42,7 +43,7 @@ local function skip_held(slot, store, prepare, records, rates, fields, key_limit
   key_state.held = skipped and #chosen < limit
   if key_state.held and #chosen == 0 then
     local in_flight = redis.call('ZCARD', prepare)
-    local note = held_note(key_state, store, fields[ACCEPTED], in_flight)
+    local note = held_note(key_state, fields[ACCEPTED], in_flight)
     gate = held_gate(note, now, fields[ACCEPTED], in_flight)
     allow_oom(store)
     redis.call('HSET', slot, 'held', note)

@@ -1,4 +1,5 @@
 -- Storing messages of any kind, for send, publish, redrive_send and schedule_send.
+--- @needs slot store records bodies
 --- @include "lib/add"
 --- @include "lib/check"
 --- @include "lib/counters"
@@ -9,12 +10,12 @@
 
 -- Whether messages are here already, or were settled: a list of what HMGET gives for each, and nil or a list of 1 and 0.
 --- @inline
-local function find_stored(keys, given, at, count, fields, now)
-  local stored, settled = redis.call('HMGET', keys[3], unpack(given, at + 1, at + count)), nil
+local function find_stored(given, at, count, fields, now)
+  local stored, settled = redis.call('HMGET', records, unpack(given, at + 1, at + count)), nil
   local window = tonumber(fields[DEDUP_MS])
   if window > 0 then
     --- @include "lib/settled"
-    settled = find_settled(keys[4], keys[5], window, tonumber(fields[SETTLED_TURN]), now, given, at + 1, at + count)
+    settled = find_settled(window, tonumber(fields[SETTLED_TURN]), now, given, at + 1, at + count)
   end
   return stored, settled
 end
@@ -31,7 +32,7 @@ end
 
 -- What the head of a record says. `bodies`: the key of large bodies, `large`: whether messages may have such.
 --- @inline
-local function read_head(head, large, bodies)
+local function read_head(head, large)
   if #head ~= HEAD then
     fail('ARG', 'head')
   end
@@ -65,8 +66,8 @@ end
 -- whether one expires; whether one may have an offloaded body). `enter`: a function where the slot has groups, else nil: it
 -- chooses the scores of those without a time.
 --- @inline
-local function make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)
-  local n, scores, records, earliest, at_once, duplicates, expires = 0, {}, {}, nil, false, nil, false
+local function make_entries(given, at, count, stored, settled, large, now, accepted, order, enter)
+  local n, scores, new_records, earliest, at_once, duplicates, expires = 0, {}, {}, nil, false, nil, false
   local heads, last_id, seen, score_of_time, coded = {}, '', nil, nil, false
   for i = 1, count do
     local id = given[at + i]
@@ -90,7 +91,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       local head, rest, score = given[at + count + 2 * i - 1], given[at + count + 2 * i], nil
       local kind = heads[head]
       if not kind then
-        kind = read_head(head, large, keys[9])
+        kind = read_head(head, large)
         heads[head] = kind
         coded = coded or string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
       end
@@ -107,7 +108,7 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
         if not earliest or due < earliest then
           earliest = due
         end
-        score = score_of_time(keys[2], due, kind.priority > 0 and 1 or 0)
+        score = score_of_time(due, kind.priority > 0 and 1 or 0)
         rest = timed_rest(rest, due, kind.expires)
       else
         at_once = true
@@ -124,10 +125,10 @@ local function make_entries(keys, given, at, count, stored, settled, large, now,
       if score then
         scores[#scores + 1], scores[#scores + 2] = score, id
       end
-      records[2 * n - 1], records[2 * n] = id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
+      new_records[2 * n - 1], new_records[2 * n] = id, head .. struct.pack('>I4', accepted % ACCEPTED_CYCLE) .. rest
     end
   end
-  return n, scores, records, accepted, order, earliest, at_once, duplicates, expires, coded
+  return n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires, coded
 end
 
 -- A letter for each message: s stored, d duplicate.
@@ -142,25 +143,24 @@ end
 
 -- Store new messages in a slot. The first write is one that Redis refuses at maxmemory. A time that has passed is no error: the
 -- message is due at once.
---   keys: slot, StoreQueue, records, settled even, settled odd, failures, merge index, audit, large bodies, PrepareQueue
 --   given: from at + 1 on, the ids, then head and rest of each message
 --   fields: of read_store_fields
 --   large: whether messages with large bodies may be among them
 -- Returns the reply of send.
-local function store_messages(keys, given, at, count, fields, large, now, channel, index)
-  local slot, store, records, capacity = keys[1], keys[2], keys[3], tonumber(fields[CAPACITY])
+local function store_messages(given, at, count, fields, large, now, channel, index)
+  local capacity = tonumber(fields[CAPACITY])
   local accepted, order, front = tonumber(fields[ACCEPTED] or 0), tonumber(fields[ORDER] or 0), tonumber(fields[FRONT] or 0)
   local waiting_now, old_front = capacity > 0 and redis.call('ZCARD', store), front
-  order = restarted_order(store, order)
-  front = restarted_front(store, front)
-  local stored, settled = find_stored(keys, given, at, count, fields, now)
+  order = restarted_order(order)
+  front = restarted_front(front)
+  local stored, settled = find_stored(given, at, count, fields, now)
   local n, scores, new_records, earliest, at_once, duplicates, expires, coded, enter, write_heads
   if fields[GROUPS] then
     --- @include "lib/enter_groups"
-    enter, write_heads = entering_groups(slot, store, fields[GROUPS], nil, given, at + count, count, 2)
+    enter, write_heads = entering_groups(fields[GROUPS], nil, given, at + count, count, 2)
   end
   n, scores, new_records, accepted, order, earliest, at_once, duplicates, expires, coded =
-    make_entries(keys, given, at, count, stored, settled, large, now, accepted, order, enter)
+    make_entries(given, at, count, stored, settled, large, now, accepted, order, enter)
   local drop_lowest, letters = nil, ''
   if duplicates then
     letters = letters_of(count, duplicates)
@@ -172,8 +172,7 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   if capacity > 0 and waiting_now + n > capacity then
     if fields[OVERFLOW] == 'drop_lowest' and n <= capacity then
       --- @include "lib/drop_lowest"
-      drop_lowest = plan_drop_lowest(slot, store, records, keys[9], keys[6], keys[7], keys[8], waiting_now + n - capacity,
-        new_records, now)
+      drop_lowest = plan_drop_lowest(waiting_now + n - capacity, new_records, now)
     end
     if not drop_lowest then
       return { 0, 'F' }
@@ -198,7 +197,7 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   end
   if coded then
     --- @include "lib/large_bodies"
-    note_offloaded(slot, new_records)
+    note_offloaded(new_records)
   end
   if front ~= old_front then
     redis.call('HSET', slot, 'front', front)
@@ -208,7 +207,7 @@ local function store_messages(keys, given, at, count, fields, large, now, channe
   end
   if sleeping and (at_once or not first_due or earliest < tonumber(first_due)) then
     --- @include "lib/hand_over"
-    serve_sleepers(slot, store, keys[10], records, keys[6], channel, index, now)
+    serve_sleepers(channel, index, now)
   end
   return { accepted, letters }
 end

@@ -1,4 +1,5 @@
 -- Storing messages that differ in their bodies alone, for send and publish.
+--- @needs slot store records
 --- @include "lib/add"
 --- @include "lib/check"
 --- @include "lib/counters"
@@ -45,11 +46,10 @@ end
 -- sender made them for this call, so they are new unless an earlier copy of it has stored them. The first and the last
 -- of them show that; where one of them is here, and where the slot has a capacity, nothing is stored, and the caller looks up
 -- each of them. Returns the acceptance number of the last one, or nil.
---   keys: as send.lua has them
 --   fields: of read_store_fields
 --   bodies_of: a function (from, to) of positions; returns a table and the place in it before the first body
-local function store_uniform(keys, fields, head, members, bodies_of, now, channel, index)
-  local slot, store, records, count = keys[1], keys[2], keys[3], #members
+local function store_uniform(fields, head, members, bodies_of, now, channel, index)
+  local count = #members
   if #head ~= HEAD then
     fail('ARG', 'head')
   end
@@ -63,13 +63,13 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
     return nil
   end
   local old_front = front
-  order = restarted_order(store, order)
-  front = restarted_front(store, front)
+  order = restarted_order(order)
+  front = restarted_front(front)
 
   if fields[GROUPS] then
     --- @include "lib/enter_groups"
     local rests, before = bodies_of(1, count)
-    enter_all(slot, store, fields[GROUPS], head, rests, before, members, priority)
+    enter_all(fields[GROUPS], head, rests, before, members, priority)
   else
     local scores = ordered_scores(priority, order, members, count)
     add_members(store, scores, count)
@@ -79,19 +79,19 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
   local coded = string.byte(head, 1) >= CODED and string.byte(head, 1) < CODED_END
   for at = 0, count - 1, BLOCK do
     local size, new_records = math.min(BLOCK, count - at), {}
-    local bodies, before = bodies_of(at + 1, at + size)
+    local texts, before = bodies_of(at + 1, at + size)
     for i = 1, size do
       accepted = accepted + 1
       local last = accepted % 256
       if last == 0 or i == 1 then
         stem = head .. string.sub(struct.pack('>I4', accepted % ACCEPTED_CYCLE), 1, 3)
       end
-      new_records[2 * i - 1], new_records[2 * i] = members[at + i], stem .. bytes[last] .. bodies[before + i]
+      new_records[2 * i - 1], new_records[2 * i] = members[at + i], stem .. bytes[last] .. texts[before + i]
     end
     redis.call('HSET', records, unpack(new_records))
     if coded then
       --- @include "lib/large_bodies"
-      coded = not note_offloaded(slot, new_records)
+      coded = not note_offloaded(new_records)
     end
   end
   redis.call('HSET', slot, 'accepted', accepted, 'order', order)
@@ -100,7 +100,7 @@ local function store_uniform(keys, fields, head, members, bodies_of, now, channe
   end
   if fields[WAITING] and tonumber(fields[WAITING]) > now then
     --- @include "lib/hand_over"
-    serve_sleepers(slot, store, keys[10], records, keys[6], channel, index, now)
+    serve_sleepers(channel, index, now)
   end
   return accepted
 end

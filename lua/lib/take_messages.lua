@@ -1,18 +1,16 @@
 -- Taking messages from the StoreQueue, for prepare and query_take. Parts that are seldom needed include their libraries themselves:
 -- every function is made anew at each run, which costs much in a script that takes one message.
+--- @needs slot store prepare records dead failures merge audit bodies
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/failed"
 --- @include "lib/pick_messages"
 --- @include "lib/score_ranges"
 --- @include "lib/slot_fields"
--- The keys of a take, by their places in a list.
-local SLOT, STORE, PREPARE, RECORDS, DEAD, FAILURES, MERGE, AUDIT, BODIES, RATES = 1, 2, 3, 4, 5, 6, 7, 8, 9, 11
-
 -- What the limits of the slot let a take have: (how many messages at most; nil, or when messages may be taken again, as
 -- next_ready_in takes it: then nothing is taken; nil, or the limits for each key; nil, or the token bucket of the slot).
 --- @inline
-local function room_for_take(slot, store, prepare, fields, limit, now)
+local function room_for_take(fields, limit, now)
   local gate, key_limit, bucket
   if fields[PAUSED] then
     gate = { at = math.huge }
@@ -40,9 +38,9 @@ end
 -- there is, nor before the hold. So one batch of the slot is in flight at a time, and its consumer owns the slot until all of
 -- it is settled or its lease expires. `since`: the field `ordered`; `ordered`: the caller asks for order.
 --- @inline
-local function order_of_take(slot, store, prepare, since, ordered, now)
+local function order_of_take(since, ordered, now)
   --- @include "lib/in_order"
-  local hold, in_flight = hold_until(slot, store, since, now) or 1, redis.call('ZCARD', prepare) > 0
+  local hold, in_flight = hold_until(since, now) or 1, redis.call('ZCARD', prepare) > 0
   if in_flight and ordered and not since then
     -- Deliveries from before the slot was in order: those that come back go to the front from now on.
     --- @include "lib/writes"
@@ -70,7 +68,7 @@ end
 -- merge index, or takes a token of its key. `no_expiry`: none of the slot expires. Then also how many are due or timed: for one
 -- message it would cost more than it saves.
 --- @inline
-local function needs_no_records(store, merge, fields, no_expiry)
+local function needs_no_records(fields, no_expiry)
   local unread = no_expiry and not fields[LIMIT] and not fields[ORDERED] and redis.call('HLEN', merge) == 0
   local above = unread and redis.call('ZCOUNT', store, PRIORITY_END, '+inf') or nil
   return unread, above
@@ -99,7 +97,7 @@ end
 -- here. A record that is missing or shorter than FIXED becomes '': the caller makes its message a dead letter. Returns the records;
 -- nil, or the positions of those that may have expired or may be in the merge index; whether one has a large body.
 --- @inline
-local function read_taken(records, ids, chunk)
+local function read_taken(ids, chunk)
   local picked, taken, to_inspect, any_large, bytes, from, page = #ids, {}, nil, false, 0, 1, chunk
   while from <= picked and bytes < READ_BYTES do
     local to = math.min(picked, from + page - 1)
@@ -139,7 +137,7 @@ end
 
 -- Which of the messages at these positions have expired, by position, or nil; and the merge keys under which they may be found.
 --- @inline
-local function inspect_taken(merge, ids, taken, to_inspect, now)
+local function inspect_taken(ids, taken, to_inspect, now)
   --- @include "lib/envelope"
   --- @include "lib/member"
   local merge_keys, expired = {}, nil
@@ -163,10 +161,9 @@ end
 -- Drop those that have expired of messages that were taken, or add them to the DeadQueue; the live ones move up in `ids` and
 -- `taken`. Returns how many are live, and `retries_left` of these.
 --- @inline
-local function drop_expired(keys, fields, ids, taken, expired, retries_left, now)
+local function drop_expired(fields, ids, taken, expired, retries_left, now)
   --- @include "lib/dead_letters"
   --- @include "lib/leave_groups"
-  local slot, records, bodies, failures, audit = keys[SLOT], keys[RECORDS], keys[BODIES], keys[FAILURES], keys[AUDIT]
   local on_expire, dead_retention_ms = unpack(redis.call('HMGET', slot, 'on_expire', 'dead_retention_ms'))
   local n, live, gone, mades, dropped, max_retries = 0, {}, {}, {}, {}, tonumber(fields[MAX_RETRIES])
   for i = 1, #taken do
@@ -179,18 +176,17 @@ local function drop_expired(keys, fields, ids, taken, expired, retries_left, now
       mades[#mades + 1] = max_retries - (left or max_retries)
     end
   end
-  local bring_up = leaving_groups(slot, keys[STORE], records, gone, on_expire ~= 'drop')
+  local bring_up = leaving_groups(gone, on_expire ~= 'drop')
   if on_expire == 'drop' then
-    drop_records(slot, records, bodies, gone)
+    drop_records(gone)
     redis.call('HDEL', failures, unpack(gone))
     redis.call('HINCRBY', slot, 'expired', #gone)
     if fields[AUDITED] then
       --- @include "lib/audit"
-      account_for(slot, audit, 'accounted', add_numbers(dropped, number_of, {}), now)
+      account_for('accounted', add_numbers(dropped, number_of, {}), now)
     end
   else
-    add_dead(slot, keys[DEAD], records, bodies, failures, fields[AUDITED] and audit, gone, now, mades, 'x', '',
-      tonumber(dead_retention_ms))
+    add_dead(fields[AUDITED], gone, now, mades, 'x', '', tonumber(dead_retention_ms))
   end
   if bring_up then
     bring_up()
@@ -201,17 +197,17 @@ end
 -- Remove the messages that were taken from the StoreQueue, where some may have expired or may be in the merge index. Returns how
 -- many are live, and `retries_left` of these.
 --- @inline
-local function remove_inspected(keys, fields, ids, taken, to_inspect, retries_left, now)
-  local merge_keys, expired = inspect_taken(keys[MERGE], ids, taken, to_inspect, now)
+local function remove_inspected(fields, ids, taken, to_inspect, retries_left, now)
+  local merge_keys, expired = inspect_taken(ids, taken, to_inspect, now)
   local n = #taken
-  redis.call('ZCARD', keys[DEAD])
-  redis.call('HLEN', keys[BODIES])
-  redis.call('ZREM', keys[STORE], unpack(ids, 1, n))
+  redis.call('ZCARD', dead)
+  redis.call('HLEN', bodies)
+  redis.call('ZREM', store, unpack(ids, 1, n))
   if #merge_keys > 0 then
-    redis.call('HDEL', keys[MERGE], unpack(merge_keys))
+    redis.call('HDEL', merge, unpack(merge_keys))
   end
   if expired then
-    n, retries_left = drop_expired(keys, fields, ids, taken, expired, retries_left, now)
+    n, retries_left = drop_expired(fields, ids, taken, expired, retries_left, now)
   end
   return n, retries_left
 end
@@ -220,7 +216,7 @@ end
 -- timed ones; a range of ranks costs a third of their names.
 -- `above`: how many those are, where the caller knows.
 --- @inline
-local function remove_picked(store, ids, count, on_top, above)
+local function remove_picked(ids, count, on_top, above)
   if on_top >= count then
     local higher = above or redis.call('ZCOUNT', store, PRIORITY_END, '+inf')
     redis.call('ZREMRANGEBYRANK', store, -higher - count, -higher - 1)
@@ -234,10 +230,10 @@ end
 -- ask for order ends it: nothing is in flight and nothing held. In a slot with groups, `last_score`: of the message that was taken
 -- last, by its share.
 --- @inline
-local function note_progress(slot, hold, ordered, last_score)
+local function note_progress(hold, ordered, last_score)
   if last_score then
     --- @include "lib/group_entries"
-    note_taken(slot, tonumber(last_score))
+    note_taken(tonumber(last_score))
   end
   if hold then
     local front, span = unpack(redis.call('HMGET', slot, 'front', 'span'))
@@ -252,7 +248,7 @@ end
 -- Take the tokens of messages that are taken; return when the next ones may be, as next_ready_in takes it, or nil. `key_state`: of
 -- open_keys, or nil.
 --- @inline
-local function take_tokens(slot, store, prepare, fields, taken, bucket, key_state, now)
+local function take_tokens(fields, taken, bucket, key_state, now)
   --- @include "lib/limits"
   local n, in_flight = #taken, redis.call('ZCARD', prepare)
   local left = bucket and string.format('%.0f:%.0f', bucket[1], bucket[2] + n)
@@ -264,7 +260,7 @@ local function take_tokens(slot, store, prepare, fields, taken, bucket, key_stat
     --- @include "lib/key_limits"
     take_key_tokens(key_state, taken)
     if key_state.held then
-      local note = held_note(key_state, store, fields[ACCEPTED], in_flight + n)
+      local note = held_note(key_state, fields[ACCEPTED], in_flight + n)
       gate = gate or held_gate(note, now, fields[ACCEPTED], in_flight + n)
       redis.call('HSET', slot, 'held', note)
     else
@@ -275,48 +271,46 @@ local function take_tokens(slot, store, prepare, fields, taken, bucket, key_stat
 end
 
 -- Take the messages that go next out of the StoreQueue. The caller adds them to the PrepareQueue, and writes the number of this
--- take.   keys: as prepare has them   fields: of read_take_fields   takes: the number of this take   ordered: whether the
+-- take.   fields: of read_take_fields   takes: the number of this take   ordered: whether the
 -- caller asks for order   none_due: it knows that nothing is due   most_bytes: nil where the caller hands the records out; else it
 -- does not, and so many bytes of them may be taken, or any number (0)   no_expiry: then, whether no message of the slot expires
 -- Returns how many were taken; nil, or when messages may be taken again, as next_ready_in takes it; the hold of a slot in order, or
 -- nil; whether there may be more just now; and, where some were taken, their ids, their records if these were read, the retries
 -- that remain to those that have failed before, by position, or false, and whether one has a large body.
-local function take_messages(keys, fields, takes, limit, ordered, now, none_due, most_bytes, no_expiry)
-  local slot, store, prepare, records = keys[SLOT], keys[STORE], keys[PREPARE], keys[RECORDS]
+local function take_messages(fields, takes, limit, ordered, now, none_due, most_bytes, no_expiry)
   if fields[AUDITED] then
-    redis.call('ZCARD', keys[AUDIT])
+    redis.call('ZCARD', audit)
   end
-  local failed = count_failed(slot, keys[DEAD], keys[FAILURES])
+  local failed = count_failed()
   local gate, key_limit, bucket, hold, in_flight, key_state
-  limit, gate, key_limit, bucket = room_for_take(slot, store, prepare, fields, limit, now)
+  limit, gate, key_limit, bucket = room_for_take(fields, limit, now)
   if gate then
     return 0, gate, nil, false
   end
   if ordered or fields[ORDERED] then
-    in_flight, hold = order_of_take(slot, store, prepare, fields[ORDERED], ordered, now)
+    in_flight, hold = order_of_take(fields[ORDERED], ordered, now)
     if in_flight or hold > now then
       return 0, nil, hold, false
     end
   end
   local unread, above = false, nil
   if most_bytes == 0 then
-    unread, above = needs_no_records(store, keys[MERGE], fields, no_expiry)
+    unread, above = needs_no_records(fields, no_expiry)
     none_due = above == 0
   end
   limit = unread and limit or math.min(limit, MOST)
-  local ids, retries_left, on_top, promoted = pick_messages(slot, store, records, keys[FAILURES], fields, takes,
-    key_limit and MOST or limit, ordered, failed > 0, none_due, now) -- with limits for each key it looks past messages of held keys
+  local ids, retries_left, on_top, promoted = pick_messages(fields, takes, key_limit and MOST or limit, ordered,
+    failed > 0, none_due, now) -- with limits for each key it looks past messages of held keys
   if key_limit and #ids > 0 then
     --- @include "lib/skip_held"
-    ids, retries_left, on_top, gate, key_state = skip_held(slot, store, prepare, records, keys[RATES], fields, key_limit, ids,
-      retries_left, on_top, limit, hold, now)
+    ids, retries_left, on_top, gate, key_state = skip_held(fields, key_limit, ids, retries_left, on_top, limit, hold, now)
   end
   if ordered and retries_left then
     ids, limit = without_failed(ids, retries_left, tonumber(fields[MAX_RETRIES]), limit)
   end
   local taken, to_inspect, any_large = ids, nil, false
   if not unread then
-    taken, to_inspect, any_large = read_taken(records, ids, tonumber(fields[CHUNK]))
+    taken, to_inspect, any_large = read_taken(ids, tonumber(fields[CHUNK]))
   end
   if (most_bytes or 0) > 0 then
     taken, to_inspect = within_bytes(taken, to_inspect, most_bytes)
@@ -328,19 +322,19 @@ local function take_messages(keys, fields, takes, limit, ordered, now, none_due,
   end
   local last_score = fields[GROUPED] and redis.call('ZSCORE', store, ids[on_top > 0 and math.min(on_top, n) or n])
   if to_inspect then
-    n, retries_left = remove_inspected(keys, fields, ids, taken, to_inspect, retries_left, now)
+    n, retries_left = remove_inspected(fields, ids, taken, to_inspect, retries_left, now)
     if n == 0 then
       return 0, gate, hold, true
     end
   else
-    remove_picked(store, ids, all, on_top, promoted == 0 and above)
+    remove_picked(ids, all, on_top, promoted == 0 and above)
   end
-  note_progress(slot, hold, ordered, last_score)
+  note_progress(hold, ordered, last_score)
   if picked > n then
     ids, taken = { unpack(ids, 1, n) }, { unpack(taken, 1, n) }
   end
   if fields[LIMIT] then
-    gate = take_tokens(slot, store, prepare, fields, taken, bucket, key_state, now)
+    gate = take_tokens(fields, taken, bucket, key_state, now)
   end
   return n, gate, hold, all >= limit or all < picked or promoted > 0, ids, taken, retries_left, any_large
 end

@@ -2,6 +2,7 @@
 Scores of timed messages: when the message is due, epoch ms. The fraction is the place among the messages of the same ms
 (10 bits), then whether the record has a priority (1 bit). Exact until 2109.
 ]]
+--- @needs store
 local PLACES = 1024 -- of one ms
 
 -- `has_priority`: 1 where the record is asked for its priority when the message is due, else 0.
@@ -19,7 +20,7 @@ end
 local last_places, ms_with_room
 
 -- The last place that is taken in a ms; -1 for none.
-local function last_place(store, ms)
+local function last_place(ms)
   local place = last_places[ms]
   if not place then
     local last = redis.call('ZREVRANGEBYSCORE', store, '(' .. string.format('%.0f', ms + 1), ms, 'WITHSCORES', 'LIMIT', 0, 1)
@@ -30,15 +31,15 @@ local function last_place(store, ms)
 end
 
 -- The ms after `due`, which is full, that has room, or the last one that is looked at.
-local function find_room(store, due)
+local function find_room(due)
   local full, ms, ahead, ends = due, due + 1, 1, due + 999
-  while ms < ends and last_place(store, ms) >= PLACES - 1 do
+  while ms < ends and last_place(ms) >= PLACES - 1 do
     full, ahead = ms, 2 * ahead + 1
     ms = math.min(due + ahead, ends)
   end
   while ms - full > 1 do
     local middle = math.floor((full + ms) / 2)
-    if last_place(store, middle) >= PLACES - 1 then
+    if last_place(middle) >= PLACES - 1 then
       full = middle
     else
       ms = middle
@@ -51,13 +52,13 @@ end
 -- the ids. Where that ms is full, the message takes a place in a later one that has room: looked for 1, 3, 7, ... ms later, and
 -- then by halves, so that at most about 20 are read. As more of them fill, that search never ends at an earlier one.
 -- After 1000 full ones, a million messages, it shares the last place, and such messages go by id.
-local function next_timed_score(store, due, has_priority)
+local function next_timed_score(due, has_priority)
   last_places, ms_with_room = last_places or {}, ms_with_room or {}
   local ms = ms_with_room[due] or due
-  local place = last_place(store, ms) + 1
+  local place = last_place(ms) + 1
   if place >= PLACES then
-    ms = find_room(store, due)
-    place = math.min(last_place(store, ms) + 1, PLACES - 1)
+    ms = find_room(due)
+    place = math.min(last_place(ms) + 1, PLACES - 1)
     ms_with_room[due] = ms
   end
   last_places[ms] = place

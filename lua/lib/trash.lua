@@ -3,10 +3,11 @@ The trash: purged dead letters that can be restored for a time. Their records an
 keeps their time of death, since the score in the trash is when they go for good. The field `trashed` of the slot counts them, so
 that a take knows which failure entries are theirs (lib/failed).
 ]]
+--- @needs slot trash deaths
 --- @include "lib/drop"
 
 -- Count the letters in the trash, after some came or went.
-local function count_trash(slot, trash)
+local function count_trash()
   local count = redis.call('ZCARD', trash)
   if count > 0 then
     redis.call('HSET', slot, 'trashed', count)
@@ -16,15 +17,15 @@ local function count_trash(slot, trash)
 end
 
 -- Delete up to `limit` letters of the trash whose time has come, count them as purged, and return how many. The first write
--- frees memory. `audit`: the key where the slot is audited, else nil.
-local function empty_trash(slot, trash, deaths, records, bodies, failures, audit, page, now, limit)
+-- frees memory. `audited`: whether the slot is.
+local function empty_trash(audited, page, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', trash, '-inf', now, 'LIMIT', 0, limit)
   if #ids > 0 then
     redis.call('ZREM', trash, unpack(ids))
     redis.call('HDEL', deaths, unpack(ids))
-    drop_for_good(slot, records, bodies, failures, audit, page, ids, now)
+    drop_for_good(audited, page, ids, now)
     redis.call('HINCRBY', slot, 'purged', #ids)
-    count_trash(slot, trash)
+    count_trash()
   end
   return #ids
 end

@@ -1,4 +1,5 @@
 -- Sleeping consumers: when they next have work, noting them, waking them.
+--- @needs slot store prepare
 --- @include "lib/score_ranges"
 --- @include "lib/shared_leases"
 --- @include "lib/writes"
@@ -10,7 +11,7 @@
 -- it waits for others to settle their deliveries, so that sends do not wake it in vain; nil where no message can wake
 -- it; else `waiting`. `gate` is nil, or says when the slot gives messages again: `at`, epoch ms, or math.huge where that
 -- depends on others; `field`, of those who wait for that.
-local function next_ready_in(store, prepare, now_us, leases_until, hold, gate)
+local function next_ready_in(now_us, leases_until, hold, gate)
   local first, ready = redis.call('ZRANGE', store, 0, 0, 'WITHSCORES')[2], nil
   if first and tonumber(first) < 0 then -- it is held behind others of its group
     first = redis.call('ZRANGEBYSCORE', store, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -58,7 +59,7 @@ end
 
 -- Note that a consumer may be asleep for the next minutes, also while Redis is at maxmemory. `field` comes from
 -- next_ready_in.
-local function note_sleeper(slot, store, field, now)
+local function note_sleeper(field, now)
   allow_oom(store)
   redis.call('HSET', slot, field, now + ASLEEP_MS)
 end
@@ -77,14 +78,14 @@ local function publish(channel, text)
 end
 
 -- Wake the sleeping consumers of the topic. Those who are not reached find the work when they look at the slot in its turn.
-local function wake(slot, channel, index)
+local function wake(channel, index)
   redis.call('HSET', slot, 'waiting', 0)
   publish(channel, index)
 end
 
 -- Wake the consumers of the topic that may be asleep.
-local function wake_sleepers(slot, now, channel, index)
+local function wake_sleepers(now, channel, index)
   if is_awaited(redis.call('HGET', slot, 'waiting'), now) then
-    wake(slot, channel, index)
+    wake(channel, index)
   end
 end

@@ -151,7 +151,7 @@ def test_a_nack_that_writes_before_it_has_looked_loses_a_message(
 ) -> None:
     assert kept_by_a_wrong_type(shop, ours, name)
 
-    weaken([("nack", "redis.call('ZCARD', KEYS[5])\n", "")])
+    weaken([("nack", "redis.call('ZCARD', dead)\n", "")])
     assert not kept_by_a_wrong_type(shop, ours, f"{name}-broken")
 
 
@@ -261,8 +261,8 @@ def test_an_opening_that_overwrites_the_settings_strands_messages(
 ) -> None:
     assert stranded(shop, ours, name) == 0
 
-    reads = "local reply = redis.call('HGETALL', KEYS[1])"
-    writes = "if ARGV[2] == '1' then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end\n"
+    reads = "local reply = redis.call('HGETALL', topic)"
+    writes = "if ARGV[2] == '1' then redis.call('HSET', topic, unpack(ARGV, 3)) end\n"
     unread = "if ARGV[2] ~= '1' then return { -1 } end\nlocal created = 0"
     weaken([("topic", reads, writes + reads), ("topic", "local created = 0", unread)])
     count = stranded(shop, ours, f"{name}-broken")

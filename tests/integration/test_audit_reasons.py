@@ -141,8 +141,8 @@ def _leave_out(script: str, call: str) -> list[tuple[str, str, str]]:
     return [(script, call, "")]
 
 
-_ACK = _leave_out("ack", "account_for(slot, KEYS[7], 'seen', numbers, now)")
-_DROP = "account_for(slot, audit, 'accounted', read_numbers(records, ids, page), now)"
+_ACK = _leave_out("ack", "account_for('seen', numbers, now)")
+_DROP = "account_for('accounted', read_numbers(ids, page), now)"
 REASONS: dict[str, Reason] = {
     "acked": Reason(acked, {}, _ACK, 17),
     "acked by receipt": Reason(acked_by_receipt, {}, _ACK, 2),
@@ -152,7 +152,7 @@ REASONS: dict[str, Reason] = {
         {},
         _leave_out(
             "cancel",
-            "account_for(slot, KEYS[10], 'accounted', add_numbers({ record }, number_of, {}), now)",
+            "account_for('accounted', add_numbers({ record }, number_of, {}), now)",
         ),
         2,
     ),
@@ -163,7 +163,7 @@ REASONS: dict[str, Reason] = {
         {"expires": 0.05, "on_expire": "drop"},
         _leave_out(
             "prepare",
-            "account_for(slot, audit, 'accounted', add_numbers(dropped, number_of, {}), now)",
+            "account_for('accounted', add_numbers(dropped, number_of, {}), now)",
         ),
     ),
     "dropped as overflow": Reason(

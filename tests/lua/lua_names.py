@@ -36,6 +36,7 @@ class Chunk:
     reads: set[str] = field(default_factory=set)  # declared neither here nor in a scope around it
     writes: set[str] = field(default_factory=set)  # assigned to, the same
     declares: list[str] = field(default_factory=list)  # locals of the outermost block
+    inside: set[str] = field(default_factory=set)  # locals and parameters of all blocks
     returns: bool = False  # outside of its functions
     statements: list[str] = field(default_factory=list)  # of the outermost block, by first word
 
@@ -110,6 +111,7 @@ class _Parser:
 
     def declare(self, names: list[str], outermost: bool) -> None:
         self.scopes[-1].update(names)
+        self.found.inside.update(names)
         if outermost:
             self.found.declares += names
 
@@ -123,7 +125,8 @@ class _Parser:
     # --- statements ---------------------------------------------------------------------------
 
     def block(self, *ends: str, names: list[str] | None = None) -> None:
-        self.scopes.append(set(names or ()))
+        self.scopes.append(set())
+        self.declare(names or [], outermost=False)
         while self.peek() not in ends:
             if self.peek() == _END:
                 raise LuaError(f"the text ends before {ends}")

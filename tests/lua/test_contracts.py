@@ -15,13 +15,15 @@ from tests.lua.box import Box, case
 from tests.lua.builders import builder_of
 from tests.lua.calls import CALLS, place_of
 from tests.lua.furnished import furnish
+from tests.lua.lua_names import read_chunk
 
 NAMES = scripts.names()
 LUA = Path(str(scripts.directory()))
 LIBRARY = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.glob("lib/**/*.lua"))
 OF_NO_TOPIC = ("leader_renew", "leader_release")
-OF_SLOTS = ("next_ready", "withdraw")  # their keys are those of any number of slots
-SECTIONS = ("KEYS", "ARGV", "Returns", "Cost", "Atomic")
+SECTIONS = ("ARGV", "Returns", "Cost", "Atomic")
+QUEUES = ("store", "prepare", "dead")  # one of them is the key `queue` of a script
+ORDER = [*keys.TYPES, scripts.ALL_KEYS]  # of the keys in a line @needs
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
 # By library, how many calls may be refused.
 PCALLS = {
@@ -46,16 +48,6 @@ def code(text: str) -> str:
     return re.sub(r"'(?:\\.|[^'\\\n])*'", "''", text)
 
 
-def documented_keys(name: str) -> list[tuple[int, str]]:
-    """The number and type of each key in the header."""
-    found = re.findall(
-        r"^KEYS\[(\d+)(?:\.\.)?\]\s+(?:\S+ )*?\S+\s+(hash|zset|set|str|list|only)\b",
-        header(name),
-        re.MULTILINE,
-    )
-    return [(int(number), kind) for number, kind in found]
-
-
 def test_header_opens_with_the_verb_and_has_every_section_in_order():
     for verb in NAMES:
         with case(verb):
@@ -67,41 +59,60 @@ def test_header_opens_with_the_verb_and_has_every_section_in_order():
             assert [p.start() for p in places] == sorted(p.start() for p in places)
 
 
-def test_documented_keys_are_those_that_the_builder_passes(box):
+def test_declared_keys_are_those_that_the_builder_passes(box):
     furnished = furnish(box)
-    for verb in sorted(set(NAMES) - set(OF_SLOTS)):
+    for verb in NAMES:
         with case(verb):
-            passed = CALLS[verb](furnished).keys
-            documented = documented_keys(verb)
+            names, repeat = scripts.keys_of(verb)
+            passed = [place_of(key) for key in CALLS[verb](furnished).keys]
 
-            assert [number for number, _ in documented] == list(range(1, len(passed) + 1))
-            for (_, kind), key in zip(documented, passed, strict=True):
-                expected = keys.TYPES[place_of(key)]
-                assert kind in (expected, expected[:3], "only"), key
+            assert re.search(r"\A--\[\[\n.*?\n\]\]\n--- @keys ", scripts.source(verb), re.DOTALL)
+            assert scripts.source(verb).count("--- @keys ") == 1
+            assert set(names) <= {*keys.TYPES, "queue"}
+            times = len(passed) // len(names) if repeat else 1
+            for name, place in zip(names * times, passed, strict=True):
+                assert place in QUEUES if name == "queue" else place == name
 
 
-def test_next_documents_three_keys_for_each_slot_and_is_passed_them(make_box):
+def test_keys_of_many_slots_repeat_the_declared_ones(make_box):
     box = make_box(slots=3)
+    every = box.handle.slots
 
-    passed = consumer_scripts.next_ready(box.handle.slots, False).keys
+    ready = consumer_scripts.next_ready(box.handle.slots, False)
+    withdrawn = consumer_scripts.withdraw(every, b"rmq:{x}:wake:1", 1)
 
-    assert [place_of(key) for key in passed] == ["slot", "store", "prepare"] * 3
-    assert re.search(
-        r"^KEYS\s+three for each slot: slot \(hash\), StoreQueue \(zset\), PrepareQueue \(zset\)",
-        header("next_ready"),
-        re.MULTILINE,
-    )
+    for command, names in ((ready, ["slot", "store", "prepare"]), (withdrawn, ["slot"])):
+        assert scripts.keys_of(command.script.name) == (names, True)
+        assert [place_of(key) for key in command.keys] == names * 3
 
 
-def test_no_key_and_argument_beyond_the_documented_is_read():
+def test_a_library_says_which_keys_it_reads():
+    for part in LIBRARY:
+        with case(part):
+            text = scripts.source(part)
+            read = read_chunk(text).reads & {*keys.TYPES, "queue", scripts.ALL_KEYS}
+            lines = re.findall(r"^--- @needs (.+)$", text, re.MULTILINE)
+
+            assert len(lines) == (1 if read else 0)
+            assert " ".join(lines).split() == sorted(read, key=ORDER.index)
+
+
+def test_nothing_has_the_name_of_a_key_but_the_key():
+    """A function of a library means the same key wherever a script calls it."""
+    for verb in NAMES:
+        with case(verb):
+            names, _ = scripts.keys_of(verb)
+
+            assert not re.search(r"\bKEYS\b", code(scripts.expanded(scripts.source(verb))))
+            declared = read_chunk(scripts.composed(verb)).inside
+            assert declared.isdisjoint([*names, scripts.ALL_KEYS])
+
+
+def test_no_argument_beyond_the_documented_is_read():
     for verb in NAMES:
         with case(verb):
             text = scripts.source(verb)
             body = code(text)
-            known = {number for number, _ in documented_keys(verb)}
-
-            if verb not in OF_SLOTS:
-                assert {int(n) for n in re.findall(r"\bKEYS\[(\d+)\]", body)} <= known
             documented = {
                 int(n) for n in re.findall(r"^ARGV\[(\d+)(?:\.\.)?\]", header(verb), re.M)
             }

@@ -402,14 +402,14 @@ _NOT_HELD = "(function(s) return s and tonumber(s) >= 0 and s end)"
 PLACES: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "get": (
         _get,
-        "'store', redis.call('ZSCORE', KEYS[2], id)",
-        f"'store', {_NOT_HELD}(redis.call('ZSCORE', KEYS[2], id))",
+        "'store', redis.call('ZSCORE', store, id)",
+        f"'store', {_NOT_HELD}(redis.call('ZSCORE', store, id))",
     ),
     "locate": (_locate, _WAITS, f"{_NOT_HELD}({_WAITS})"),
     "audit_scan": (
         _audit_scan,
-        "redis.call('ZSCORE', KEYS[2], id)",
-        f"{_NOT_HELD}(redis.call('ZSCORE', KEYS[2], id))",
+        "redis.call('ZSCORE', store, id)",
+        f"{_NOT_HELD}(redis.call('ZSCORE', store, id))",
     ),
     "resize_scan": (_resize_scan, _WAITS, f"{_NOT_HELD}({_WAITS})"),
     "cancel": (_cancel, _WAITS, f"{_NOT_HELD}({_WAITS})"),

@@ -15,7 +15,7 @@ from tests.lua.single import COMMANDS
 
 def plain(verb: str) -> str:
     """The text of a script that calls its inline functions."""
-    return scripts.pruned(inlining.called(scripts.composed(verb)))
+    return scripts.bound(verb, scripts.pruned(inlining.called(scripts.composed(verb))))
 
 
 @pytest.mark.parametrize("verb", scripts.names())

@@ -61,7 +61,7 @@ MUTANTS: dict[str, list[Change]] = {
         )
     ],
     "a merge is swallowed in flight": [
-        ("prepare", "redis.call('HDEL', keys[7], unpack(merge_keys))", ""),
+        ("prepare", "redis.call('HDEL', merge, unpack(merge_keys))", ""),
         (
             "merge",
             "and scores and scores[place] then",
@@ -83,7 +83,7 @@ MUTANTS: dict[str, list[Change]] = {
         ("ack", "redis.call('HDEL', records, id)", ""),
     ],
     "a cancel takes what is in flight": [
-        ("cancel", "if redis.call('ZSCORE', KEYS[3], id) then", "if false then")
+        ("cancel", "if redis.call('ZSCORE', prepare, id) then", "if false then")
     ],
     "a dead letter is dropped": [("nack", "redis.call('ZADD', dead, unpack(times))", "")],
     "a rollback before its time": [
@@ -97,7 +97,7 @@ IN_ORDER: dict[str, list[Change]] = {
     "two batches of a slot": [("prepare", "or 1, redis.call('ZCARD', prepare) > 0", "or 1, false")],
     "the hold is ignored": [("prepare", "if in_flight or hold > now then", "if in_flight then")],
     "a failed one goes to the back": [
-        ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', KEYS[1], 'order', 1))")
+        ("nack", _PLACE, "return ordered_score(place, redis.call('HINCRBY', slot, 'order', 1))")
     ],
     "a rollback turns a batch round": [
         ("rollback", _PLACE, "return ordered_score(place, places.front - 2047 + behind)")
@@ -115,7 +115,7 @@ _PLACE_HELD = "(priority * 2097152 + 2097152 - 1 - place)"
 # Hunted by the machine of topics with groups: of ordered groups,
 GROUPS: dict[str, list[Change]] = {
     "the next one of a group stays held": [
-        ("ack", "redis.call('ZADD', KEYS[10], 'XX', following_score, following)", ""),
+        ("ack", "redis.call('ZADD', store, 'XX', following_score, following)", ""),
         ("ack", "if bring_up and bring_up() then", "if false then"),
     ],
     "a cancel forgets the group": [("cancel", "if bring_up and bring_up() then", "if false then")],
@@ -206,7 +206,7 @@ def change_sources(patch: pytest.MonkeyPatch, *changes: Change) -> None:
         return text
 
     def load(name: str) -> Script:
-        return Script(name, scripts.pruned(scripts.inlined(scripts.composed(name))))
+        return Script(name, scripts.final_text(name))
 
     patch.setattr(scripts, "_body", functools.cache(body))
     patch.setattr(scripts, "load", functools.cache(load))

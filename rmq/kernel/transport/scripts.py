@@ -71,6 +71,8 @@ def commands_of_text(text: str) -> frozenset[str]:
 
 _INCLUDE = re.compile(rf'( *)--- @include "([a-z0-9_/]+)"{END}')
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
+_KEYS = re.compile(r"^--- @keys ([a-z0-9_ ]+?)( \.\.\.)?\n", re.MULTILINE)
+_NEEDS = re.compile(r"^--- @needs ([a-z0-9_ ]+)\n", re.MULTILINE)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 _STRING = re.compile(STRING)
 # A function, or a table that is empty at first, and how far it is indented.
@@ -198,6 +200,59 @@ def composed(name: str, mark: Mark | None = None) -> str:
     return folded(without_comments(expanded(_part(name, mark), mark=mark)))
 
 
+ALL_KEYS = "all_keys"  # the name of the list of all keys, in a script that repeats its keys
+
+
+def keys_of(name: str) -> tuple[list[str], bool]:
+    """Return the names that a script gives its keys, and whether they repeat.
+
+    The line `--- @keys slot store` names KEYS[1] and KEYS[2]. With ` ...` at its end, a call has
+    these keys for each of many slots. The names are bound to the keys of the first slot; the
+    script assigns them again for the next slot. `all_keys` is the list of all keys.
+    """
+    line = _KEYS.search(_body(name))
+    return (line.group(1).split(), line.group(2) is not None) if line else ([], False)
+
+
+def bound(name: str, text: str) -> str:
+    """Declare the keys that the text of a script uses, as locals at its beginning.
+
+    Libraries of the script use the same names. The line `--- @needs slot store` of a library says
+    which keys it reads.
+
+    Raises:
+        ValueError: a function that the text still has reads a key that the script does not have.
+    """
+    plain = _STRING.sub("''", text)
+    keys, repeat = keys_of(name)
+    values = {key: f"KEYS[{place}]" for place, key in enumerate(keys, 1)}
+    if repeat:
+        values[ALL_KEYS] = "KEYS"
+    for part in _sources(name):
+        for key in _keys_read_by(part):
+            if key not in values and _is_read(key, plain):
+                raise ValueError(
+                    f"{name} includes {part}, which needs the key {key}; add it to @keys"
+                )
+    used = {key: value for key, value in values.items() if is_used(key, plain, 0, len(plain))}
+    if not used:
+        return text
+    return f"local {', '.join(used)} = {', '.join(used.values())}\n{text}"
+
+
+def _keys_read_by(part: str) -> list[str]:
+    """Return the keys that a library says it reads."""
+    return [key for line in _NEEDS.findall(_body(part)) for key in line.split()]
+
+
+def _is_read(key: str, plain: str) -> bool:
+    """Whether a text without strings uses a key of which it has no local of its own."""
+    return bool(
+        re.search(rf"(?<![\w.:]){key}\b(?! = )", plain)
+        and not re.search(rf"^ *local (?!function)[\w, ]*\b{key}\b", plain, re.MULTILINE)
+    )
+
+
 def final_text(name: str, mark: Mark | None = None) -> str:
     """Compose a script as it is sent: one text, without all that it does not need.
 
@@ -205,7 +260,7 @@ def final_text(name: str, mark: Mark | None = None) -> str:
         name: the verb.
         mark: Ends each line of a file with a character of `PLACES`, for `places.py`.
     """
-    return f"-- rmq {name}\n" + pruned(inlined(composed(name, mark)))
+    return f"-- rmq {name}\n" + bound(name, pruned(inlined(composed(name, mark))))
 
 
 @functools.cache

@@ -58,6 +58,50 @@ def test_an_edit_of_a_source_is_seen_at_once(checkout: Path, edited: str) -> Non
     assert before.name == "send"
 
 
+def edit(checkout: Path, part: str, before: str, after: str) -> None:
+    path = checkout / "lua" / f"{part}.lua"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    scripts._body.cache_clear()
+
+
+def test_keys_have_their_declared_names_in_a_script_and_in_its_libraries(checkout: Path) -> None:
+    text = scripts.final_text("group_pause")
+
+    assert text.startswith("-- rmq group_pause\nlocal slot, store = KEYS[1], KEYS[2]\n")
+    assert "redis.call('ZADD', store, 'XX'" in text
+    assert text.count("KEYS") == 2
+
+
+def test_a_key_that_no_line_of_the_text_uses_has_no_local(checkout: Path) -> None:
+    edit(checkout, "group_pause", "--- @keys slot store\n", "--- @keys slot store dead\n")
+
+    assert "dead = " not in scripts.final_text("group_pause").partition("\n")[2].split("\n")[0]
+
+
+def test_keys_of_many_slots_are_in_a_list(checkout: Path) -> None:
+    binding = scripts.final_text("withdraw").split("\n")[1]
+
+    assert binding == "local slot, all_keys = KEYS[1], KEYS"
+
+
+def test_a_script_without_a_key_that_a_library_reads_is_refused(checkout: Path) -> None:
+    edit(checkout, "group_pause", "--- @keys slot store\n", "--- @keys slot\n")
+
+    with pytest.raises(ValueError, match=r"group_pause includes lib/.*, which needs the key store"):
+        scripts.final_text("group_pause")
+
+
+def test_a_script_needs_no_key_of_functions_that_it_does_not_call(checkout: Path) -> None:
+    keys, _ = scripts.keys_of("withdraw")
+
+    assert "lib/credits" in scripts._sources("withdraw")
+    assert "store" in scripts._keys_read_by("lib/credits")
+    assert "store" not in keys
+    assert scripts.final_text("withdraw")
+
+
 def test_a_damaged_file_is_composed_again(checkout: Path) -> None:
     text = scripts.load("ack").text
     kept = checkout / ".rmq/scripts/ack.lua"
