@@ -80,7 +80,7 @@ def _take_stamps(count: int) -> int:
         if following is mine:
             _last = mine
             return stamp
-        last = following
+        last = _last = following  # an interrupted call has not moved it
 
 
 process.call_in_child(_reseed)
