@@ -124,13 +124,16 @@ class _Parser:
 
     # --- statements ---------------------------------------------------------------------------
 
-    def block(self, *ends: str, names: list[str] | None = None) -> None:
+    def block(self, *ends: str, names: list[str] | None = None, is_repeated: bool = False) -> None:
         self.scopes.append(set())
         self.declare(names or [], outermost=False)
         while self.peek() not in ends:
             if self.peek() == _END:
                 raise LuaError(f"the text ends before {ends}")
             self.statement()
+        if is_repeated:  # the condition reads names of the block
+            self.take("until")
+            self.expression()
         self.scopes.pop()
 
     def statement(self, outermost: bool = False) -> str:
@@ -153,6 +156,9 @@ class _Parser:
             self.take()
             self.block("end")
             self.take("end")
+        elif first == "repeat":
+            self.take()
+            self.block("until", is_repeated=True)
         elif first in ("break", ";"):
             self.take()
         else:

@@ -124,6 +124,7 @@ def test_script_declares_every_name_that_it_reads_or_writes():
         ("a, b.c = 1, -2 -- d\nlocal e, f", {"b"}, {"a"}, ["e", "f"]),
         ("f'text'; g{ h }; a:m(n)", {"f", "g", "h", "a", "n"}, set(), []),
         ("while a > 1 do a = a - 1 end", {"a"}, {"a"}, []),
+        ("repeat local a = b break until a == c", {"b", "c"}, set(), []),
         ("local a do local b = a a = 2 end", set(), set(), ["a"]),
         ("x = 'a\\'b' .. \"y\" .. 0x1F .. 1e3 .. z", {"z"}, {"x"}, []),
     ],
@@ -134,7 +135,9 @@ def test_names_of_a_chunk_are_read_by_the_rules_of_lua(text, reads, writes, decl
     assert (chunk.reads, chunk.writes, chunk.declares) == (reads, writes, declares)
 
 
-@pytest.mark.parametrize("text", ["if a then", "local = 1", "a = = 1", "return @", "f("])
+@pytest.mark.parametrize(
+    "text", ["if a then", "repeat a()", "local = 1", "a = = 1", "return @", "f("]
+)
 def test_text_that_is_no_lua_is_refused(text):
     with pytest.raises(LuaError):
         read_chunk(text)

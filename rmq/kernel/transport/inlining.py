@@ -6,8 +6,9 @@ comment, and the text that Redis keeps has neither.
 
 - A constant is a local in capitals whose value is a number or a string.
 - An inline function has the line `--- @inline` above it. Each call of it is a statement: `f(x)`,
-  `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. It returns at its end alone, unless all its
-  calls are of the last form.
+  `local a, b = f(x)`, `a, b = f(x)` or `return f(x)`. It may return early, by guard clauses: its
+  lines then stand in `repeat ... until true`, which a `break` leaves. So a return inside of a loop
+  of the function is refused, unless all calls are of the last form.
 
 The text that is put in place does what the call would do: arguments are evaluated first, once each,
 and names of the function do not meet those of its caller. A call that these rules do not cover is
@@ -52,7 +53,11 @@ _BRACKET = re.compile(rf"{STRING}|[(){{}}\[\],]")
 _DECLARATION = re.compile(
     r"\blocal (?!function\b)([\w, ]+)|\bfor ([\w, ]+?) (?:=|in\b)|\bfunction\b *(\w*)\(([\w, ]*)\)"
 )
-_INNER_FUNCTION = re.compile(r"^( *)\S.*\bfunction\b.*\n(?:\1 .*\n)*", re.MULTILINE)
+_INNER_FUNCTION = re.compile(
+    r"^( *)(\S.*|)\bfunction\b(?:.*\bend\b.*\n|.*\n(?:(?:\1 .*)?\n)*)", re.MULTILINE
+)
+_RETURN = re.compile(rf"( *)return\b ?(.*?)([{PLACES}]?)", re.DOTALL)
+_LOOP = re.compile(r" *(for|while|repeat)\b")
 
 
 class _Function(NamedTuple):
@@ -144,9 +149,16 @@ def names(text: str) -> list[str]:
 def _read(name: str, parameters: str, body: str) -> _Function:
     last = re.search(r"^  return\b ?(.*)\n\Z", body, re.MULTILINE | re.DOTALL)
     lines = body[: last.start()] if last else body
-    early = re.search(r"\breturn\b", _INNER_FUNCTION.sub("", lines)) is not None
+    early = re.search(r"\breturn\b", _without_inner_functions(lines)) is not None
     parameters = _PLACE.sub("", parameters)
     return _Function(name, _split(parameters), lines.splitlines(), last and last.group(1), early)
+
+
+def _without_inner_functions(text: str) -> str:
+    """The lines of a function, each up to the word `function`; empty inside of inner ones."""
+    return _INNER_FUNCTION.sub(
+        lambda match: match[1] + match[2] + "\n" * match.group().count("\n"), text
+    )
 
 
 def _without_calls(text: str, function: _Function) -> str:
@@ -192,8 +204,6 @@ def _placed(
 ) -> list[str]:
     """The lines instead of one call; `place` is the character of its first line, if any."""
     name, lines, results = function.name, function.lines, function.results
-    if function.returns_early and not returns:
-        raise ValueError(f"{name} returns before its end")
     if results is None and (returns or targets):
         raise ValueError(f"{name} does not end with a return")
     if len(arguments) > len(function.parameters):
@@ -221,14 +231,57 @@ def _placed(
                 _renamed(results, target, fresh),
             )
             parameters = [fresh if p == target else p for p in parameters]
-        if targets:
-            lines = [*lines, f"  {', '.join(targets)} = {results}"]
+    breaks = function.returns_early and not returns
+    if breaks:
+        lines = _with_breaks(name, lines, targets)
+    if results is not None and not returns:
+        lines = [*lines, *_assignment(targets, f"  return {results}")]
     if parameters:
         values = ", ".join(argument for p, argument in passed.items() if p not in shared)
         values = f"{' = ' if values else ''}{values}"
         lines = [f"  local {', '.join(parameters)}{values}{place}", *lines]
     targets_made = [f"local {', '.join(targets)}{place}"] if local else []
-    return [*targets_made, f"do{place}", *lines, f"end{place}"]
+    begin, end = ("repeat", "until true") if breaks else ("do", "end")
+    return [*targets_made, f"{begin}{place}", *lines, f"{end}{place}"]
+
+
+def _with_breaks(name: str, lines: list[str], targets: list[str]) -> list[str]:
+    """The lines of a function; an early return assigns to the targets of a call and breaks."""
+    lines = [line for line in lines if line.strip()]
+    code = _without_inner_functions("".join(f"{line}\n" for line in lines)).splitlines()
+    depths = [len(line) - len(line.lstrip(" ")) for line in lines]
+    placed: list[str] = []
+    loops: list[int] = []  # how far the loops around a line are indented
+    number = 0
+    while number < len(lines):
+        line, depth, first = lines[number], depths[number], number
+        number += 1
+        loops = [loop for loop in loops if loop < depth]
+        if not re.search(r"\breturn\b", code[first]):
+            if _LOOP.match(line):
+                loops.append(depth)
+            placed.append(line)
+            continue
+        if not _RETURN.match(line):
+            raise ValueError(f"{name} returns in the middle of a line")
+        if loops:
+            raise ValueError(f"{name} returns inside of a loop")
+        while number < len(lines) and depths[number] >= depth:
+            number += 1  # the statement goes on: a return is the last one of its block
+        statement = "\n".join(lines[first:number])
+        place = statement[-1] if _PLACE.match(statement[-1]) else ""
+        placed += [*_assignment(targets, statement), f"{' ' * depth}break{place}"]
+    return placed
+
+
+def _assignment(targets: list[str], statement: str) -> list[str]:
+    """Assign the results of a return to targets; without targets, only make calls in them."""
+    found = _RETURN.fullmatch(statement)
+    assert found is not None
+    indent, values, place = found.groups()
+    if targets:
+        return [f"{indent}{', '.join(targets)} = {values or 'nil'}{place}"]
+    return [f"{indent}local _ = {values}{place}"] if "(" in values else []
 
 
 def _arguments(text: str, start: int) -> tuple[list[str], int]:

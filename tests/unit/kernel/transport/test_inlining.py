@@ -17,6 +17,22 @@ local function pair(a, b)
   return sum, a - b
 end
 """
+SIZE = """
+--- @inline
+local function sized(text, most)
+  if not text then
+    return
+  end
+  local size = #text
+  if size == 0 then
+    return size, 'empty'
+  end
+  if size > most then
+    return most
+  end
+  return size, text
+end
+"""
 # Texts that return what they found, in a table.
 TEXTS = {
     "a call makes locals": PAIR + "local x, y = pair(5, 3)\nreturn { x, y }\n",
@@ -107,6 +123,159 @@ if KEY then
 end
 return sign(-1)
 """,
+    "guard clauses return early": SIZE
+    + """
+local a = sized(nil, 9)
+local b, c = sized('x', 9)
+local size_, text = sized('', 9)
+a, text = sized('long', 3)
+return { b, c, size_, a, text == nil }
+""",
+    "a call in a loop returns early": SIZE
+    + """
+local sum = 0
+for n = 1, 4 do
+  local found = sized(string.rep('x', n), 3)
+  if n == 4 then
+    break
+  end
+  sum = sum + found
+end
+return { sum }
+""",
+    "a guard clause returns what another function returns": SIZE
+    + """
+--- @inline
+local function longest(a, b)
+  if not a then
+    return sized(b, 9)
+  end
+  local n = sized(a, 9)
+  local m = sized(b, 9)
+  if n > m then
+    return n
+  elseif m > n then
+    return m, 'second'
+  end
+  return sized(a, 1)
+end
+local x, y = longest(nil, 'ab')
+local n, m = longest('abc', 'ab')
+local a, b = longest('a', 'ab')
+local c, d = longest('ab', 'cd')
+return { x, y, n, m == nil, a, b, c, d == nil }
+""",
+    "an early return has several lines": """
+--- @inline
+local function boxed(text)
+  if text then
+    return {
+      text,
+      #text,
+    }, 'full'
+  end
+
+  return {}
+end
+local list, kind = boxed('abc')
+local text, none = boxed()
+return { list[1], list[2], kind, #text, none == nil }
+""",
+    "an early return has no value": """
+local seen = {}
+--- @inline
+local function note(what)
+  if not what then
+    return
+  end
+  if what == 'b' then
+    return
+  else
+    seen[#seen + 1] = what
+  end
+end
+--- @inline
+local function noted(what)
+  if what then
+    note(what)
+    return
+  end
+  return 7
+end
+note(nil)
+note('a')
+note('b')
+local x, y = 1, 2
+x, y = noted('c')
+local z = noted()
+return { #seen, seen[1], seen[2], x == nil, y == nil, z }
+""",
+    "functions inside return in loops and in lines": """
+--- @inline
+local function sorted(list, least)
+  if table.concat(list, ',', 1, (function() return 1 end)()) == '0' then
+    return list
+  end
+  local function first()
+    for _, n in ipairs(list) do
+
+      if n > least then
+        return n
+      end
+    end
+  end
+  table.sort(list, function(a, b)
+    return a < b
+  end)
+  if least then
+    return list, function()
+      return first()
+    end
+  end
+  return list
+end
+local list, first = sorted({ 3, 1, 2 }, 1)
+local same = sorted({ 0, 5, 4 })
+return { list[1], list[2], first(), same[1], same[2] }
+""",
+    "a loop is left before a guard clause": """
+--- @inline
+local function index(list, what)
+  local found
+  for i = 1, #list do
+    if list[i] == what then
+      found = i
+      break
+    end
+  end
+  while not found do
+    found = -1
+  end
+  repeat
+    found = found + 1
+  until found > 0 or found == 0
+  if found > 2 then
+    return found, 'far'
+  end
+  return found, 'near'
+end
+local a, b = index({ 'x', 'y', 'z' }, 'z')
+local c, d = index({ 'x' }, 'y')
+return { a, b, c, d }
+""",
+    "a call in results that are not wanted": """
+local seen = {}
+--- @inline
+local function note(what)
+  if what == 'a' then
+    return table.insert(seen, 'first')
+  end
+  return table.insert(seen, what)
+end
+note('a')
+note('b')
+return { seen[1], seen[2], #seen }
+""",
     "a function has another one inside": """
 --- @inline
 local function outer(n)
@@ -162,6 +331,35 @@ def test_inlined_text_does_what_the_calls_do(text):
     assert run(placed) == run(inlining.called(text))
 
 
+def test_an_early_return_has_the_bytecode_of_nested_ifs():
+    early = inlining.inlined(
+        "--- @inline\nlocal function f(a)\n  if a then\n    return 1\n  end\n  return 2\nend\n"
+        "local a, b\nb = f(a)\n"
+    )
+    nested = "local a, b\nif a then\n  b = 1\nelse\n  b = 2\nend\n"
+    dump = lua51.LuaRuntime(encoding=None).eval(
+        b"function(text) return string.dump(loadstring(text, 'x'), true) end"
+    )
+    code = slice(12 + 8 + 2 + 12, None)  # behind the header, the name and the number of each line
+
+    instructions = [dump(text.encode())[code][: 4 + 6 * 4] for text in (early, nested)]
+
+    assert instructions[0] == instructions[1]
+    assert instructions[0][:4] == (6).to_bytes(4, "little")
+
+
+def test_a_function_without_an_early_return_is_no_loop():
+    assert "repeat" not in inlining.inlined(PAIR + "local x, y = pair(5, 3)\nreturn { x, y }\n")
+
+
+def test_an_early_return_of_a_call_that_returns_stays_a_return():
+    text = SIZE + "if KEY then\n  return sized('x', 9)\nend\nreturn sized('', 9)\n"
+    placed = inlining.inlined(text)
+
+    assert "repeat" not in placed
+    assert placed.count("return") == 2 * SIZE.count("return")
+
+
 def test_no_function_is_made_for_a_call_that_was_put_in_place():
     assert "function" not in inlining.inlined(PAIR + "local x, y = pair(5, 3)\nreturn { x, y }\n")
 
@@ -190,7 +388,15 @@ def test_a_call_that_cannot_be_put_in_place_is_refused(call, reason):
 @pytest.mark.parametrize(
     ("lines", "call", "reason"),
     [
-        ("if a then\n    return 1\n  end\n  return 2", "local x = f(1)", "before its end"),
+        ("for _ in z do\n    return 1\n  end\n  return 2", "local x = f(1)", "inside of a loop"),
+        (
+            "while a do\n    if a then\n\n      return 1\n    end\n  end\n  return 2",
+            "local x = f(1)",
+            "inside of a loop",
+        ),
+        ("repeat\n    do\n      return\n    end\n  until a", "f(1)", "inside of a loop"),
+        ("if a then return 1 end\n  return 2", "local x = f(1)", "middle of a line"),
+        ("for _ in z do return 1 end\n  return 2", "local x = f(1)", "middle of a line"),
         ("a()", "local x = f(1)", "does not end with a return"),
         ("if a then\n    return 1\n  end", "return f(1)", "does not end with a return"),
         ("return other(a)", "local other = f(1)", "reads other"),

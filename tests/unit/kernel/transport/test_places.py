@@ -101,8 +101,12 @@ def is_put_in_place(line: str, source: str, values: dict[str, str], calls: set[s
     made, read = words(line, values), words(code, values)
     if read[0] == "return" and read[1:] == made[made.index("=") + 1 if "=" in made else 1 :]:
         return True  # as (targets = results), or (return results)
+    if read[0] == "return" and (made == ["break"] or made[-2:] == ["=", "nil"]):
+        return True  # an early return, or one without a value
     declared = made[made[0] == "local" : made.index("=") if "=" in made else None]
-    is_of_call = made in (["do"], ["end"]) or all(re.match(r"\w+$|,", w) for w in declared)
+    is_of_call = " ".join(made) in ("do", "end", "repeat", "until true") or all(
+        re.match(r"\w+$|,", w) for w in declared
+    )
     return is_of_call and (read[-1] == "=" or not calls.isdisjoint(read))
 
 
