@@ -157,7 +157,7 @@ class ConsumerFlows:
                         deliveries = yield from self._ack_first(deliveries, batches, limit)
                     elif deliveries:
                         self._keep(deliveries)  # before close may look
-                except Exception:
+                except RMQError:
                     raise
                 except BaseException as error:
                     yield from receive.hand_back_interrupted(self.state, batches, error)

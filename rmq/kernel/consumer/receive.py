@@ -38,6 +38,7 @@ from rmq.kernel.transport.steps import (
 )
 
 ASK_S = 0.05  # a busy consumer asks its other slots again after so long
+ENDED_S = 0.05  # a call that a time limit interrupts ends within this time
 ROUNDS_MAX = 1000  # visits without a message in one call that does not wait
 
 
@@ -56,10 +57,10 @@ def receive(state: ReceiveState, limit: int, wait: object) -> Flow[list[SlotBatc
         if state.unanswered is None and state.may_hold_messages():
             try:
                 yield from _collect(state, limit, batches)
-            except Exception:
+            except RMQError:
                 if not batches:
                     raise  # else the next call does it
-    except Exception:
+    except RMQError:
         raise
     except BaseException as error:
         yield from hand_back_interrupted(state, batches, error)
@@ -186,7 +187,7 @@ def take_handed_over(state: ReceiveState) -> Flow[list[SlotBatch]]:
     if state.undelivered:
         try:
             yield from hand_back(state)
-        except Exception:
+        except RMQError:
             if not batches:
                 raise  # else the next call does it
     return batches
@@ -316,7 +317,7 @@ def _visit_slots(state: ReceiveState, limit: int, waits: bool) -> Flow[list[Slot
                     state.masterless.takes[index], state.unanswered = state.unanswered, None
             if limit <= 0 or (batches and state.ordered):
                 break
-    except Exception:
+    except RMQError:
         if not batches:
             raise
     except BaseException:
@@ -375,7 +376,7 @@ def _run_take(state: ReceiveState, take: Take) -> Flow[Batch]:
     state.unanswered = take
     try:
         batch: Batch = yield (take.command if is_first else take.command.again())
-    except Exception as error:
+    except RMQError as error:
         if not isinstance(error, OutcomeUnknown) and (
             is_first or not isinstance(error, Unavailable)
         ):
@@ -412,10 +413,11 @@ def _end_take(state: ReceiveState, take: Take, credit: CreditState) -> None:
 def hand_back_interrupted(
     state: ReceiveState, batches: list[SlotBatch], error: BaseException
 ) -> Flow[None]:
-    """Hand back the batches of a call that Ctrl-C or a cancellation interrupted.
+    """Hand back the batches of a call that Ctrl-C, a cancellation or a time limit interrupted.
 
-    Ctrl-C waits for that. A cancelled task ends at once: the batches are handed back in the
-    background, or by the consumer's next call.
+    Ctrl-C waits until they are handed back. Other interruptions end the call at once: the batches
+    are handed back in the background, or by the consumer's next call. A time limit may be raised
+    as any exception; errors that RMQ raises are no interruptions.
     """
     state.undelivered += batches
     if isinstance(error, GeneratorExit) or not state.may_hold_messages():
@@ -424,7 +426,9 @@ def hand_back_interrupted(
         with suppress(RMQError):
             yield from hand_back(state)
     else:
-        yield InBackground(0, lambda: hand_back_later(state))
+        # A blocking client runs it in another thread, which must find this call at its end.
+        seconds = ENDED_S if isinstance(error, Exception) else 0
+        yield InBackground(seconds, lambda: hand_back_later(state))
 
 
 def hand_back_later(state: ReceiveState) -> Flow[None]:

@@ -64,7 +64,7 @@ class ReceiptAcks:
         try:
             answer = yield from settling.run()
         except BaseException as error:
-            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, RMQError):
                 self._unanswered.append(_UnansweredCall(unsettled, settling))
             raise
         return letters | dict(zip(unsettled, answer, strict=True))

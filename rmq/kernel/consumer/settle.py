@@ -172,12 +172,14 @@ class Settling(Generic[T]):
             call.fails_fast = fails_fast and self._extra is None
         try:
             replies = yield from self._call()
-        except OutcomeUnknown:
-            self._is_repeat = True
-            raise
-        except Exception as error:
-            if not (self._is_repeat and isinstance(error, Unavailable)):
+        except RMQError as error:
+            if isinstance(error, OutcomeUnknown):
+                self._is_repeat = True
+            elif not (self._is_repeat and isinstance(error, Unavailable)):
                 self._give_sessions_back()
+            raise
+        except BaseException:  # interrupted: Redis may have carried the call out
+            self._is_repeat = True
             raise
         pairs = list(zip(self._positions, replies, strict=True))
         lost = self._lost

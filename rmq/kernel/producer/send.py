@@ -118,7 +118,7 @@ def _send_plain(context: TopicContext, head: bytes, body: bytes) -> Flow[SendRes
         reply = yield scripts.send_one(context, keys, session, head, id, body, apart_bytes)
     except OutcomeUnknown:
         raise  # a copy may still be on its way, so nothing else may go under this number
-    except Exception as error:
+    except RMQError as error:  # an interruption, as a time limit, leaves the outcome unknown
         context.sessions.give(session)
         if not isinstance(error, TopicVanished):
             raise
@@ -313,7 +313,7 @@ def _send_once(
                 yield from call(context, calls, now, results, override)
             except OutcomeUnknown:
                 raise  # a copy may still be on its way, so nothing else may go under these numbers
-            except Exception as error:
+            except RMQError as error:
                 context.sessions.give(*sessions)
                 if not isinstance(error, TopicVanished):
                     raise

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rmq.errors import Unavailable
+from rmq.errors import ScriptFailed, Unavailable
 from rmq.kernel.consumer import receive
 from rmq.kernel.consumer.scripts import Batch, RollbackReply
 from rmq.kernel.consumer.state import ReceiveState
@@ -120,7 +120,7 @@ def test_messages_of_one_slot_survive_the_error_of_the_next() -> None:
     flow.send([0, 0])
     flow.send(FULL)
     with pytest.raises(StopIteration) as stop:
-        flow.throw(RuntimeError("slot 1 is broken"))
+        flow.throw(ScriptFailed("slot 1 is broken"))
     assert [keys.index for keys, _ in stop.value.value] == [0]
 
 
