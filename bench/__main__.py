@@ -19,8 +19,9 @@ from bench.cost.compare import read as read_before, show_against, show_compariso
 from bench.cost.run import ROUNDS as COST_ROUNDS, cost
 from bench.cost.table import show as show_cost
 from bench.drain import drain
-from bench.growth import DEEPEST, ROUNDS as GROWTH_ROUNDS, growth
-from bench.growth_table import show as show_growth
+from bench.growth.points import ROUNDS as GROWTH_ROUNDS
+from bench.growth.run import MESSAGES, growth, refusal
+from bench.growth.tables import show as show_growth
 from bench.latency import due, idle, latency
 from bench.leases import leases
 from bench.ledger import ledger
@@ -32,9 +33,6 @@ from bench.outbox import outbox
 from bench.peers.catalogue import PEERS
 from bench.peers.run import ROUNDS as PEERS_ROUNDS, peers
 from bench.peers.show import show as show_peers
-from bench.size.run import MESSAGES, size
-from bench.size.scene import refusal
-from bench.size.tables import show as show_size
 from bench.worker import worker
 from tests.servers import Server, engines
 
@@ -58,14 +56,12 @@ PARTS: dict[str, Part] = {
     "cost": cost,
     "lone": lone,
     "growth": growth,
-    "size": size,
     "peers": peers,
 }
 SHOWS = {
     "cost": show_cost,
     "lone": show_lone,
     "growth": show_growth,
-    "size": show_size,
     "peers": show_peers,
 }  # of a part; the others have one table
 ROUNDS = {
@@ -77,7 +73,7 @@ QUICK_ROUNDS = {"peers": 1}  # 2 of the others
 PAGE: dict[str, int] = {
     "throughput": 5, "drain": 7, "concurrency": 9, "servers": 5, "memory": 1, "remembered": 1,
     "latency": 5, "due": 2, "idle": 1, "outbox": 2, "cluster": 3, "cost": 15, "lone": 15,
-    "growth": 9, "size": 1, "peers": 3,
+    "growth": 9, "peers": 3,
 }  # fmt: skip
 
 
@@ -99,10 +95,7 @@ def _options() -> argparse.Namespace:
     )  # fmt: skip
     cost_options.add(parser)
     parser.add_argument_group("of the part growth").add_argument(
-        "--deepest", type=int, metavar="N", help=f"most messages that wait, default {DEEPEST}"
-    )
-    parser.add_argument_group("of the part size").add_argument(
-        "--messages", type=int, metavar="N", help=f"messages that wait, default {MESSAGES}"
+        "--messages", type=int, metavar="N", help=f"most messages that wait, default {MESSAGES}"
     )
     parser.add_argument_group("of the part peers").add_argument(
         "--peer", choices=[peer.name for peer in PEERS], action="append", help="may be repeated"
@@ -121,14 +114,12 @@ def _options() -> argparse.Namespace:
         options.only = list(PAGE)
         options.json = options.json or Path("bench/results", time.strftime("%Y-%m-%d-page.json"))
     chosen = options.only or PARTS
-    if options.messages is not None and "size" not in chosen:
-        parser.error("--messages is an option of --only size")
-    if "size" in chosen and not options.quick:
+    if options.messages is not None and "growth" not in chosen:
+        parser.error("--messages is an option of --only growth")
+    if "growth" in chosen and not options.quick:
         reason = refusal(options.messages or MESSAGES)
         if reason:
-            parser.error(f"size: {reason}")
-    if options.deepest is not None and "growth" not in chosen:
-        parser.error("--deepest is an option of --only growth")
+            parser.error(f"growth: {reason}")
     if options.peer and "peers" not in chosen:
         parser.error("--peer is an option of --only peers")
     if options.against and not {"cost", "concurrency"} & set(chosen):
@@ -152,10 +143,8 @@ def _parts(options: argparse.Namespace) -> dict[str, Part]:
         )
     if options.against:
         parts["concurrency"] = functools.partial(concurrency, against=options.against)
-    if options.deepest is not None:
-        parts["growth"] = functools.partial(growth, deepest=options.deepest)
     if options.messages is not None:
-        parts["size"] = functools.partial(size, messages=options.messages)
+        parts["growth"] = functools.partial(growth, messages=options.messages)
     if options.peer:
         parts["peers"] = functools.partial(peers, names=options.peer)
     return parts
@@ -191,12 +180,13 @@ def main() -> None:
                 report.announce(left[0], len(names) - len(left) + 1, len(names))
                 began, load = time.monotonic(), OthersLoad()
                 measured = parts[left[0]](own, _rounds(options, left[0]), options.quick)
-                loads[left[0]] = round(load.cores(), 2)
+                cores = round(load.cores(), 2)
+                loads |= dict.fromkeys([left[0], *(one.part for one in measured)], cores)
                 if options.quick:
                     for measurement in measured:
                         measurement.target = None  # too few messages for a target
                 SHOWS.get(left[0], report.show)(measured)
-                report.took(left[0], time.monotonic() - began, loads[left.pop(0)])
+                report.took(left.pop(0), time.monotonic() - began, cores)
                 measurements += measured
                 if options.json:  # after each part, so that nothing is lost
                     report.write(options.json, machine, loads, measurements)

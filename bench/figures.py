@@ -11,7 +11,7 @@ K = 100  # messages of a call, where a figure has one batch
 # The way to a file that has all that docs/capacity.md needs.
 MEASURE = (
     "measure with --only cost --only growth, "
-    "and no other options than --rounds, --deepest and --json"
+    "and no other options than --rounds, --messages and --json"
 )
 
 

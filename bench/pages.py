@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import capacity, plots, tables
 from bench.child import ROOT
 from bench.figures import Figures, Missing
-from bench.size import tables as size_tables
+from bench.growth import tables as growth_tables
 
 CAPACITY, README, FRONT = "docs/capacity.md", "bench/README.md", "README.md"
 MEDIAN, MEDIAN_ALONE = "median (least .. most)", "median"
@@ -53,6 +53,11 @@ def charts(figures: Figures) -> str:
     )
 
 
+def backlog(figures: Figures) -> str:
+    """Return the tables of the backlog."""
+    return growth_tables.backlog(figures.part("backlog"))
+
+
 _MAIN = ("throughput", "drain", "concurrency", "peers")
 BLOCKS = {
     "five": Block(FRONT, _MAIN, tables.five, MEDIAN),
@@ -60,7 +65,7 @@ BLOCKS = {
     "charts": Block(CAPACITY, ("cost", "growth"), charts, how=None),
     "masters": Block(CAPACITY, ("cost", "growth"), capacity.masters_table),
     "client": Block(CAPACITY, ("throughput", "drain", "concurrency"), tables.client, MEDIAN),
-    "size": Block(CAPACITY, ("size",), size_tables.page, ""),
+    "backlog": Block(CAPACITY, ("backlog",), backlog, ""),
     "cluster": Block(CAPACITY, ("cluster",), tables.cluster, MEDIAN),
     "throughput": Block(README, ("throughput",), tables.throughput, MEDIAN),
     "streams": Block(README, ("drain", "throughput", "growth"), tables.streams, MEDIAN),

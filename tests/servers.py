@@ -158,13 +158,18 @@ class Server:
             *persistence, *self.options,
         ]  # fmt: skip
 
-    def start(self) -> None:
+    def launch(self) -> None:
+        """Start it without waiting until it answers."""
         self._await_port()
         self.process = subprocess.Popen(
             [*MORTAL, *self.words()],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=None if MORTAL else die_with_parent,
         )  # fmt: skip
+
+    def start(self) -> None:
+        self.launch()
+        assert self.process is not None
         until = time.monotonic() + 60
         while True:
             with contextlib.suppress(redis.RedisError), self.raw(socket_timeout=1) as probe:

@@ -1,0 +1,1 @@
+"""How costs grow with waiting messages, slots and bodies: `--only growth`."""

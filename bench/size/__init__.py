@@ -1,1 +1,0 @@
-"""The part `size`: what RMQ and its Redis do with millions of messages that wait."""
