@@ -402,6 +402,39 @@ def test_a_call_raises_already_settled_before_the_one_that_settles_has_its_reply
     asyncio.run(scene())
 
 
+def test_a_call_raises_already_settled_though_its_reply_is_read_first(
+    ours: Server, name: str
+) -> None:
+    async def scene() -> None:
+        async with rmq.AsyncClient(ours.url) as client:
+            topic = client.topic(name)
+            await topic.send("x")
+            async with topic.consumer() as consumer:
+                (delivery,) = await consumer.receive()
+                transport: Any = client._transport
+                inner, calls = transport._command, itertools.count()
+                settled, was_read = asyncio.Event(), asyncio.Event()
+
+                async def command(one: Any) -> Any:
+                    if next(calls):
+                        reply = await inner(one)
+                        settled.set()
+                        await was_read.wait()
+                        return reply
+                    await settled.wait()
+                    return await inner(one)
+
+                transport._command = command
+                first, second = (asyncio.create_task(delivery.ack()) for _ in range(2))
+                with pytest.raises(rmq.AlreadySettled):
+                    await first
+                was_read.set()
+                await second
+                assert not delivery.lost
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
 def test_single_deliveries_are_settled_together(crowd: Crowd, name: str, verb: str) -> None:
     topic = opened(crowd, name, slots=2, retry="immediate")

@@ -40,7 +40,7 @@ from rmq.kernel.core.delivery import (
     BatchOrigin,
     HeldDelivery,
     SharedLeases,
-    note_settling,
+    count_settling,
 )
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.message import Receipt
@@ -415,29 +415,28 @@ class ConsumerFlows:
         settling: Settling[Any],
         note: Callable[[list[HeldDelivery], Any], list[HeldDelivery]],
     ) -> Flow[list[HeldDelivery]]:
-        one = deliveries[0]
-        is_second = one.is_settling  # another call settles it at the same time
-        is_first = not is_second and verb != "extend"
+        one, settles = deliveries[0], verb != "extend"
+        if settles:
+            count_settling(deliveries, 1)  # a delivery that is settled is not counted down
         try:
-            if is_first:
-                note_settling(deliveries, True)
             answer, error = yield from settling.try_run(self.settles_fast)
         except BaseException as error:
-            if is_first:
-                note_settling(deliveries, False)
+            if settles:
+                count_settling(deliveries, -1)
             # A time limit is raised as any exception, and Redis may have carried the call out.
             if isinstance(error, OutcomeUnknown) or not isinstance(error, RMQError):
                 self._missing_replies.add(verb, deliveries, settling, note)
             raise
-        was_settled = one.state == SETTLED or (is_second and one.is_settling)
-        if was_settled and answer in ("0", [None]):
+        if answer in ("0", [None]) and (one.state == SETTLED or one.settling_calls > settles):
+            if settles:
+                count_settling(deliveries, -1)
             raise AlreadySettled(f"delivery {one.id} was settled by another call at once")
         lost = note(deliveries, answer)
         if verb == "ack":
             yield from self._offloaded.plan()
         if settling.unanswered:
-            if is_first:
-                note_settling(deliveries, False)
+            if settles:
+                count_settling(deliveries, -1)
             self._missing_replies.add(verb, deliveries, settling, note)
         if error is not None:
             raise error

@@ -71,12 +71,12 @@ class HeldDelivery:
         body: decoded; as the handler gets it, once it was converted.
         state: OPEN, SETTLED or LOST.
         unconfirmed: the verb that was sent and whose reply was not read.
-        is_settling: whether a call that settles it is on its way.
+        settling_calls: Number of running calls that settle it.
         claim: on its business key.
     """
 
     __slots__ = (
-        "body", "claim", "fence", "is_settling", "origin", "raw_id", "record", "score", "state",
+        "body", "claim", "fence", "origin", "raw_id", "record", "score", "settling_calls", "state",
         "unconfirmed",
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ class HeldDelivery:
         self.record = entry
         self.state = OPEN
         self.unconfirmed = ""
-        self.is_settling = False
+        self.settling_calls = 0
         self.claim: Claim | None = None
         self.fence = fence
         self.body = body
@@ -321,10 +321,10 @@ def held_all(deliveries: Iterable[DeliveryData]) -> list[HeldDelivery]:
     return held
 
 
-def note_settling(deliveries: Iterable[HeldDelivery], is_settling: bool) -> None:
-    """Note whether a call that settles these deliveries is running."""
+def count_settling(deliveries: Iterable[HeldDelivery], change: int) -> None:
+    """Count a call that settles these deliveries: 1 when it begins, -1 when it failed."""
     for delivery in deliveries:
-        delivery.is_settling = is_settling
+        delivery.settling_calls += change
 
 
 class SharedLease(Protocol):
