@@ -23,7 +23,9 @@ from bench.machine import settle, used_cpu_s
 from bench.measurement import Measurement, percentile, ratios_of
 from tests.servers import Server, following
 
-RENEWAL_S = 15.0  # after so long a consumer that waits renews its credits (lua/lib/credits.lua)
+RENEWAL_S = (
+    15.0  # after so long a consumer that waits renews its credits (lua/lib/wake/credits.lua)
+)
 DIRECT = ("evalsha", "eval", "ping", "subscribe", "ssubscribe", "smembers", "script|load")
 
 # Of RMQ's p50 / a stream's. An async consumer's loop wakes up once more.

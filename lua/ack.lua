@@ -18,11 +18,11 @@ Atomic    Only a member whose score equals the receipt is removed, so a stale ac
           wakes the consumers that wait for the batch to end; elsewhere, any ack those that wait for room.
 ]]
 --- @keys slot prepare records failures settled0 settled1 audit dead bodies store
---- @include "lib/call"
---- @include "lib/failed"
+--- @include "lib/split_call"
+--- @include "lib/settle/count_failed"
 --- @include "lib/member"
---- @include "lib/receipt"
---- @include "lib/time"
+--- @include "lib/leases/receipt"
+--- @include "lib/read_time"
 local RUNS_FROM = 6 -- where the runs begin in ARGV
 local call = ARGV[2]
 local session, number = split_call(call)
@@ -45,7 +45,7 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
       redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')
       return '1'
     end
-    --- @include "lib/group_alone"
+    --- @include "lib/groups/group_alone"
     local record, name, text, vtime, waiting = redis.call('HGET', records, id), nil, nil, nil, nil
     if record then
       name = plain_group(string.byte(record, 1) or 0, record, FIXED + 1)
@@ -76,7 +76,7 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
           redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1')
         end
         if following and waiting and tonumber(waiting) > now then
-          --- @include "lib/wake"
+          --- @include "lib/wake/wake"
           wake(ARGV[3], ARGV[4])
         end
         return '1'
@@ -87,9 +87,9 @@ end
 
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/remove_held"
+--- @include "lib/settle/remove_held"
 --- @include "lib/replay"
---- @include "lib/settled"
+--- @include "lib/settle/settled"
 local STEP = 1 / DELIVERY_CYCLE -- from a receipt of a run to the next one
 
 -- How many deliveries the runs have together.
@@ -203,7 +203,7 @@ end
 if #held_ids > 0 then
   local bring_up
   if grouped then
-    --- @include "lib/leave_groups"
+    --- @include "lib/groups/leave_groups"
     bring_up = leaving_groups(held_ids)
   end
   local removed = remove_held(large or offloaded, held_ids, failed, low, high)
@@ -211,12 +211,12 @@ if #held_ids > 0 then
     remember_settled(window, last_turn, now, kept)
   end
   if bring_up and bring_up() then
-    --- @include "lib/wake"
+    --- @include "lib/wake/wake"
     wake_sleepers(now, ARGV[3], ARGV[4])
   end
   if blocked then
-    --- @include "lib/in_order"
-    --- @include "lib/wake"
+    --- @include "lib/take/in_order"
+    --- @include "lib/wake/wake"
     if unblock(blocked, now) then
       wake(ARGV[3], ARGV[4])
     end

@@ -15,12 +15,12 @@ Atomic    Only a waiting message is removed, with everything that belongs to it.
 --- @keys slot store prepare records dead failures merge settled0 settled1 audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/envelope"
---- @include "lib/large_bodies"
+--- @include "lib/records/envelope"
+--- @include "lib/records/large_bodies"
 --- @include "lib/member"
---- @include "lib/record"
+--- @include "lib/records/record"
 --- @include "lib/replay"
---- @include "lib/settled"
+--- @include "lib/settle/settled"
 local id = ARGV[3]
 local now = clock(ARGV[1])
 local before = replayed(ARGV[2])
@@ -53,7 +53,7 @@ if audited then
   --- @include "lib/audit"
   account_for('accounted', add_numbers({ record }, number_of, {}), now)
 end
---- @include "lib/leave_groups"
+--- @include "lib/groups/leave_groups"
 local bring_up = leaving_groups({ id }, nil, nil, { waiting })
 redis.call('ZREM', store, id)
 drop_records({ id })
@@ -62,7 +62,7 @@ if entry and string.sub(entry, 1, MEMBER) == id then
   redis.call('HDEL', merge, key)
 end
 if bring_up and bring_up() then
-  --- @include "lib/wake"
+  --- @include "lib/wake/wake"
   wake_sleepers(now, ARGV[4], ARGV[5])
 end
 redis.call('HINCRBY', slot, 'cancelled', 1)

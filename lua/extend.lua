@@ -15,7 +15,7 @@ Atomic    Only a member whose score equals the receipt changes. Sent twice with 
 --- @include "lib/clock"
 --- @include "lib/writes"
 --- @include "lib/replay"
---- @include "lib/receipts"
+--- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
 local before = replayed(ARGV[2])
 if before then

@@ -9,7 +9,7 @@ Atomic    Reads only.
 ]]
 --- @keys slot store prepare records dead failures leases trash
 --- @include "lib/check"
---- @include "lib/shared_leases"
+--- @include "lib/leases/shared_leases"
 local id = ARGV[1]
 local created, accepted = unpack(redis.call('HMGET', slot, 'created', 'accepted'))
 if not created then

@@ -17,10 +17,10 @@ Atomic    Each goes where `release` would put it. Of a page the newest deliverie
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/member"
---- @include "lib/receipt"
---- @include "lib/record_bytes"
---- @include "lib/score_ranges"
---- @include "lib/shared_leases"
+--- @include "lib/leases/receipt"
+--- @include "lib/records/record_bytes"
+--- @include "lib/scores/score_ranges"
+--- @include "lib/leases/shared_leases"
 local now = clock(ARGV[1])
 local number = whole_number(ARGV[4], 1, SHARED_MOST, 'number')
 local limit = whole_number(ARGV[5], 1, MOST, 'limit')
@@ -67,7 +67,7 @@ local held_ids, receipts, places = {}, {}, {}
 for m = 1, #held do
   held_ids[m], receipts[m], places[m] = held[m][1], held[m][2], held[m][3]
 end
---- @include "lib/release_deliveries"
+--- @include "lib/settle/release_deliveries"
 release_deliveries(held_ids, receipts, places, 0, max_retries, retry, front, ordered, now)
 signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
 return #held

@@ -12,7 +12,7 @@ Atomic    A lease never ends earlier than it did before. One that has expired is
 --- @keys slot leases queries
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/shared_leases"
+--- @include "lib/leases/shared_leases"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 local number = whole_number(ARGV[2], 1, SHARED_MOST, 'number')

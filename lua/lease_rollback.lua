@@ -13,7 +13,7 @@ Atomic    The deadline of each delivery becomes one that has passed; `rollback` 
 --- @keys slot prepare leases queries
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/shared_leases"
+--- @include "lib/leases/shared_leases"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[2], 1, MOST, 'limit')

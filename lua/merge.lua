@@ -20,7 +20,7 @@ ARGV[6..] for each message, 1 to 1000: options, envelope, body
           envelope: of the record from byte 9 on, without the body; its due is the time range, below 1e12 ms
 Returns   {acceptance number of the last one stored, a letter for each message, members that were merged into, one for each m}
           s stored, m merged, d duplicate. There are fewer letters than messages where many waiting records are long
-          (READ_MOST in lib/merge_messages): nothing was done about the messages without a letter
+          (READ_MOST in lib/send/merge_messages): nothing was done about the messages without a letter
           {0, 'F', ''} the slot's share of max_length is reached, and drop_lowest makes no room for all that open a window
           {0, 'P', ''} sends are paused
 Cost      O(n log L + size of the waiting records), n = messages, L = messages waiting in the slot. A caller gives up to 400
@@ -34,7 +34,7 @@ Atomic    Looking for the waiting messages and adding to them are one step, and 
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
---- @include "lib/merge_messages"
+--- @include "lib/send/merge_messages"
 local BEFORE = 5 -- arguments before the messages
 local call, created = ARGV[2], ARGV[5]
 local session, number = session_of(call)

@@ -18,7 +18,7 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
---- @include "lib/receipts"
+--- @include "lib/leases/verify_receipts"
 local now, now_us = clock(ARGV[1])
 local before = replayed(ARGV[2])
 if before then
@@ -50,7 +50,7 @@ if #ids < n then
     receipts[m], details[m] = scores[positions[m]], details[positions[m]]
   end
 end
---- @include "lib/fail_deliveries"
+--- @include "lib/settle/fail_deliveries"
 local letters = fail_deliveries(ids, receipts, details, 'f', wait, max_retries, ladder, jitter, retention, ordered,
   audited, now, now_us)
 signal_given_back(blocked, waiting, false, ARGV[3], ARGV[4], now)

@@ -3,7 +3,7 @@ next_ready: when do slots next have work? Consumers ask before they sleep. One c
 one server; on a Cluster it asks for one slot.
 
 ARGV[1]   now_us         ''    or a test's time
-ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 200 s; or a credit (lib/credits)
+ARGV[2]   waits                1: the caller sleeps now, and wants to be woken for at least 200 s; or a credit (lib/wake/credits)
                                that it leaves in each slot if none has work: +<number> <channel>, or with * in its place,
                                limit (1 to 1000), lease_ms (1000 to 43 200 000), and for each slot the call: <session>
                                <number>; or =<channel>, where it has left them, to renew those that would end soon
@@ -24,10 +24,10 @@ Atomic    Changes nothing but the time until which somebody is waiting (`waiting
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/writes"
---- @include "lib/in_order"
---- @include "lib/key_limits"
---- @include "lib/limits"
---- @include "lib/wake"
+--- @include "lib/take/in_order"
+--- @include "lib/take/key_limits"
+--- @include "lib/take/room_in"
+--- @include "lib/wake/wake"
 local now, now_us = clock(ARGV[1])
 local reply, asleep, gives, stand, words = {}, {}, {}, {}, {}
 if #all_keys % 3 ~= 0 or #all_keys > 3072 then
@@ -40,7 +40,7 @@ if stamps ~= 1 and stamps ~= #all_keys / 3 then
 end
 local renewed, listeners, ends -- renewed: the channel of credits that stand
 if #ARGV[2] > 1 then
-  --- @include "lib/credits"
+  --- @include "lib/wake/credits"
   ends = credit_end(nil, now)
   if string.byte(ARGV[2], 1) == RENEWS then
     local _
@@ -104,7 +104,7 @@ for a = 1, #asleep do
   note_sleeper(field, now)
 end
 if #ARGV[2] > 1 then
-  --- @include "lib/credits"
+  --- @include "lib/wake/credits"
   local slots, all_sleep = #reply, true
   for n = 1, slots do
     all_sleep = all_sleep and reply[n] ~= 0

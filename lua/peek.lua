@@ -15,7 +15,7 @@ Atomic    Reads only. A message that moves between two pages may be seen twice o
 ]]
 --- @keys slot queue records failures leases
 --- @include "lib/check"
---- @include "lib/shared_leases"
+--- @include "lib/leases/shared_leases"
 local created, accepted, chunk = unpack(redis.call('HMGET', slot, 'created', 'accepted', 'chunk'))
 if not created then
   fail('GONE', slot)

@@ -5,8 +5,8 @@ ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   limit                1 to 1000
 ARGV[4]   lease_ms             1000 to 43 200 000; the deadline is rounded up to whole seconds
-ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken; or a credit (lib/credits) that
-                               it leaves then, for `limit` and `lease_ms`: +<number> <channel> and calls; with * in its place
+ARGV[5]   waits                1: the caller sleeps if this finds nothing, and wants to be woken; or a credit (lib/wake/credits)
+                               that it leaves then, for `limit` and `lease_ms`: +<number> <channel> and calls; with * in its place
                                where such a number was heard there; or =<channel> for one that it has left before, which this
                                renews where it would end soon or, where it finds messages, removes.
                                A call that is repeated removes it in any case, and leaves none
@@ -40,16 +40,16 @@ Atomic    All messages are read and checked before they move; the first write fr
 --- @keys slot store prepare records dead failures merge audit bodies leases rates
 --- @include "lib/add"
 --- @include "lib/bounds"
---- @include "lib/call"
---- @include "lib/counters"
---- @include "lib/delivery_numbers"
---- @include "lib/failed"
---- @include "lib/receipt"
---- @include "lib/record"
---- @include "lib/score_ranges"
+--- @include "lib/split_call"
+--- @include "lib/scores/counters"
+--- @include "lib/take/delivery_numbers"
+--- @include "lib/settle/count_failed"
+--- @include "lib/leases/receipt"
+--- @include "lib/records/record"
+--- @include "lib/scores/score_ranges"
 --- @include "lib/slot_fields"
---- @include "lib/time"
---- @include "lib/turns"
+--- @include "lib/read_time"
+--- @include "lib/take/turns"
 local ARGS = 8 -- of a call that is no repetition
 local call, waits, ordered, created, shared = ARGV[2], ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8]
 local session, number = split_call(call)
@@ -74,13 +74,13 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
     limit > 1 and 2 or 1)
   local id, score, delivery = page[1], tonumber(page[2] or 0), tonumber(fields[DELIVERED] or 0) + 1
   none_due = score < PRIORITY_END
-  local lease_end = nil -- see lib/shared_leases
+  local lease_end = nil -- see lib/leases/shared_leases
   if shared ~= '' then
     lease_end = tonumber(redis.call('ZSCORE', leases, shared) or 0)
   end
   if not id and #waits > 1 then
-    --- @include "lib/credits"
-    --- @include "lib/wake"
+    --- @include "lib/wake/credits"
+    --- @include "lib/wake/wake"
     local wait = next_ready_in(now_us, fields[LEASES_UNTIL])
     if wait ~= 0 then
       local ends, good
@@ -107,12 +107,12 @@ if known and #ARGV == ARGS and not ordered and ARGV[6] == '0' and fields[CREATED
       redis.call('HSET', slot, 'delivered', delivery, 'takes', takes, session,
         string.format('%s:%s:%d:%d:', number, seconds, deadline, delivery) .. id)
       if fields[GROUPED] then
-        --- @include "lib/group_entries"
+        --- @include "lib/groups/group_entries"
         note_taken(score)
       end
       local wait = 0
       if limit > 1 then
-        --- @include "lib/wake"
+        --- @include "lib/wake/wake"
         wait = next_ready_in(now_us, fields[LEASES_UNTIL])
       end
       return { wait, expired > 0 and 1 or 0, deadline, delivery, tonumber(fields[ACCEPTED] or 0), '', { id }, { record } }
@@ -129,7 +129,7 @@ end
 -- `bits`: for the reply, what the call has done to a credit.
 --- @inline
 local function first_reply(answer, accepted, bits)
-  --- @include "lib/large_bodies"
+  --- @include "lib/records/large_bodies"
   local deadline, first, leased = string.match(answer, '^(%d+):(%d+):(.*)$')
   deadline, first = tonumber(deadline), tonumber(first)
   local any_large, marks, ids, taken = false, {}, {}, {}
@@ -155,13 +155,13 @@ end
 -- the queues say.
 --- @inline
 local function end_empty(leases_until, now, now_us, hold, gate, more, waits, ends, limit, lease, call)
-  --- @include "lib/wake"
+  --- @include "lib/wake/wake"
   --- @include "lib/writes"
   local bits = 0
   local wait, field = next_ready_in(now_us, leases_until, hold, gate)
   wait = more and 0 or wait
   if #waits > 1 and field == 'waiting' and not hold and wait ~= 0 then
-    --- @include "lib/credits"
+    --- @include "lib/wake/credits"
     local good
     if string.byte(waits, 1) == RENEWS then
       local _, _, channel = read_offer(waits)
@@ -199,13 +199,13 @@ limit = whole_number(ARGV[3], 1, MOST, 'limit')
 lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
 local again, bits = ARGV[9] == '1', 0
 if #waits > 1 then
-  --- @include "lib/credits"
+  --- @include "lib/wake/credits"
   read_offer(waits)
 end
 session, number = session_of(call)
 local before = answer_in(known, number)
 if again and #waits > 1 then -- an earlier copy may have left the credit, and its caller does not know
-  --- @include "lib/credits"
+  --- @include "lib/wake/credits"
   local _, _, channel = read_offer(waits)
   bits, waits = 16 + 32 * remove_credit(channel), '1'
 end
@@ -221,7 +221,7 @@ if shared ~= '' then
 end
 local credit_ends
 if #waits > 1 then
-  --- @include "lib/credits"
+  --- @include "lib/wake/credits"
   credit_ends = credit_end(lease_number and lease_end, now)
   waits = credit_ends and waits or '1'
 end
@@ -234,7 +234,7 @@ local shared_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <
 bits = bits + (expired > 0 and 1 or 0) + (shared_expired and 2 or 0)
 local max_retries, first = tonumber(fields[MAX_RETRIES]), tonumber(fields[DELIVERED] or 0) + 1
 
---- @include "lib/take_messages"
+--- @include "lib/take/take_messages"
 local n, gate, hold, more, ids, taken, retries_left, any_large =
   take_messages(fields, takes, limit, ordered, now, none_due)
 if n == 0 then
@@ -249,7 +249,7 @@ if n == 0 then
 end
 local deadline, until_ms = math.ceil((now + lease) / 1000), tonumber(fields[LEASES_UNTIL] or nil)
 if lease_number then
-  --- @include "lib/shared_leases"
+  --- @include "lib/leases/shared_leases"
   lease_number, lease_end = lease_for_take(lease_number, lease_end, lease, now, until_ms)
   deadline, until_ms = SHARED + lease_number, math.min(until_ms or lease_end, lease_end)
 end
@@ -264,7 +264,7 @@ if not known then
   sweep_sessions(now, SWEPT)
 end
 if string.byte(waits, 1) == RENEWS then
-  --- @include "lib/credits"
+  --- @include "lib/wake/credits"
   local _, _, channel = read_offer(waits)
   bits = bits + 32 * remove_credit(channel)
 end
@@ -272,7 +272,7 @@ local wait, marks = 0, ''
 if ordered then
   wait = (lease_number and lease_end * 1000 or deadline * SECOND_US) - now_us
 elseif gate or not more then
-  --- @include "lib/wake"
+  --- @include "lib/wake/wake"
   wait = next_ready_in(now_us, until_ms, nil, gate)
 end
 if retries_left or string.byte(fields[MAX_RETRIES], 1) == RECOUNTED then

@@ -49,7 +49,7 @@ end
 local entry = cmsgpack.unpack(packed)
 local stored, duplicates, merged, elements = 0, 0, 0, 1
 if entry[1] == 'm' then
-  --- @include "lib/merge_messages"
+  --- @include "lib/send/merge_messages"
   if #entry ~= 9 then
     fail('STAGE', stage)
   end
@@ -67,8 +67,8 @@ if entry[1] == 'm' then
 else
   local given, channel, index, count, letters = entry, ARGV[2], ARGV[3], #entry / 3, nil
   if entry[1] == 'p' then
-    --- @include "lib/run_members"
-    --- @include "lib/store_uniform"
+    --- @include "lib/send/run_members"
+    --- @include "lib/send/store_uniform"
     local head, first = entry[2], entry[3]
     count = entry[4]
     if type(head) ~= 'string' or type(first) ~= 'string' or type(count) ~= 'number' or count < 1 or count > 1000
@@ -86,7 +86,7 @@ else
     end
   end
   if not letters then
-    --- @include "lib/store_messages"
+    --- @include "lib/send/store_messages"
     if count < 1 or count > 1000 or count % 1 > 0 then
       fail('STAGE', stage)
     end

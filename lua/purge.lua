@@ -18,10 +18,10 @@ Atomic    A message is deleted with everything that belongs to it. Messages in f
 --- @keys slot queue records failures merge audit bodies
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/drop"
---- @include "lib/envelope"
+--- @include "lib/records/drop_for_good"
+--- @include "lib/records/envelope"
 --- @include "lib/member"
---- @include "lib/record"
+--- @include "lib/records/record"
 --- @include "lib/replay"
 local now = clock(ARGV[1])
 local limit = whole_number(ARGV[6], 1, MOST, 'limit')
@@ -71,7 +71,7 @@ end
 local bring_up
 if string.sub(queue, -5) == 'store' then
   local store = queue
-  --- @include "lib/leave_groups"
+  --- @include "lib/groups/leave_groups"
   bring_up = leaving_groups(ids, nil, nil, redis.call('ZMSCORE', queue, unpack(ids)))
 end
 local purged = redis.call('ZREM', queue, unpack(ids))
@@ -80,7 +80,7 @@ if #merge_keys > 0 then
   redis.call('HDEL', merge, unpack(merge_keys))
 end
 if bring_up and bring_up() then
-  --- @include "lib/wake"
+  --- @include "lib/wake/wake"
   wake_sleepers(now, ARGV[3], ARGV[4])
 end
 redis.call('HINCRBY', slot, 'purged', purged)

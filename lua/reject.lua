@@ -16,11 +16,11 @@ Atomic    As nack. In a slot in order, the last reject of a batch wakes the cons
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
---- @include "lib/dead_letters"
---- @include "lib/wake"
---- @include "lib/in_order"
---- @include "lib/leave_groups"
---- @include "lib/receipts"
+--- @include "lib/dead_letters/dead_letters"
+--- @include "lib/wake/wake"
+--- @include "lib/take/in_order"
+--- @include "lib/groups/leave_groups"
+--- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
 local before = replayed(ARGV[2])
 if before then

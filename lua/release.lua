@@ -20,9 +20,9 @@ Atomic    Only a member whose score equals the receipt moves. The first write fr
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score_ranges"
+--- @include "lib/scores/score_ranges"
 --- @include "lib/replay"
---- @include "lib/receipts"
+--- @include "lib/leases/verify_receipts"
 local now = clock(ARGV[1])
 local before = replayed(ARGV[2])
 if before then
@@ -52,7 +52,7 @@ local receipts, places = {}, {}
 for m = 1, #held_ids do
   receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
---- @include "lib/release_deliveries"
+--- @include "lib/settle/release_deliveries"
 release_deliveries(held_ids, receipts, places, wait, max_retries, retry, front, ordered, now)
 signal_given_back(blocked, waiting, wait > 0, ARGV[3], ARGV[4], now)
 remember(ARGV[2], now, letters)

@@ -16,11 +16,11 @@ Atomic    Score and record change together; priority and retries stay, an expiry
 --- @keys slot store prepare records dead
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score_ranges"
---- @include "lib/timed_score"
---- @include "lib/record_bytes"
---- @include "lib/envelope"
---- @include "lib/wake"
+--- @include "lib/scores/score_ranges"
+--- @include "lib/scores/timed_score"
+--- @include "lib/records/record_bytes"
+--- @include "lib/records/envelope"
+--- @include "lib/wake/wake"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"
 local id = ARGV[5]
@@ -50,7 +50,7 @@ end
 if not old_due then
   head = head + TIMED
 end
---- @include "lib/leave_groups"
+--- @include "lib/groups/leave_groups"
 local bring_up = score < PRIORITY_END and leaving_groups({ id }, nil, nil, { score })
 redis.call('HSET', records, id, string.char(head) .. string.sub(record, 2, 8) .. write48(due) .. rest)
 local has_priority = priority_of(record) > 0 and 1 or 0

@@ -40,7 +40,7 @@ for i = 1, #expired, 2 do
   receipts[#ids] = expired[i + 1]
 end
 local details = {} -- that of the attempt before stays
---- @include "lib/fail_deliveries"
+--- @include "lib/settle/fail_deliveries"
 local letters, dead_count = fail_deliveries(ids, receipts, details, 'l', false, max_retries, ladder, jitter,
   retention, ordered, audited, now, now_us)
 signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)

@@ -15,27 +15,27 @@ ARGV[8..] with a head: the first member (13 bytes: the id without slot and check
           from byte 9 on; without: n members, then n times: head, rest
           A time in the record below 1e12 is a delay: it is added to now. A time that has passed is due at once, since a
           command may come late. An expiry counts from due.
-          A record with a large body (lib/large_bodies) ends with a reference; the client has written the body to `bodies`
+          A record with a large body (lib/records/large_bodies) ends with a reference; the client has written the body to `bodies`
           in the transaction of this call.
 Returns   {acceptance number of the last one stored, a letter for each message: s stored, d duplicate; '': all stored}
           {0, 'F'} the slot's share of max_length is reached; {0, 'P'} sends are paused
-Cost      O(n log L), L = messages waiting in the slot; lib/hand_over reads up to 16 KiB more for each credit
+Cost      O(n log L), L = messages waiting in the slot; lib/wake/hand_over reads up to 16 KiB more for each credit
 Atomic    All or nothing. Types are checked by reads before the first write; the first write is one that Redis refuses
           at maxmemory. Sent twice with one number, it gives the first answer. Where the slot does not know the session
           (any more), every id is looked up, so a second run answers d for messages that are still here. The large
           bodies of messages that are not stored are removed again. Plain messages go to the PrepareQueue where sleeping
-          consumers have left credits (lib/hand_over). A send that adds nothing writes a field again, so that a wait for copies
+          consumers have left credits (lib/wake/hand_over). A send that adds nothing writes a field again, so that a wait for copies
           covers the send before. A PUBLISH that nobody was counted for leaves them in the StoreQueue.
 ]]
 --- @keys slot store records settled0 settled1 failures merge audit bodies prepare
 --- @include "lib/add"
---- @include "lib/call"
---- @include "lib/counters"
+--- @include "lib/split_call"
+--- @include "lib/scores/counters"
 --- @include "lib/member"
---- @include "lib/record"
---- @include "lib/score_ranges"
+--- @include "lib/records/record"
+--- @include "lib/scores/score_ranges"
 --- @include "lib/slot_fields"
---- @include "lib/time"
+--- @include "lib/read_time"
 local BEFORE = 7 -- arguments before the messages
 local call, head, first = ARGV[2], ARGV[7], ARGV[BEFORE + 1]
 local session, number = split_call(call)
@@ -56,7 +56,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
     and (flags > CODED or string.byte(ARGV[BEFORE + 2], 1) == OFFLOADED)
   local grouped, name = fields[GROUPS], nil
   if grouped then
-    --- @include "lib/group_alone"
+    --- @include "lib/groups/group_alone"
     name = plain_group(flags, ARGV[BEFORE + 2], 1)
   end
   if flags % HEADERS == 0 and not is_offloaded and (name or not grouped) and priority >= PRIORITY_MIN
@@ -67,7 +67,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
     local answer = number .. ':' .. seconds .. ':' .. accepted .. ':'
     local sleeping = fields[WAITING] and tonumber(fields[WAITING]) > now
     if sleeping and not grouped then
-      --- @include "lib/hand_over_alone"
+      --- @include "lib/wake/hand_over_alone"
       local handed_over = hand_over_alone(ARGV[4], first, record, accepted, order, session, answer, now, seconds)
       if handed_over then
         return { accepted, '' }
@@ -76,7 +76,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
     if redis.call('HEXISTS', records, first) == 0 then
       local score, is_held, entry, lane, count
       if name then
-        --- @include "lib/group_alone"
+        --- @include "lib/groups/group_alone"
         local text, vtime
         text, vtime, lane, count = unpack(redis.call('HMGET', slot, '/' .. name, 'vtime', 'lane', 'groups_made'))
         vtime, lane, count, is_held = tonumber(vtime or 0), tonumber(lane or 0), tonumber(count or 0), text
@@ -105,7 +105,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
           end
         end
       else
-        -- lib/score makes the same digits.
+        -- lib/scores/score makes the same digits.
         score = string.format('%d.%016d', priority, (0.5 - math.ldexp(order, exponent - 53)) * 1e16 + 0.5)
       end
       if score then
@@ -117,7 +117,7 @@ if known and head ~= '' and ARGV[6] == '1' and #ARGV == BEFORE + 2 and #head == 
           redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer)
         end
         if sleeping and not is_held then
-          --- @include "lib/hand_over"
+          --- @include "lib/wake/hand_over"
           serve_sleepers(ARGV[3], ARGV[4], now)
         end
         return { accepted, '' }
@@ -129,7 +129,7 @@ end
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
---- @include "lib/large_bodies"
+--- @include "lib/records/large_bodies"
 session, number = session_of(call)
 local count = whole_number(ARGV[6], 1, MOST, 'count')
 if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
@@ -137,7 +137,7 @@ if #ARGV ~= BEFORE + (head == '' and 3 * count or 1 + count) then
 end
 local members
 if head ~= '' then
-  --- @include "lib/run_members"
+  --- @include "lib/send/run_members"
   members = run_members(first, count)
 end
 local large = redis.call('HLEN', bodies) > 0 and sent_names(ARGV, BEFORE, count, head, members)
@@ -168,7 +168,7 @@ if head ~= '' then
     fail('BODY', bodies)
   end
   if known then
-    --- @include "lib/store_uniform"
+    --- @include "lib/send/store_uniform"
     accepted = store_uniform(fields, head, members, function(from)
       return ARGV, BEFORE + from
     end, now, channel, index)
@@ -176,7 +176,7 @@ if head ~= '' then
 end
 local reply = { accepted, '' }
 if not accepted then
-  --- @include "lib/store_messages"
+  --- @include "lib/send/store_messages"
   local given = members or ARGV
   for i = 1, members and count or 0 do
     given[count + 2 * i - 1], given[count + 2 * i] = head, ARGV[BEFORE + 1 + i]

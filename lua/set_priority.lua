@@ -13,9 +13,9 @@ Atomic    Score and record change together. Sent twice with one number, it gives
 --- @keys slot store prepare records dead
 --- @include "lib/check"
 --- @include "lib/clock"
---- @include "lib/score"
---- @include "lib/timed_score"
---- @include "lib/record_bytes"
+--- @include "lib/scores/score"
+--- @include "lib/scores/timed_score"
+--- @include "lib/records/record_bytes"
 --- @include "lib/find_waiting"
 --- @include "lib/replay"
 local id = ARGV[3]
@@ -38,7 +38,7 @@ redis.call('HSET', records, id, string.sub(record, 1, 1)
 if score >= TIMED_MIN then
   redis.call('ZADD', store, timed_score(math.floor(score), timed_fraction(score), 1), id)
 elseif score < 0 or redis.call('HEXISTS', slot, 'groups') == 1 then
-  --- @include "lib/groups"
+  --- @include "lib/groups/groups"
   change_priority(redis.call('HGET', slot, 'groups'), record, id, score, priority)
 elseif score >= PRIORITY_MIN then
   redis.call('ZADD', store, ordered_score(priority, redis.call('HINCRBY', slot, 'order', 1)), id)

@@ -12,7 +12,7 @@ Atomic    A second run finds no credit, and publishes the number again. Works wh
 ]]
 --- @keys slot ...
 --- @include "lib/check"
---- @include "lib/credits"
+--- @include "lib/wake/credits"
 local number = whole_number(ARGV[2], 1, EXACT_MOST, 'number')
 if #all_keys > 1024 or not string.find(ARGV[1], '^[^ ;]+$') then
   fail('ARG', 'channel')

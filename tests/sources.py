@@ -12,7 +12,7 @@ import pytest
 from rmq.kernel.transport import places, scripts
 
 _LUA = Path(__file__).parents[1] / "lua"
-_CACHES = (scripts.directory, scripts.load, scripts._body, places._places_of)
+_CACHES = (scripts.directory, scripts.load, scripts._body, scripts._paths, places._places_of)
 
 
 @contextmanager
@@ -21,12 +21,12 @@ def with_line(home: Path, part: str, after: str, line: str) -> Iterator[str]:
 
     Args:
         home: Directory for the copy.
-        part: File to change, such as "lib/time".
+        part: File to change, such as "lib/read_time".
         after: A line that the file has once.
         line: The line to add.
 
     Yields:
-        Place of the new line, such as "lua/lib/time.lua:12".
+        Place of the new line, such as "lua/lib/read_time.lua:12".
     """
     shutil.copytree(_LUA, home / "lua")
     path = home / "lua" / f"{part}.lua"

@@ -12,7 +12,7 @@ The lowest `first` less one is the low-water mark of a producer. A range holds t
 zset grows with disorder, not with the length of the queue.
 ]]
 --- @needs slot records audit
---- @include "lib/envelope"
+--- @include "lib/records/envelope"
 
 -- The (producer, number) of a text `<producer, 10 hex digits>.<number>`; nothing where it has another form.
 local function parse_number(text)

@@ -1,5 +1,5 @@
 --- @include "lib/check"
---- @include "lib/time"
+--- @include "lib/read_time"
 
 -- The server's time as (epoch ms, epoch us). Each script reads it once. A test passes a time of its own in us; other
 -- callers pass ''.

@@ -1,7 +1,7 @@
 -- Finding a message that is to be changed while it waits.
 --- @needs slot store prepare records dead
 --- @include "lib/check"
---- @include "lib/record"
+--- @include "lib/records/record"
 
 -- The (score, record) of a waiting message, or (nil, where it is instead).
 local function find_waiting(id)

@@ -25,8 +25,8 @@ which it was settled; `owner` and `owner_until`; `page` number of its last page;
 ]]
 --- @needs query querylog querymarks
 --- @include "lib/check"
---- @include "lib/receipt"
---- @include "lib/shared_leases"
+--- @include "lib/leases/receipt"
+--- @include "lib/leases/shared_leases"
 local QUERY_KEPT_MS = 34560000000 -- 400 days: a query that holds nothing and is silent for so long may begin with 1 again
 local EXPIRED_KEPT_MS = 2592000000 -- 30 days: ids whose lease expired stay in the log for so long
 -- Fields of a query, and the place of each in the list that read_query returns: false where it has no such field.

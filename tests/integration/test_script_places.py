@@ -17,7 +17,7 @@ from tests.sources import with_line
 
 LARGE = "x" * 100_000
 # A function that is put in place of its calls, and one that is called.
-INLINE = "lib/time", "local function read_time(test_us)"
+INLINE = "lib/read_time", "local function read_time(test_us)"
 CALLED = "lib/check", "local function whole_number(text, low, high, name)"
 INDEX = "  local broken = ('x').y.z"  # an error of Lua
 COMMAND = "  redis.call('HGET', KEYS[1])"  # an error of Redis

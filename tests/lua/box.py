@@ -41,7 +41,7 @@ class Lease(NamedTuple):
 
 
 def ordered(integer: int, order: int) -> float:
-    """The score of arrival `order` in a family, spelled apart from lua/lib/score.lua."""
+    """The score of arrival `order` in a family, spelled apart from lua/lib/scores/score.lua."""
     return integer + 0.5 - order * 2.0 ** (math.frexp(integer)[1] - 53)
 
 

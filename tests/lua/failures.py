@@ -1,4 +1,4 @@
-"""Failure entries, spelled apart from lua/lib/attempts.lua."""
+"""Failure entries, spelled apart from lua/lib/settle/attempts.lua."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def check_lanes(
 
 
 def held_score(lane: int, priority: int, place: int) -> float:
-    """The score of a held message, spelled apart from lua/lib/group_entries.lua: bit by bit."""
+    """The score of a held message, spelled apart from lua/lib/groups/group_entries.lua."""
     bits = (1023 << 52) + (lane << 41) + (priority << 21) + LANE_PLACES - 1 - place
     return float(-struct.unpack(">d", struct.pack(">q", bits))[0])
 

@@ -41,7 +41,7 @@ SINGLE, PAUSED, HELD, MORE = 1, 2, 4, 8  # flags of the entry of a group
 
 
 class Entry(NamedTuple):
-    """What a slot knows of a group, spelled apart from lua/lib/group_entries.lua."""
+    """What a slot knows of a group, spelled apart from lua/lib/groups/group_entries.lua."""
 
     flags: int
     finish: float

@@ -7,7 +7,7 @@ from typing import Any
 from rmq.kernel.consumer import scripts
 from tests.lua.box import Box, Lease
 
-SHARED_S = 3_000_000_000  # spelled apart from lua/lib/shared_leases.lua
+SHARED_S = 3_000_000_000  # spelled apart from lua/lib/leases/shared_leases.lua
 LEASE_MS = 30_000
 NUMBERS = 900_000_000
 

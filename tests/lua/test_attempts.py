@@ -1,4 +1,4 @@
-"""lib/attempts.lua on a real server: what is kept of earlier attempts, and how Python reads it."""
+"""lib/settle/attempts.lua on a real server: what is kept of attempts, and how Python reads it."""
 
 from __future__ import annotations
 

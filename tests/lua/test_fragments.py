@@ -12,7 +12,9 @@ from tests.lua.box import case
 from tests.lua.lua_names import LuaError, read_chunk
 
 LUA = Path(str(scripts.directory()))
-LIBRARIES = sorted(path.stem for path in LUA.glob("lib/*.lua"))
+LIBRARIES = sorted(
+    str(path.relative_to(LUA / "lib").with_suffix("")) for path in LUA.glob("lib/**/*.lua")
+)
 GLOBALS = {
     "KEYS", "ARGV", "redis", "cmsgpack", "struct", "math", "string", "table",
     "error", "ipairs", "pcall", "select", "tonumber", "type", "unpack",

@@ -1,4 +1,4 @@
-"""lib/key_limits.lua on a real server: concurrency of each key. Time moves by the test alone."""
+"""lib/take/key_limits.lua on a real server: concurrency of each key. The test moves time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lib/key_limits.lua on a real server: rate of each key. Time moves by the test alone."""
+"""lib/take/key_limits.lua on a real server: rate of each key. Time moves by the test alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lib/limits.lua on a real server: rate and concurrency of a slot. Time moves by the test alone."""
+"""lib/take/room_in.lua on a real server: rate and concurrency of a slot. The test moves time."""
 
 from __future__ import annotations
 

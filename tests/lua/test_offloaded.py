@@ -401,9 +401,9 @@ def test_records_are_removed_in_few_places():
         if pattern.search(path.read_text())
     } == {
         "ack.lua": 2,  # the short forms, not where the slot has `offloaded`
-        "lib/remove_held.lua": 1,  # the same
-        "lib/hand_over_alone.lua": 1,  # what this call has just stored; the next lines store it
-        "lib/large_bodies.lua": 1,
+        "lib/settle/remove_held.lua": 1,  # the same
+        "lib/wake/hand_over_alone.lua": 1,  # what this call has just stored
+        "lib/records/large_bodies.lua": 1,
     }
 
 

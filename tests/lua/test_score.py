@@ -17,7 +17,7 @@ def library(name: str) -> str:
 
 def ordered_score(raw: redis.Redis, integer: int, order: int) -> float:
     text = (
-        library("score")
+        library("scores/score")
         + "return string.format('%.17g', ordered_score(tonumber(ARGV[1]), tonumber(ARGV[2])))"
     )
     return float(raw.eval(text, 0, integer, order))
@@ -60,7 +60,7 @@ def test_largest_priority_tells_at_least_four_thousand_million_arrivals_apart(ra
 
 @pytest.mark.parametrize("due", [1_000_000_000_000, 1_790_000_000_000, 2_500_000_000_000])
 def test_timed_score_gives_back_what_was_put_in(raw, due):
-    text = library("timed_score") + (
+    text = library("scores/timed_score") + (
         "local s = timed_score(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))"
         "redis.call('ZADD', KEYS[1], s, 'm')"
         "local back = tonumber(redis.call('ZSCORE', KEYS[1], 'm'))"

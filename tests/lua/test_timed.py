@@ -1,4 +1,4 @@
-"""lib/timed_score.lua through its scripts: equal due times go in the order of arrival."""
+"""lib/scores/timed_score.lua through its scripts: equal due times go in the order of arrival."""
 
 from __future__ import annotations
 

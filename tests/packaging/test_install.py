@@ -25,7 +25,7 @@ LOOK = (
     "print(len([s.load(n).sha for n in s.names()])); "
     "from rmq.kernel.transport.places import with_places as w; "
     "e = lambda n: ' '.join(f'user_script:{i}' for i in range(4000)); "
-    "print(len([n for n in s.names() if f'lua/{n}.lua:' in w(e(n), n)]))"
+    "print(len([n for n in s.names() if f'lua/{s.path_of(n)}.lua:' in w(e(n), n)]))"
 )
 
 

@@ -178,8 +178,8 @@ def offload(patch: pytest.MonkeyPatch) -> None:
     """
     change_sources(
         patch,
-        ("lib/record", "CODED_END = 96, 128", "CODED_END = 32, 64"),
-        ("lib/record", "OFFLOADED = 67", "OFFLOADED = 123"),
+        ("lib/records/record", "CODED_END = 96, 128", "CODED_END = 32, 64"),
+        ("lib/records/record", "OFFLOADED = 67", "OFFLOADED = 123"),
     )
 
 
@@ -188,8 +188,8 @@ def few_places(patch: pytest.MonkeyPatch, count: int = 4) -> None:
     used_up = f"LANE_FIRST + {count}"
     change_sources(
         patch,
-        ("lib/lanes", "entry.place >= LANE_PLACES - 1", f"entry.place >= {used_up}"),
-        ("lib/group_alone", "place < LANE_PLACES - 1", f"place < {used_up}"),
+        ("lib/groups/lanes", "entry.place >= LANE_PLACES - 1", f"entry.place >= {used_up}"),
+        ("lib/groups/group_alone", "place < LANE_PLACES - 1", f"place < {used_up}"),
     )
 
 

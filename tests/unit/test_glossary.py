@@ -13,6 +13,7 @@ import pytest
 import rmq
 from rmq.cli import cli
 from rmq.kernel.core import telemetry
+from rmq.kernel.transport import scripts
 from rmq.server import api
 from rmq.web import requests
 
@@ -103,7 +104,7 @@ NAMES = {
     "rmq": lambda: set(rmq.__all__),
     "the command line": cli_names,
     "metrics": lambda: {metric.name for metric in (*telemetry.METRICS, *telemetry.SERVER_METRICS)},
-    "scripts": lambda: {path.stem for path in (ROOT / "lua").glob("*.lua")},
+    "scripts": lambda: set(scripts.names()),
 }
 
 

@@ -8,7 +8,7 @@ from rmq.kernel.transport.steps import Flow
 
 NEAR, AT_LIMIT = 0.80, 0.95  # parts of maxmemory
 PACKED_MOST = 1024  # entries of a packed list: each look-up and change walks through it
-NOTE_BYTES = 84  # of the value in a slot's hash that keeps it a table (lua/slot.lua)
+NOTE_BYTES = 84  # of the value in a slot's hash that keeps it a table (lua/topic/slot.lua)
 FRAGMENTED, FRAGMENTED_BYTES = 1.5, 128 * MIB
 
 

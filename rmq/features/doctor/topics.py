@@ -413,8 +413,8 @@ def groups(look: Look) -> Flow[list[Sight]]:
 def _largest_lane(topic: TopicOverview) -> Flow[tuple[str, int] | None]:
     """Return the group that may hold most messages of a topic, and how many it holds.
 
-    They are side by side in one slot (lua/lib/groups.lua): if they are more than half of all, the
-    one in the middle of the held messages of the fullest slot is among them.
+    They are side by side in one slot (lua/lib/groups/groups.lua): if they are more than half of
+    all, the one in the middle of the held messages of the fullest slot is among them.
     """
     index = max(range(len(topic.slots)), key=lambda slot: topic.slots[slot]["priority"])
     keys = topic.context.slots[index]

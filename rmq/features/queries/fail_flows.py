@@ -1,7 +1,7 @@
 """Flow of a query: fail single messages of its batch, each once, however often the batch is run.
 
 Any task of the engine may say so, and say it again: the query's log has a mark for each message
-that it took out of the batch. See `lua/query_fail.lua`.
+that it took out of the batch. See `lua/queries/query_fail.lua`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Flows of a query: take messages into its log, hand them out, settle them, give them back.
 
 A query may be asked the same twice, and by two drivers: the answer is the same for as long as the
-query holds its messages. See `lua/query_take.lua`.
+query holds its messages. See `lua/queries/query_take.lua`.
 
 Its owner knows which numbers it has taken, and which slots have nothing; so it asks Redis only for
 what it cannot know. `Known` is that knowledge; after an error of Redis it may be wrong, and is

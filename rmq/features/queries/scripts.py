@@ -31,7 +31,9 @@ from rmq.kernel.topic.context import ReplaySession, TopicContext
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.steps import Command
 
-REPORT_BYTES = 500  # of a query's owner, as JSON; twin of REPORT_MOST in lua/query_renew.lua
+REPORT_BYTES = (
+    500  # of a query's owner, as JSON; twin of REPORT_MOST in lua/queries/query_renew.lua
+)
 QUERY_DEADLINE_S = HELD_MIN // 1000  # of what a query holds; twin of FAR in lua/lib/query.lua
 
 

@@ -3,7 +3,7 @@
 Staged messages are checked, encoded and named as in a send, and no consumer sees them. Publishing
 moves them entry by entry, each in one step that also removes it from the stage; so an interrupted
 publish continues where it was, and nothing is published twice. See `lua/publish.lua` and
-`lua/sink_begin.lua`.
+`lua/queries/sink_begin.lua`.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ async def resume_topic(context: RequestContext, path: TopicPath, body: ResumeTop
 
 
 class Stats(Answer):
-    """The counts of a topic over all slots; lua/stats.lua lists their names."""
+    """The counts of a topic over all slots; lua/topic/stats.lua lists their names."""
 
     topic: str
     counts: dict[str, int]

@@ -2,7 +2,7 @@
 
 Shared leases: one lease for all deliveries that a worker process has of a slot.
 
-`prepare` opens them. `lua/lib/shared_leases.lua` says what they are to the other scripts. A
+`prepare` opens them. `lua/lib/leases/shared_leases.lua` says what they are to the other scripts. A
 worker's heartbeat process sends `lease_renew` and `lease_release` itself
 (`rmq/worker/heartbeat/renewer.py`): it has no more of RMQ than the texts of these scripts.
 """

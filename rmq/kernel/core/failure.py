@@ -1,9 +1,9 @@
 """Failures: errors as consumers send them, entries as scripts store them, their fingerprints.
 
-An entry has the last attempt, and earlier ones as far as they were kept; `lua/lib/attempts.lua`,
-whose twin this is, describes its bytes. A damaged one is read as an attempt of 1970 with the error
-"unreadable". The error that a consumer sends is msgpack of [type and
-message, traceback, worker].
+An entry has the last attempt, and earlier ones as far as they were kept. Its twin,
+`lua/lib/settle/attempts.lua`, describes the bytes. A damaged one is read as an attempt of 1970 with
+the error "unreadable". The error that a consumer sends is msgpack of [type and message, traceback,
+worker].
 
 A fingerprint is what dead letters of one cause have in common. It is made of the reason, the type
 of the exception, its message without what differs from message to message (numbers, ids, quoted

@@ -1,6 +1,6 @@
 """Groups of a topic: messages of one name that are delivered in order, or so many at a time.
 
-`lua/lib/groups.lua` keeps them; docs/decisions/0066-groups-in-lanes.md says why so.
+`lua/lib/groups/groups.lua` keeps them; docs/decisions/0066-groups-in-lanes.md says why so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A limit holds for all consumers, workers and queries of the topic together: for the whole topic, or
 for the messages of each value of a header (a key). Slots may be on different servers, so each slot
-has a fixed share (`Limits.of_slot`), which `lua/lib/limits.lua` and `lua/lib/key_limits.lua` keep.
+has a fixed share (`Limits.of_slot`), which `lua/lib/take/room_in.lua` and
+`lua/lib/take/key_limits.lua` keep.
 """
 
 from __future__ import annotations

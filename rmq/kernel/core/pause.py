@@ -41,7 +41,7 @@ class Pause(NamedTuple):
 
 def from_redis(fields: Mapping[str, str], verb: Verb) -> Pause | None:
     """Return the pause of a verb that a topic's hash has; None: it is not paused."""
-    field = f"paused_{verb}"  # lua/topic_pause.lua writes it
+    field = f"paused_{verb}"  # lua/topic/topic_pause.lua writes it
     if field not in fields:
         return None
     since_ms, by, why = fields[field].split("\n", 2)

@@ -11,7 +11,7 @@
     body        the rest; for a collecting message a list of 4 bytes of length and a body each
 
 With eight bytes before it, a 100-byte body stays in the same allocation class of Redis.
-The twin of `lua/lib/record.lua`.
+The twin of `lua/lib/records/record.lua`.
 
 Large bodies: kept in a hash beside the records, written and read by plain commands.
 
@@ -22,7 +22,7 @@ message has the flag `LARGE` and ends with a reference instead of a body:
     size    4 bytes
     random  8 bytes; the body's name in the hash is the member, then these
 
-The twin of `lua/lib/large_bodies.lua`.
+The twin of `lua/lib/records/large_bodies.lua`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Retry policies: how long a failed message waits before it may be taken again.
 
 A policy becomes a ladder, the longest wait in ms before each retry, and a jitter, the share of a
-wait that is drawn at random. Ladder and jitter are stored with the slot, and `lua/lib/retry.lua`
-draws the wait of a message that nack or rollback gives back. `draw_wait_ms` draws in the same way
-for a policy of a handler or a message, whose wait a worker sends with its nack.
+wait that is drawn at random. Ladder and jitter are stored with the slot, and
+`lua/lib/settle/retry.lua` draws the wait of a message that nack or rollback gives back.
+`draw_wait_ms` draws in the same way for a policy of a handler or a message, whose wait a worker
+sends with its nack.
 
 Sources: full jitter after Brooker, "Exponential Backoff And Jitter" (2015),
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/; the default levels are

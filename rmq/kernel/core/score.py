@@ -1,7 +1,7 @@
 """Scores: the family of a StoreQueue member, and the fields of a receipt.
 
-The twin of `lua/lib/score.lua`, `lua/lib/timed_score.lua` and, for receipts,
-`lua/lib/receipt.lua`, which make the scores; `lua/README.md`, "Scores", describes them. The
+The twin of `lua/lib/scores/score.lua`, `lua/lib/scores/timed_score.lua` and, for receipts,
+`lua/lib/leases/receipt.lua`, which make the scores; `lua/README.md`, "Scores", describes them. The
 families follow a design published by Alibaba's Taobao team in 2021; here the fraction has the order
 of arrival and the state of a retry besides.
 """
@@ -32,7 +32,7 @@ Family = Literal["held", "retry", "priority", "timed"]
 def family(score: float) -> Family:
     """Return the family of a StoreQueue score."""
     if score < 0:
-        return "held"  # behind others of its group, in a lane: lua/lib/groups.lua
+        return "held"  # behind others of its group, in a lane: lua/lib/groups/groups.lua
     if score < PRIORITY_MIN:
         return "retry"
     return "priority" if score < PRIORITY_END else "timed"

@@ -16,7 +16,7 @@ from rmq.kernel.transport.steps import Flow, pipeline
 
 # Seconds: due now, within 1 and 5 and 15 minutes, 1 and 6 hours, 1 and 7 days.
 STEPS: tuple[Duration, ...] = (0, 60, 300, 900, 3600, 21_600, 86_400, 604_800)
-STEPS_MAX = 60  # as lua/due_counts.lua
+STEPS_MAX = 60  # as lua/topic/due_counts.lua
 
 
 class DueCount(NamedTuple):

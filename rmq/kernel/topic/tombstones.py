@@ -1,8 +1,9 @@
 """Remove the objects of offloaded bodies whose messages are gone.
 
-The script that removes such a record leaves a tombstone in the same moment (lua/lib/large_bodies),
-which is removed after the object. So an object is never removed before its record, and what a
-process that dies leaves is done by the next one. Removing twice does no harm.
+The script that removes such a record leaves a tombstone in the same moment
+(lua/lib/records/large_bodies), which is removed after the object. So an object is never removed
+before its record, and what a process that dies leaves is done by the next one. Removing twice does
+no harm.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _FIRST = ord(PLACES[0])
 
 
 def with_places(text: str, name: str) -> str:
-    """Return the text of an error with source files and lines: `lua/lib/record.lua:42`.
+    """Return the text of an error with source files and lines: `lua/lib/records/record.lua:42`.
 
     The text stays as it is if it names no line, or the sources are not those of the script.
 
@@ -65,7 +65,7 @@ class _Marks:
         """Return the text of a file without its header, its lines marked."""
         first = scripts.source(name).count("\n") - body.count("\n") + 1
         return "".join(
-            self._marked(line, f"lua/{name}.lua:{number}")
+            self._marked(line, f"lua/{scripts.path_of(name)}.lua:{number}")
             for number, line in enumerate(body.splitlines(keepends=True), first)
         )
 

@@ -141,8 +141,43 @@ def _part(name: str, mark: Mark | None) -> str:
 
 
 def source(name: str) -> str:
-    """A script as it stands in its file, with its header."""
-    return (directory() / f"{name}.lua").read_text(encoding="utf-8")
+    """Return the text of the file of a script or a library, with its header."""
+    return (directory() / f"{path_of(name)}.lua").read_text(encoding="utf-8")
+
+
+def path_of(name: str) -> str:
+    """Return the path of a script or a library in `lua/`, without `.lua`.
+
+    Args:
+        name: the verb of a script, which may be in any folder, or the path of a library.
+    """
+    return name if "/" in name else _paths().get(name, name)
+
+
+@functools.cache
+def _paths() -> dict[str, str]:
+    """Return the path of each script, by its verb; libraries and composed texts are no scripts.
+
+    Raises:
+        ValueError: two folders have a script of one name.
+    """
+    lua = directory()
+    found: dict[str, str] = {}
+    folders = [(lua, "")]
+    folders += [
+        (entry, f"{entry.name}/")
+        for entry in lua.iterdir()
+        if entry.is_dir() and entry.name not in ("lib", COMPOSED)
+    ]
+    for folder, prefix in folders:
+        for entry in folder.iterdir():
+            verb = entry.name.removesuffix(".lua")
+            if verb == entry.name:
+                continue
+            if verb in found:
+                raise ValueError(f"{found[verb]} and {prefix}{verb} are two scripts of one name")
+            found[verb] = prefix + verb
+    return found
 
 
 def expanded(text: str, known: set[str] | None = None, mark: Mark | None = None) -> str:
@@ -330,6 +365,5 @@ def _code() -> bytes:
 
 
 def names() -> list[str]:
-    """The verbs, in alphabetical order."""
-    files = (entry.name for entry in directory().iterdir())
-    return sorted(name.removesuffix(".lua") for name in files if name.endswith(".lua"))
+    """Return the verbs of all scripts, in alphabetical order."""
+    return sorted(_paths())

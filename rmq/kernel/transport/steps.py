@@ -17,7 +17,7 @@ POLL_S = 1.0  # a consumer that awaits signals also looks once in so long: a sig
 # A consumer that is subscribed looks at so many slots each time, in turn; else at all of them.
 LOOKS = 16
 # All slots are looked at once in so long, however many they are: well within the time for which
-# `next_ready` and `prepare` note that a consumer sleeps (lua/lib/wake.lua).
+# `next_ready` and `prepare` note that a consumer sleeps (lua/lib/wake/wake.lua).
 ROUND_S = 120.0
 
 

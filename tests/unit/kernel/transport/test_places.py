@@ -121,7 +121,9 @@ def test_every_line_of_every_script_has_the_tokens_of_its_source_line() -> None:
             text = scripts.load(name).text.splitlines()
             found = places._places_of(name, scripts.load(name).text)
             assert len(found) == len(text)
-            values = dict(ChainMap(*(constants_of[part] for part in scripts._sources(name))))
+            values = dict(
+                ChainMap(*(constants_of[scripts.path_of(part)] for part in scripts._sources(name)))
+            )
             for line, place in list(zip(text, found, strict=True))[2:]:  # after name and keys
                 assert bool(place) == bool(line.strip()), line
                 if not place or (line, place) in seen:

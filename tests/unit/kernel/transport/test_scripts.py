@@ -11,7 +11,7 @@ import pytest
 from rmq.kernel.transport import scripts
 
 ROOT = Path(__file__).parents[4]
-CACHES = (scripts.directory, scripts.load, scripts._body)
+CACHES = (scripts.directory, scripts.load, scripts._body, scripts._paths)
 
 
 @pytest.fixture
@@ -59,11 +59,25 @@ def test_an_edit_of_a_source_is_seen_at_once(checkout: Path, edited: str) -> Non
 
 
 def edit(checkout: Path, part: str, before: str, after: str) -> None:
-    path = checkout / "lua" / f"{part}.lua"
+    path = checkout / "lua" / f"{scripts.path_of(part)}.lua"
     text = path.read_text()
     assert before in text
     path.write_text(text.replace(before, after))
     scripts._body.cache_clear()
+
+
+def test_a_script_is_found_by_its_name_in_any_folder(checkout: Path) -> None:
+    assert scripts.path_of("ack") == "ack"
+    assert scripts.path_of("query_take") == "queries/query_take"
+    assert scripts.source("query_take").startswith("--[[\nquery_take: ")
+    assert not {"check", "wake"} & set(scripts.names())
+
+
+def test_two_scripts_of_one_name_are_refused(checkout: Path) -> None:
+    shutil.copy(checkout / "lua/ack.lua", checkout / "lua/groups/ack.lua")
+
+    with pytest.raises(ValueError, match="two scripts of one name"):
+        scripts.names()
 
 
 def test_keys_have_their_declared_names_in_a_script_and_in_its_libraries(checkout: Path) -> None:
@@ -96,8 +110,8 @@ def test_a_script_without_a_key_that_a_library_reads_is_refused(checkout: Path) 
 def test_a_script_needs_no_key_of_functions_that_it_does_not_call(checkout: Path) -> None:
     keys, _ = scripts.keys_of("withdraw")
 
-    assert "lib/credits" in scripts._sources("withdraw")
-    assert "store" in scripts._keys_read_by("lib/credits")
+    assert "lib/wake/credits" in scripts._sources("withdraw")
+    assert "store" in scripts._keys_read_by("lib/wake/credits")
     assert "store" not in keys
     assert scripts.final_text("withdraw")
 

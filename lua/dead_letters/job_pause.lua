@@ -1,0 +1,12 @@
+--[[
+job_pause: pause a job until job_resume. Its current batch is finished.
+
+ARGV[1]   now_us         ''    or a test's time
+Returns   {1 done | 0 it does not run | -1 there is no such job, the server's time in epoch ms}
+Cost      O(1)
+Atomic    One state for another. A second run finds it paused.
+]]
+--- @keys job
+--- @include "lib/clock"
+--- @include "lib/dead_letters/jobs"
+return change_state('running', 'paused', clock(ARGV[1]))

@@ -1,0 +1,79 @@
+--[[
+redrive_settle: remove dead letters that are stored in another topic, and let go of those that were refused there. The last of
+three steps, after redrive_hold and redrive_send.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3..] pairs of member and token (21 bytes), and s stored there or r refused there; at most 1000 pairs
+Returns   a letter for each: 1 removed, r let go of, 0 not in the DeadQueue, or not held under this token
+Cost      O(n log L)
+Atomic    Only a dead letter is removed that is held under the token that was stored, so one that died again stays. Its number is
+          accounted for, and if its sender keeps its id, that is remembered as settled, and for 30 days as gone to another topic.
+          Works while Redis is at maxmemory. Sent twice with one number, it gives the first answer.
+]]
+--- @keys slot dead records failures audit bodies settled0 settled1 arrivals
+--- @include "lib/dead_letters/arrivals"
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/records/drop_for_good"
+--- @include "lib/dead_letters/holds"
+--- @include "lib/member"
+--- @include "lib/replay"
+--- @include "lib/settle/settled"
+--- @include "lib/writes"
+local now = clock(ARGV[1])
+local before = replayed(ARGV[2])
+if before then
+  return before
+end
+local created, audited, chunk, dedup_ms, settled_turn = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk',
+  'dedup_ms', 'settled_turn'))
+if not created then
+  fail('GONE', slot)
+end
+if #ARGV < 4 or #ARGV > 2002 or #ARGV % 2 == 1 then
+  fail('ARG', 'count')
+end
+redis.call('HLEN', records)
+redis.call('HLEN', failures)
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
+redis.call('ZCARD', arrivals)
+local window, turn = tonumber(dedup_ms or 0), tonumber(settled_turn)
+if window > 0 then
+  check_settled_sets(window, turn, now)
+end
+local letters, stored, let_go, seen = {}, {}, {}, {}
+for i = 3, #ARGV, 2 do
+  local entry, letter = ARGV[i], '0'
+  local id, token = string.sub(entry, 1, MEMBER), string.sub(entry, MEMBER + 1)
+  if #entry ~= MEMBER + 8 or (ARGV[i + 1] ~= 's' and ARGV[i + 1] ~= 'r') then
+    fail('ARG', 'entry')
+  end
+  local died = not seen[id] and redis.call('ZSCORE', dead, id)
+  if died and hold_of(id, died) == token then
+    seen[id] = true
+    letter = ARGV[i + 1] == 's' and '1' or 'r'
+    local removed = letter == '1' and stored or let_go
+    removed[#removed + 1] = id
+  end
+  letters[#letters + 1] = letter
+end
+if #stored + #let_go > 0 then
+  allow_oom(dead)
+  drop_holds(let_go)
+  if #stored > 0 then
+    redis.call('ZREM', dead, unpack(stored))
+    drop_for_good(audited, tonumber(chunk), stored, now, true)
+    redis.call('HINCRBY', slot, 'redriven', #stored)
+    local kept = kept_ids(stored)
+    if kept then
+      if window > 0 then
+        remember_settled(window, turn, now, kept)
+      end
+      note_departures(now, kept)
+    end
+  end
+  remember(ARGV[2], now, table.concat(letters))
+end
+return table.concat(letters)

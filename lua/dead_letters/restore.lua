@@ -1,0 +1,57 @@
+--[[
+restore: put dead letters from the trash back into the DeadQueue, with their time of death unless they would soon be dropped.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3..] members, at most 1000, 13 bytes each
+Returns   a letter for each: 1 restored, 0 not in the trash
+Cost      O(n log L)
+Atomic    Where the topic drops dead letters after a time, a letter that has less than a day of it left, or of all of it, if
+          that is shorter, gets so much: its time of death becomes later. So the next `tidy` does not drop what was restored.
+          A letter is in the trash or in the DeadQueue. Works while Redis is at maxmemory. Sent twice with one number, it gives
+          the first answer.
+]]
+--- @keys slot dead trash deaths
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/replay"
+--- @include "lib/dead_letters/trash"
+--- @include "lib/writes"
+local now = clock(ARGV[1])
+local before = replayed(ARGV[2])
+if before then
+  return before
+end
+local created, dead_retention_ms = unpack(redis.call('HMGET', slot, 'created', 'dead_retention_ms'))
+if not created then
+  fail('GONE', slot)
+end
+if #ARGV < 3 or #ARGV > 1002 then
+  fail('ARG', 'count')
+end
+redis.call('ZCARD', dead)
+redis.call('HLEN', deaths)
+local retention = tonumber(dead_retention_ms or 0)
+local earliest = retention > 0 and now - retention + math.min(retention, DAY_MS) or 0
+local letters, ids, add, seen = {}, {}, {}, {}
+for i = 3, #ARGV do
+  local id = ARGV[i]
+  local letter = '0'
+  if not seen[id] and redis.call('ZSCORE', trash, id) then
+    letter = '1'
+    seen[id] = true
+    ids[#ids + 1] = id
+    local died = tonumber(redis.call('HGET', deaths, id) or now)
+    add[#add + 1], add[#add + 2] = string.format('%.0f', math.max(died, earliest)), id
+  end
+  letters[#letters + 1] = letter
+end
+if #ids > 0 then
+  allow_oom(trash)
+  redis.call('ZREM', trash, unpack(ids))
+  redis.call('HDEL', deaths, unpack(ids))
+  redis.call('ZADD', dead, unpack(add))
+  count_trash()
+  remember(ARGV[2], now, table.concat(letters))
+end
+return table.concat(letters)

@@ -1,0 +1,74 @@
+--[[
+trash: put dead letters into the trash, from where they can be restored for a time, or delete them.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
+ARGV[3]   keep_ms              how long they can be restored; 0: they are deleted for good now
+ARGV[4]   died_by        ''    or epoch ms: only those that died until then
+ARGV[5..] members, at most 1000, 13 bytes each
+Returns   a letter for each: 1 done, 0 not in the DeadQueue, or died later, m left there: on its way to another topic
+Cost      O(n log L)
+Atomic    Only dead letters move, with their time of death; record and failure stay. Works while Redis is at maxmemory. Sent
+          twice with one number, it gives the first answer.
+]]
+--- @keys slot dead trash deaths records failures audit bodies
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/replay"
+--- @include "lib/dead_letters/trash"
+--- @include "lib/writes"
+local now = clock(ARGV[1])
+local keep = whole_number(ARGV[3], 0, SPAN_MOST_MS, 'keep_ms')
+local before = replayed(ARGV[2])
+if before then
+  return before
+end
+local created, audited, chunk, holds = unpack(redis.call('HMGET', slot, 'created', 'audited', 'chunk', 'holds'))
+if not created then
+  fail('GONE', slot)
+end
+if #ARGV < 5 or #ARGV > 1004 then
+  fail('ARG', 'count')
+end
+local is_held
+if holds then
+  --- @include "lib/dead_letters/holds"
+  is_held = hold_of
+end
+local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')
+redis.call('ZCARD', trash)
+redis.call('HLEN', deaths)
+redis.call('HLEN', records)
+redis.call('HLEN', failures)
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
+local letters, ids, add, died_at, seen = {}, {}, {}, {}, {}
+for i = 5, #ARGV do
+  local id = ARGV[i]
+  local died = not seen[id] and redis.call('ZSCORE', dead, id)
+  local letter = '0'
+  if died and tonumber(died) <= died_by then
+    letter = is_held and is_held(id, died) and 'm' or '1'
+    if letter == '1' then
+      seen[id] = true
+      ids[#ids + 1] = id
+      add[#add + 1], add[#add + 2] = now + keep, id
+      died_at[#died_at + 1], died_at[#died_at + 2] = id, died
+    end
+  end
+  letters[#letters + 1] = letter
+end
+if #ids > 0 then
+  allow_oom(dead)
+  redis.call('ZREM', dead, unpack(ids))
+  if keep == 0 then
+    drop_for_good(audited, tonumber(chunk), ids, now)
+    redis.call('HINCRBY', slot, 'purged', #ids)
+  else
+    redis.call('ZADD', trash, unpack(add))
+    redis.call('HSET', deaths, unpack(died_at))
+    count_trash()
+  end
+  remember(ARGV[2], now, table.concat(letters))
+end
+return table.concat(letters)

@@ -1,0 +1,120 @@
+-- What a group's entry is made of, and what lib/groups/groups and lib/groups/group_alone have in common.
+--- @needs slot
+--- @include "lib/records/envelope"
+--- @include "lib/scores/score_ranges"
+local UNIT, ROUND_PART = 64, 0.6180339887498949 -- of virtual time in a round; places of groups in it are that far apart
+local GROUPS_RESTART = 1073741824 -- a quarter of what the scores of the largest priorities can order
+local LANES, LANE_STEP, LANE_TRIES = 2095104, 1294849, 100 -- 1023 * 2048; a prime number
+local NEAR_LANES = 262144 -- lanes that are tried first: Redis reads and writes their scores faster
+local LANE_PLACES = 2097152 -- 2^21 of each priority of a lane
+local LANE_FIRST = 1048576 -- the place of the first message in a lane: there is room before it
+-- Places of dead letters that are redriven to a stopped group: before LANE_FIRST, in the order of
+-- their redrive.
+local REDRIVEN_FIRST, REDRIVEN_END = 1024, 1047552
+local LANE_BYTES = 3 -- of the number of an older lane in an entry
+local PLACE_PARTS = 4503599627370496 -- 2^52: steps in the fraction of a double
+local UNGROUPED_MOST = 1000 -- messages without a group that are out
+local FRONT_MOST = 8 -- members
+local SINGLE, PAUSED_GROUP, HELD_BY_DEAD, MORE = 1, 2, 4, 8 -- flags of an entry; MORE: more is held than the front
+-- An entry: flags, finish, weight, the member that is out (or how many are, in two bytes), its
+-- priority. Then the largest priority that is held (0: nothing is held), the lane and its next place.
+-- At last the sizes of the share's name and of the front. Both follow, and then the numbers of older
+-- lanes, the oldest first.
+local GROUP_ENTRY, GROUP_ENTRY_BYTES = '>BdBc13I3I3I3I4BB', 38
+local MEMBER_AT = 11 -- position in an entry of the member that is out
+local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority; its value if nothing is held
+local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
+local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
+local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
+local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- as msgpack has it, and the one that rmq.Audit adds
+
+-- The score of a place in a lane, as text. lib/groups/groups describes it.
+--- @inline
+local function lane_score(lane, priority, place)
+  local score
+  score = string.format('%.17g', -math.ldexp(1 + lane % 2048 / 2048
+    + (priority * LANE_PLACES + LANE_PLACES - 1 - place) / PLACE_PARTS, math.floor(lane / 2048)))
+  return score
+end
+
+-- The tag in the score of a message that waits in a priority.
+local function tag_of(score)
+  local priority = math.floor(score)
+  local _, exponent = math.frexp(priority)
+  return (0.5 - (score - priority)) / math.ldexp(1, exponent - 53)
+end
+
+-- Move the virtual time of the slot on to the tag of a message that was taken, by its score.
+local function note_taken(score)
+  if score >= PRIORITY_MIN and score < PRIORITY_END then
+    local tag = tag_of(score)
+    if tag > tonumber(redis.call('HGET', slot, 'vtime') or 0) then
+      redis.call('HSET', slot, 'vtime', string.format('%.0f', tag))
+    end
+  end
+end
+
+-- The (group, weight, share or nil) in the value of the header. rmq/kernel/core/groups.py writes it: a name, or \1, weight, \1,
+-- share, \1 and the name.
+local function read_mark(text)
+  local weight, share, name = string.match(text, '^\1(%d+)\1([^\1]*)\1(.*)$')
+  return name, tonumber(weight), share ~= '' and share or nil
+end
+
+-- The (group, weight, share or nil) of a message whose headers begin there; '' and 1 where it has none. The header is the first
+-- one, or follows that of rmq.Audit.
+local function group_at(text, at)
+  at = at + 3 -- past the size of the headers and that of their map
+  if string.byte(text, at - 1) == 222 then
+    at = at + 2
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 1) == '\169rmq-audit' then
+    at = at + HEADER_BYTES + 1 + (string.byte(text, at + HEADER_BYTES) or 160) - 160
+  end
+  if string.sub(text, at, at + HEADER_BYTES - 1) ~= GROUP_HEADER then
+    return '', 1
+  end
+  at = at + HEADER_BYTES
+  local name
+  local kind, size, low = string.byte(text, at, at + 2)
+  if not size then -- the record is cut short
+    return '', 1
+  end
+  if kind == 218 then
+    name = string.sub(text, at + 3, at + 2 + size * 256 + (low or 0))
+  elseif kind == 217 then
+    name = string.sub(text, at + 2, at + 1 + size)
+  else
+    name = string.sub(text, at + 1, at + kind - 160)
+  end
+  if string.byte(name, 1) == 1 then
+    return read_mark(name)
+  end
+  return name, 1
+end
+
+-- The same of a message by its record.
+local function group_of(record)
+  local flags = string.byte(record or '', 1) or 0
+  if flags % 32 < HEADERS then
+    return '', 1
+  end
+  local at = flags % 16 == 0 and FIXED + 1 or headers_at(record)
+  if not at then
+    return '', 1
+  end
+  return group_at(record, at)
+end
+
+-- The same by the first byte of a record and what follows its acceptance number.
+local function group_of_rest(flags, rest)
+  if flags % 32 < HEADERS then
+    return '', 1
+  end
+  local at = 1 + (flags % 2 >= TIMED and 6 or 0) + (flags % 4 >= EXPIRES and 6 or 0)
+  if flagged(flags, MERGES) then
+    local a, b = string.byte(rest, at, at + 1)
+    at = at + 2 + (b and a * 256 + b or 0)
+  end
+  return group_at(rest, at)
+end

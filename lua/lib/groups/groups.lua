@@ -1,0 +1,544 @@
+--[[
+Groups: a limited number of messages of each group are *out*: they may be taken, or are in flight.
+The group's other messages are *held*. When a message that is out is settled, dead, cancelled or
+removed in another way, the group's next held message goes out.
+
+Held messages are in the StoreQueue with scores below 0, so no consumer takes them. A group that
+holds messages has a *lane*, a range of such scores. A score is a double. Its exponent and the first
+bits of its fraction say the lane:
+
+  -2^(lane / 2048) * (1 + f)       f: 11 bits of the lane, 20 of the priority, 21 of the place, inverted
+
+Within a lane, a larger priority has a lower score. Within a priority, an earlier message has a lower
+score. A group may hold messages of any number of priorities. If a lane has no place left, the group
+gets another lane. Messages of the older lane go first in their priority.
+
+A lane's number is used again when no message is in the lane. A message that is out has the score of
+its priority, with a tag as the fraction: the virtual time of start-time fair queueing (Goyal, Vin,
+Cheng, 1996). Each message moves the time of its group, or of the groups that share a key, on by
+UNIT / weight. The slot's time, the field `vtime`, is the tag of the last message that was taken. So
+every group gets its share, and a group that comes back begins one round behind.
+
+The entry of a group also has its first held messages, as far as they have one priority: the *front*.
+The next message then needs no search. The entry says the largest priority that is held. If the front
+is empty, that priority is an upper bound.
+
+The entry is the field `/<name>` of the slot's hash. It exists while a message of the group is out,
+and while the group is paused or held by a dead letter. A named share has `%<share>`. The field
+`groups` of the slot has the settings of all its groups. A slot without that field reads and writes
+none of this.
+
+A delayed message is in the StoreQueue by its due time and is not out. The retry of an ordered group
+is out, and the group waits for it.
+]]
+--- @needs slot store
+--- @include "lib/bounds"
+--- @include "lib/check"
+--- @include "lib/groups/group_alone"
+--- @include "lib/groups/lanes"
+--- @include "lib/member"
+--- @include "lib/scores/score"
+--- @include "lib/writes"
+local FEW_ADDED = 16 -- scores and members, of which fewer are added as they are
+
+-- What a script knows of the groups of a slot. `setting`: the field `groups` of the slot.
+local function open_groups(setting)
+  local most, ordered, hold = string.match(setting, '^(%d+):([01]):([01])$')
+  local vtime, lane, count = unpack(redis.call('HMGET', slot, 'vtime', 'lane', 'groups_made'))
+  return { most = tonumber(most), ordered = ordered == '1', hold_dead = hold == '1',
+    vtime = tonumber(vtime or 0), lane = tonumber(lane or 0), count = tonumber(count or 0), lane_was = lane, count_was = count,
+    entries = {}, touched = {}, shares = nil, changed = {}, add = {}, move = {}, pending = {}, departed = {},
+    departing = {}, died = {}, lost = {}, moved = 0, fresh = {}, firsts = {} }
+end
+
+-- Let the virtual time begin anew where it has gone far and no message waits that it orders.
+local function restart_groups(groups)
+  if groups.vtime > GROUPS_RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
+    groups.vtime, groups.restarts = 0, true
+  end
+end
+
+-- How many messages of a group may be out.
+local function most_of(groups, name)
+  return name == '' and UNGROUPED_MOST or groups.most
+end
+
+-- An entry from its text.
+local function parse_entry(groups, name, text)
+  local flags, finish, weight, member, priority, lane_priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
+  local at, out = GROUP_ENTRY_BYTES, 0
+  if flags % 2 == SINGLE then
+    out = member == NOBODY and 0 or 1
+  else
+    out = struct.unpack('>I2', member)
+  end
+  -- After counters have begun anew, `finish` is far ahead.
+  local latest = groups.vtime + UNIT / weight * (most_of(groups, name) + 2)
+  return { name = name, flags = flags, finish = finish < latest and finish or latest, weight = weight, out = out,
+    member = out == 1 and flags % 2 == SINGLE and member or nil, priority = priority,
+    lane_priority = lane_priority, lane = lane, place = place,
+    share = share > 0 and string.sub(text, at + 1, at + share) or nil,
+    front = string.sub(text, at + share + 1, at + share + front), others = string.sub(text, at + share + front + 1) }
+end
+
+-- The text of an entry.
+local function entry_text(entry)
+  local flags, share = entry.flags, entry.share or ''
+  local member = entry.member or flags % 2 == SINGLE and NOBODY or struct.pack('>I2', entry.out) .. NO_BYTES
+  return struct.pack(GROUP_ENTRY, flags, entry.finish, entry.weight, member, entry.priority, entry.lane_priority, entry.lane,
+    entry.place, #share, #entry.front) .. share .. entry.front .. entry.others
+end
+
+-- Read the entries of groups that are not known yet: texts, which entry_in reads.
+local function load_groups(groups, names)
+  local fields, missing, entries = {}, {}, groups.entries
+  for i = 1, #names do
+    local name = names[i]
+    if entries[name] == nil then
+      entries[name] = false
+      fields[#fields + 1], missing[#missing + 1] = '/' .. name, name
+    end
+  end
+  if #fields == 0 then
+    return
+  end
+  local texts = redis.call('HMGET', slot, unpack(fields))
+  for i = 1, #texts do
+    entries[missing[i]] = texts[i]
+  end
+end
+
+-- The entry of a group that was loaded, as a table; nil where it has none.
+local function entry_in(groups, name)
+  local entry = groups.entries[name]
+  if type(entry) == 'string' then
+    entry = parse_entry(groups, name, entry)
+    groups.entries[name] = entry
+  end
+  return entry or nil
+end
+
+-- Note that the entry of a group is to be written.
+local function touch(groups, name)
+  if not groups.touched[name] then
+    groups.touched[name] = true
+    groups.changed[#groups.changed + 1] = name
+  end
+end
+
+-- A new entry of a group.
+local function new_entry(groups, name, weight, share)
+  groups.count = groups.count + 1
+  local entry = { name = name, flags = most_of(groups, name) == 1 and SINGLE or 0, weight = weight, share = share, out = 0,
+    finish = groups.vtime + UNIT / weight * (1 + groups.count * ROUND_PART % 1), is_new = true,
+    priority = 0, lane_priority = 0, lane = 0, place = 0, front = '', others = '' }
+  groups.entries[name] = entry
+  return entry
+end
+
+-- What counts the virtual time of an entry with a share: that of all groups of the share.
+local function share_of(groups, entry)
+  groups.shares = groups.shares or { names = {} }
+  local share = groups.shares[entry.share]
+  if not share then
+    share = { finish = entry.finish, users = 0 }
+    local text = redis.call('HGET', slot, '%' .. entry.share)
+    if text then
+      local finish
+      finish, share.users = struct.unpack('>dI4', text)
+      share.finish = math.min(finish, groups.vtime + UNIT / entry.weight * (MOST + 1))
+    end
+    groups.shares[entry.share] = share
+    groups.shares.names[#groups.shares.names + 1] = entry.share
+  end
+  if entry.is_new and not entry.counted then
+    share.users, entry.counted = share.users + 1, true
+  end
+  return share
+end
+
+-- The tag of the next message of a group; its time, or that of its share, moves on.
+--- @inline
+local function next_tag(groups, entry)
+  local timer, now = entry, groups.vtime
+  if entry.share then
+    timer = share_of(groups, entry)
+  end
+  local finish, late = timer.finish, now - UNIT
+  timer.finish = (finish > late and finish or late) + UNIT / entry.weight
+  return math.floor(finish > now and finish or now)
+end
+
+-- Let a message go out: it may be taken. `add`: the list of those that are new in the StoreQueue, or of those that move there.
+local function go_out(groups, entry, add, id, priority)
+  local tag
+  tag = next_tag(groups, entry)
+  entry.out = entry.out + 1
+  if entry.flags % 2 == SINGLE then
+    entry.member, entry.priority = id, priority
+  end
+  add[#add + 1], add[#add + 2] = ordered_text(priority, tag), id
+  groups.moved, groups.pending[id] = groups.moved + 1, true
+  touch(groups, entry.name)
+end
+
+-- Hold a message behind all others of its priority. `first`: true puts it before them; 'redriven'
+-- puts it before them and behind earlier redriven messages.
+local function hold_back(groups, entry, id, priority, first)
+  local lane, place, score
+  if entry.lane_priority == 0 then
+    entry.lane, entry.place = free_lane(groups), LANE_FIRST
+  end
+  if first then
+    lane, place = place_before(groups, entry, priority, first == 'redriven')
+  else
+    lane, place = next_place(groups, entry)
+  end
+  score = lane_score(lane, priority, place)
+  note_held(entry, id, priority, first)
+  groups.add[#groups.add + 1], groups.add[#groups.add + 2] = score, id
+  touch(groups, entry.name)
+end
+
+-- Whether nothing of a group goes out.
+local function is_stopped(entry)
+  return entry.flags % MORE >= PAUSED_GROUP
+end
+
+-- Write what goes out of lanes. It is in the StoreQueue; should it not be, it does not come back.
+local function write_moves(groups)
+  local move = groups.move
+  for from = 1, #move, UNPACKED do
+    redis.call('ZADD', store, 'XX', unpack(move, from, math.min(#move, from + UNPACKED - 1)))
+  end
+  groups.move = {}
+end
+
+-- Write what goes into the StoreQueue, and return how many messages went out since the last time.
+local function write_members(groups)
+  local add, moved = groups.add, groups.moved
+  if #add >= FEW_ADDED then
+    add_many(store, add)
+  elseif #add > 0 then
+    redis.call('ZADD', store, unpack(add))
+  end
+  write_moves(groups)
+  groups.add, groups.moved, groups.pending = {}, 0, {}
+  return moved
+end
+
+-- Let a message come in before the head of its group, which waits and has a lower priority; return whether it was so.
+local function go_before(groups, entry, id, priority)
+  local head = entry.member
+  local score = groups.pending[head] and PRIORITY_MIN or tonumber(redis.call('ZSCORE', store, head) or 0)
+  if score < PRIORITY_MIN or score >= PRIORITY_END then
+    return false
+  end
+  groups.moved, groups.pending[head] = groups.moved - 1, nil
+  hold_back(groups, entry, head, entry.priority, true)
+  entry.member, entry.out = nil, 0
+  go_out(groups, entry, groups.add, id, priority)
+  return true
+end
+
+-- The step of the scores of a priority; that of the last one is remembered.
+--- @inline
+local function step_of(groups, priority)
+  if groups.priority ~= priority then
+    local _, exponent = math.frexp(priority)
+    groups.priority, groups.step = priority, math.ldexp(1, exponent - 53)
+  end
+  return groups.step
+end
+
+-- Let a message of an ordered group come in as most do; return whether it did. `text`: of its entry, or false.
+--- @inline
+local function enter_plainly(groups, name, text, id, priority)
+  local score, entry
+  if text then
+    local lane = 0
+    if string.sub(text, LANE_AT, LANE_AT + 2) == NO_LANE then
+      lane = free_lane(groups)
+    end
+    score, entry = held_entry(text, lane, id, priority)
+  else
+    local tag, step
+    groups.count = groups.count + 1
+    entry, tag = first_entry(groups.count, groups.vtime, id, priority, 1)
+    step = step_of(groups, priority)
+    score = tagged_text(priority, step, tag - tag % 1)
+    groups.moved, groups.pending[id] = groups.moved + 1, true
+  end
+  if score then
+    local add = groups.add
+    add[#add + 1], add[#add + 2] = score, id
+    groups.entries[name] = entry
+    touch(groups, name)
+  end
+  return score
+end
+
+-- Let a message of a group come in, new or due: it goes out, or is held behind those that are. Its entry was loaded.
+local function enter_group(groups, name, weight, share, id, priority)
+  local known = groups.entries[name]
+  if groups.most == 1 and weight == 1 and not share and name ~= '' and type(known) ~= 'table' and groups.vtime < GROUPS_RESTART then
+    local score
+    score = enter_plainly(groups, name, known, id, priority)
+    if score then
+      return
+    end
+  end
+  local entry = entry_in(groups, name) or new_entry(groups, name, weight, share)
+  entry.weight = weight
+  if share and not entry.share and entry.out == 0 and entry.lane_priority == 0 then -- paused before its first message
+    entry.share, entry.is_new = share, true
+  end
+  if entry.share and entry.is_new then
+    share_of(groups, entry) -- which counts it
+  end
+  local stopped = is_stopped(entry)
+  if entry.lane_priority == 0 and not stopped and entry.out < most_of(groups, name) then
+    go_out(groups, entry, groups.add, id, priority)
+  elseif stopped or not entry.member or priority <= math.max(entry.priority, entry.lane_priority)
+      or not go_before(groups, entry, id, priority) then
+    hold_back(groups, entry, id, priority)
+  end
+end
+
+-- Let a message come in that is new, or whose time has come. The retry of an ordered group has been out all the while.
+local function return_group(groups, name, weight, share, id, priority)
+  local entry = entry_in(groups, name)
+  if entry and entry.member == id and is_stopped(entry) then
+    entry.member, entry.out = nil, 0
+    hold_back(groups, entry, id, priority, true)
+  elseif entry and entry.member == id then
+    groups.add[#groups.add + 1], groups.add[#groups.add + 2] = ordered_text(priority, math.floor(groups.vtime)), id
+    groups.moved, groups.pending[id], entry.priority = groups.moved + 1, true, priority
+    touch(groups, name)
+  else
+    enter_group(groups, name, weight, share, id, priority)
+  end
+end
+
+-- Note that a message which was out is no more. `died`: it became a dead letter.
+local function leave_group(groups, name, id, died)
+  local left = groups.departed[name]
+  if not left then
+    groups.departed[name] = id
+    groups.departing[#groups.departing + 1] = name
+  elseif type(left) == 'string' then
+    groups.departed[name] = { left, id }
+  else
+    left[#left + 1] = id
+  end
+  if died then
+    groups.died[name], groups.unusual = groups.died[name] or id, groups.unusual or groups.hold_dead
+  end
+end
+
+-- Note that a message which was not out is no more. `died`: it became a dead letter.
+local function leave_lane(groups, name, id, died)
+  if not groups.departed[name] then
+    groups.departed[name] = {}
+    groups.departing[#groups.departing + 1] = name
+  end
+  groups.lost[name], groups.died[name], groups.unusual = true, groups.died[name] or died and id, true
+end
+
+-- Let held messages go out that are looked up, as many as `need`; fill the front again.
+local function go_out_of_lane(groups, entry, need)
+  local ids, priorities = first_held(groups, entry, need + FRONT_MOST + 1)
+  local count = math.min(need, #ids)
+  for i = 1, count do
+    go_out(groups, entry, groups.move, ids[i], priorities[i])
+  end
+  set_front(entry, ids, priorities, count + 1)
+end
+
+-- Let held messages of a group go out, as many as may.
+local function fill_group(groups, entry)
+  local need = most_of(groups, entry.name) - entry.out
+  while need > 0 and #entry.front > 0 do
+    local id = string.sub(entry.front, 1, MEMBER)
+    entry.front = string.sub(entry.front, MEMBER + 1)
+    go_out(groups, entry, groups.move, id, entry.lane_priority)
+    need = need - 1
+    if #entry.front == 0 and entry.flags < MORE then
+      clear_lane(entry)
+    end
+  end
+  if need > 0 and entry.lane_priority > 0 then
+    write_moves(groups) -- so that the lane has those no more that have gone out of it
+    go_out_of_lane(groups, entry, need)
+  end
+end
+
+-- Count a group that is empty no more as a user of its share.
+local function leave_share(groups, entry)
+  local share
+  share = share_of(groups, entry)
+  share.users = share.users - 1
+end
+
+-- What is to be written of shares: fields and values into `set`, fields into `gone`.
+local function write_shares(shares, set, gone)
+  for i = 1, #shares.names do
+    local name = shares.names[i]
+    local share = shares[name]
+    if share.users > 0 then
+      set[#set + 1], set[#set + 2] = '%' .. name, struct.pack('>dI4', share.finish, share.users)
+    else
+      gone[#gone + 1] = '%' .. name
+    end
+  end
+end
+
+-- What is to be written of the entries that have changed: fields and values, and the fields that go.
+local function changes_of(groups)
+  local set, gone, changed, entries = {}, {}, groups.changed, groups.entries
+  for i = 1, #changed do
+    local name = changed[i]
+    local entry = entries[name]
+    if type(entry) == 'string' then
+      set[#set + 1], set[#set + 2] = '/' .. name, entry
+    elseif entry and (entry.out > 0 or entry.lane_priority > 0 or is_stopped(entry)) then
+      set[#set + 1], set[#set + 2] = '/' .. name, entry_text(entry)
+      entry.is_new = nil
+    else
+      gone[#gone + 1] = '/' .. name
+      entries[name] = false
+      if entry and entry.share then
+        leave_share(groups, entry)
+      end
+    end
+  end
+  groups.changed, groups.touched = {}, {}
+  return set, gone
+end
+
+-- Write what has changed. Returns whether messages went out.
+local function write_groups(groups)
+  local moved, set, gone = write_members(groups), changes_of(groups)
+  if groups.shares then
+    write_shares(groups.shares, set, gone)
+    groups.shares = nil
+  end
+  if groups.restarts then
+    set[#set + 1], set[#set + 2], groups.restarts = 'vtime', 0, nil
+  end
+  if groups.lane ~= tonumber(groups.lane_was or 0) then
+    set[#set + 1], set[#set + 2] = 'lane', groups.lane
+    groups.lane_was = groups.lane
+  end
+  if groups.count ~= tonumber(groups.count_was or 0) then
+    set[#set + 1], set[#set + 2] = 'groups_made', groups.count
+    groups.count_was = groups.count
+  end
+  for from = 1, #set, UNPACKED do
+    redis.call('HSET', slot, unpack(set, from, math.min(#set, from + UNPACKED - 1)))
+  end
+  if #gone > 0 then
+    redis.call('HDEL', slot, unpack(gone))
+  end
+  return moved > 0
+end
+
+-- What a group becomes without those that have left it.
+local function reduce_group(groups, entry, left)
+  left = type(left) == 'string' and { left } or left
+  if entry.flags % 2 ~= SINGLE then
+    entry.out = math.max(0, entry.out - #left)
+  end
+  for i = 1, entry.member and #left or 0 do
+    if left[i] == entry.member then
+      entry.member, entry.out = nil, 0
+    end
+  end
+  if groups.lost[entry.name] then
+    look_up_front(groups, entry)
+  end
+  if groups.died[entry.name] and groups.hold_dead and entry.name ~= '' and entry.flags % MORE < HELD_BY_DEAD then
+    entry.flags = entry.flags + HELD_BY_DEAD
+    redis.call('HINCRBY', slot, 'groups_held', 1)
+    redis.call('HSET', slot, '!' .. entry.name, groups.died[entry.name])
+  end
+end
+
+-- Let the next one of a group go out where one message has left, as most do; return whether it was so.
+--- @inline
+local function follow_plainly(groups, name, text, id)
+  local done, entry, following, priority, tag
+  done, entry, following, priority, tag = entry_without(text, groups.vtime, id)
+  if done then
+    groups.entries[name] = entry or false
+    touch(groups, name)
+  end
+  if following then
+    local step, score
+    step = step_of(groups, priority)
+    score = tagged_text(priority, step, tag)
+    local move = groups.move
+    move[#move + 1], move[#move + 2], groups.moved = score, following, groups.moved + 1
+  end
+  return done
+end
+
+-- Let the next ones go out for all that has left. Returns whether messages went out.
+local function settle_groups(groups)
+  local names = groups.departing
+  load_groups(groups, names)
+  for i = 1, #names do
+    local name = names[i]
+    local text, left = groups.entries[name], groups.departed[name]
+    if not text and groups.died[name] and groups.hold_dead and name ~= '' then
+      text = new_entry(groups, name, 1) -- a delayed message has died: none of the group was out
+    end
+    local done = not text
+    if text and type(text) == 'string' and type(left) == 'string' and not groups.unusual then
+      done = follow_plainly(groups, name, text, left)
+    end
+    if not done then
+      local entry = entry_in(groups, name)
+      reduce_group(groups, entry, left)
+      touch(groups, name)
+      if not is_stopped(entry) then
+        fill_group(groups, entry)
+      end
+    end
+  end
+  groups.departed, groups.departing = {}, {}
+  return write_groups(groups)
+end
+
+-- Give a waiting message another priority, which its record has already. One that is out keeps its tag.
+local function change_priority(setting, record, id, score, priority)
+  local groups = open_groups(setting)
+  local name, weight, share = group_of(record)
+  load_groups(groups, { name })
+  local entry = entry_in(groups, name)
+  if score < 0 then
+    enter_group(groups, name, weight, share, id, priority)
+    write_members(groups)
+    entry = entry_in(groups, name)
+    look_up_front(groups, entry)
+  elseif score >= PRIORITY_MIN then
+    redis.call('ZADD', store, ordered_text(priority, math.floor(math.max(0, tag_of(score)))), id)
+  end
+  if entry and entry.member == id then
+    entry.priority = priority
+    touch(groups, entry.name)
+  end
+  write_groups(groups)
+end
+
+-- Let a dead letter come in again as a new message. If its group is stopped, hold it before all that was not redriven.
+local function redrive_group(groups, record, id, priority)
+  local name, weight, share = group_of(record)
+  load_groups(groups, { name })
+  local entry = entry_in(groups, name)
+  if entry and is_stopped(entry) then
+    hold_back(groups, entry, id, priority, 'redriven')
+  else
+    enter_group(groups, name, weight, share, id, priority)
+  end
+end

@@ -1,0 +1,38 @@
+--[[
+Receipts of deliveries, which are the scores of the PrepareQueue: deadline s * 1000 + retries remaining + (delivery number mod
+2048) / 2048. Their Python twin is rmq/kernel/core/score.py.
+
+The deadline says how long the receipt holds:
+
+  below 3e9   a lease of its own, which ends then
+  3e9 + n     the shared lease n (lib/leases/shared_leases)
+  4e9         it is held by a query (lib/query)
+]]
+local DELIVERY_CYCLE = 2048 -- so many deliveries that follow each other differ in the fraction
+local DELIVERY_UNIT = 48828125 -- 1e11 / 2048: eleven decimals are exact
+local SHARED, SHARED_MOST = 3000000000, 900000000 -- the year 2065, and numbers of leases
+local FAR = 4000000000 -- the year 2096
+local RECOUNTED = 43 -- '+' before `max_retries` of a slot: it was changed, so each delivery says the retries that it has left
+
+-- The receipt of a delivery, as text: Redis writes a number of Lua with fewer digits.
+--- @inline
+local function receipt_text(deadline, left, delivery)
+  return string.format('%d.%011d', deadline * 1000 + left, delivery % DELIVERY_CYCLE * DELIVERY_UNIT)
+end
+
+-- Receipts and ids in turn, as ZADD takes them, of deliveries whose numbers begin with `first`. `retries_left`: nil, or by position
+-- the retries that remain to messages that have failed before.
+--- @inline
+local function receipts_of(ids, n, deadline, first, max_retries, retries_left)
+  local receipts, fresh = {}, string.format('%d.%%011d', deadline * 1000 + max_retries) -- of a message that has not failed
+  for i = 1, n do
+    local left, fraction = retries_left and retries_left[i], (first + i - 1) % DELIVERY_CYCLE * DELIVERY_UNIT
+    if left and left < max_retries then
+      receipts[2 * i - 1] = string.format('%d.%011d', deadline * 1000 + left, fraction)
+    else
+      receipts[2 * i - 1] = string.format(fresh, fraction)
+    end
+    receipts[2 * i] = ids[i]
+  end
+  return receipts
+end

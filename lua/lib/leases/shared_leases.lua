@@ -1,0 +1,60 @@
+--[[
+Shared leases: one lease for all deliveries that a worker process has of a slot.
+
+A lease has a number; `leases` holds when each ends. The deadline in the receipts of its deliveries is SHARED + number, a
+time that never comes, so they are one range of the PrepareQueue, and renewing the lease changes none of them. An
+end of 0 says that the lease is being given back, and can be renewed no more.
+
+`leases_until` of the slot is when the first lease ends, of a query or shared; never later. Where it is earlier than the first
+end, the next rollback corrects it.
+]]
+--- @needs slot queries leases
+--- @include "lib/check"
+--- @include "lib/leases/receipt"
+
+-- The range of scores that the deliveries of a lease have.
+local function range_of(number)
+  return string.format('%.0f', (SHARED + number) * 1000), string.format('(%.0f', (SHARED + number + 1) * 1000)
+end
+
+-- The end of the shared lease that a receipt is of, epoch ms; '' where it has a deadline of its own, or a query holds it.
+local function shared_end(receipt)
+  local number = math.floor(receipt / 1000) - SHARED
+  if number < 1 or number > SHARED_MOST then
+    return ''
+  end
+  return math.floor(tonumber(redis.call('ZSCORE', leases, string.format('%d', number)) or 0))
+end
+
+-- Note when the first lease ends, of a query or shared.
+local function note_first_end()
+  local first_query = redis.call('ZRANGE', queries, 0, 0, 'WITHSCORES')
+  local first_shared = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
+  local first = math.min(tonumber(first_query[2] or math.huge), tonumber(first_shared[2] or math.huge))
+  if first < math.huge then
+    redis.call('HSET', slot, 'leases_until', string.format('%.0f', first))
+  else
+    redis.call('HDEL', slot, 'leases_until')
+  end
+end
+
+-- The (number, end) of a shared lease for a take: the lease of that number, or a new one where it is gone or 0 is given. Less than
+-- half of the lease may be left only after a pause, since its worker renews it; then the take renews it.
+local function lease_for_take(number, lease_end, lease, now, until_ms)
+  if number == 0 or lease_end <= 0 then
+    -- By the clock, not by a counter: that of a slot which lost its last second, or was created anew, would give numbers
+    -- again that workers still have. These come again after ten days.
+    number, lease_end = now % SHARED_MOST + 1, 0
+    while redis.call('ZSCORE', leases, string.format('%d', number)) do
+      number = number % SHARED_MOST + 1
+    end
+  end
+  if lease_end - now < lease / 2 then
+    lease_end = now + lease
+    redis.call('ZADD', leases, lease_end, string.format('%d', number))
+    if not until_ms or lease_end < until_ms then
+      redis.call('HSET', slot, 'leases_until', string.format('%.0f', lease_end))
+    end
+  end
+  return number, lease_end
+end

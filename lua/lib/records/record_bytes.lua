@@ -1,0 +1,21 @@
+-- Reading and writing parts of a record.
+--- @include "lib/bounds"
+--- @include "lib/records/record"
+
+-- The priority of a record, by its head; 0 for a timed message without one.
+local function priority_of(record)
+  local _, a, b, c = string.byte(record, 1, 4)
+  return a * 65536 + b * 256 + c
+end
+
+-- The number in the six bytes at this place of a text.
+local function read48(text, at)
+  local a, b, c, d, e, f = string.byte(text, at, at + 5)
+  return ((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f
+end
+
+-- The six bytes of a number.
+local function write48(n)
+  local high = math.floor(n / WORD)
+  return struct.pack('>I2I4', high, n - high * WORD)
+end

@@ -1,0 +1,44 @@
+-- Making room in a full slot whose topic drops the lowest priority.
+--- @needs slot store records failures merge audit bodies
+--- @include "lib/records/drop_for_good"
+--- @include "lib/records/record_bytes"
+--- @include "lib/scores/score_ranges"
+--- @include "lib/member"
+
+-- A function that drops messages of the lowest priorities that wait to be taken at once, all below those of the new messages:
+-- `added` has ids and records, or their heads, in turn. nil where that makes no room for them. A slot that holds more than its
+-- share (leases came back, or the topic has another max_length) shrinks by 1000 at a time. Everything is read and checked here;
+-- the function only writes.
+local function plan_drop_lowest(excess, added, now)
+  local least, timed_priority = PRIORITY_END, tonumber(redis.call('HGET', slot, 'timed_priority') or PRIORITY_END)
+  for i = 2, #added, 2 do
+    local priority = priority_of(added[i])
+    least = math.min(least, priority > 0 and priority or timed_priority)
+  end
+  local lowest = redis.call('ZRANGEBYSCORE', store, PRIORITY_MIN, '(' .. least, 'LIMIT', 0, math.min(excess, 1000))
+  if #lowest < math.min(excess, #added / 2) then
+    return nil
+  end
+  --- @include "lib/records/envelope"
+  local unmerged = {}
+  redis.call('HLEN', failures)
+  redis.call('HLEN', bodies)
+  local audited = redis.call('ZCARD', audit) > 0
+  if redis.call('HLEN', merge) > 0 then
+    for i = 1, #lowest do
+      local _, _, key = envelope(redis.call('HGET', records, lowest[i]) or '')
+      local entry = key and redis.call('HGET', merge, key)
+      if entry and string.sub(entry, 1, MEMBER) == lowest[i] then
+        unmerged[#unmerged + 1] = key
+      end
+    end
+  end
+  return function()
+    redis.call('ZREM', store, unpack(lowest))
+    if #unmerged > 0 then
+      redis.call('HDEL', merge, unpack(unmerged))
+    end
+    drop_for_good(audited, 100, lowest, now)
+    redis.call('HINCRBY', slot, 'dropped', #lowest)
+  end
+end

@@ -1,0 +1,159 @@
+--[[
+Failure entries: the last attempt to handle a message, and the attempts before it. The Python twin is rmq/kernel/core/failure.py.
+
+The failures hash has an entry for each message that has failed, beside its record:
+
+  byte 1      deliveries left; 0 when dead
+  byte 2      deliveries made since the message was sent, or redriven
+  byte 3      reason: f failed, l lease expired, r rejected, u undecodable, x message expired, n no handler, d redriven
+  byte 4      flags: 1 earlier attempts follow; 8 the details are those of an earlier attempt
+  bytes 5-10  when, epoch ms
+  flag 1      2 bytes: attempts since the message was sent; 1: the items that follow; 2: their bytes; the items
+  rest        details: the consumer's error, msgpack of [error, traceback, worker]
+
+Items are earlier attempts, the newest first. Each is a byte of its reason, a byte of flags, 6 bytes of its time, and
+then error, traceback and worker, each with 2 bytes of length before it and without what a flag leaves out:
+1, 2, 4: it is that of the item before, or of the entry; 16: so is the traceback but for its last lines, which are the
+error; 8 as above. Expired and redriven are no attempts: they have no number.
+
+A damaged entry is read as UNREADABLE: one attempt, in 1970, with the error "unreadable".
+]]
+--- @needs failures
+--- @include "lib/settle/failures"
+--- @include "lib/records/record_bytes"
+local DETAILS_BYTES = 65536 -- are kept of the details of an attempt
+local KEPT_MOST, HISTORY_BYTES = 50, 8192
+local TEXT_BYTES = { 1024, 2048, 256 } -- of the error, the traceback and the worker of an item
+-- A call of Redis costs as much as the rest of a failure, so entries are read and written many at a time. Each has up to 72 KiB.
+local ENTRIES_AT_ONCE = 64
+local UNREADABLE = '\0\1f\0\0\0\0\0\0\0\146\170unreadable\160'
+
+-- The parts of an entry: when, flags, details, attempts since the message was sent, how many items, items.
+local function read_entry(entry)
+  if is_damaged(entry) then
+    entry = UNREADABLE
+  end
+  local at, flags = string.sub(entry, 5, 10), string.byte(entry, 4)
+  if flags % 2 == 0 then
+    return at, flags, string.sub(entry, 11), string.byte(entry, 2), 0, ''
+  end
+  local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
+  return at, flags, string.sub(entry, 16 + bytes), attempts, kept, string.sub(entry, 16, 15 + bytes)
+end
+
+-- Error, traceback and worker. Details that are not as consumers write them are all error.
+local function texts_of(details)
+  local readable, texts = pcall(cmsgpack.unpack, details)
+  if not readable or type(texts) ~= 'table' then
+    return { details, '', '' }
+  end
+  for i = 1, 3 do
+    if type(texts[i]) ~= 'string' then
+      texts[i] = ''
+    end
+  end
+  return texts
+end
+
+-- A traceback without its last lines, where those are the error; else nil.
+local function frames_of(texts)
+  local text, traceback = texts[1], texts[2]
+  if #text > 0 and #text <= TEXT_BYTES[1] and string.sub(traceback, -#text - 1) == text .. '\n' then
+    return string.sub(traceback, 1, -#text - 2)
+  end
+end
+
+-- The flags and texts of an attempt that becomes an item before which an attempt with `newer` details stands.
+local function item_texts(newer, details)
+  if newer == details then
+    return 7, ''
+  end
+  local flags, kept, after, texts = 0, '', texts_of(newer), texts_of(details)
+  for i = 1, 3 do
+    if after[i] == texts[i] then
+      flags = flags + 2 ^ (i - 1)
+    elseif i == 2 and frames_of(texts) and frames_of(texts) == frames_of(after) then
+      flags = flags + 16
+    else
+      -- Where a traceback ends tells more than where it begins.
+      local text = i == 2 and string.sub(texts[i], -TEXT_BYTES[i]) or string.sub(texts[i], 1, TEXT_BYTES[i])
+      kept = kept .. struct.pack('>I2', #text) .. text
+    end
+  end
+  return flags, kept
+end
+
+-- The newest items that are within the limits, and how many.
+local function newest_items(items)
+  local kept, at = 0, 1
+  while kept < KEPT_MOST and at <= #items do
+    local flags, next_at = string.byte(items, at + 1) or 7, at + 8
+    for i = 0, 2 do
+      if math.floor(flags / 2 ^ i) % 2 == 0 and (i ~= 1 or flags < 16) then
+        local high, low = string.byte(items, next_at, next_at + 1)
+        next_at = next_at + 2 + (high or 0) * 256 + (low or 0)
+      end
+    end
+    if next_at > HISTORY_BYTES + 1 then
+      break
+    end
+    kept, at = kept + 1, next_at
+  end
+  return string.sub(items, 1, at - 1), kept
+end
+
+-- The entry of a message after this attempt. `entry`: its entry until now, or false. `details`: false: those of the attempt
+-- before, for want of others.
+local function failure_entry(entry, left, made, reason, details, now)
+  local own, head = details and 0 or 8, string.char(left, made) .. reason
+  if not entry then
+    return head .. '\0' .. write48(now) .. (details or '')
+  end
+  if is_damaged(entry) then
+    entry = UNREADABLE
+  end
+  local former_made, former_reason, flags = string.byte(entry, 2, 4)
+  if flags == 1 and details and reason ~= 'l' and reason ~= 'd' then
+    -- Mostly an error comes again and again: then the entry stays as it is, with one item more.
+    local attempts, kept, bytes = struct.unpack('>I2BI2', entry, 11)
+    if kept < KEPT_MOST and bytes + 8 <= HISTORY_BYTES and string.sub(entry, 16 + bytes) == details then
+      attempts = math.max(0, math.min(65535, attempts - former_made + made))
+      return head .. '\1' .. write48(now) .. struct.pack('>I2BI2BB', attempts, kept + 1, bytes + 8, former_reason, 7)
+        .. string.sub(entry, 5, 10) .. string.sub(entry, 16)
+    end
+  end
+  local at, before, attempts, kept, items
+  at, flags, before, attempts, kept, items = read_entry(entry)
+  details = details or before
+  if reason == 'l' and former_reason == 108 and former_made == made then
+    own = flags - flags % 8 -- query_rollback has noted this delivery, with the time
+  else
+    local item_flags, texts = item_texts(details, before)
+    items, kept = string.char(former_reason, item_flags + flags - flags % 8) .. at .. texts .. items, kept + 1
+    if kept > KEPT_MOST or #items > HISTORY_BYTES then
+      items, kept = newest_items(items)
+    end
+    at = write48(now)
+  end
+  if kept == 0 then
+    return head .. string.char(own) .. at .. details
+  end
+  if reason ~= 'd' then
+    attempts = math.max(0, math.min(65535, attempts - former_made + made))
+  end
+  return head .. string.char(own + 1) .. at .. struct.pack('>I2BI2', attempts, kept, #items) .. items .. details
+end
+
+-- Note for several deliveries or messages that they have failed in the same way. `lefts`: the deliveries left of each.
+local function note_failures(ids, lefts, max_retries, reason, details, now)
+  for first = 1, #ids, ENTRIES_AT_ONCE do
+    local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
+    local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
+    for i = first, last do
+      noted[#noted + 1] = ids[i]
+      local made = math.max(0, max_retries - lefts[i] + 1)
+      noted[#noted + 1] = failure_entry(entries[i - first + 1], lefts[i], made, reason, details, now)
+    end
+    redis.call('HSET', failures, unpack(noted))
+  end
+end

@@ -1,0 +1,107 @@
+--[[
+query_fail: fail single messages of a batch that a query holds: give them back for a retry, or send them to the DeadQueue.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   channel              where sleeping consumers of the topic listen
+ARGV[3]   index                the slot's index, sent to the consumers that are woken
+ARGV[4]   reason               f failed: each costs a retry; r rejected: to the DeadQueue at once
+ARGV[5..] n numbers in the log, each higher than the one before, within 4000; their n members (13 bytes each); for each its
+          wait_ms: until the retry, '' for the topic's policy; and for each the error (at most 64 KiB)
+Returns   a letter for each: r goes back for a retry, d dead; R or D: an earlier call has done that; 0 the query does not hold it
+Cost      O(L / 500 + s + n log M), L = ids in the log, s = numbers from the first to the last, M = members of the slot; n is at
+          most 1000. In a slot in order also reading their records
+Atomic    A message moves in the step that marks its number, so no second call moves it, whoever makes it. Its id stays in the
+          log, so the batch is replayed with it; query_settle drops both. Only what was handed out under that number moves,
+          and what the query still holds: no owner is asked, since a task of any driver may say so. The first write frees
+          memory. A second run finds the marks, and changes nothing.
+]]
+--- @keys slot store prepare records dead failures audit bodies query querylog querymarks
+--- @include "lib/bounds"
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/query"
+--- @include "lib/writes"
+local now, now_us = clock(ARGV[1])
+local reason, n = ARGV[4], (#ARGV - 4) / 4
+if reason ~= 'f' and reason ~= 'r' then
+  fail('ARG', 'reason')
+end
+if n < 1 or n > MOST or n % 1 > 0 then
+  fail('ARG', 'messages')
+end
+local numbers, waits = {}, {}
+for i = 1, n do
+  numbers[i] = whole_number(ARGV[4 + i], i > 1 and numbers[i - 1] + 1 or 1, NUMBER_MOST, 'number')
+  local wait = ARGV[4 + 2 * n + i]
+  waits[i] = wait ~= '' and whole_number(wait, 0, WAIT_MOST_MS, 'wait_ms')
+end
+if numbers[n] - numbers[1] >= QUERY_MOST then
+  fail('ARG', 'number')
+end
+local members = { unpack(ARGV, 5 + n, 4 + 2 * n) }
+local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
+  'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms', 'ordered', 'blocked', 'audited'))
+if not created then
+  fail('GONE', slot)
+end
+local state = read_query()
+local first, tail, expired_to = log_range(state, 0)
+local low, high, handed = math.max(numbers[1], first + 1), math.min(numbers[n], tail), tonumber(state[READ] or 0)
+local page = low <= high and redis.call('LRANGE', querylog, low - first - 1, high - first - 1) or {}
+local marked = read_marks(numbers[1], numbers[n])
+local scores = redis.call('ZMSCORE', prepare, unpack(members))
+redis.call('ZCARD', store)
+redis.call('HLEN', records)
+redis.call('ZCARD', dead)
+redis.call('HLEN', failures)
+redis.call('HLEN', bodies)
+if audited then
+  redis.call('ZCARD', audit)
+end
+local letters, positions, ids, receipts, details, held_waits = {}, {}, {}, {}, {}, {}
+for i = 1, n do
+  local number, score = numbers[i], scores[i]
+  letters[i] = '0'
+  if page[number - low + 1] == members[i] then
+    if marked[number] then
+      letters[i] = string.upper(string.match(marked[number], '%a'))
+    elseif number > expired_to and number <= handed and score and tonumber(score) >= FAR * 1000 then
+      local m = #ids + 1
+      positions[m], ids[m], receipts[m], held_waits[m] = i, members[i], score, waits[i]
+      details[m] = ARGV[4 + 3 * n + i]
+    end
+  end
+end
+if #ids == 0 then
+  return table.concat(letters)
+end
+local outcomes = {}
+if reason == 'f' then
+  --- @include "lib/settle/fail_deliveries"
+  outcomes = fail_deliveries(ids, receipts, details, 'f', held_waits, max_retries, ladder, jitter, retention, ordered,
+    audited, now, now_us)
+  signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
+else
+  --- @include "lib/dead_letters/dead_letters"
+  --- @include "lib/take/in_order"
+  --- @include "lib/groups/leave_groups"
+  --- @include "lib/wake/wake"
+  local mades = {}
+  for m = 1, #ids do
+    mades[m], outcomes[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1), 'd'
+    details[m] = string.sub(details[m], 1, DETAILS_BYTES)
+  end
+  local bring_up = leaving_groups(ids, true)
+  redis.call('ZREM', prepare, unpack(ids))
+  add_dead(audited, ids, now, mades, 'r', details, tonumber(retention))
+  local moved = bring_up and bring_up()
+  if unblock(blocked, now) or moved and is_awaited(waiting, now) then
+    wake(ARGV[2], ARGV[3])
+  end
+end
+widen(failures) -- query_settle asks it for every message of the batch
+add_marks(numbers, positions, outcomes, receipts)
+for m = 1, #ids do
+  letters[positions[m]] = outcomes[m]
+end
+return table.concat(letters)

@@ -1,0 +1,88 @@
+--[[
+query_reject: send messages that a query holds to the DeadQueue, from the beginning of its log. `store` is read and
+written in a slot with groups, whose next messages go out.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   run                  of the query: 32 hex digits
+ARGV[3]   owner                1 to 200 bytes: which process runs the query
+ARGV[4]   channel              where sleeping consumers of the topic listen
+ARGV[5]   index                the slot's index, sent to the consumers that are woken
+ARGV[6]   upto                 up to this number
+ARGV[7]   limit                1 to 1000
+ARGV[8]   details              the error for the failure entries, at most 64 KiB
+Returns   {how many were rejected, how many have left the log, ms the other owner has left, the other owner}: the last
+          two only where another owner runs the query, and nothing was done. Fewer than the limit have left where no more
+          are up to there
+Cost      O(k log L), k = limit, L = members of the slot
+Atomic    A message leaves the log in the step that rejects it: one that is redriven later, and taken again, is there
+          once. A message whose lease expired, that somebody else holds, or that query_fail took out, only leaves the log.
+          The first write frees memory. A second run goes on.
+]]
+--- @keys slot prepare records dead failures audit query querylog bodies querymarks store
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/writes"
+--- @include "lib/dead_letters/dead_letters"
+--- @include "lib/wake/wake"
+--- @include "lib/take/in_order"
+--- @include "lib/groups/leave_groups"
+--- @include "lib/query"
+local now = clock(ARGV[1])
+check_names(ARGV[2], ARGV[3])
+local upto, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'upto'), whole_number(ARGV[7], 1, MOST, 'limit')
+local created, max_retries, dead_retention_ms, blocked, audited = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
+  'dead_retention_ms', 'blocked', 'audited'))
+if not created then
+  fail('GONE', slot)
+end
+local state = read_query()
+local left, other = other_owner(state, ARGV[3], now)
+local first, tail, expired_to = log_range(state, 0)
+if other then
+  return { 0, 0, left, other }
+end
+local size = math.max(0, math.min(limit, math.min(upto, tail) - first))
+local page = size > 0 and redis.call('LRANGE', querylog, 0, size - 1) or {}
+local scores = size > 0 and redis.call('ZMSCORE', prepare, unpack(page)) or {}
+local done, marked = tonumber(state[SETTLED] or 0), read_marks(first + 1, first + size)
+redis.call('HLEN', records)
+redis.call('ZCARD', dead)
+redis.call('HLEN', failures)
+redis.call('HLEN', bodies)
+redis.call('ZCARD', prepare)
+if audited then
+  redis.call('ZCARD', audit)
+end
+local held_ids, retries_left = {}, {}
+for i = 1, #page do
+  local score = scores[i] and tonumber(scores[i])
+  if first + i > expired_to and not marked[first + i] and score and score >= FAR * 1000 then
+    held_ids[#held_ids + 1] = page[i]
+    retries_left[#held_ids] = math.floor(score % 1000)
+  end
+end
+allow_oom(prepare)
+if #held_ids > 0 then
+  local bring_up = leaving_groups(held_ids, true)
+  redis.call('ZREM', prepare, unpack(held_ids))
+  local mades = {}
+  for m = 1, #held_ids do
+    mades[m] = math.max(1, tonumber(max_retries) - retries_left[m] + 1)
+  end
+  add_dead(audited, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES), tonumber(dead_retention_ms))
+  local moved = bring_up and bring_up()
+  if unblock(blocked, now) then
+    wake(ARGV[4], ARGV[5])
+  elseif moved then
+    wake_sleepers(now, ARGV[4], ARGV[5])
+  end
+end
+if size > 0 then
+  redis.call('LTRIM', querylog, size, -1)
+  drop_marks(first + size)
+end
+local ends = size > 0 and first + size or math.min(upto, tail)
+if ends > done then
+  redis.call('HSET', query, 'settled', ends)
+end
+return { #held_ids, size }

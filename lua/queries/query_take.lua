@@ -1,0 +1,112 @@
+--[[
+query_take: take messages for a query. They move to the PrepareQueue, and to the end of the query's log.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   run                  of the query: 32 hex digits
+ARGV[3]   owner                1 to 200 bytes: which process runs the query
+ARGV[4]   lease_ms             1000 to 43 200 000: its messages go back when nobody has renewed the lease for so long
+ARGV[5]   from                 the newest number that the caller knows
+ARGV[6]   limit                1 to 4000
+ARGV[7]   bytes                0: any; or no more than so many bytes of records, but one message in any case
+ARGV[8]   created              the topic's stamp as the caller opened it; another stamp is an error
+Returns   {how many messages the query holds beyond `from`, the newest number, 1 if there may be more to take just now,
+          1 if leases expired and want a rollback, 2 more if one of them is of a query or shared, bytes of the records
+          that were taken, where `bytes` asks for it, ms the other owner has left, the other owner}: the last two only
+          where another owner runs the query, and nothing was done
+Cost      O(k log L), k = limit. Records are read where messages may expire or merge, where the slot has a limit or is in
+          order, and where `bytes` asks for it: then at most 1000 are taken and 4 MiB read, with a limit for each key
+          three times that
+Atomic    Where numbers beyond `from` were given out, nothing is taken, even if their leases have expired: a command sent
+          twice, and a caller that died before it could note its messages, find the same messages again or none.
+          Numbers are used twice only where query_release gave them back. All that is read is read and checked before
+          anything moves. The first write needs no memory. A slot that has no record any more is noted as one without
+          messages that expire.
+]]
+--- @keys slot store prepare records dead failures merge audit query querylog queries bodies rates
+--- @include "lib/bounds"
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/take/delivery_numbers"
+--- @include "lib/query"
+--- @include "lib/slot_fields"
+--- @include "lib/take/take_messages"
+--- @include "lib/writes"
+local FRESH = 0.9 -- a lease that has so much left is not renewed
+local now, now_us = clock(ARGV[1])
+local run, owner = ARGV[2], ARGV[3]
+check_names(run, owner)
+local lease = whole_number(ARGV[4], LEASE_LEAST_MS, LEASE_MOST_MS, 'lease_ms')
+local from = whole_number(ARGV[5], 0, NUMBER_MOST, 'from')
+local limit = whole_number(ARGV[6], 1, QUERY_MOST, 'limit')
+local most_bytes = whole_number(ARGV[7], 0, NUMBER_MOST, 'bytes')
+local fields = read_take_fields('no_expiry') -- in the place of a session: the log answers a call that is repeated
+local no_expiry = fields[SESSION]
+if fields[CREATED] ~= ARGV[8] then
+  fail(fields[CREATED] and 'ANEW' or 'GONE', slot)
+end
+local state = read_query()
+local first, tail, expired_to = log_range(state, from)
+local held = tail - math.max(expired_to, from)
+local left, other = other_owner(state, owner, now)
+if other then
+  return { held, tail, 0, 0, 0, left, other }
+end
+local lease_end = tonumber(redis.call('ZSCORE', queries, run) or 0)
+if tail > from then -- it was taken, and the caller does not know
+  return { held, tail, 1, 0, 0 }
+end
+local in_flight = redis.call('ZCARD', prepare)
+local takes, delivery = tonumber(fields[TAKES] or 0) + 1, tonumber(fields[DELIVERED] or 0) + 1
+local n, _, _, more, ids, taken, retries_left = take_messages(fields, takes, limit, false, now, false, most_bytes, no_expiry)
+local bits, bytes = 0, 0
+if n < limit then
+  local expired = redis.call('ZCOUNT', prepare, '-inf', string.format('(%.0f', now - now % 1000 + 1000))
+  local long_expired = fields[LEASES_UNTIL] and tonumber(fields[LEASES_UNTIL]) <= now
+  bits = (expired > 0 and 1 or 0) + (long_expired and 2 or 0)
+end
+if n == 0 then
+  if not no_expiry and redis.call('HLEN', records) == 0 then
+    allow_oom(prepare)
+    redis.call('HSET', slot, 'no_expiry', 1)
+  end
+  return { 0, tail, more and 1 or 0, bits, 0 }
+end
+if most_bytes > 0 then
+  --- @include "lib/records/large_bodies"
+  for i = 1, n do
+    bytes = bytes + #taken[i] + (is_large(taken[i]) and large_size(taken[i]) or 0)
+  end
+end
+if delivery > BY_CLOCK then
+  delivery = number_by_clock(delivery, now_us)
+end
+local holds, max_retries, receipts = tail > expired_to, tonumber(fields[MAX_RETRIES]), {}
+local page = holds and tonumber(state[PAGE] or 0) + 1 or 1
+if fields[ORDERED] then -- what is given back takes its old place, and only the number of its delivery says which
+  receipts = receipts_of(ids, n, FAR + page, delivery, max_retries, retries_left)
+else
+  local fresh = receipt_text(FAR + page, max_retries, delivery)
+  for i = 1, n do
+    local receipt = fresh
+    if retries_left and retries_left[i] then
+      receipt = receipt_text(FAR + page, retries_left[i], delivery)
+    end
+    receipts[2 * i - 1], receipts[2 * i] = receipt, ids[i]
+  end
+end
+add_many(prepare, receipts, in_flight)
+redis.call('RPUSH', querylog, unpack(ids))
+if not holds then
+  redis.call('PERSIST', query)
+  if first < tail then -- there are ids whose lease expired
+    redis.call('PERSIST', querylog)
+  end
+end
+redis.call('HSET', query, 'tail', tail + n, 'page', page, 'owner', owner)
+if lease_end - now < FRESH * lease then
+  lease_end = now + lease
+  redis.call('ZADD', queries, lease_end, run)
+end
+local until_ms = math.min(lease_end, tonumber(fields[LEASES_UNTIL] or lease_end)) -- where it is too early, a rollback corrects it
+redis.call('HSET', slot, 'delivered', delivery + n - 1, 'takes', takes, 'leases_until', string.format('%.0f', until_ms))
+return { n, tail + n, more and 1 or 0, bits, bytes }

@@ -1,0 +1,64 @@
+--[[
+tidy: drop dead letters past the topic's retention, those in the trash whose time has come, settled ids past its dedup
+window, answers to callers that were silent for minutes, full buckets of a limit for each key, and old notes of messages that went
+to another topic. Let groups go on that wait for messages which somebody deleted by hand.
+
+ARGV[1]   now_us         ''    or a test's time
+ARGV[2]   limit                1 to 1000 dead letters, and as many buckets and notes of each kind
+Returns   {how many dead letters were dropped, also from the trash; 1 if the limit left something to drop, else 0}
+Cost      O(n log L), n = limit, L = messages of the slot; the entries of about 100 groups are read, in turn. Redis frees
+          the ids in another thread
+Atomic    Types are checked before the first write, and no write needs memory. A second run goes on.
+]]
+--- @keys slot records dead failures settled0 settled1 audit bodies trash deaths rates arrivals store prepare
+--- @include "lib/dead_letters/arrivals"
+--- @include "lib/check"
+--- @include "lib/clock"
+--- @include "lib/dead_letters/dead_letters"
+--- @include "lib/take/key_limits"
+--- @include "lib/replay"
+--- @include "lib/settle/settled"
+--- @include "lib/dead_letters/trash"
+--- @include "lib/writes"
+local now = clock(ARGV[1])
+local limit = whole_number(ARGV[2], 1, MOST, 'limit')
+local created, dead_retention_ms, dedup_ms, settled_turn, audited, chunk, grouped = unpack(redis.call('HMGET', slot,
+  'created', 'dead_retention_ms', 'dedup_ms', 'settled_turn', 'audited', 'chunk', 'groups'))
+if not created then
+  fail('GONE', slot)
+end
+redis.call('HLEN', records)
+redis.call('ZCARD', dead)
+redis.call('HLEN', failures)
+redis.call('SCARD', settled0)
+redis.call('SCARD', settled1)
+redis.call('ZCARD', audit)
+redis.call('HLEN', bodies)
+redis.call('ZCARD', trash)
+redis.call('HLEN', deaths)
+redis.call('ZCARD', rates)
+redis.call('ZCARD', arrivals)
+redis.call('ZCARD', store)
+redis.call('ZCARD', prepare)
+local window, last_turn = tonumber(dedup_ms), tonumber(settled_turn)
+allow_oom(dead) -- the sweep of a slot with many sessions may begin with a field that is added
+if last_turn then
+  local forgotten = forgotten_sets(window, last_turn, now)
+  if forgotten then
+    redis.call('UNLINK', unpack(forgotten))
+  end
+end
+sweep_sessions(now, 100)
+local more = forget_full_buckets(now, limit)
+more = forget_arrivals(now, limit) or more
+if grouped then
+  --- @include "lib/groups/lost_members"
+  free_groups(grouped)
+end
+local dropped = empty_trash(audited, tonumber(chunk), now, limit)
+local retention = tonumber(dead_retention_ms)
+if retention > 0 and dropped < limit then
+  dropped = dropped
+    + drop_old_dead(audited, now - retention, now, limit - dropped)
+end
+return { dropped, (more or dropped == limit) and 1 or 0 }
