@@ -69,6 +69,39 @@ def test_a_replacement_has_dependencies_and_clean_up_of_its_own(broker: Broker) 
     assert seen == [(1, "fake"), "closed"]
 
 
+def test_a_plain_generator_replaces_an_async_one(broker: Broker) -> None:
+    def fake() -> Iterator[str]:
+        yield "fake"
+        seen.append("closed")
+
+    topic = broker.client.topic("t")
+    topic.handler(handle_async)
+    topic.send(1)
+    with overriding(real_async, fake):
+        broker.drain(raises=True)
+
+    assert seen == [(1, "fake"), "closed"]
+
+
+def test_a_plain_generator_in_place_of_an_async_one_hides_no_error(broker: Broker) -> None:
+    def swallowing() -> Iterator[str]:
+        try:
+            yield "fake"
+        except ZeroDivisionError:
+            seen.append("swallowed")
+
+    async def failing(body: int, db: Annotated[str, rmq.Depends(real_async)]) -> None:
+        1 // body
+
+    topic = broker.client.topic("t", retry="immediate", max_retries=0)
+    topic.handler(failing)
+    topic.send(0)
+    with overriding(real_async, swallowing), pytest.raises(ZeroDivisionError):
+        broker.drain(raises=True)
+
+    assert seen == ["swallowed"]
+
+
 def test_an_async_replacement_of_a_plain_handlers_is_refused(broker: Broker) -> None:
     async def fake() -> str:
         return "fake"

@@ -29,7 +29,10 @@ def _arguments(node: Node, values: Values, delivery: DeliveryData | None) -> dic
 
 
 def open_node(
-    stack: ExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
+    stack: ExitStack | AsyncExitStack,
+    node: Node,
+    values: Values,
+    delivery: DeliveryData | None = None,
 ) -> None:
     """Make the value of a plain node; its clean-up goes on the stack."""
     value = node.make(**_arguments(node, values, delivery))
@@ -48,11 +51,11 @@ async def open_node_async(
     stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
 ) -> None:
     """Do as `open_node`, in an event loop."""
+    if not node.is_async:  # a test has replaced an async dependency with a plain one
+        open_node(stack, node, values, delivery)
+        return
     value = node.make(**_arguments(node, values, delivery))
-    if not node.is_async:
-        if node.is_manager:  # a plain one that a test has put in the place of an async one
-            stack.enter_context(value)
-    elif node.is_manager:
+    if node.is_manager:
         manager: AbstractAsyncContextManager[Any] = value
         value = await manager.__aenter__()
 
