@@ -1,7 +1,7 @@
 """Open the dependencies of handlers around each run.
 
 A dependency sees the error of the run that it was opened for, and cannot hide it: the error decides
-how the message is settled. What the clean-up itself raises takes its place.
+how the message is settled. An error of the clean-up itself replaces it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_node(
     values: Values,
     delivery: DeliveryData | None = None,
 ) -> None:
-    """Make the value of a plain node; its clean-up goes on the stack."""
+    """Make the value of a plain node, and push its clean-up on the stack."""
     value = node.make(**_arguments(node, values, delivery))
     if node.is_manager:
         manager: AbstractContextManager[Any] = value
@@ -51,7 +51,7 @@ async def open_node_async(
     stack: AsyncExitStack, node: Node, values: Values, delivery: DeliveryData | None = None
 ) -> None:
     """Do as `open_node`, in an event loop."""
-    if not node.is_async:  # a test has replaced an async dependency with a plain one
+    if not node.is_async:  # a test has replaced an async function with a plain function
         open_node(stack, node, values, delivery)
         return
     value = node.make(**_arguments(node, values, delivery))
@@ -72,8 +72,8 @@ class RunScope:
     """Calls a handler with its dependencies, opened for one run.
 
     Args:
-        dependencies: those of the handler.
-        process_values: the values of the dependencies that live as long as the process.
+        dependencies: Dependencies of the handler.
+        process_values: Values of the dependencies that live as long as the process.
     """
 
     def __init__(self, dependencies: Dependencies, process_values: Values) -> None:
