@@ -1,11 +1,10 @@
 """Write the blocking classes of RMQ: of each class AsyncX of a module, a class X without `await`.
 
-python -m tools.blocking            write them anew, as `make fmt` does
-python -m tools.blocking --check    fail where one is stale, as `make lint` does
+python -m tools.blocking            write them again, as `make fmt` does
+python -m tools.blocking --check    fail if a generated file is stale, as `make lint` does
 
-`admin.py` is written by hand and has the async classes, and whatever else it needs; the classes of
-`admin_blocking.py` come from it, and import the rest of it. docs/decisions/0059-written-once.md
-says why.
+People write `admin.py`: it has the async classes. This tool makes the classes of
+`admin_blocking.py` from it; all else is imported. docs/decisions/0059-written-once.md says why.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ SOURCES = (
     "rmq.kernel.transport.sentinel",
     "rmq.worker.runner",
 )
-# What blocking code imports instead; all other names only lose their "Async".
+# Names of blocking code, by the async name; all other names only lose their "Async".
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
@@ -57,7 +56,7 @@ NAMES = {
 }  # fmt: skip
 MODULES = {"rmq.kernel.transport.asyncio": "rmq.kernel.transport.blocking"}
 _ASYNC_CLASS = re.compile(r"\bAsync(?=[A-Z])")
-# What comments and docstrings say of asyncio, and of threads instead.
+# Words about asyncio in comments and docstrings, and the words about threads.
 _PROSE = (
     (re.compile(r"`async (with|for)\b"), r"`\1"),
     (re.compile(r"\btask(s?)( of one event loop)?\b"), r"thread\1"),

@@ -1,10 +1,10 @@
-"""Draw the pictures of the pages: an SVG beside each source in docs/pictures.
+"""Draw the pictures of the pages: an SVG next to each source in docs/pictures.
 
 python -m tools.pictures            draw those whose source has changed, as `make pictures` does
 python -m tools.pictures /bin/d2    with another D2, where the one of pip does not run
 
-D2 draws them (docs/decisions/0063): colors for light and dark pages in one SVG, which says of what
-text it was made. tests/unit/test_pictures.py compares that with the sources, without D2.
+D2 draws them (docs/decisions/0063): one SVG has colors for light and dark pages, and a mark of its
+source text. tests/unit/test_pictures.py compares the marks with the sources, without D2.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sources(folder: Path = FOLDER) -> list[Path]:
 
 
 def mark_of(source: Path) -> str:
-    """Return the comment by which the SVG of a source is known."""
+    """Return the comment in an SVG that identifies its source."""
     text = f"{STYLE}{LIGHT} {DARK}\n{source.read_text()}"
     return f"<!-- {source.name} {hashlib.sha256(text.encode()).hexdigest()[:16]} -->"
 

@@ -1,9 +1,8 @@
 """Make a release: `make release VERSION=0.2.0`.
 
-Writes the version and the date into the files that have them, builds wheel and sdist into dist/,
-installs the wheel into a new environment and asks it for its version, then commits and tags.
-Nothing leaves this machine: pushing and publishing are the owner's, and the last lines say how.
-If a step fails, the files are as they were.
+It writes the version and the date into their files, and builds wheel and sdist into dist/. It
+installs the wheel into a new environment, checks the version there, then commits and tags. It does
+not push or publish: the last lines that it prints say how. If a step fails, all files are restored.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNRELEASED = "## Unreleased"
-# File, and what stands before and behind the version in it.
+# File, and the text before and after the version in it.
 PLACES = (
     ("pyproject.toml", '\nversion = "', '"'),
     ("rmq/kernel/core/packages.py", '\nVERSION = "', '"'),
@@ -54,7 +53,7 @@ def prepare(root: Path, version: str, day: str) -> None:
     """Write a version and the day of its release into the files.
 
     Raises:
-        Refused: it is none, is older than the last one, or nothing has changed since.
+        Refused: The version is malformed or older than the last release, or nothing has changed.
     """
     if _parts(version) < _parts(current(root)):
         raise Refused(f"VERSION: {version} is older than {current(root)}, which the files have")
@@ -127,7 +126,7 @@ def release(version: str) -> None:
 
 
 def main() -> int:
-    """Release what was asked for; return the exit code."""
+    """Make the release that the command line names; return the exit code."""
     if len(sys.argv) != 2 or not sys.argv[1]:
         print("usage: make release VERSION=0.2.0", file=sys.stderr)
         return 2
