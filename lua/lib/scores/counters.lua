@@ -11,7 +11,7 @@ local RESTART = 1073741824 -- a quarter of what the scores of the largest priori
 --- @inline
 local function restarted_order(order)
   if order > RESTART and redis.call('ZCOUNT', store, PRIORITY_MIN, '(' .. PRIORITY_END) == 0 then
-    order = 0
+    return 0
   end
   return order
 end
@@ -20,7 +20,7 @@ end
 --- @inline
 local function restarted_front(front)
   if front < -RESTART and redis.call('ZCOUNT', store, '-inf', '(' .. TIMED_MIN) == 0 then
-    front = 0
+    return 0
   end
   return front
 end

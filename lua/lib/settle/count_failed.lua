@@ -5,11 +5,12 @@
 --- @inline
 local function count_failed()
   local failed = redis.call('HLEN', failures)
-  if failed > 0 then
-    failed = failed - redis.call('ZCARD', dead)
-    if failed > 0 then
-      failed = failed - tonumber(redis.call('HGET', slot, 'trashed') or 0)
-    end
+  if failed == 0 then
+    return failed
   end
-  return failed
+  failed = failed - redis.call('ZCARD', dead)
+  if failed <= 0 then
+    return failed
+  end
+  return failed - tonumber(redis.call('HGET', slot, 'trashed') or 0)
 end

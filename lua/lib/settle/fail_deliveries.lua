@@ -99,10 +99,10 @@ local function fail_deliveries(ids, receipts, details, reason, wait, max_retries
     write_places(places)
   end
   local moved = bring_up and bring_up()
-  local any_paused = false
-  if dead_count < #ids or moved then
-    any_paused = note_given_back()
+  if dead_count == #ids and not moved then
+    return letters, dead_count
   end
+  local any_paused = note_given_back()
   if any_paused then
     --- @include "lib/groups/group_stops"
     hold_given_back(ids)

@@ -51,8 +51,7 @@ local function release_deliveries(held_ids, receipts, places, wait, max_retries,
   else
     redis.call('HSET', slot, 'front', first)
   end
-  local any_paused
-  any_paused = note_given_back()
+  local any_paused = note_given_back()
   if any_paused then
     --- @include "lib/groups/group_stops"
     hold_given_back(held_ids)
