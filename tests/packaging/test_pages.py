@@ -20,6 +20,7 @@ __all__ = ["built"]
 
 ROOT = Path(__file__).parents[2]
 CHECKOUT = ("rmq", "lua", "spark_connector", "pyspark_rmq", "pyproject.toml", "README.md", "cli.py")
+CHECKOUT += ("tools",)  # the build composes the scripts
 CHECKOUT += ("constraints.txt",)  # the lock may be missing
 
 README = "README.md"
