@@ -24,6 +24,7 @@ OF_NO_TOPIC = ("leader_renew", "leader_release")
 SECTIONS = ("ARGV", "Returns", "Cost", "Atomic")
 QUEUES = ("store", "prepare", "dead")  # one of them is the key `queue` of a script
 ORDER = [*keys.TYPES, scripts.ALL_KEYS]  # of the keys in a line @needs
+BYTES_MOST = 1_340_000  # of all scripts together: Redis keeps them, and a new server loads them
 SCANS = ("KEYS", "SCAN", "HSCAN", "SSCAN", "ZSCAN", "RANDOMKEY", "FLUSHALL", "FLUSHDB", "SELECT")
 # By library, how many calls may be refused.
 PCALLS = {
@@ -182,6 +183,13 @@ def test_every_library_piece_is_used():
     used = {part for text in texts for part in re.findall(r'@include "(lib/[\w/]+)"', text)}
 
     assert used == set(LIBRARY)
+
+
+def test_sent_texts_of_all_scripts_have_a_limit():
+    texts = [scripts.load(verb).text for verb in NAMES]
+
+    assert sum(map(len, texts)) <= BYTES_MOST
+    assert not any(line.startswith(" ") for text in texts for line in text.splitlines())
 
 
 def test_script_loads_and_is_known_by_its_sha(raw):

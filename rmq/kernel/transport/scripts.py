@@ -73,6 +73,7 @@ _INCLUDE = re.compile(rf'( *)--- @include "([a-z0-9_/]+)"{END}')
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 _KEYS = re.compile(r"^--- @keys ([a-z0-9_ ]+?)( \.\.\.)?\n", re.MULTILINE)
 _NEEDS = re.compile(r"^--- @needs ([a-z0-9_ ]+)\n", re.MULTILINE)
+_INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 _STRING = re.compile(STRING)
 # A function, or a table that is empty at first, and how far it is indented.
@@ -291,11 +292,14 @@ def _is_read(key: str, plain: str) -> bool:
 def final_text(name: str, mark: Mark | None = None) -> str:
     """Compose a script as it is sent: one text, without all that it does not need.
 
+    Lines stay as they are, without their indentation.
+
     Args:
         name: the verb.
         mark: Ends each line of a file with a character of `PLACES`, for `places.py`.
     """
-    return f"-- rmq {name}\n" + bound(name, pruned(inlined(composed(name, mark))))
+    text = bound(name, pruned(inlined(composed(name, mark))))
+    return f"-- rmq {name}\n" + _INDENTATION.sub("", text)
 
 
 @functools.cache
