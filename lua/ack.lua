@@ -63,8 +63,9 @@ if known and created and #ARGV == RUNS_FROM + 3 and not blocked and not audited 
         redis.call('HDEL', records, id)
         redis.call('ZREM', prepare, id)
         if following then
-          local following_score, _, exponent = nil, math.frexp(priority)
-          following_score = tagged_text(priority, math.ldexp(1, exponent - 53), tag)
+          --- @include "lib/scores/score_text"
+          local step = score_step(priority)
+          local following_score = score_text(priority, 0.5 - tag * step)
           redis.call('ZADD', store, 'XX', following_score, following)
           redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, number .. ':' .. seconds .. ':1', '/' .. name,
             entry)

@@ -16,6 +16,7 @@ therefore remembers when it is a repetition.
 ]]
 --- @needs slot
 --- @include "lib/check"
+--- @include "lib/session"
 local KEPT_S = 300
 local SWEPT = 5 -- fields at each new session: five come for one that goes. An answer may have 13 KB, and each is read whole
 
@@ -45,7 +46,9 @@ end
 
 -- The value of a session's field: when, in 10 digits, and the answer.
 local function kept_answer(number, now, answer)
-  return string.format('%s:%010d:', number, now / 1000) .. answer
+  local seconds = string.format('%010d', now / 1000)
+  local value = session_answer(number, seconds, answer)
+  return value
 end
 
 -- Look at some fields of the slot, and remove sessions that were silent for long.

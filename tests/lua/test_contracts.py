@@ -20,6 +20,7 @@ from tests.lua.lua_names import read_chunk
 NAMES = scripts.names()
 LUA = Path(str(scripts.directory()))
 LIBRARY = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.glob("lib/**/*.lua"))
+ALONE = sorted(str(path.relative_to(LUA).with_suffix("")) for path in LUA.glob("alone/*.lua"))
 OF_NO_TOPIC = ("leader_renew", "leader_release")
 SECTIONS = ("ARGV", "Returns", "Cost", "Atomic")
 QUEUES = ("store", "prepare", "dead")  # one of them is the key `queue` of a script
@@ -114,6 +115,8 @@ def test_no_argument_beyond_the_documented_is_read():
         with case(verb):
             text = scripts.source(verb)
             body = code(text)
+            if f"alone/{verb}" in ALONE:
+                body += code(scripts.source(f"alone/{verb}"))
             documented = {
                 int(n) for n in re.findall(r"^ARGV\[(\d+)(?:\.\.)?\]", header(verb), re.M)
             }
@@ -136,7 +139,7 @@ def test_every_script_has_a_test_file():
 
 
 def test_script_keeps_the_rules_of_the_house():
-    for verb in [*NAMES, *LIBRARY]:
+    for verb in [*NAMES, *ALONE, *LIBRARY]:
         with case(verb):
             text = scripts.source(verb)
 
@@ -170,7 +173,10 @@ def test_script_keeps_the_rules_of_the_house():
 def test_every_include_is_there_and_none_is_left_unexpanded():
     for verb in NAMES:
         with case(verb):
-            for part in re.findall(r"@include \"([^\"]+)\"", scripts.source(verb)):
+            whole = scripts.source(verb)
+            if f"alone/{verb}" in ALONE:
+                whole += scripts.source(f"alone/{verb}")
+            for part in re.findall(r"@include \"([^\"]+)\"", whole):
                 assert (scripts.directory() / f"{part}.lua").is_file()
 
             assert "@include" not in scripts.load(verb).text
@@ -179,7 +185,7 @@ def test_every_include_is_there_and_none_is_left_unexpanded():
 
 def test_every_library_piece_is_used():
     texts = [scripts.source(verb) for verb in NAMES]
-    texts += [scripts.source(part) for part in LIBRARY]
+    texts += [scripts.source(part) for part in [*ALONE, *LIBRARY]]
     used = {part for text in texts for part in re.findall(r'@include "(lib/[\w/]+)"', text)}
 
     assert used == set(LIBRARY)

@@ -15,6 +15,7 @@ LUA = Path(str(scripts.directory()))
 LIBRARIES = sorted(
     str(path.relative_to(LUA / "lib").with_suffix("")) for path in LUA.glob("lib/**/*.lua")
 )
+ALONE = sorted(path.stem for path in LUA.glob("alone/*.lua"))  # short forms, which are no library
 GLOBALS = {
     "KEYS", "ARGV", "redis", "cmsgpack", "struct", "math", "string", "table",
     "error", "ipairs", "pcall", "select", "tonumber", "type", "unpack",
@@ -41,8 +42,9 @@ def test_every_function_of_a_library_is_short_and_says_what_it_does():
 
 
 def parts() -> list[str]:
-    """All scripts and libraries."""
-    return [*(f"lib/{library}" for library in LIBRARIES), *scripts.names()]
+    """All scripts, short forms and libraries."""
+    alone = (f"alone/{verb}" for verb in ALONE)
+    return [*(f"lib/{library}" for library in LIBRARIES), *alone, *scripts.names()]
 
 
 def code_of(part: str) -> str:
@@ -95,6 +97,41 @@ def test_library_has_functions_and_constants_only_and_reads_no_name_of_its_calle
             assert set(read_chunk(text).statements) <= {"local function", "local constant"}
             assert chunk.reads <= GLOBALS - {"KEYS"} | set(keys)
             assert chunk.writes == set()
+
+
+def names_in_header(part: str, word: str) -> set[str]:
+    """The names in the line of a header that begins with a word: `Reads: call fields`."""
+    header = scripts.source(part).partition("]]")[0]
+    lines = re.findall(rf"^{word}: (.+)$", header, re.MULTILINE)
+    assert len(lines) <= 1
+    names = " ".join(lines).split()
+    assert names == sorted(names)
+    return set(names)
+
+
+def test_a_short_form_says_which_locals_of_its_script_it_reads_and_writes():
+    """Keys, and what libraries declare, are known everywhere."""
+    known = GLOBALS.union(
+        *(read_chunk(scripts.source(f"lib/{library}")).declares for library in LIBRARIES)
+    )
+    assert ALONE
+    for verb in ALONE:
+        with case(verb):
+            chunk = read_chunk(scripts.source(f"alone/{verb}"))
+            keys, _ = scripts.keys_of(verb)
+
+            assert chunk.reads - known - set(keys) == names_in_header(f"alone/{verb}", "Reads")
+            assert chunk.writes == names_in_header(f"alone/{verb}", "Writes")
+
+
+def test_a_short_form_is_in_one_place_of_its_script_alone():
+    for verb in ALONE:
+        with case(verb):
+            include = f'--- @include "alone/{verb}"\n'
+            texts = {part: scripts.source(part) for part in parts()}
+
+            assert {part for part, text in texts.items() if include in text} == {verb}
+            assert len(re.findall(f"^{include}", texts[verb], re.MULTILINE)) == 1
 
 
 def test_no_name_is_declared_by_two_libraries():

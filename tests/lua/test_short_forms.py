@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
 import pytest
+import redis
 
 import rmq
 from rmq.kernel.consumer import scripts as consumer_scripts
@@ -14,13 +16,33 @@ from tests.lua.both_ways import compare
 from tests.lua.group import check, grouped, send as send_in_groups, send_alone
 from tests.lua.single import COMMANDS, ack, send, take
 
-SHORT = "if known and "  # how a short form begins: it is for sessions that go on
+SHORT = "if known and "  # how a short form in the file of its script begins
+LONG = "error('the long form')\n"
 
 
+def is_apart(verb: str) -> bool:
+    return (scripts.directory() / "alone" / f"{verb}.lua").is_file()
+
+
+@functools.cache
 def without_short_form(verb: str) -> str:
+    if is_apart(verb):
+        return scripts.final_text(verb, lambda part, text: "" if part == f"alone/{verb}" else text)
     text = scripts.load(verb).text
     assert text.count(SHORT) >= 1
     return text.replace(SHORT, "if false and ", 1)
+
+
+@functools.cache
+def short_form_alone(verb: str) -> str:
+    """The text of a script that fails where its long form begins."""
+    if is_apart(verb):
+        return scripts.final_text(
+            verb, lambda part, text: text + LONG if part == f"alone/{verb}" else text
+        )
+    short, long = scripts.load(verb).text.split("\nlocal function fail(", 1)
+    assert long
+    return f"{short}\n{LONG}"
 
 
 @pytest.mark.parametrize("build", COMMANDS.values(), ids=COMMANDS.keys())
@@ -34,11 +56,19 @@ def test_short_form_does_what_the_long_form_does(box, build):
 @pytest.mark.parametrize("build", COMMANDS.values(), ids=COMMANDS.keys())
 def test_each_of_these_commands_takes_the_short_form(box, build):
     command = build(box)
-    short, long = command.script.text.split("\nlocal function fail(", 1)
+    text = short_form_alone(command.script.name)
 
-    assert long
-    text = f"{short}\nerror('the long form')"
     box.redis.eval(text, len(command.keys), *command.keys, *command.args)
+
+
+@pytest.mark.parametrize("verb", ["send", "prepare", "ack"])
+def test_control_a_command_of_a_new_session_takes_the_long_form(box, verb):
+    command = {"send": send(), "prepare": take(1), "ack": ack}[verb](box)
+    session, _ = command.args[1].split()
+    assert box.redis.hdel(box.keys.slot, session) == 1
+
+    with pytest.raises(redis.ResponseError, match="the long form"):
+        box.redis.eval(short_form_alone(verb), len(command.keys), *command.keys, *command.args)
 
 
 @pytest.mark.parametrize("verb", ["send", "prepare", "ack"])
@@ -96,9 +126,8 @@ def _ack_before_another(box):
 def test_messages_of_groups_take_the_short_form(make_box, concurrency, build):
     box = grouped(make_box, rmq.Groups(order=concurrency == 1, concurrency=concurrency))
     command = build(box)
-    short = command.script.text.split("\nlocal function fail(", 1)[0]
+    text = short_form_alone(command.script.name)
 
-    text = f"{short}\nerror('the long form')"
     box.redis.eval(text, len(command.keys), *command.keys, *command.args)
 
     check(box)

@@ -109,11 +109,3 @@ local function entry_without(text, vtime, id)
   end
   return done, entry, following, head, tag
 end
-
--- A score by the step of its priority (2^(exponent - 53)), and its tag: lib/scores/score makes the same digits.
---- @inline
-local function tagged_text(priority, step, tag)
-  local score
-  score = string.format('%d.%016d', priority, (0.5 - tag * step) * 1e16 + 0.5)
-  return score
-end

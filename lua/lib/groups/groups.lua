@@ -245,8 +245,8 @@ end
 --- @inline
 local function step_of(groups, priority)
   if groups.priority ~= priority then
-    local _, exponent = math.frexp(priority)
-    groups.priority, groups.step = priority, math.ldexp(1, exponent - 53)
+    local step = score_step(priority)
+    groups.priority, groups.step = priority, step
   end
   return groups.step
 end
@@ -266,7 +266,7 @@ local function enter_plainly(groups, name, text, id, priority)
     groups.count = groups.count + 1
     entry, tag = first_entry(groups.count, groups.vtime, id, priority, 1)
     step = step_of(groups, priority)
-    score = tagged_text(priority, step, tag - tag % 1)
+    score = score_text(priority, 0.5 - (tag - tag % 1) * step)
     groups.moved, groups.pending[id] = groups.moved + 1, true
   end
   if score then
@@ -476,7 +476,7 @@ local function follow_plainly(groups, name, text, id)
   if following then
     local step, score
     step = step_of(groups, priority)
-    score = tagged_text(priority, step, tag)
+    score = score_text(priority, 0.5 - tag * step)
     local move = groups.move
     move[#move + 1], move[#move + 2], groups.moved = score, following, groups.moved + 1
   end

@@ -12,3 +12,10 @@ local CODED, CODED_END = 96, 128 -- the first byte of a record of codec 3, whose
 local OFFLOADED = 67 -- that byte of a body in a store
 local HEAD, FIXED = 4, 8 -- bytes of the head, which a sender gives, and of all that each record has
 local ACCEPTED_CYCLE = 4294967296 -- the acceptance number modulo this is in a record
+
+-- Return the flags and the priority in the head of a record.
+--- @inline
+local function split_head(head)
+  local flags, a, b, c = string.byte(head, 1, HEAD)
+  return flags, a * 65536 + b * 256 + c
+end

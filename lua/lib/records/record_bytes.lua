@@ -2,10 +2,10 @@
 --- @include "lib/bounds"
 --- @include "lib/records/record"
 
--- The priority of a record, by its head; 0 for a timed message without one.
-local function priority_of(record)
-  local _, a, b, c = string.byte(record, 1, 4)
-  return a * 65536 + b * 256 + c
+-- The priority in the head of a record; 0 for a timed message without one.
+local function priority_of(head)
+  local _, priority = split_head(head)
+  return priority
 end
 
 -- The number in the six bytes at this place of a text.

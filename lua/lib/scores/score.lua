@@ -6,6 +6,7 @@ older message. A message that is handed back goes to the front, above .5. A step
 double has at that size: 2^-33 for the largest priorities, 2^-46 for priority 100.
 ]]
 --- @include "lib/scores/score_ranges"
+--- @include "lib/scores/score_text"
 
 local steps -- by integer part
 
@@ -14,8 +15,7 @@ local function ordered_score(integer, order)
   steps = steps or {}
   local step = steps[integer]
   if not step then
-    local _, exponent = math.frexp(integer)
-    step = math.ldexp(1, exponent - 53)
+    step = score_step(integer)
     steps[integer] = step
   end
   local score = integer + 0.5 - order * step
@@ -28,11 +28,11 @@ local function ordered_score(integer, order)
   return score
 end
 
--- The same score as digits. Redis turns a number argument into 17 digits the slow way; 16 decimals are exact here,
--- since their error is far below half of the smallest step, 2^-48.
+-- The same score as text.
 local function ordered_text(integer, order)
   local fraction = ordered_score(integer, order) - integer
-  return string.format('%d.%016d', integer, math.floor(fraction * 1e16 + 0.5))
+  local text = score_text(integer, fraction)
+  return text
 end
 
 -- A score at the front: of its priority, or of all due messages where `place` is a time. `order` falls with every

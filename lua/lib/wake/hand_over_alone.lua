@@ -1,4 +1,5 @@
--- Handing over one plain message that would be the only one to take.
+-- Hand over a single plain message that would be the only one to take, for the short form of send.
+-- lib/wake/hand_over does the same for all other messages.
 --- @needs slot store prepare records
 --- @include "lib/wake/credits"
 --- @include "lib/take/delivery_numbers"
@@ -6,50 +7,63 @@
 --- @include "lib/records/record"
 --- @include "lib/wake/wake"
 
--- Hand a message over to a sleeping consumer, and write all that send writes; return whether it was. It never enters the
--- StoreQueue. This is lib/wake/hand_over without anything that such a message does not need. The record is written first: Redis
--- refuses that at maxmemory, before anybody has heard of the message; then its receipt, where a key of a wrong type shows. Where
--- no credit is any good, all that stays is that they are gone. Nothing is done where there is such a record already. `answer`:
--- the value of the field of the caller's session.
---- @inline
-local function hand_over_alone(index, member, record, accepted, order, session, answer, now, seconds)
-  local handed_over = false
-  local credits, max_retries, delivered, takes, ordered, paused, limit = unpack(redis.call('HMGET', slot, 'credits',
-    'max_retries', 'delivered', 'takes', 'ordered', 'paused', 'limit'))
-  credits = credits or ''
-  if credits ~= '' and tonumber(delivered or 0) < BY_CLOCK and not ordered and not paused and not limit
-      and #record <= HAND_OVER_LARGEST and redis.call('ZCOUNT', store, '-inf', string.format('(%d', now + 1)) == 0
-      and not redis.call('HMGET', records, member)[1] then
-    local delivery = tonumber(delivered or 0) + 1
-    local marks = string.byte(max_retries, 1) == RECOUNTED and string.char(tonumber(max_retries)) or ''
-    redis.call('HSET', records, member, record)
-    for _ = 1, CREDITS_MAX do
-      local _, last, channel, number, till, most, lease, taker, taken, calls = string.find(credits, FIRST_CREDIT)
-      credits = last and string.sub(credits, last + 1) or ''
-      if last and tonumber(till) > now then
-        local deadline, receipt, sent
-        deadline = deadline_of(lease, now)
-        receipt = receipt_text(deadline, max_retries, delivery)
-        if type(redis.pcall('ZADD', prepare, receipt, member)) ~= 'number' then
-          break
-        end
-        sent = publish_deliveries(channel, { number, index, deadline, delivery, accepted, marks, { member }, { record } })
-        if sent then
-          local left
-          left = credits_after(credits, channel, number, till, most, lease, calls)
-          redis.call('HSET', slot, 'accepted', accepted, 'order', order, session, answer, 'delivered', delivery,
-            'takes', tonumber(takes or 0) + 1, 'credits', left,
-            taker, string.format('%s:%s:%d:%d:', taken, seconds, deadline, delivery) .. member)
-          handed_over = true
-          break
-        end
-        redis.call('ZREM', prepare, member)
-      end
+-- Hand a message over to a sleeping consumer, and write what send writes. Return whether it was
+-- handed over. The message never enters the StoreQueue.
+--
+-- If its id has a record, nothing is done. The record is written first: at maxmemory Redis refuses
+-- that before any consumer has received the message. Then the receipt is written, where a key of a
+-- wrong type shows. If no credit is usable, the only change is that the credits are removed.
+--
+--   message: member, record, accepted, order; `session` and `answer`: the field of the caller's
+--            session and its value; `seconds`: time of the call, epoch s in 10 digits
+local function hand_over_alone(message, index, now)
+  local credits, max_retries, delivered, takes, ordered, paused, limit =
+    unpack(redis.call('HMGET', slot,
+      'credits', 'max_retries', 'delivered', 'takes', 'ordered', 'paused', 'limit'))
+  credits, delivered = credits or '', tonumber(delivered or 0)
+  if credits == '' or delivered >= BY_CLOCK or ordered or paused or limit then
+    return false
+  end
+  local member, record, accepted = message.member, message.record, message.accepted
+  if #record > HAND_OVER_LARGEST
+      or redis.call('ZCOUNT', store, '-inf', string.format('(%d', now + 1)) > 0
+      or redis.call('HMGET', records, member)[1] then
+    return false
+  end
+  local delivery = delivered + 1
+  local marks = '' -- retries remaining, as a byte
+  if string.byte(max_retries, 1) == RECOUNTED then
+    marks = string.char(tonumber(max_retries))
+  end
+  redis.call('HSET', records, member, record)
+  for _ = 1, CREDITS_MAX do
+    local _, last, channel, number, till, most, lease, taker, taken, calls =
+      string.find(credits, FIRST_CREDIT)
+    if not last then
+      break
     end
-    if not handed_over then
-      redis.call('HDEL', records, member)
-      redis.call('HSET', slot, 'credits', '')
+    credits = string.sub(credits, last + 1)
+    if tonumber(till) > now then
+      local deadline = deadline_of(lease, now)
+      local receipt = receipt_text(deadline, max_retries, delivery)
+      if type(redis.pcall('ZADD', prepare, receipt, member)) ~= 'number' then
+        break
+      end
+      local sent = publish_deliveries(channel,
+        { number, index, deadline, delivery, accepted, marks, { member }, { record } })
+      if sent then
+        local left = credits_after(credits, channel, number, till, most, lease, calls)
+        local taken_answer =
+          string.format('%s:%s:%d:%d:', taken, message.seconds, deadline, delivery) .. member
+        redis.call('HSET', slot, 'accepted', accepted, 'order', message.order,
+          message.session, message.answer, 'delivered', delivery,
+          'takes', tonumber(takes or 0) + 1, 'credits', left, taker, taken_answer)
+        return true
+      end
+      redis.call('ZREM', prepare, member)
     end
   end
-  return handed_over
+  redis.call('HDEL', records, member)
+  redis.call('HSET', slot, 'credits', '')
+  return false
 end

@@ -168,7 +168,7 @@ def _paths() -> dict[str, str]:
     folders += [
         (entry, f"{entry.name}/")
         for entry in lua.iterdir()
-        if entry.is_dir() and entry.name not in ("lib", COMPOSED)
+        if entry.is_dir() and entry.name not in ("alone", "lib", COMPOSED)
     ]
     for folder, prefix in folders:
         for entry in folder.iterdir():

@@ -1,0 +1,16 @@
+-- Scores as text. Redis formats a number argument slowly, with 17 digits.
+
+-- Return the difference between two neighboring scores with this integer part. lib/scores/score says
+-- why.
+--- @inline
+local function score_step(integer)
+  local _, exponent = math.frexp(integer)
+  return math.ldexp(1, exponent - 53)
+end
+
+-- Return a score as text. 16 decimals are exact: their error is far below half of the smallest
+-- step, 2^-48.
+--- @inline
+local function score_text(integer, fraction)
+  return string.format('%d.%016d', integer, fraction * 1e16 + 0.5)
+end

@@ -1,0 +1,15 @@
+-- The session of a caller: functions that short forms and long forms share. lib/replay describes
+-- sessions.
+
+-- Return whether a call has a larger number than the last call of its session. `known`: value of
+-- the session's field.
+--- @inline
+local function is_next_call(known, number)
+  return tonumber(number) > tonumber(string.match(known, '^%d+'))
+end
+
+-- Return the value of a session's field. `seconds`: time of the answer, epoch s in 10 digits.
+--- @inline
+local function session_answer(number, seconds, answer)
+  return number .. ':' .. seconds .. ':' .. answer
+end
