@@ -13,6 +13,7 @@ Atomic    Types are checked before the first write, and the first write frees me
           passed over is for the next pass.
 ]]
 --- @keys slot store records dead failures merge audit bodies
+--- @include "lib/audit"
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/records/record"
@@ -86,7 +87,6 @@ local function go_on()
 end
 
 if on_expire == 'drop' and audited then
-  --- @include "lib/audit"
   account_for('accounted', add_numbers(expired, number_of, {}), now)
 end
 redis.call('ZREM', store, unpack(ids))

@@ -15,6 +15,7 @@ Atomic    Only dead letters move, with their time of death; record and failure s
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/replay"
+--- @include "lib/dead_letters/holds"
 --- @include "lib/dead_letters/trash"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
@@ -32,7 +33,6 @@ if #ARGV < 5 or #ARGV > 1004 then
 end
 local is_held
 if holds then
-  --- @include "lib/dead_letters/holds"
   is_held = hold_of
 end
 local died_by = ARGV[4] == '' and math.huge or whole_number(ARGV[4], 0, NUMBER_MOST, 'died_by')

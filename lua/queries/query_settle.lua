@@ -169,6 +169,8 @@ if not high then
 end
 local settled = 0
 if #held_ids > 0 then
+  --- @include "lib/groups/leave_groups"
+  --- @include "lib/wake/wake"
   local kept = window > 0 and kept_ids(held_ids)
   if kept then
     check_settled_sets(window, last_turn, now)
@@ -177,7 +179,6 @@ if #held_ids > 0 then
     --- @include "lib/audit"
     account_for('seen', read_numbers(held_ids, tonumber(chunk)), now)
   end
-  --- @include "lib/groups/leave_groups"
   local scores = {}
   for i = 1, #late do
     scores[late[i]] = late_scores[i]
@@ -192,7 +193,6 @@ if #held_ids > 0 then
   end
   if blocked then
     --- @include "lib/take/in_order"
-    --- @include "lib/wake/wake"
     if unblock(blocked, now) then
       wake(ARGV[4], ARGV[5])
     end
@@ -201,7 +201,6 @@ if #held_ids > 0 then
     redis.call('ZREM', store, unpack(late))
   end
   if bring_up and bring_up() then
-    --- @include "lib/wake/wake"
     wake_sleepers(now, ARGV[4], ARGV[5])
   end
   settled = removed + #late

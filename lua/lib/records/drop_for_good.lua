@@ -1,5 +1,6 @@
 -- Deleting messages for good.
 --- @needs slot failures
+--- @include "lib/records/envelope"
 --- @include "lib/records/large_bodies"
 
 -- Delete all that there is of messages that are in no queue any more. `audited`: whether the slot is;

@@ -18,6 +18,7 @@ import os
 import re
 import tempfile
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib.resources import files
@@ -73,6 +74,7 @@ _INCLUDE = re.compile(rf'( *)--- @include "([a-z0-9_/]+)"{END}')
 _HEADER = re.compile(r"\A--\[\[\n.*?\n\]\]\n", re.DOTALL)
 _KEYS = re.compile(r"^--- @keys ([a-z0-9_ ]+?)( \.\.\.)?\n", re.MULTILINE)
 _NEEDS = re.compile(r"^--- @needs ([a-z0-9_ ]+)\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^ *local function (\w+)\(", re.MULTILINE)
 _INDENTATION = re.compile(r"^ +", re.MULTILINE)
 _LOCAL = re.compile(r"^ *local ", re.MULTILINE)
 _STRING = re.compile(STRING)
@@ -83,6 +85,7 @@ _DEFINITION = re.compile(
 )
 # Gets the name of a file and its text without the header; returns the text with marked lines.
 Mark = Callable[[str, str], str]
+Sites = dict[str, list[str]]  # by library, the places of the lines that include it
 
 
 class Script:
@@ -181,16 +184,30 @@ def _paths() -> dict[str, str]:
     return found
 
 
-def expanded(text: str, known: set[str] | None = None, mark: Mark | None = None) -> str:
+def expanded(
+    text: str,
+    known: set[str] | None = None,
+    mark: Mark | None = None,
+    name: str = "",
+    sites: Sites | None = None,
+) -> str:
     """A script with its includes in place, each indented like the line that asked for it.
 
     At the left margin a library is put in once, for all that follows. Indented, it belongs to its
     block and is made only when the block runs; what the script has by then is not made again.
+
+    Args:
+        text: a file without its header.
+        known: libraries that the text has already.
+        mark: as in `final_text`.
+        name: the script or library.
+        sites: gets the places of the lines that put each library in.
     """
     here = set() if known is None else known
+    first = source(name).count("\n") - text.count("\n") + 1 if name else 1
     blocks: list[tuple[int, set[str]]] = []  # around a line: how far each is indented, what it has
     lines = []
-    for line in text.splitlines(keepends=True):
+    for number, line in enumerate(text.splitlines(keepends=True), first):
         depth = len(line) - len(line.lstrip(" "))
         while blocks and line.strip() and depth < blocks[-1][0]:
             blocks.pop()
@@ -203,7 +220,9 @@ def expanded(text: str, known: set[str] | None = None, mark: Mark | None = None)
         if part in inside:
             continue
         inside.add(part)
-        placed = expanded(_part(part, mark), inside, mark)
+        if sites is not None:
+            sites.setdefault(part, []).append(f"lua/{path_of(name)}.lua:{number}")
+        placed = expanded(_part(part, mark), inside, mark, part, sites)
         lines.append(textwrap.indent(placed, indent) if indent else placed)
         if indent:
             if not blocks or blocks[-1][0] < depth:
@@ -231,9 +250,34 @@ def pruned(text: str) -> str:
     return text
 
 
-def composed(name: str, mark: Mark | None = None) -> str:
+def composed(name: str, mark: Mark | None = None, sites: Sites | None = None) -> str:
     """A script with includes and constants in place, without header and comments."""
-    return folded(without_comments(expanded(_part(name, mark), mark=mark)))
+    text = expanded(_part(name, mark), mark=mark, name=name, sites=sites)
+    return folded(without_comments(text))
+
+
+def _check_once(name: str, text: str, sites: Sites) -> None:
+    """Check that no function of a library is twice in the text of a script.
+
+    Raises:
+        ValueError: names the script, the library and two lines that put it in.
+    """
+    made = Counter(_FUNCTION.findall(text))
+    for part, places in sites.items():
+        twice = [function for function in _FUNCTION.findall(_body(part)) if made[function] > 1]
+        if twice and name not in _TWICE:
+            second = places[1] if len(places) > 1 else "again, in an inline function"
+            raise ValueError(
+                f"{name} has {part} twice ({', '.join(twice)}): {places[0]} and {second}; "
+                "put one include into their nearest common block"
+            )
+
+
+# Scripts that still have a library twice.
+_TWICE = frozenset((
+    "ack", "lease_release", "merge", "nack", "next_ready", "prepare", "publish", "query_fail",
+    "query_release", "query_take", "redrive_send", "release", "rollback", "schedule_send", "send",
+))  # fmt: skip
 
 
 ALL_KEYS = "all_keys"  # the name of the list of all keys, in a script that repeats its keys
@@ -298,7 +342,10 @@ def final_text(name: str, mark: Mark | None = None) -> str:
         name: the verb.
         mark: Ends each line of a file with a character of `PLACES`, for `places.py`.
     """
-    text = bound(name, pruned(inlined(composed(name, mark))))
+    sites: Sites = {}
+    text = pruned(inlined(composed(name, mark, sites)))
+    _check_once(name, text, sites)
+    text = bound(name, text)
     return f"-- rmq {name}\n" + _INDENTATION.sub("", text)
 
 

@@ -116,6 +116,44 @@ def test_a_script_needs_no_key_of_functions_that_it_does_not_call(checkout: Path
     assert scripts.final_text("withdraw")
 
 
+def test_a_library_that_would_be_twice_in_a_script_is_refused(checkout: Path) -> None:
+    path = checkout / "lua/extend.lua"
+    lines = path.read_text().splitlines()
+    block = ["if ARGV[1] then", '  --- @include "lib/wake/wake"', "  wake('', '')", "end"]
+    path.write_text("\n".join([*lines, *block, *block, ""]))
+
+    with pytest.raises(ValueError, match="twice") as refused:
+        scripts.final_text("extend")
+
+    assert str(refused.value) == (
+        f"extend has lib/wake/wake twice (publish, wake): lua/extend.lua:{len(lines) + 2} and "
+        f"lua/extend.lua:{len(lines) + 6}; put one include into their nearest common block"
+    )
+
+
+def test_a_library_in_an_inline_function_that_is_called_twice_is_refused(checkout: Path) -> None:
+    path = checkout / "lua/extend.lua"
+    text = path.read_text()
+    inline = [
+        "--- @inline", "local function wake_all()", '  --- @include "lib/wake/wake"',
+        "  wake('', '')", "end", "wake_all()", "wake_all()", "",
+    ]  # fmt: skip
+    path.write_text(text + "\n".join(inline))
+
+    place = rf"lua/extend\.lua:{text.count(chr(10)) + 3} and again, in an inline function"
+    with pytest.raises(ValueError, match=place):
+        scripts.final_text("extend")
+
+
+def test_constants_and_inline_functions_of_a_library_may_be_included_twice(checkout: Path) -> None:
+    sites: scripts.Sites = {}
+
+    scripts.composed("cancel", sites=sites)
+
+    assert any(len(places) > 1 for places in sites.values())
+    assert scripts.final_text("cancel")
+
+
 def test_a_damaged_file_is_composed_again(checkout: Path) -> None:
     text = scripts.load("ack").text
     kept = checkout / ".rmq/scripts/ack.lua"
