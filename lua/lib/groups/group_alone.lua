@@ -1,31 +1,43 @@
 --[[
-What most messages of groups need, worked out on the text of an entry: lib/groups/groups does the same and all that is unusual, a
-weight or a share, an older lane, a group that is stopped, a larger priority. Scripts of one message use these alone;
-lib/groups/groups begins with them.
+Functions for plain messages of groups. They compute with the text of a group's entry and create no
+table. A message is plain if it has the default weight and no share. An entry is plain if its group
+is not stopped, has no share and no older lane, and no larger priority has to go first.
+
+lib/groups/groups does the same for all messages, and uses these functions for plain ones. Scripts
+of one message use these functions alone.
 ]]
 --- @include "lib/bounds"
 --- @include "lib/groups/group_entries"
 --- @include "lib/member"
 --- @include "lib/records/record"
 --- @include "lib/scores/score_ranges"
+local SHORT_TEXT, SHORT_TEXT_END = 160, 192 -- first byte of a text of up to 31 bytes in msgpack
+local MARK = 1 -- first byte of the header's value if it also has a weight or a share
 
--- The group of a message without a time, expiry or merge key, which has the default weight and no share; else nil. `at`: where its
+-- Return the name of a message's group, or nil if the message is not plain or has no group. The
+-- message has no time, expiry or merge key. `flags`: the first byte of its record; `at`: where its
 -- headers begin in `text`.
 --- @inline
 local function plain_group(flags, text, at)
-  local kind, name = string.byte(text, at + 13), nil
-  if flags % (2 * HEADERS) == HEADERS and kind and kind > 160 and kind < 192 and string.byte(text, at + 14) ~= 1
-      and string.sub(text, at + 3, at + 12) == GROUP_HEADER then
-    name = string.sub(text, at + 14, at + kind - 147)
+  local kind = string.byte(text, at + 13)
+  if flags % (2 * HEADERS) ~= HEADERS or not kind then
+    return nil
   end
-  return name
+  if kind <= SHORT_TEXT or kind >= SHORT_TEXT_END or string.byte(text, at + 14) == MARK then
+    return nil
+  end
+  if string.sub(text, at + 3, at + 12) ~= GROUP_HEADER then
+    return nil
+  end
+  return string.sub(text, at + 14, at + 13 + kind - SHORT_TEXT)
 end
 
--- The (entry, tag) of a group whose first message goes out; `made`: how many groups the slot has had, with this one; `most`: how
--- many messages of it may be out.
+-- Return the entry and the tag of a group whose first message goes out. `made`: how many groups
+-- the slot has had, including this one; `most`: how many messages of it may be out.
 --- @inline
 local function first_entry(made, vtime, id, priority, most)
-  local tag, entry = vtime + UNIT * (1 + made * ROUND_PART % 1), nil
+  local tag = vtime + UNIT * (1 + made * ROUND_PART % 1)
+  local entry
   if most == 1 then
     entry = struct.pack(GROUP_ENTRY, SINGLE, tag + UNIT, 1, id, priority, 0, 0, 0, 0, 0)
   else
@@ -34,78 +46,97 @@ local function first_entry(made, vtime, id, priority, most)
   return entry, tag
 end
 
--- The (entry, tag) of a group in which so many messages may be out, of which one more goes out; nil where it is not so plain.
+-- Return the entry and the tag of a group of which another message goes out; nil if the entry is
+-- not plain or `most` messages are out.
 --- @inline
 local function fuller_entry(text, most, vtime)
-  local flags, finish, weight, member, _, lane_priority, _, _, share = struct.unpack(GROUP_ENTRY, text)
-  local count, entry, tag = struct.unpack('>I2', member), nil, vtime
-  if flags == 0 and lane_priority == 0 and share == 0 and weight == 1 and count < most then
-    if finish > vtime then
-      tag = finish - finish % 1
-    end
-    entry = struct.pack(GROUP_ENTRY, 0, math.max(finish, vtime - UNIT) + UNIT, 1, struct.pack('>I2', count + 1) .. NO_BYTES, 0, 0,
-      0, 0, 0, 0)
+  local flags, finish, weight, member, _, lane_priority, _, _, share =
+    struct.unpack(GROUP_ENTRY, text)
+  if flags ~= 0 or lane_priority ~= 0 or share ~= 0 or weight ~= 1 then
+    return nil, nil
   end
-  return entry, tag
+  local count = struct.unpack('>I2', member)
+  if count >= most then
+    return nil, nil
+  end
+  local tag = finish > vtime and finish - finish % 1 or vtime
+  local next_finish = math.max(finish, vtime - UNIT) + UNIT
+  local out = struct.pack('>I2', count + 1) .. NO_BYTES
+  return struct.pack(GROUP_ENTRY, 0, next_finish, 1, out, 0, 0, 0, 0, 0, 0), tag
 end
 
--- The (score, entry) of a group where a message is held behind the others; nil where lib/groups/groups has to see to it.
--- `new_lane`: the number of a lane that nothing is in, for an entry that has none.
+-- Return the score and the entry of a group of which another message is held; nil if the entry is
+-- not plain. `new_lane`: the number of an empty lane, for an entry without one.
 --- @inline
 local function held_entry(text, new_lane, id, priority)
-  local flags, finish, weight, member, head, lane_priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
-  local in_front, score, entry = string.sub(text, GROUP_ENTRY_BYTES + 1), nil, nil
+  local flags, finish, weight, member, head, lane_priority, lane, place, share, front =
+    struct.unpack(GROUP_ENTRY, text)
+  local in_front = string.sub(text, GROUP_ENTRY_BYTES + 1)
+  if flags % MORE > SINGLE or share ~= 0 or weight ~= 1 or front ~= #in_front then
+    return nil, nil
+  end
+  if flags % 2 == SINGLE and (member == NOBODY or priority > head) then
+    return nil, nil -- the message may have to go before the one that is out
+  end
   if lane_priority == 0 then
     lane_priority, lane, place = priority, new_lane, LANE_FIRST
   end
-  if flags % MORE <= SINGLE and share == 0 and weight == 1 and front == #in_front
-      and (flags % 2 == 0 or member ~= NOBODY and priority <= head) and priority <= lane_priority and place < LANE_PLACES - 1 then
-    if flags < MORE and front < FRONT_MOST * MEMBER and priority == lane_priority then
-      in_front = in_front .. id
-    elseif flags < MORE then
-      flags = flags + MORE
-    end
-    score = lane_score(lane, priority, place)
-    entry = struct.pack(GROUP_ENTRY, flags, finish, 1, member, head, lane_priority, lane, place + 1, 0, #in_front) .. in_front
+  if priority > lane_priority or place >= LANE_PLACES - 1 then
+    return nil, nil
   end
+  if flags < MORE and front < FRONT_MOST * MEMBER and priority == lane_priority then
+    in_front = in_front .. id
+  elseif flags < MORE then
+    flags = flags + MORE
+  end
+  local score = lane_score(lane, priority, place)
+  local entry = struct.pack(GROUP_ENTRY, flags, finish, 1, member, head, lane_priority, lane,
+    place + 1, 0, #in_front) .. in_front
   return score, entry
 end
 
--- What follows where a message of a group that is out leaves: (true, or false where lib/groups/groups has to see to it; the
--- entry of its group, nil where nothing is left of it; the next one, or nil; its priority and tag).
+-- Compute how a group continues after a message that was out has left. Returns the group's entry,
+-- which is GROUP_ENDED if nothing is left of the group, and nil if the entry is not plain; then
+-- the id of the message that goes out next, or nil, its priority and its tag.
 --- @inline
 local function entry_without(text, vtime, id)
-  local flags, finish, weight, member, head, priority, lane, place, share, front = struct.unpack(GROUP_ENTRY, text)
-  local done, entry, following, tag = false, nil, nil, vtime
-  if (member == id and flags % MORE == SINGLE or flags % MORE == 0) and share == 0 and #text == GROUP_ENTRY_BYTES + front
-      and vtime < GROUPS_RESTART then
-    local count = flags % 2 == 0 and struct.unpack('>I2', member) or 1
-    if priority == 0 then
-      done = true
-      if count > 1 then
-        entry = struct.pack(GROUP_ENTRY, flags, finish, weight, struct.pack('>I2', count - 1) .. NO_BYTES, 0, 0, 0, 0, 0, 0)
-      end
-    elseif front > 0 then
-      local in_front, step, late = string.sub(text, GROUP_ENTRY_BYTES + MEMBER + 1), UNIT / weight, vtime - UNIT
-      done, following = true, string.sub(text, GROUP_ENTRY_BYTES + 1, GROUP_ENTRY_BYTES + MEMBER)
-      head = priority
-      if flags % 2 == SINGLE then
-        member = following
-      end
-      local latest = vtime + (count + 2) * step
-      if finish > latest then
-        finish = latest
-      end
-      if finish > vtime then
-        tag = finish - finish % 1
-      end
-      if front == MEMBER and flags < MORE then
-        priority, lane, place = 0, 0, 0
-      end
-      finish = (finish > late and finish or late) + step
-      entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, flags % 2 * head, priority, lane, place, 0,
-        front - MEMBER) .. in_front
-    end
+  local flags, finish, weight, member, head, priority, lane, place, share, front =
+    struct.unpack(GROUP_ENTRY, text)
+  if flags % MORE > SINGLE or flags % 2 == SINGLE and member ~= id then
+    return nil
   end
-  return done, entry, following, head, tag
+  if share ~= 0 or #text ~= GROUP_ENTRY_BYTES + front or vtime >= GROUPS_RESTART then
+    return nil
+  end
+  local count = flags % 2 == 0 and struct.unpack('>I2', member) or 1
+  if priority == 0 and count <= 1 then
+    return GROUP_ENDED
+  end
+  if priority == 0 then -- nothing is held
+    local out = struct.pack('>I2', count - 1) .. NO_BYTES
+    return struct.pack(GROUP_ENTRY, flags, finish, weight, out, 0, 0, 0, 0, 0, 0)
+  end
+  if front == 0 then
+    return nil -- lib/groups/groups searches for the next message
+  end
+  local next_id = string.sub(text, GROUP_ENTRY_BYTES + 1, GROUP_ENTRY_BYTES + MEMBER)
+  local in_front = string.sub(text, GROUP_ENTRY_BYTES + MEMBER + 1)
+  local next_priority, step, late = priority, UNIT / weight, vtime - UNIT
+  if flags % 2 == SINGLE then
+    member, head = next_id, priority
+  else
+    head = 0
+  end
+  local latest = vtime + (count + 2) * step
+  if finish > latest then
+    finish = latest
+  end
+  local tag = finish > vtime and finish - finish % 1 or vtime
+  if front == MEMBER and flags < MORE then
+    priority, lane, place = 0, 0, 0 -- it was the last one that is held
+  end
+  finish = (finish > late and finish or late) + step
+  local entry = struct.pack(GROUP_ENTRY, flags, finish, weight, member, head, priority, lane,
+    place, 0, front - MEMBER) .. in_front
+  return entry, next_id, next_priority, tag
 end

@@ -25,6 +25,7 @@ local MEMBER_AT = 11 -- position in an entry of the member that is out
 local LANE_AT, NO_LANE = 27, '\0\0\0' -- position of the largest held priority; its value if nothing is held
 local NO_BYTES = '\0\0\0\0\0\0\0\0\0\0\0' -- behind how many are out
 local ONE_OUT = '\0\1\0\0\0\0\0\0\0\0\0\0\0'
+local GROUP_ENDED = '' -- instead of an entry: nothing is left of the group
 local NOBODY = '\0\0\0\0\0\0\0\0\0\0\0\0\0' -- in place of a member: none is out
 local GROUP_HEADER, HEADER_BYTES = '\169rmq-group', 10 -- as msgpack has it, and the one that rmq.Audit adds
 

@@ -464,23 +464,23 @@ local function reduce_group(groups, entry, left)
   end
 end
 
--- Let the next one of a group go out where one message has left, as most do; return whether it was so.
+-- Note that one message has left a group, and let the next one out. Returns false, and changes
+-- nothing, if the entry of the group is not plain.
 --- @inline
 local function follow_plainly(groups, name, text, id)
-  local done, entry, following, priority, tag
-  done, entry, following, priority, tag = entry_without(text, groups.vtime, id)
-  if done then
-    groups.entries[name] = entry or false
-    touch(groups, name)
+  local entry, next_id, priority, tag = entry_without(text, groups.vtime, id)
+  if not entry then
+    return false
   end
-  if following then
-    local step, score
-    step = step_of(groups, priority)
-    score = score_text(priority, 0.5 - tag * step)
+  groups.entries[name] = entry ~= GROUP_ENDED and entry
+  touch(groups, name)
+  if next_id then
+    local step = step_of(groups, priority)
+    local score = score_text(priority, 0.5 - tag * step)
     local move = groups.move
-    move[#move + 1], move[#move + 2], groups.moved = score, following, groups.moved + 1
+    move[#move + 1], move[#move + 2], groups.moved = score, next_id, groups.moved + 1
   end
-  return done
+  return true
 end
 
 -- Let the next ones go out for all that has left. Returns whether messages went out.

@@ -1,0 +1,87 @@
+--[[
+Short form of ack: settle one delivery, in a session that continues, of a slot that is not in order,
+not audited and has no failed messages. Most acks are of that kind. The short form creates no
+function, and reads only what this kind of delivery needs. It ends at the first guard that does not
+hold; then ack.lua continues with the long form, which does the same for every delivery.
+
+Reads: RUNS_FROM audited blocked call created grouped known large number offloaded session settled
+]]
+--- @include "lib/split_call"
+--- @include "lib/member"
+--- @include "lib/read_time"
+--- @include "lib/scores/score_text"
+--- @include "lib/session"
+--- @include "lib/settle/count_failed"
+repeat
+  if not known or not created or #ARGV ~= RUNS_FROM + 3 then
+    break -- a new session removes old ones; several deliveries share their work
+  end
+  if blocked or audited or large or offloaded then
+    break
+  end
+  local receipt, id = ARGV[RUNS_FROM + 1], ARGV[RUNS_FROM + 3]
+  if string.byte(call, 1) ~= AT or string.byte(id, 1) >= KEPT then
+    break -- the id of a sender that keeps it is remembered
+  end
+  local is_next = is_next_call(known, number)
+  if not is_next then
+    break -- a call that arrives twice gets its first answer
+  end
+  local score = redis.call('ZSCORE', prepare, id)
+  local is_held = score and (score == receipt or tonumber(score) == tonumber(receipt))
+  if not is_held then
+    break
+  end
+  local failed = count_failed()
+  if failed > 0 then
+    break -- the message may have a failure entry
+  end
+
+  local now, _, seconds = read_time(ARGV[1])
+  local answer = session_answer(number, seconds, '1')
+  if not grouped then
+    redis.call('HDEL', records, id)
+    redis.call('ZREM', prepare, id)
+    redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, answer)
+    return '1'
+  end
+
+  --- @include "lib/groups/group_alone"
+  local record = redis.call('HGET', records, id) or ''
+  local group = plain_group(string.byte(record, 1) or 0, record, FIXED + 1)
+  if not group then
+    break -- a weight, a share, or no group
+  end
+  local field = '/' .. group
+  local text, vtime, waiting = unpack(redis.call('HMGET', slot, field, 'vtime', 'waiting'))
+  if not text then
+    break
+  end
+  local entry, next_id, priority, tag = entry_without(text, tonumber(vtime or 0), id)
+  if not entry then
+    break
+  end
+
+  local next_score
+  if next_id then
+    local step = score_step(priority)
+    next_score = score_text(priority, 0.5 - tag * step)
+    redis.call('ZCARD', store) -- a wrong type is an error before the first write
+  end
+  redis.call('HDEL', records, id)
+  redis.call('ZREM', prepare, id)
+  if next_id then
+    redis.call('ZADD', store, 'XX', next_score, next_id)
+  end
+  if entry == GROUP_ENDED then
+    redis.call('HDEL', slot, field)
+    redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, answer)
+    return '1'
+  end
+  redis.call('HSET', slot, 'settled', tonumber(settled or 0) + 1, session, answer, field, entry)
+  if next_id and waiting and tonumber(waiting) > now then
+    --- @include "lib/wake/wake"
+    wake(ARGV[3], ARGV[4])
+  end
+  return '1'
+until true
