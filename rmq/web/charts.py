@@ -1,7 +1,4 @@
-"""Charts as SVG, drawn by templates from plain numbers: the points, the ticks and the names.
-
-`Drawn.figures` carries the values, which the script shows under the pointer.
-"""
+"""Draw charts as SVG: compute points, ticks and names, which templates put into the page."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ TIME_STEPS_S = (60, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart: its name, its style, and its values; None: not known then."""
+    """A line of a chart. A value of None means that the value at that time is unknown."""
 
     name: str
     style: str
@@ -28,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark of an axis: where it is, and its text."""
+    """A mark of an axis, at a position, with a text."""
 
     at: float
     text: str
@@ -36,15 +33,16 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A chart that a template draws.
+    """A chart, ready for a template.
 
     Attributes:
-        lines: name, style and the data of the path of each line.
-        x: ticks of the times.
-        y: ticks of the values.
-        times: of the points, epoch ms.
-        values: of each line, in its order.
-        unit: what the values are.
+        lines: Name, style and path data of each line.
+        x: Ticks of the time axis.
+        y: Ticks of the value axis.
+        times: Time of each point, in epoch ms.
+        values: Values of each line, in the order of `lines`. The script shows them under the
+            pointer.
+        unit: Unit of the values: "", "/s" or "s".
     """
 
     lines: list[tuple[str, str, str]]
@@ -56,7 +54,7 @@ class Drawn:
 
     @property
     def figures(self) -> str:
-        """The figures for the script: times, then the values of each line, by `;` and `,`."""
+        """Times and values as text for the script: rows separated by `;`, numbers by `,`."""
         rows = [
             ",".join("" if value is None else f"{value:g}" for value in row) for row in self.values
         ]
@@ -64,7 +62,7 @@ class Drawn:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to draw."""
+        """Whether there are too few points to draw a line."""
         return len(self.times) < 2
 
 
@@ -72,9 +70,9 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
     """Return a chart of values over time.
 
     Args:
-        times: of the points, oldest first.
-        lines: with a value for each time.
-        unit: "", "/s" or "s".
+        times: Times of the points, oldest first.
+        lines: Lines to draw; each has a value for each time.
+        unit: Unit of the values: "", "/s" or "s".
     """
     moments = [moment.timestamp() for moment in times]
     top = max((value for line in lines for value in line.values if value is not None), default=0.0)
@@ -99,7 +97,7 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
             if value is not None:
                 is_joined = before is not None and moment - before <= gap_s
                 place = f"{x(moment):.1f} {y(value):.1f}"
-                # A line of no length is a dot: a value that stands alone is seen.
+                # A path of length zero draws a dot, so a value without neighbours is visible.
                 parts.append(f"L{place}" if is_joined else f"M{place}h0")
                 before = moment
         paths.append((line.name, line.style, "".join(parts)))
@@ -115,7 +113,7 @@ def line_chart(times: Sequence[datetime], lines: Sequence[Line], unit: str) -> D
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Return the data of the path of a small line without axes; empty if there is none."""
+    """Return the path data of a small line without axes, or "" if there is no line to draw."""
     if len(values) < 2 or not any(values):
         return ""
     top, step = max(values), width / (len(values) - 1)
@@ -127,7 +125,7 @@ def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar of a histogram: where it is, how high, and what it stands for."""
+    """A bar of a histogram, with its label and count."""
 
     x: float
     y: float
@@ -138,7 +136,7 @@ class Bar:
 
 
 def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
-    """Return the bars of a histogram, and the ticks of its counts."""
+    """Compute the bars of a histogram and the ticks of its count axis."""
     ceiling = nice(max((count for _, count in counts), default=0))
     width, height = (WIDTH - LEFT - RIGHT) / max(1, len(counts)), HEIGHT - TOP - BOTTOM
     drawn = []
@@ -150,7 +148,7 @@ def bars(counts: Sequence[tuple[str, float]]) -> tuple[list[Bar], list[Tick]]:
 
 
 def nice(value: float) -> float:
-    """Return the next round number: 1, 2, 4 or 8 of a power of ten, so that a quarter is round."""
+    """Round up to 1, 2, 4 or 8 times a power of ten, so that a quarter is also round."""
     if value <= 0:
         return 4.0
     power = 10 ** math.floor(math.log10(value))
@@ -161,7 +159,7 @@ def nice(value: float) -> float:
 
 
 def axis_text(value: float) -> str:
-    """Write a value of an axis."""
+    """Format a value of an axis."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{unit}"
@@ -169,12 +167,12 @@ def axis_text(value: float) -> str:
 
 
 def time_ticks(first: float, last: float) -> list[float]:
-    """Return about six round times between two."""
+    """Return about six round times between `first` and `last`."""
     step = next((step for step in TIME_STEPS_S if (last - first) / step <= 7), TIME_STEPS_S[-1])
     start = math.ceil(first / step) * step
     return [float(moment) for moment in range(int(start), int(last) + 1, step)]
 
 
 def clock(moment: float, span_s: float) -> str:
-    """Write a time of an axis: the hour, or the day where the axis is long."""
+    """Format a time of an axis: the hour, or the date if the axis is longer than a day."""
     return datetime.fromtimestamp(moment, UTC).strftime("%H:%M" if span_s <= 86_400 else "%d %b")

@@ -1,4 +1,4 @@
-"""Figures of topics as pages show them, read once for all viewers."""
+"""Read the figures of topics for the console's pages, once for all viewers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rmq.web.render import span
 
 T = TypeVar("T")
 
-AT_ONCE = 12  # topics read side by side; the client has 16 connections
+AT_ONCE = 12  # topics read concurrently; the client has 16 connections
 COUNTS_S, DUE_S, HISTORY_S = 2.0, 5.0, 10.0
-READ_APART = timedelta(minutes=1)  # the histories of one overview
+READ_APART = timedelta(minutes=1)  # longest time between two readings of an overview
 PERIODS = {"1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
 WAITING = ("retries", "priority", "due")
 FAILED = ("returned", "rolled_back", "dead_lettered")
@@ -30,7 +30,7 @@ FAILED = ("returned", "rolled_back", "dead_lettered")
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """Counts of a topic as an overview shows them; `counts` is None where they cannot be read."""
+    """Counts of a topic for an overview; `counts` is None if the topic cannot be read."""
 
     name: str
     counts: Mapping[str, int] | None
@@ -38,16 +38,16 @@ class TopicFigures:
 
     @property
     def waiting(self) -> int:
-        """Messages that are due."""
+        """Number of messages that are due."""
         return sum(self.counts[name] for name in WAITING) if self.counts else 0
 
     def get(self, name: str) -> int:
-        """Return a count; 0 where it cannot be read."""
+        """Return a count, or 0 if the topic cannot be read."""
         return self.counts.get(name, 0) if self.counts else 0
 
 
 async def topic_figures(request: PageRequest, topic: str) -> TopicFigures:
-    """Return the counts of a topic; those of one that cannot be read say why."""
+    """Return the counts of a topic, or the reason why the topic cannot be read."""
 
     async def read() -> TopicFigures:
         try:
@@ -63,7 +63,7 @@ async def topic_figures(request: PageRequest, topic: str) -> TopicFigures:
 
 
 async def all_figures(request: PageRequest) -> list[TopicFigures]:
-    """Return the counts of all topics, by name."""
+    """Return the counts of all topics, sorted by name."""
 
     async def read() -> list[TopicFigures]:
         return await _of_each(topic_figures, request, await request.context.admin.topics())
@@ -72,7 +72,7 @@ async def all_figures(request: PageRequest) -> list[TopicFigures]:
 
 
 async def history(request: PageRequest, topic: str, period: str) -> list[Sample]:
-    """Return the samples of a topic in a period; none where it has none, or is gone."""
+    """Return the samples of a topic in a period; empty if the topic has none or is deleted."""
 
     async def read() -> list[Sample]:
         try:
@@ -88,7 +88,7 @@ async def history(request: PageRequest, topic: str, period: str) -> list[Sample]
 async def histories(
     request: PageRequest, topics: Sequence[str], period: str
 ) -> dict[str, list[Sample]]:
-    """Return the samples of several topics."""
+    """Return the samples of several topics, by topic."""
     samples = await _of_each(partial(history, period=period), request, topics)
     return dict(zip(topics, samples, strict=True))
 
@@ -96,7 +96,7 @@ async def histories(
 async def _of_each(
     read: Callable[[PageRequest, str], Awaitable[T]], request: PageRequest, topics: Sequence[str]
 ) -> list[T]:
-    """Read something of topics, of so many at a time."""
+    """Call `read` for each topic, with at most AT_ONCE topics at a time."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def read_one(topic: str) -> T:
@@ -107,16 +107,17 @@ async def _of_each(
 
 
 def summed(found: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """Return the samples of several topics as of one: sums, and the latest of all latenesses.
+    """Merge the samples of several topics: add the counts, and keep the longest delay.
 
-    There are no rates where those of one topic are not known.
+    If one topic has no rates at a time, the merged sample has none.
     """
     by_time: dict[datetime, list[Sample]] = {}
     for samples in found:
         for sample in samples:
             by_time.setdefault(sample.at, []).append(sample)
     times = sorted(by_time)
-    # Topics are read some seconds apart: one that lacks the newest times counts as it was last.
+    # Topics are read some seconds apart. A topic that lacks the newest times repeats its last
+    # sample.
     for samples in found:
         for at in times[bisect_right(times, samples[-1].at) :] if samples else ():
             if at - samples[-1].at <= max(READ_APART, times[-1] - times[-2]):
@@ -141,7 +142,7 @@ def _sums(found: Sequence[Mapping[str, float] | Mapping[str, int]]) -> dict[str,
 def rate_now(
     request: PageRequest, topic: str, samples: Sequence[Sample], name: str
 ) -> float | None:
-    """Return the rate of an event just now, else the newest sample's; None: neither is known."""
+    """Return the current rate of an event, else the newest sample's rate, else None."""
     found = request.readings.meter.rate(topic, name)
     if found is None:
         known = [sample.rates[name] for sample in samples[-3:] if name in sample.rates]
@@ -150,7 +151,7 @@ def rate_now(
 
 
 def rate_chart(samples: Sequence[Sample]) -> Drawn:
-    """Return the chart of what came, was settled and failed, a second."""
+    """Draw how many messages were accepted, settled and failed, per second."""
     failed = [sum(s.rates[name] for name in FAILED) if s.rates else None for s in samples]
     return _chart(
         samples, "/s",
@@ -161,7 +162,7 @@ def rate_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def depth_chart(samples: Sequence[Sample]) -> Drawn:
-    """Return the chart of how many messages each queue held."""
+    """Draw how many messages each queue held."""
 
     def of(*names: str) -> list[float | None]:
         return [sum(sample.counts[name] for name in names) for sample in samples]
@@ -174,12 +175,12 @@ def depth_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def late_chart(samples: Sequence[Sample]) -> Drawn:
-    """Return the chart of how long the oldest due message had waited."""
+    """Draw how long the oldest due message had waited."""
     return _chart(samples, "s", Line("oldest due", "orange", [sample.late_s for sample in samples]))
 
 
 def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
-    """Return the chart of how late messages were taken; empty where none was."""
+    """Draw how late messages were taken; empty if no message was taken."""
     halves = [sample.late_p50_s for sample in samples]
     most = [sample.late_p99_s for sample in samples]
     if not any(value is not None for value in most):
@@ -188,9 +189,9 @@ def taken_late_chart(samples: Sequence[Sample]) -> Drawn:
 
 
 def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | None:
-    """Return how late the percentile of an slo was, as the newest sample that has it; None: none.
+    """Return the newest measured delay of the objective's percentile, in seconds, or None.
 
-    A sample of more than five minutes ago does not count.
+    Samples more than five minutes older than the newest sample are ignored.
     """
     if objective is None or not samples:
         return None
@@ -201,7 +202,7 @@ def slo_lateness(objective: Slo | None, samples: Sequence[Sample]) -> float | No
 
 
 async def due_counts(request: PageRequest, topic: str) -> list[tuple[str, float]]:
-    """Return how many messages are due within which time; none where none waits for a time."""
+    """Return how many messages become due within each time span; empty if no message is delayed."""
 
     async def read() -> list[tuple[str, float]]:
         found = await request.context.admin.due_counts(topic)

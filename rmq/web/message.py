@@ -1,4 +1,4 @@
-"""Messages as they are shown."""
+"""The form in which the HTTP API and the console show messages."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rmq.web.principal import sees_bodies
 from rmq.web.problems import ApiError
 from rmq.web.requests import LIMIT_MOST, Answer, DeadQuery, LeasesQuery, MessagesQuery, show
 
-WALKED_MAX = 5000  # messages that one request with a filter looks at; its cursor goes on
-BLOCK_S = 3.0  # how long a send waits for room, where the topic's overflow is "block"
+WALKED_MAX = 5000  # messages that one filtered request reads; its cursor continues after them
+BLOCK_S = 3.0  # how long a send waits for room if the topic's overflow is "block"
 
 
 class Position(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """Where a list of messages goes on: after so many messages of a score of a slot."""
+    """The position of a list of messages, encoded in its cursor."""
 
     slot: Annotated[int, msgspec.Meta(ge=0, le=1023)]
-    score: float | None = None  # None: at the beginning of the slot
+    score: float | None = None  # None: the beginning of the slot
     seen: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
 
 
@@ -39,21 +39,21 @@ async def walk(
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> MessageList:
-    """Return the messages of a queue from the query's cursor on, as they are shown."""
+    """Return one page of a queue's messages, in the form in which they are shown."""
     found, cursor = await page_of(context, topic, query, queue, fits)
     return MessageList(messages=[shown(context, each) for each in found], cursor=cursor)
 
 
-SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated` says so
+SHOWN_MAX = 64 * 1024  # bytes of a body; the rest is cut off, and `is_truncated` is true
 
 
 def shown(context: RequestContext, message: Message, most: int | None = SHOWN_MAX) -> StoredMessage:
-    """Return a message as it is shown; of a body that is hidden nothing is decoded.
+    """Convert a message to the form in which it is shown, without decoding hidden bodies.
 
     Args:
-        context: of who asks.
-        message: with its record as its body.
-        most: bytes of its body that are shown; None: all.
+        context: Context of the request.
+        message: Message whose body is its record.
+        most: Maximum number of body bytes to show; None: all.
     """
     if not sees_bodies(context.principal):
         body, unreadable = Body(kind="hidden", text=HIDDEN, size=None, is_truncated=False), ""
@@ -72,7 +72,7 @@ async def page_of(
     queue: QueueName,
     fits: Callable[[Message], bool] | None = None,
 ) -> tuple[list[Message], str | None]:
-    """Return messages from the query's cursor on, by slot and score, and where they go on."""
+    """Return the messages after the query's cursor, by slot and score, and the next cursor."""
     settings = await context.admin.settings(topic)
     slots = settings.layout.most if settings.layout else settings.slots
     first = query.slot or 0
@@ -81,7 +81,7 @@ async def page_of(
     last = first if query.slot is not None else slots - 1
     position = read_cursor(query.cursor, Position) if query.cursor else Position(first)
     if not first <= position.slot <= last:
-        raise ApiError("invalid", "cursor: give it with the query that it came from", "cursor")
+        raise ApiError("invalid", "cursor: use the query that returned it", "cursor")
     found: list[Message] = []
     walked = 0
     while True:
@@ -106,8 +106,8 @@ async def page_of(
             return found, write_cursor(position)
 
 
-# Bytes of a body that are decoded: values of Python take up to 30 times as much. Larger ones are
-# shown as they are stored.
+# Bytes of a body that are decoded: Python values take up to 30 times as much memory. Larger bodies
+# are shown as they are stored.
 DECODED_MAX = 1024 * 1024
 HIDDEN = "(hidden)"
 
@@ -116,11 +116,11 @@ class Body(Answer):
     """A body, as text.
 
     Attributes:
-        kind: "json": `text` is JSON, with all digits of its numbers; "text": a string, as it is;
-            "base64": bytes; "hidden": you are not shown it.
-        size: bytes of the body as it is shown whole, or of one that is cut, as it is stored; null:
-            not known, since the rest of a compressed one was not decompressed.
-        is_truncated: whether `text` shows the beginning alone.
+        kind: "json": `text` is JSON, with all digits of its numbers. "text": a string, unchanged.
+            "base64": bytes. "hidden": you have no right to see the body.
+        size: Size in bytes of the complete body, or of the stored form if `text` is truncated; null
+            if the size is unknown because a compressed body was decompressed only in part.
+        is_truncated: Whether `text` is only the beginning of the body.
     """
 
     kind: Literal["json", "text", "base64", "hidden"]
@@ -130,7 +130,7 @@ class Body(Answer):
 
 
 class Failure(Answer):
-    """The last failure of a message; those of one cause have one fingerprint."""
+    """The last failure of a message. Failures with the same cause have the same fingerprint."""
 
     reason: str
     deliveries: int
@@ -140,7 +140,7 @@ class Failure(Answer):
 
 
 class Attempt(Answer):
-    """An attempt to handle a message that failed, its redrive or its expiry: see `rmq.Attempt`."""
+    """A failed attempt to handle a message, its redrive or its expiry: see `rmq.Attempt`."""
 
     number: int | None
     at: datetime
@@ -151,12 +151,12 @@ class Attempt(Answer):
 
 
 class StoredMessage(Answer):
-    """A message as it is stored in Redis; fields as of `rmq.Message`.
+    """A message as it is stored in Redis; the fields are those of `rmq.Message`.
 
     Attributes:
         queue: "store" (waiting), "prepare" (in flight) or "dead".
-        unreadable: why the body is bytes; empty: it could be decoded.
-        attempts: those that failed, the newest first.
+        unreadable: Why the body could not be decoded and is shown as bytes; empty: it was decoded.
+        attempts: Failed attempts, newest first.
     """
 
     id: str
@@ -184,26 +184,18 @@ class StoredMessage(Answer):
 
 
 class MessageList(Answer):
-    """Messages.
-
-    Attributes:
-        cursor: for the next ones; null: these were the last.
-    """
+    """A page of messages."""
 
     messages: list[StoredMessage]
     cursor: str | None
 
 
 class Peeked(MessageList):
-    """Messages, in the order in which they would be taken inside a slot.
-
-    Attributes:
-        cursor: for the next page; null: this was the last one.
-    """
+    """Messages in their delivery order within each slot."""
 
 
 class Sent(Answer):
-    """The result of a send; fields as of `rmq.SendResult`."""
+    """The result of a send; the fields are those of `rmq.SendResult`."""
 
     id: str
     status: SendStatus
@@ -214,7 +206,7 @@ class Sent(Answer):
 
 
 def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
-    """Return a decoded body as it is shown: so many bytes of it at most; None: all."""
+    """Convert a decoded body for display, with at most `most` bytes (None: all)."""
     if isinstance(value, bytes):
         shown = value[:most]
         text = base64.b64encode(shown).decode()
@@ -226,24 +218,24 @@ def body_of(value: Any, most: int | None = SHOWN_MAX) -> Body:
         try:
             text, kind = json.dumps(value, ensure_ascii=False, allow_nan=False), "json"
         except (TypeError, ValueError, RecursionError):
-            text = _written(value)  # msgpack has bytes inside of maps, and NaN; others have objects
-    whole = text.encode("utf-8", "replace")  # JSON may name half of a surrogate pair
+            text = _written(value)  # a map with bytes, NaN, or any object of a user's codec
+    whole = text.encode("utf-8", "replace")  # JSON may contain half of a surrogate pair
     shown = whole[:most]
     return Body(
         kind=kind,
-        text=shown.decode("utf-8", "ignore"),  # the cut may be inside of a character
+        text=shown.decode("utf-8", "ignore"),  # the cut may be inside a character
         size=len(whole),
         is_truncated=len(shown) < len(whole),
     )
 
 
 def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
-    """Return the body of a record as it is shown, and why it cannot be decoded; empty: it can.
+    """Convert a stored body for display; also return why it was not decoded, or "".
 
-    No more is decompressed than is shown: so many bytes; None: all.
+    Decompresses only the bytes that are shown: at most `most`, or all if `most` is None.
     """
     try:
-        if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoded it is no larger
+        if entry.codec == codec.JSON.number and entry.body[:1] == b'"':  # decoding keeps its size
             return body_of(codec.decode(entry.codec, entry.body), most), ""
         parts, is_whole = record.beginning_of(entry, CEILING if most is None else most)
         data = b", ".join(data for _, data in parts)
@@ -255,7 +247,7 @@ def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
         if is_json := codecs == {codec.JSON.number}:
             data = b"[%b]" % data if collects else data
             if is_whole:
-                msgspec.json.decode(data, type=msgspec.Raw)  # whether it is
+                msgspec.json.decode(data, type=msgspec.Raw)  # raises if the body is not JSON
     except (DecodeError, msgspec.DecodeError, RecursionError) as error:
         return body_of(entry.body, most), str(error)
     body = body_of(data.decode("utf-8", "replace") if is_json else data, most)
@@ -264,20 +256,20 @@ def body_of_record(entry: record.Record, most: int | None) -> tuple[Body, str]:
         body.is_truncated = True
         body.size = None if entry.codec == codec.COMPRESSED.number else len(entry.body)
     is_decoded = is_json or codecs == {codec.BYTES.number}
-    return body, "" if is_decoded else "shown as it is stored: it is too large to be decoded here"
+    return body, "" if is_decoded else "shown as stored: the body is too large to be decoded here"
 
 
 def _written(value: Any) -> str:
     try:
         return repr(value)
     except RecursionError:
-        return "(nested too deeply to be shown)"
-    except Exception as error:  # of an object that a codec of a user made
+        return "(too deeply nested to be shown)"
+    except Exception as error:  # raised by the `repr` of an object that a user's codec returned
         return f"({type(value).__name__}; it cannot be shown: {type(error).__name__})"
 
 
 def failure_of(failure: failures.Failure | None) -> Failure | None:
-    """Return a failure as it is shown."""
+    """Convert a failure to the form in which it is shown."""
     if failure is None:
         return None
     return show(failure, Failure, fingerprint=failures.fingerprint(failure))

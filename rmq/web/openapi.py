@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the table of operations."""
+"""Generate the OpenAPI 3.1 document from the table of operations."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rmq.web import operation as web_operation
 from rmq.web.operation import Operation
 from rmq.web.problems import KINDS, MEDIA_TYPE, Problem
 
-HEADERS = {  # of requests, by operation
-    "set_topic": ("If-Match", "The ETag that it must still have; else nothing is done (412)"),
-    "start_job": ("Idempotency-Key", "Names this call: a second one with it starts no other job"),
+HEADERS = {  # request headers by operation
+    "set_topic": ("If-Match", "ETag that the topic must still have; otherwise the answer is 412"),
+    "start_job": ("Idempotency-Key", "Name of this call; a repeated call starts no second job"),
 }
 PLACES = "#/components/schemas/{name}"
 _DESCRIPTION = (
-    "The verbs of RMQ over HTTP. Lists that can be long have a cursor: repeat the request with the "
-    "cursor of the answer until it is null. Durations are seconds, times are RFC 3339 in UTC."
+    "The operations of RMQ over HTTP. Long lists have a cursor: repeat the request with the cursor "
+    "of the answer until the cursor is null. Durations are seconds, times are RFC 3339 in UTC."
 )
 
 
 def document(operations: Sequence[Operation], base: str, root: str = "") -> dict[str, Any]:
-    """Return the document.
+    """Return the OpenAPI document.
 
     Args:
-        operations: all of them.
-        base: the path that theirs begin with.
-        root: where the application is mounted; empty: at the top.
+        operations: All operations of the API.
+        base: Path that all operations begin with.
+        root: Path where the application is mounted; empty: the top.
     """
     types = list({id(kind): kind for each in operations for kind in each.types.values()}.values())
     found, schemas = msgspec.json.schema_components([*types, Problem], ref_template=PLACES)
@@ -93,7 +93,7 @@ def _parameters(place: str, ref: dict[str, Any], schemas: dict[str, Any]) -> lis
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a parameter: one that is not given is no null."""
+    """Remove null from the schema of a parameter: an absent parameter is not null."""
     if "anyOf" not in schema:
         return schema
     kinds = [kind for kind in schema["anyOf"] if kind != {"type": "null"}]
@@ -105,7 +105,7 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
     content = {kind: {"schema": refs[id(operation.types["return"])]}}
     responses: dict[str, Any] = {str(operation.status): {"description": "Done", "content": content}}
     if operation.has_etag and operation.is_read:
-        responses["304"] = {"description": "It is as the ETag in If-None-Match says"}
+        responses["304"] = {"description": "The ETag in If-None-Match is still current"}
     problem = {MEDIA_TYPE: {"schema": refs[id(Problem)]}}
     seconds = {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}
     by_status: dict[int, list[str]] = {}
@@ -120,5 +120,5 @@ def _responses(operation: Operation, refs: dict[int, dict[str, Any]]) -> dict[st
 
 
 def _first_lines(docstring: str) -> str:
-    """Return a docstring as the description of a schema."""
+    """Join the lines of a docstring to the description of a schema."""
     return re.sub(r"\s+", " ", docstring).strip()

@@ -1,16 +1,17 @@
-"""A route: what it reads from the request and answers, as the annotations of its function say.
+"""Routes of the HTTP API, declared by the annotations of their functions.
 
-A function that answers has the parameters that it needs, each a msgspec struct:
+A handler function takes the parameters that it needs, each a msgspec struct:
 
-    context  the client of Redis, and the server (always)
+    context  the client of Redis, and the state of the server (always)
     path     the parts of the path in braces
-    query    what stands after the question mark
-    body     the JSON that is sent
+    query    the query string
+    body     the JSON body of the request
 
-Its name is the operationId, its docstring the description, its return type the schema. An async
-generator of lists answers with lines of NDJSON, which are sent while they are read.
+The function's name is the operationId, its docstring the description, its return type the schema.
+An async generator of lists answers with lines of NDJSON, which are sent while they are read.
 
-A cursor says where a list goes on. It means something to the server alone, which keeps nothing.
+A cursor is the position at which a list continues. Only the server can interpret a cursor, and the
+server stores nothing for it.
 """
 
 from __future__ import annotations
@@ -42,30 +43,30 @@ T = TypeVar("T")
 
 
 def write_cursor(position: object) -> str:
-    """Return a position as a cursor."""
+    """Encode a position as a cursor."""
     return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode().rstrip("=")
 
 
 def read_cursor(cursor: str, kind: type[T]) -> T:
-    """Return the position that a cursor has.
+    """Decode the position from a cursor.
 
     Raises:
-        ApiError: it is no cursor of such a list.
+        ApiError: The text is not a cursor of this kind of list.
     """
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
         return msgspec.json.decode(text, type=kind)
     except (binascii.Error, ValueError, msgspec.DecodeError):
-        raise ApiError("invalid", "cursor: give one that a list has returned", "cursor") from None
+        raise ApiError("invalid", "cursor: use a cursor that a list returned", "cursor") from None
 
 
 MEDIA_TYPE = "application/x-ndjson"
-SEND_S = 30.0  # for which a client may leave a page unread; then the connection is closed
+SEND_S = 30.0  # longest wait for a client to read a page; then the connection is closed
 _ENCODER = msgspec.json.Encoder()
 
 
 class _Lines(StreamingResponse):
-    """Lines of NDJSON. One that ends early breaks the connection, so that the client notices."""
+    """A response of NDJSON lines. An error breaks the connection, so that the client notices it."""
 
     async def stream_response(self, send: Send) -> None:
         """Send all pages."""
@@ -83,13 +84,13 @@ async def answer(
     request: Request,
     headers: Mapping[str, str],
 ) -> Response:
-    """Return a response that sends pages of lines; the first is read before it begins.
+    """Return a response that streams pages of lines; the first page is read before it begins.
 
     Args:
-        pages: lists of structs.
-        shown: returns what of a page is shown.
-        request: the request.
-        headers: of the answer.
+        pages: Lists of structs.
+        shown: Function that removes hidden parts of a page.
+        request: The request to answer.
+        headers: Headers of the response.
     """
     first: list[Any] = await anext(pages, [])
     if request.method == "HEAD":
@@ -103,7 +104,7 @@ async def answer(
     return _Lines(sent(), 200, headers, MEDIA_TYPE)
 
 
-Handler = Callable[..., Any]  # a coroutine, or an async iterator of pages of lines
+Handler = Callable[..., Any]  # a coroutine function, or an async generator of pages of lines
 H = TypeVar("H", bound=Handler)
 
 ALWAYS = ("invalid", "unauthorized", "forbidden", "redis-denied", "other-host", "too-many",
@@ -115,14 +116,14 @@ OF_WRITES = ("cross-site", "too-slow", "too-large", "not-json", "outcome-unknown
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """The things that answer a request: the client, and the state of this server.
+    """Everything that a handler needs to answer a request.
 
     Attributes:
-        client: of the Redis that is served.
-        state: of this server.
-        principal: who sent the request.
-        address: from where it was sent.
-        headers: of the request; names in any case.
+        client: Client of the Redis that this server serves.
+        state: State of this server.
+        principal: Sender of the request.
+        address: Network address of the sender.
+        headers: Headers of the request; names are case-insensitive.
     """
 
     client: AsyncClient
@@ -133,14 +134,14 @@ class RequestContext:
 
     @property
     def admin(self) -> AsyncAdmin:
-        """The verbs on topics."""
+        """Operations on topics."""
         return self.client.admin
 
     def require(self, role: Role) -> None:
-        """Refuse a principal that lacks a role: for what one operation does with some values only.
+        """Check a role that only some values of an operation require.
 
         Raises:
-            ApiError: it does.
+            ApiError: The principal lacks the role.
         """
         if not self.principal.role.includes(role):
             raise ApiError(
@@ -149,10 +150,10 @@ class RequestContext:
 
 
 def check_confirm(confirm: str | None, topic: str) -> None:
-    """Refuse a request that destroys something and does not give the name of its topic.
+    """Check that a destructive request repeats the name of its topic.
 
     Raises:
-        ApiError: it does not.
+        ApiError: The name is missing or differs.
     """
     if confirm != topic:
         raise ApiError("invalid", "confirm: give the name of the topic", "confirm")
@@ -163,16 +164,16 @@ class Operation:
     """A method of a path.
 
     Attributes:
-        method: of HTTP.
-        path: below /api/v1, with its parts in braces.
-        tag: what it is about.
-        role: that a principal needs for it.
-        status: of an answer that is no error.
-        has_etag: whether a client may ask for what has changed, or change what has not.
-        errors: kinds of its own, beside those that every operation, or every one on a topic, has.
-        handler: the function that answers.
-        types: the structs that it reads, by "path", "query" and "body"; and "return".
-        has_lines: whether it answers with lines of NDJSON, which the handler yields page by page.
+        method: HTTP method.
+        path: Path below /api/v1, with parameters in braces.
+        tag: Subject, by which the document groups operations.
+        role: Role that a principal needs.
+        status: HTTP status of a successful answer.
+        has_etag: Whether the operation supports If-None-Match (reads) or If-Match (changes).
+        errors: Kinds of errors, in addition to the kinds that all operations share.
+        handler: Function that answers.
+        types: Structs of "path", "query" and "body", and of "return".
+        has_lines: Whether the handler yields pages of NDJSON lines.
     """
 
     method: str
@@ -193,27 +194,27 @@ class Operation:
 
     @property
     def is_read(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the operation changes nothing."""
         return self.method == "GET"
 
     @property
     def all_errors(self) -> tuple[str, ...]:
-        """The kinds of errors that it may answer with."""
+        """All kinds of errors that the operation can answer with."""
         fields = getattr(self.types.get("body"), "__struct_fields__", ())
         of_reads = OF_READS if self.is_read or "dry_run" in fields else ()
         of_topics = OF_TOPICS if "{topic}" in self.path else ()
         return ALWAYS + of_reads + (() if self.is_read else OF_WRITES) + of_topics + self.errors
 
     def reads_only(self, given: Mapping[str, Any]) -> bool:
-        """Return whether it changes nothing, given these: also a dry run."""
+        """Return whether this call changes nothing: it reads, or is a dry run."""
         return self.is_read or getattr(given.get("body"), "dry_run", False) is True
 
 
 class Table:
-    """The operations of one matter.
+    """The operations of one subject.
 
     Args:
-        tag: the matter.
+        tag: The subject.
     """
 
     def __init__(self, tag: str) -> None:
@@ -223,19 +224,19 @@ class Table:
     def get(
         self, path: str, *errors: str, role: Role = Role.VIEWER, has_etag: bool = False
     ) -> Callable[[H], H]:
-        """Register a function that reads."""
+        """Register a handler that reads."""
         return self._register("GET", path, role, 200, errors, has_etag)
 
     def post(self, path: str, *errors: str, role: Role, status: int = 200) -> Callable[[H], H]:
-        """Register a function that does something; it has a body."""
+        """Register a handler that acts; its requests have a body."""
         return self._register("POST", path, role, status, errors)
 
     def patch(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a function that changes something, and answers with it; it has a body."""
+        """Register a handler that changes something and returns it; its requests have a body."""
         return self._register("PATCH", path, role, 200, errors, has_etag=True)
 
     def delete(self, path: str, *errors: str, role: Role) -> Callable[[H], H]:
-        """Register a function that deletes something; it has no body."""
+        """Register a handler that deletes something; its requests have no body."""
         return self._register("DELETE", path, role, 200, errors)
 
     def _register(

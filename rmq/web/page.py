@@ -1,7 +1,7 @@
-"""A page: what it reads from a request, what it shows, and where it stands.
+"""Pages of the console: what a page reads from a request, and what it answers.
 
-A function that answers takes a `PageRequest`, and returns a `View` to show or a `Redirect`.
-Functions that read are registered with `Pages.get`, those that act with `Pages.post`.
+A handler takes a `PageRequest` and returns a `View` to show or a `Redirect`.
+Register handlers that read with `Pages.get`, and handlers that act with `Pages.post`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BASE = "/console"
-NUMBER_DIGITS = 9  # of a number that is typed; a longer one is none
+NUMBER_DIGITS = 9  # digits of a typed number; a longer text is not accepted as a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class View:
     """The content of a page.
 
     Attributes:
-        template: the file below templates/.
-        values: what the template is given.
-        title: of the window.
-        status: of HTTP.
+        template: File below templates/.
+        values: Variables of the template.
+        title: Title of the window.
+        status: HTTP status.
     """
 
     template: str
@@ -51,12 +51,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """The page that follows an act.
+    """The page that the browser opens after an action.
 
     Attributes:
-        url: of the page, as `PageRequest.url` returns it.
-        notice: what was done, shown there once.
-        cookie: the value of Set-Cookie; None: none.
+        url: Address of the page, from `PageRequest.url`.
+        notice: Message that the page shows once.
+        cookie: Value of Set-Cookie, or None.
     """
 
     url: str
@@ -73,15 +73,14 @@ class PageRequest:
     """A request for a page.
 
     Attributes:
-        known_context: the client of Redis, the server, and the principal; None: nobody has signed
-            in.
-        readings: what all viewers share.
-        disclosure: takes out what the principal may not see.
-        path: the parts of the path in braces.
-        query: what stands after the question mark.
-        form: what was typed into a form.
-        root: where the console is mounted; empty at the top.
-        scope: the request, as ASGI has it.
+        known_context: Client of Redis, state of the server, and principal; None: not signed in.
+        readings: Figures that all viewers share.
+        disclosure: Filter that removes what the principal may not see.
+        path: Parameters in the path.
+        query: Query string.
+        form: Fields of the submitted form.
+        root: Path where the console is mounted; empty: the top.
+        scope: ASGI scope of the request.
     """
 
     known_context: RequestContext | None
@@ -95,13 +94,13 @@ class PageRequest:
 
     @property
     def context(self) -> RequestContext:
-        """The client of Redis, the server, and the principal."""
+        """Client of Redis, state of the server, and principal."""
         assert self.known_context is not None, "the page is for those who have signed in"
         return self.known_context
 
     @property
     def principal(self) -> Principal | None:
-        """The principal; None: nobody has signed in."""
+        """The principal, or None if nobody has signed in."""
         return self.known_context.principal if self.known_context else None
 
     @property
@@ -110,19 +109,19 @@ class PageRequest:
         return self.path["topic"]
 
     def url(self, *parts: str | MessageId, **query: Any) -> str:
-        """Return the address of a page; parts of the query that are None or empty are left out."""
-        # As text: `quote` takes the bytes of a MessageId as they are.
+        """Return the address of a page, without query parameters that are None or empty."""
+        # `quote` would take a MessageId as its 16 bytes, not as its text.
         path = self.root + BASE + "".join("/" + quote(str(part), safe="") for part in parts)
         given = {name: str(value) for name, value in query.items() if value not in (None, "")}
         return path + ("?" + urlencode(given) if given else "")
 
     def word(self, name: str, words: Mapping[str, Any] | tuple[str, ...], default: str) -> str:
-        """Return a word of the query if it is one of `words`, else the default."""
+        """Return a query parameter if it is one of `words`, else the default."""
         found = self.query.get(name, default)
         return found if found in words else default
 
     def number(self, name: str, low: int, high: int, default: int) -> int:
-        """Return a number of the query, within its bounds."""
+        """Return a query parameter as a number, limited to its bounds."""
         found = whole_number(self.query.get(name, ""))
         return default if found is None else min(high, max(low, found))
 
@@ -131,31 +130,31 @@ class PageRequest:
         return self.principal is not None and self.principal.role.includes(Role(role))
 
     def shown(self, answer: T) -> T:
-        """Hide from messages, in place, what the principal may not see; return them."""
+        """Remove in place the parts of messages that the principal may not see."""
         shown: T = self.disclosure.shown(self.context.principal, answer)
         return shown
 
     def confirm(self, name: str) -> None:
-        """Check that the form has the name of what is changed, typed by a person.
+        """Check that the user has typed the name of the object to change.
 
         Raises:
-            ApiError: it has another one.
+            ApiError: The typed name differs.
         """
         if self.form.get("confirm", "") != name:
             raise ApiError("invalid", f"type {name} to confirm", "confirm")
 
 
 def whole_number(text: str) -> int | None:
-    """Return a number as a person types it; None: it is none."""
+    """Parse a number that a person typed; return None if the text is not a number."""
     is_one = text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS
     return int(text) if is_one else None
 
 
 def duration(text: str, name: str) -> float:
-    """Return a duration as a person types it, in seconds.
+    """Parse a duration that a person typed, in seconds.
 
     Raises:
-        InvalidValue: it is none; the error names the field.
+        InvalidValue: The text is not a duration; the error names the field.
     """
     try:
         return parse_duration(text)
@@ -169,9 +168,9 @@ class Page:
 
     Attributes:
         method: GET or POST.
-        path: below /console, with its parts in braces.
-        role: that who asks must have; None: anybody, signed in or not.
-        handler: the function that answers.
+        path: Path below /console, with parameters in braces.
+        role: Role that the user needs; None: no role and no sign-in.
+        handler: Function that answers.
     """
 
     method: str
@@ -181,17 +180,17 @@ class Page:
 
 
 class Pages:
-    """The pages of one matter."""
+    """The pages of one subject."""
 
     def __init__(self) -> None:
         self.pages: list[Page] = []
 
     def get(self, path: str, role: Role | None = Role.VIEWER) -> Callable[[Handler], Handler]:
-        """Register a function that shows something."""
+        """Register a handler that shows something."""
         return self._register("GET", path, role)
 
     def post(self, path: str, role: Role | None = Role.OPERATOR) -> Callable[[Handler], Handler]:
-        """Register a function that does something."""
+        """Register a handler that acts."""
         return self._register("POST", path, role)
 
     def _register(self, method: str, path: str, role: Role | None) -> Callable[[Handler], Handler]:

@@ -1,4 +1,4 @@
-"""The principal of a request: a person or program, and its rights, as the guard found out."""
+"""The principal of a request: the person or program that sent it, and its rights."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, Literal
 
 from rmq.kernel.core.access import Role
 
-KEY = "rmq.principal"  # in the scope of a request
-ADDRESS = "rmq.address"  # there, too: from where it comes, as far as proxies are believed
+KEY = "rmq.principal"  # key in the scope of a request
+ADDRESS = "rmq.address"  # key of the sender's address, as trusted proxies report it
 NAME_MAX = 200
 Kind = Literal["local", "token", "session", "proxy", "host"]
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A person or a program that asks.
+    """A person or a program that sends requests.
 
     Attributes:
-        name: for people to read: of a token, or of a user of the proxy.
-        role: what it may do.
-        sees_bodies: whether it is shown bodies of messages, and tracebacks; operators and admins
-            always are.
-        kind: how it was recognised: "local" (nobody is asked), "token" (in a header), "session"
-            (of a browser that has signed in), "proxy" (which vouches for it), or "host" (the
-            application in which the console is mounted vouches for it).
-        session: the digest of its session; None: it has none.
-        token: names the token that it has, or signed in with.
+        name: Name for people to read, of a token or of a user of the proxy.
+        role: Role that decides which operations are allowed.
+        sees_bodies: Whether the principal sees bodies of messages and tracebacks; operators and
+            admins always do.
+        kind: How the principal was recognised: "local" (no sign-in is required), "token" (in a
+            header), "session" (a signed-in browser), "proxy" (the reverse proxy authenticated the
+            user), or "host" (the application that mounts the console did).
+        session: Digest of the session, or None.
+        token: Name of the token that was sent or used to sign in, or None.
     """
 
     name: str
@@ -39,25 +39,25 @@ class Principal:
 
     @property
     def is_ambient(self) -> bool:
-        """Whether a browser is let in without its page giving anything: other sites could ask."""
+        """Whether browsers send the credentials by themselves, which other sites could exploit."""
         return self.kind != "token"
 
 
 LOCAL = Principal("local", Role.ADMIN, True, "local")
-STATIC = Principal("static", Role.ADMIN, True, "token")  # of server.token
+STATIC = Principal("static", Role.ADMIN, True, "token")  # for server.token
 
 
 def principal_of(scope: MutableMapping[str, Any]) -> Principal:
-    """Return the principal; only for requests that the guard let in, which probes are not."""
+    """Return the principal of a request that the guard has accepted; probes have no principal."""
     found: Principal = scope[KEY]
     return found
 
 
 def can_be_name(name: str) -> bool:
-    """Whether a name that a proxy or a host gives can be shown, and recorded in the audit trail."""
+    """Return whether a name from a proxy or a host is safe to show and to record."""
     return bool(name) and len(name) <= NAME_MAX and name.isprintable()
 
 
 def sees_bodies(principal: Principal) -> bool:
-    """Whether a principal is shown bodies and tracebacks."""
+    """Return whether a principal may see bodies and tracebacks."""
     return principal.sees_bodies or principal.role.includes(Role.OPERATOR)

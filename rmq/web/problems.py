@@ -1,4 +1,4 @@
-"""Errors as application/problem+json (RFC 9457)."""
+"""Convert errors to application/problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIELD = re.compile(r"([a-z][a-z_]*)(?:\.[a-z_]+)?: ")
 
 
 class Kind(NamedTuple):
-    """A kind of error: its status and title, and whether the same request may work later."""
+    """A kind of error; `is_passing` means that the same request may succeed later."""
 
     status: int
     title: str
@@ -32,18 +32,18 @@ class Kind(NamedTuple):
 KINDS = {
     "invalid": Kind(400, "The request is not valid"),
     "unauthorized": Kind(401, "A token is needed"),
-    "forbidden": Kind(403, "Your role has no right to it"),
+    "forbidden": Kind(403, "Your role does not permit this"),
     "cross-site": Kind(403, "The request comes from another site"),
     "redis-denied": Kind(403, "The Redis user of this server lacks a right"),
-    "not-found": Kind(404, "There is nothing here"),
+    "not-found": Kind(404, "Nothing was found at this address"),
     "topic-not-found": Kind(404, "There is no such topic"),
     "method-not-allowed": Kind(405, "The path has no such method"),
-    "too-slow": Kind(408, "The request did not come in time"),
-    "conflict": Kind(409, "What is stored does not permit it"),
-    "changed": Kind(412, "It has changed since it was read"),
+    "too-slow": Kind(408, "The request did not arrive in time"),
+    "conflict": Kind(409, "The stored state does not permit this"),
+    "changed": Kind(412, "The object has changed since it was read"),
     "too-large": Kind(413, "The request or a body in it is too large"),
     "not-json": Kind(415, "Send JSON, as application/json"),
-    "other-host": Kind(421, "The server has another name"),
+    "other-host": Kind(421, "The server does not answer to this host name"),
     "too-many": Kind(429, "There are too many requests", is_passing=True),
     "queue-full": Kind(429, "The topic or Redis is full", is_passing=True),
     "busy": Kind(429, "Too many requests at a time", is_passing=True),
@@ -52,8 +52,8 @@ KINDS = {
     "unavailable": Kind(503, "Redis does not answer", is_passing=True),
     "writes-refused": Kind(503, "Redis refuses all writes", is_passing=True),
     "too-many-connections": Kind(503, "The server has too many connections", is_passing=True),
-    "timeout": Kind(504, "It could not be read in time", is_passing=True),
-    "outcome-unknown": Kind(503, "Redis did not confirm it in time", is_passing=True),
+    "timeout": Kind(504, "The data could not be read in time", is_passing=True),
+    "outcome-unknown": Kind(503, "Redis did not confirm the change in time", is_passing=True),
 }
 BY_STATUS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
@@ -62,14 +62,14 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
     """An error.
 
     Attributes:
-        type: names the kind of error.
-        title: the kind in words.
-        status: the status of the answer.
-        detail: what happened.
-        field: what of the request is at fault; null: unknown, or nothing.
-        position: of a mistake in a filter: how many of its characters stand before it; else null.
-        request_id: names this request in the log of the server.
-        docs: where the documentation describes the exception; null: it is none of RMQ.
+        type: Identifier of the kind of error.
+        title: Short description of the kind of error.
+        status: HTTP status of the answer.
+        detail: Description of this error.
+        field: Part of the request that is wrong; null if unknown or if the request is right.
+        position: Number of characters before the mistake in a filter; null for other errors.
+        request_id: Identifier of this request in the server's log.
+        docs: Address of the exception's documentation; null if RMQ does not define the exception.
     """
 
     type: str
@@ -83,7 +83,7 @@ class Problem(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ApiError(Exception):
-    """An error of a kind."""
+    """An error that becomes an answer of the API."""
 
     def __init__(
         self,
@@ -96,17 +96,17 @@ class ApiError(Exception):
         super().__init__(detail)
         self.kind, self.detail, self.field, self.position = kind, detail, field, position
         self.retry_after_s = retry_after_s
-        self.docs: str | None = None  # where the exception is described that it stands for
+        self.docs: str | None = None  # address of the documentation of the original exception
 
 
 def too_many(wait_s: float) -> ApiError:
-    """Return the error of a client that has to wait for so many seconds."""
+    """Return the error for a client that must wait `wait_s` seconds."""
     seconds = math.ceil(wait_s)
     return ApiError("too-many", f"try again in {seconds} s", retry_after_s=seconds)
 
 
 def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = None) -> Response:
-    """Return an error as a response."""
+    """Convert an error to a response."""
     kind = KINDS[error.kind]
     problem = Problem(
         type=f"urn:rmq:error:{error.kind}", title=kind.title, status=kind.status,
@@ -120,12 +120,12 @@ def answer(error: ApiError, request_id: str, headers: dict[str, str] | None = No
 
 
 def of_exception(error: Exception, request_id: str, is_read: bool = False) -> ApiError:
-    """Return the answer for an exception: no address of Redis, and no traceback.
+    """Convert an exception to an error that reveals no traceback and no address of Redis.
 
     Args:
-        error: the exception.
-        request_id: names the request in the log.
-        is_read: whether the request changes nothing, so that nothing can have been done.
+        error: The exception.
+        request_id: Identifier of the request in the log.
+        is_read: Whether the request only reads, so that it cannot have changed anything.
     """
     found = _of_exception(error, request_id, is_read)
     if isinstance(error, errors.RMQError):
@@ -142,15 +142,15 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
         case msgspec.ValidationError():
             return ApiError("invalid", str(error), _field_of_path(str(error)))
         case msgspec.DecodeError():
-            return ApiError("invalid", f"the body is no JSON: {error}")
+            return ApiError("invalid", f"the body is not JSON: {error}")
         case errors.InvalidFilter():
             return ApiError("invalid", str(error), "filter", error.position)
         case errors.Unavailable() if error._refuses_writes:
             log.warning("request %s: %s", request_id, error)
             return ApiError(
                 "writes-refused",
-                "Redis answers, and cannot write to its own disk; make room there, or see its log. "
-                "Nothing was done; repeat the request then",
+                "Redis cannot write to its disk and refuses all writes; make room there, or read "
+                "the log of Redis. Nothing was changed; repeat the request then",
             )
         case errors.Unavailable():
             log.info("request %s: %s", request_id, error)
@@ -162,15 +162,15 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
             log.info("request %s: timed out", request_id)
             return ApiError(
                 "timeout",
-                "it takes too long, and nothing was changed; ask for less: a narrower filter, a "
+                "reading took too long, and nothing was changed; use a narrower filter or a "
                 "smaller limit, then continue with the cursor",
             )
         case errors.OutcomeUnknown() | TimeoutError():
             log.info("request %s: %s", request_id, error or "timed out")
             return ApiError(
                 "outcome-unknown",
-                "it may have been done, or a part of it; to repeat the request is safe, where a "
-                "message has an id or a dedup_key",
+                "it may have been done, completely or in part; repeating a send is safe if its "
+                "messages have an id or a dedup_key",
             )
     if isinstance(error, errors.RMQError):
         text = _URL.sub("Redis", str(error))
@@ -181,10 +181,10 @@ def _of_exception(error: Exception, request_id: str, is_read: bool) -> ApiError:
             named = _FIELD.match(text)
             return ApiError(kind, text, named[1] if named else None)
     log.error("request %s failed", request_id, exc_info=error)
-    return ApiError("internal", f"the log of the server has more: request {request_id}")
+    return ApiError("internal", f"see the log of the server for request {request_id}")
 
 
-# Of an exception, the one of its class, or of the nearest class above.
+# An exception gets the kind of its nearest base class in this table.
 _BY_EXCEPTION: dict[type, str] = {
     errors.TopicNotFound: "topic-not-found", errors.TopicVanished: "topic-not-found",
     errors.ScheduleNotFound: "not-found", errors.JobNotFound: "not-found",
@@ -198,6 +198,6 @@ _BY_EXCEPTION: dict[type, str] = {
 
 
 def _field_of_path(text: str) -> str | None:
-    """Return the field that msgspec names: "... - at `$.body.delay`"."""
+    """Extract the field from a message of msgspec: "... - at `$.body.delay`"."""
     found = re.search(r"`\$\.([A-Za-z_.]+)", text) or re.search(r"field `([a-z_]+)`", text)
     return found[1] if found else None

@@ -1,6 +1,6 @@
-"""Readings that all viewers share: ten open windows cost Redis what one costs.
+"""Readings that all viewers share: ten open windows cost Redis no more than a single window.
 
-Rates are what the counters of topics grew by while somebody looked.
+Rates are measured from the counters of topics while somebody is looking.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rmq.web import problems
 from rmq.web.problems import ApiError
 
 WINDOW_S = 30.0
-LEAST_S = 1.5  # between two readings that a rate is made of
+LEAST_S = 1.5  # minimum seconds between the two readings of a rate
 TOPICS_MAX = 2_000
 COUNTERS = ("accepted", "settled")
 
 
 class Meter:
-    """Keeps readings of counters for half a minute.
+    """Compute rates from readings of counters, which are kept for half a minute.
 
     Args:
-        clock: seconds; a test has its own.
+        clock: Function that returns seconds; tests replace it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,20 +34,20 @@ class Meter:
         self._readings: dict[str, deque[tuple[float, Mapping[str, int]]]] = {}
 
     def note(self, topic: str, counts: Mapping[str, int]) -> None:
-        """Take a reading of a topic."""
+        """Record the current counters of a topic."""
         now = self._clock()
         readings = self._readings.pop(topic, None) or deque()
         if readings and any(counts[name] < readings[-1][1][name] for name in COUNTERS):
-            readings.clear()  # the topic was deleted and made anew
+            readings.clear()  # the topic was deleted and created again
         readings.append((now, {name: counts[name] for name in COUNTERS}))
         while now - readings[0][0] > WINDOW_S:
             readings.popleft()
-        self._readings[topic] = readings  # the last one noted is the last one to go
+        self._readings[topic] = readings  # the topic that was noted last is forgotten last
         while len(self._readings) > TOPICS_MAX:
             del self._readings[next(iter(self._readings))]
 
     def rate(self, topic: str, name: str) -> float | None:
-        """Return how many events a second a topic has just now; None: not known yet."""
+        """Return the current rate of an event, per second, or None if it is not known yet."""
         readings = self._readings.get(topic)
         if not readings or self._clock() - readings[-1][0] > WINDOW_S:
             return None
@@ -58,10 +58,11 @@ class Meter:
 T = TypeVar("T")
 
 KEPT_MAX = 10_000  # an overview makes two readings for each topic
-TIDIED_LEAST = 500  # fewer are not worth looking for old ones
-LONG_MAX, LONG_KEPT = 4, 50  # long readings that go on at a time, and that are kept
-LONG_S = 300.0  # a long reading takes no longer
-SHARE = 10  # a reading is kept for ten times as long as it took: a tenth of the time at most
+TIDIED_LEAST = 500  # with fewer readings, looking for old ones is not worth the time
+# Long readings that may run at a time; finished long readings that are kept.
+LONG_MAX, LONG_KEPT = 4, 50
+LONG_S = 300.0  # longest duration of a long reading
+SHARE = 10  # a reading is kept for ten times its duration, at most a tenth of the time
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class _Kept:
     keep_s: float = 0.0
 
     def holds(self, now: float, keep_s: float) -> bool:
-        """Whether what was read may be shown: it goes on, or ended well and not long ago."""
+        """Return whether the reading may be used: it is running, or ended well not long ago."""
         if not self.task.done():
             return True
         failed = self.task.cancelled() or self.task.exception() is not None
@@ -81,15 +82,15 @@ class _Kept:
 
 @dataclass(slots=True)
 class LongReading:
-    """A reading that may take longer than a page: how far it is, and what it found.
+    """A reading that may take longer than a page, with its progress and its result.
 
     Attributes:
-        done: how much was looked at.
-        all: how much there is; 0: not known yet.
-        ended: when it ended; None: it goes on.
-        found: what it found.
-        error: why it failed; empty: it did not.
-        kept: its task, and how long that took.
+        done: Number of items read.
+        all: Number of items to read; 0: not known yet.
+        ended: End of the reading, by the clock; None: still running.
+        found: Result of the reading.
+        error: Reason for the failure; empty: no failure.
+        kept: Task that reads, and its duration.
     """
 
     done: int = 0
@@ -100,43 +101,43 @@ class LongReading:
     kept: _Kept = field(init=False, repr=False)
 
     async def wait(self, wait_s: float) -> None:
-        """Wait for its end, for so long at most."""
+        """Wait for the end of the reading, at most `wait_s` seconds."""
         await asyncio.wait((self.kept.task,), timeout=wait_s)
 
     def progress(self, done: int, all: int) -> None:
-        """Note how far it is."""
+        """Record the progress of the reading."""
         self.done, self.all = done, all
 
 
 class Readings:
-    """Keeps what was read, for a while.
+    """Cache readings for a while.
 
     Attributes:
-        meter: rates of topics, of the counts that were read.
+        meter: Rates of topics, from the counts that were read.
     """
 
     def __init__(self) -> None:
         self.meter = Meter()
         self._kept: dict[str, _Kept] = {}
-        self._tidied_at = TIDIED_LEAST  # how many are kept when the old ones are forgotten
+        self._tidied_at = TIDIED_LEAST  # number of readings at which cleaning starts
         self._long: dict[str, LongReading] = {}
 
     def known(self, key: str) -> LongReading | None:
-        """Return a reading that goes on or has ended; None: it was not begun, or is not kept."""
+        """Return a running or ended reading, or None if it was not started or is no longer kept."""
         return self._long.get(key)
 
     def start(
         self, key: str, read: Callable[[LongReading], Awaitable[Any]], keep_s: float
     ) -> LongReading:
-        """Return a reading that goes on or has ended a while ago, or begin it; at once.
+        """Return a running or recent reading, or start a new one, without waiting for it.
 
         Args:
-            key: names what is read.
-            read: reads it, and notes how far it is.
-            keep_s: for how long it is kept, at least.
+            key: Name of the reading.
+            read: Function that reads and reports its progress.
+            keep_s: Minimum time for which the result is kept, in seconds.
 
         Raises:
-            ApiError: too many go on.
+            ApiError: Too many long readings are running.
         """
         known = self._long.get(key)
         if known is not None and known.kept.holds(time.monotonic(), keep_s):
@@ -145,7 +146,7 @@ class Readings:
         for other in ended[: max(0, len(self._long) - LONG_KEPT)]:
             del self._long[other]
         if len(self._long) - len(ended) >= LONG_MAX:
-            raise ApiError("busy", "many long lists are being counted; reload in a moment")
+            raise ApiError("busy", "too many long lists are being counted; reload in a moment")
         reading = LongReading()
 
         async def run() -> None:
@@ -163,19 +164,19 @@ class Readings:
         return reading
 
     async def close(self) -> None:
-        """End what goes on, before the client of Redis is closed."""
+        """Cancel running readings, before the client of Redis is closed."""
         every = [*self._kept.values(), *(reading.kept for reading in self._long.values())]
         running = [kept.task for kept in every if kept.task.cancel()]
         if running:
             await asyncio.wait(running)
 
     async def get(self, key: str, read: Callable[[], Awaitable[T]], keep_s: float = 1.0) -> T:
-        """Return what was read under a key a while ago, or read it now.
+        """Return a recent result, or read now. Concurrent callers with one key share one reading.
 
         Args:
-            key: names what is read.
-            read: reads it; called by one of those who ask at the same time.
-            keep_s: for how long it is kept, at least.
+            key: Name of the reading.
+            read: Function that reads.
+            keep_s: Minimum time for which the result is kept, in seconds.
         """
         kept = self._kept.get(key)
         if kept is None or not kept.holds(time.monotonic(), keep_s):
@@ -187,7 +188,7 @@ class Readings:
         return found
 
     def _tidy(self) -> None:
-        """Forget old readings when their number has doubled, and the oldest of too many."""
+        """Forget old readings when their number has doubled, and the oldest beyond the limit."""
         if len(self._kept) < self._tidied_at:
             return
         now = time.monotonic()
@@ -198,7 +199,7 @@ class Readings:
 
     @staticmethod
     def _begin(read: Callable[[], Awaitable[Any]]) -> _Kept:
-        """Read in a task of its own: whoever asked first may go away."""
+        """Start the reading in its own task: the first caller may be cancelled."""
 
         async def timed() -> Any:
             try:
@@ -207,6 +208,6 @@ class Readings:
                 kept.took_s = time.monotonic() - kept.began
 
         kept = _Kept(time.monotonic(), asyncio.ensure_future(timed()))
-        # A failure is raised where it is awaited, if anywhere.
+        # Mark a failure as seen: no caller may be waiting for it.
         kept.task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return kept

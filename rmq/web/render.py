@@ -1,6 +1,6 @@
-"""Templates and how values are written in them: numbers, times, lengths of time, bodies.
+"""Render templates, and format values in them: numbers, times, durations, bodies.
 
-Everything is escaped by Jinja; nothing here or in a template marks text as safe.
+Jinja escapes everything; neither this module nor a template marks text as safe.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from rmq.web.page import PageRequest, View
 
 
-NOTHING = "\u2013"  # a dash
-PREVIEW_CHARS = 120  # of a body in a list
-INDENTED_MAX = 512 * 1024  # characters of JSON with indents
-HEX_BYTES = 4096  # of a body of bytes that is shown
-ENDS = "{[]},"  # where a line of indented JSON ends
+NOTHING = "\u2013"  # a dash, for a missing value
+PREVIEW_CHARS = 120  # length of a body in a list
+INDENTED_MAX = 512 * 1024  # longest JSON text with indentation, in characters
+HEX_BYTES = 4096  # number of bytes shown of a binary body
+ENDS = "{[]},"  # characters after which indented JSON has a line break
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # a tab and a line end stay
+_UNSEEN = re.compile(f"[\x00-\x08\x0b-\x1f{UNSEEN}]")  # tabs and line ends remain
 
 
 class Renderer:
-    """Writes pages.
+    """Render pages.
 
     Args:
-        digest: of the assets, a part of their addresses.
+        digest: Digest of the assets, a part of their addresses.
     """
 
     def __init__(self, digest: str) -> None:
@@ -67,48 +67,48 @@ class Renderer:
 
 
 def number(value: float | None) -> str:
-    """Write a count, with groups of thousands."""
+    """Format a count, with a space between groups of three digits."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
 def rate(value: float | None) -> str:
-    """Write a number of events a second."""
+    """Format a rate per second."""
     if value is None:
         return NOTHING
     return number(value) if value >= 10 else f"{value:.1f}" if value else "0"
 
 
 def span(ms: float | None) -> str:
-    """Write a length of time in at most two units."""
+    """Format a duration with at most two units."""
     return NOTHING if ms is None else validation.span(ms, " ", "min")
 
 
 def iso(value: datetime | None) -> str:
-    """Write a time for machines: ISO 8601, UTC, ms."""
+    """Format a time for programs: ISO 8601, UTC, with milliseconds."""
     if value is None:
         return ""
     return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def stamp(value: datetime | None) -> str:
-    """Write a time for people: UTC, to the second."""
+    """Format a time for people: UTC, to the second."""
     return NOTHING if value is None else value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def seen(text: object) -> str:
-    """Write a text with codes in place of characters that cannot be seen or change directions."""
+    """Replace invisible and direction-changing characters with their codes."""
     return _UNSEEN.sub(lambda match: f"\\u{{{ord(match[0]):x}}}", str(text))
 
 
 def body(shown: Body, how: str = "") -> str:
-    """Write a body for its viewer.
+    """Format a body for its viewer.
 
     Args:
-        shown: the body.
-        how: "text": as it is; "hex": its bytes, of what is no bytes those of its text; else JSON
-            with indents, text as it is, and bytes in hex.
+        shown: The body.
+        how: "text": unchanged. "hex": bytes as hex; text is encoded first. Otherwise: JSON with
+            indentation, text unchanged, bytes as hex.
     """
     if shown.kind == "base64":
         content = base64.b64decode(shown.text)
@@ -121,7 +121,7 @@ def body(shown: Body, how: str = "") -> str:
 
 
 def preview(shown: Body) -> str:
-    """Write the beginning of a body, for a list."""
+    """Format the beginning of a body, for a list."""
     if shown.kind == "base64":
         text = "0x" + base64.b64decode(shown.text[:120]).hex()
     else:
@@ -130,9 +130,10 @@ def preview(shown: Body) -> str:
 
 
 def indented(text: str) -> str:
-    """Return JSON with indents. Nothing else of it changes: no number passes through a float.
+    """Indent JSON without changing a value: numbers do not pass through a float.
 
-    Where values are nested so deeply that it would grow beyond INDENTED_MAX, it stays as it is.
+    A text that would grow beyond INDENTED_MAX, because its values are deeply nested, is not
+    changed.
     """
     marks = _STRING.sub("", text)
     depths = itertools.accumulate((mark in "{[") - (mark in "]}") for mark in marks)
@@ -143,12 +144,12 @@ def indented(text: str) -> str:
         return text
     try:
         return msgspec.json.format(text, indent=2)
-    except (msgspec.DecodeError, RecursionError):  # half of a surrogate pair, or too deep for it
+    except (msgspec.DecodeError, RecursionError):  # half of a surrogate pair, or deep nesting
         return text
 
 
 def hex_dump(content: bytes) -> str:
-    """Return the first bytes in lines of 16: where, in hex, as ASCII."""
+    """Format the first bytes in lines of 16: offset, hex and ASCII."""
     lines = []
     for start in range(0, min(len(content), HEX_BYTES), 16):
         row = content[start : start + 16]

@@ -1,7 +1,7 @@
-"""The parts of requests, with bounds: paths, queries, bodies; the base of answers, and `show`.
+"""Structs for paths, queries and bodies of requests; the base class of answers, and `show`.
 
-Bounds that RMQ itself checks, as those of a topic's settings, are left to it. A body is read within
-bounds of size and time.
+The structs check all bounds that RMQ does not check itself, as it does for a topic's settings.
+Reading a body is limited in size and time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 LIMIT_MOST = 500
-BY = "HTTP API"  # who does something, where nobody says
+BY = "HTTP API"  # default for the name of a job's author
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$", max_length=128)]
 MessageIdText = Annotated[str, Meta(pattern=r"^[0-9a-v]{26}$", min_length=26, max_length=26)]
@@ -48,26 +48,26 @@ Slot = Annotated[int, Meta(ge=0, le=1023)]
 CursorText = Annotated[str, Meta(max_length=500)]
 FilterText = Annotated[str, Meta(max_length=TEXT_MAX)]
 JobText = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}\.[0-9a-v]{8}$", max_length=137)]
-PeekCursor = Annotated[str, Meta(max_length=4000)]  # has a place in each slot: enough for 100
+PeekCursor = Annotated[str, Meta(max_length=4000)]  # has a position per slot; enough for 100
 Queue = Literal["store", "prepare", "dead"]
 Reason = Literal["failed", "lease ran out", "rejected", "undecodable", "expired", "unhandled"]
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A part of a request; fields that it does not have are refused."""
+    """A part of a request; unknown fields are refused."""
 
 
 # --- paths ---------------------------------------------------------------------------------------
 
 
 class TopicPath(Request):
-    """A topic."""
+    """The topic of a request."""
 
     topic: Name
 
 
 class PeekQuery(Request):
-    """Which messages are shown."""
+    """Selects messages to show."""
 
     queue: Queue = "store"
     slot: Slot | None = None
@@ -78,7 +78,7 @@ class PeekQuery(Request):
 
 
 class MessagesQuery(Request):
-    """Which messages are listed."""
+    """Selects messages to list."""
 
     queue: Queue = "store"
     slot: Slot | None = None
@@ -87,7 +87,7 @@ class MessagesQuery(Request):
 
 
 class DeadQuery(Request):
-    """Which dead letters are listed; a filter is such as: reason=failed and age>1h."""
+    """Selects dead letters to list; a filter is for example: reason=failed and age>1h."""
 
     filter: FilterText | None = None
     slot: Slot | None = None
@@ -96,7 +96,7 @@ class DeadQuery(Request):
 
 
 class LeasesQuery(Request):
-    """Which messages in flight are listed."""
+    """Selects messages in flight to list."""
 
     slot: Slot | None = None
     limit: Limit = 100
@@ -111,10 +111,10 @@ class Nothing(Request):
 
 
 class LetterConditions(Request):
-    """Which letters of the trash, or dead letters; all conditions that are given must fit.
+    """Conditions for dead letters or letters of the trash; a letter must meet all of them.
 
     Attributes:
-        filter: as error contains "timeout" and header.tenant=7 and body.order>100.
+        filter: For example: error contains "timeout" and header.tenant=7 and body.order>100.
     """
 
     ids: Annotated[list[MessageIdText], Meta(max_length=1000)] | None = None
@@ -123,17 +123,17 @@ class LetterConditions(Request):
     filter: FilterText | None = None
 
     def given(self) -> dict[str, Any]:
-        """Return those that were sent, as Admin takes them."""
+        """Return the conditions that were sent, as keyword arguments of `Admin`."""
         values = {name: getattr(self, name, None) for name in _CONDITIONS}
         return {name: value for name, value in values.items() if value is not None}
 
 
 class DeadLetterConditions(LetterConditions):
-    """Which dead letters; all conditions that are given must fit.
+    """Conditions for dead letters; a dead letter must meet all of them.
 
     Attributes:
-        older_than: dead for so many seconds.
-        filter: as error contains "timeout" and age>1h and body.order>100.
+        older_than: Minimum time since the message died, in seconds.
+        filter: For example: error contains "timeout" and age>1h and body.order>100.
     """
 
     older_than: Seconds | None = None
@@ -150,18 +150,18 @@ A = TypeVar("A", bound=Answer)
 
 
 def show(value: object, kind: type[A], /, **given: Any) -> A:
-    """Return a value of the library as an answer has it: each field is the attribute of its name.
+    """Convert a value of the library to an answer: each field gets the attribute of the same name.
 
-    An id becomes text, a timedelta seconds, a mapping a dict of its own; what has the type of an
-    answer, or of a list of them, is shown in the same way.
+    Ids become text, timedeltas become seconds, and mappings become dicts. A field whose type is an
+    answer, or a list of answers, is converted in the same way.
 
     Args:
-        value: a NamedTuple, a dataclass, or another object with attributes.
-        kind: the answer.
-        given: fields that are not attributes of the value, or differ from them.
+        value: NamedTuple, dataclass or other object with attributes.
+        kind: Type of the answer.
+        given: Fields that the value does not have, or that replace its attributes.
 
     Raises:
-        TypeError: a field is neither given nor an attribute of the value.
+        TypeError: A field is neither given nor an attribute of the value.
     """
     for name, convert in _conversions(kind).items():
         if name not in given:
@@ -174,7 +174,7 @@ def show(value: object, kind: type[A], /, **given: Any) -> A:
 
 @cache
 def _conversions(kind: type[Answer]) -> dict[str, Callable[[Any], Any]]:
-    """Return by field what makes its value from an attribute."""
+    """Return, by field, the function that converts its attribute."""
     return {name: _conversion(hint) for name, hint in get_type_hints(kind).items()}
 
 
@@ -185,7 +185,7 @@ def _conversion(hint: Any) -> Callable[[Any], Any]:
     if origin is list:
         convert = _conversion(*parts)
         return lambda values: [convert(each) for each in values]
-    for part in parts or (hint,):  # of X | None
+    for part in parts or (hint,):  # the members of X | None
         if isinstance(part, type) and issubclass(part, Answer):
             return partial(_show_unless_none, part)
     return _plain
@@ -202,12 +202,12 @@ def _plain(value: Any) -> Any:
 
 
 def etag_of(answer: bytes) -> str:
-    """Return the ETag of an answer as it is sent."""
+    """Compute the ETag of the bytes of an answer."""
     return f'"{hashlib.sha256(answer).hexdigest()[:24]}"'
 
 
 class Count(Answer):
-    """How many messages."""
+    """A number of messages."""
 
     count: int
 
@@ -219,16 +219,16 @@ class Done(Answer):
 
 
 async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -> bytes:
-    """Return the body of a request.
+    """Read the body of a request.
 
     Args:
-        request: whose.
-        kind: the media type that it must have.
-        most: bytes.
-        wait_s: for all of it.
+        request: The request.
+        kind: Required media type.
+        most: Maximum size in bytes.
+        wait_s: Maximum time for the whole body, in seconds.
 
     Raises:
-        ApiError: it is of another kind, too large, or does not come in time.
+        ApiError: The media type is wrong, the body is too large, or it does not arrive in time.
     """
     given = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if given != kind:
@@ -254,14 +254,14 @@ async def read(request: StarletteRequest, kind: str, most: int, wait_s: float) -
 
 FORM_MAX = 64 * 1024  # bytes
 FORM_S = 10.0
-FIELDS_MAX = 1_200  # a page has 500 rows that can be ticked
+FIELDS_MAX = 1_200  # a page has up to 500 rows with a check box
 
 
 async def read_form(request: StarletteRequest) -> dict[str, str]:
-    """Return the fields of a form; of a field that is given several times, the values by lines.
+    """Read the fields of a form. Several values of one field are joined with line breaks.
 
     Raises:
-        ApiError: it is no form, or too large, or does not come in time.
+        ApiError: The body is not a form, is too large, or does not arrive in time.
     """
     content = await read(request, "application/x-www-form-urlencoded", FORM_MAX, FORM_S)
     try:

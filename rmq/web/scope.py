@@ -1,12 +1,12 @@
-"""The scope of a request: the path that is asked for, and the CSRF token of its forms.
+"""The path of a request below the root path, and the CSRF token of its forms.
 
-The root path is the one below which an application is mounted, or a reverse proxy serves it.
+The root path is the path where an application is mounted, or where a reverse proxy serves it.
 
-CSRF: each form of the console has a text that other sites cannot know. A browser lets a page in by
-a cookie, or by nothing on this machine, so another site could send a form here. The guard asks the
-browser itself where a request comes from (Sec-Fetch-Site, Origin); this text is for browsers that
-tell neither, and for faults in those that do. It is bound to the session, or to who asks, and to a
-secret of the server.
+CSRF: each form of the console contains a token that other sites cannot know. A browser sends its
+cookie by itself, and a local server needs no cookie, so another site could send a form to RMQ. The
+guard checks where the browser says that a request comes from (Sec-Fetch-Site, Origin). The token
+protects browsers that send neither header. It depends on the session, or on the principal, and on
+a secret of the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-CSRF = "rmq.csrf"  # in the scope of a request
+CSRF = "rmq.csrf"  # key in the scope of a request
 
 
 def root_of(scope: MutableMapping[str, Any]) -> str:
@@ -34,7 +34,7 @@ def root_of(scope: MutableMapping[str, Any]) -> str:
 def path_of(scope: MutableMapping[str, Any]) -> str:
     """Return the path of a request below the root path.
 
-    ASGI has the root path in `path`, too; some servers leave it out there.
+    ASGI includes the root path in `path`; some servers omit it.
     """
     path: str = scope["path"]
     root = root_of(scope)
@@ -44,13 +44,13 @@ def path_of(scope: MutableMapping[str, Any]) -> str:
 
 
 class RootPath:
-    """Tells an application the path below which a reverse proxy serves it.
+    """Set the root path of requests, for an application behind a reverse proxy.
 
-    The proxy may take that path away or leave it, and probes of the machine need not know it.
+    The proxy may remove the root path from requests or keep it, and local probes may omit it.
 
     Args:
-        app: the application.
-        root: the path, with a slash before each name and none at its end; empty: the top.
+        app: The application.
+        root: Root path, with a slash before each name and none at its end; empty: the top.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -58,7 +58,7 @@ class RootPath:
         self._root = root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with the root path of the proxy in its scope."""
+        """Pass a request to the application, with the root path in its scope."""
         if scope["type"] == "http" and self._root:
             scope = {**scope, "root_path": self._root}
             scope["path"] = self._root + path_of(scope)
@@ -66,18 +66,18 @@ class RootPath:
 
 
 def csrf_token(scope: MutableMapping[str, Any]) -> str:
-    """Return the text that each form has, in a hidden field; letters and digits alone."""
+    """Return the CSRF token for the hidden field of a form: letters and digits only."""
     text: str = scope[CSRF]
     return text
 
 
 def csrf_holds(scope: MutableMapping[str, Any], text: str) -> bool:
-    """Whether a form that was sent has the text."""
+    """Return whether the text of a submitted form equals the CSRF token."""
     return hmac.compare_digest(csrf_token(scope).encode(), text.encode("utf-8", "replace"))
 
 
 def csrf_token_of(secret: bytes, principal: Principal | None) -> str:
-    """Return the text for a principal; None: for who has not signed in."""
+    """Compute the CSRF token of a principal, or of an anonymous browser (None)."""
     bound = "\0"
     if principal is not None:
         bound = "\0".join((principal.kind, principal.name, principal.session or ""))

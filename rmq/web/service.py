@@ -1,4 +1,4 @@
-"""The interface of the server's services, and the thread that runs a service again and again."""
+"""The interface of the server's services, and the thread that runs a service repeatedly."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rmq.errors import RMQError
 
 log = logging.getLogger("rmq")
 
-RETRY_S = 1.0  # after an error
-SPREAD = 0.1  # of the time between two runs, at random: services do not all begin together
+RETRY_S = 1.0  # wait after an error
+SPREAD = 0.1  # random part of the time between two runs, so that services do not all start together
 
 
 class Service(Protocol):
-    """Work that a server does again and again. It must be safe if two servers do it at once."""
+    """Work that a server repeats. Two servers may run it at the same time without harm."""
 
     @property
     def name(self) -> str:
-        """Return its name in logs and metrics, a single word."""
+        """Name of the service in logs and metrics, a single word."""
 
     @property
     def every_s(self) -> float:
@@ -31,28 +31,28 @@ class Service(Protocol):
 
     @property
     def needs_leadership(self) -> bool:
-        """Whether only the server that leads runs it, to spare Redis the same work twice."""
+        """Whether only the leading server runs it, to spare Redis the same work twice."""
 
     def run_once(self) -> int:
-        """Do what there is to do; return how much was done, in the unit of the service.
+        """Do the pending work; return how much was done, in the unit of the service.
 
         Raises:
-            RMQError: it is tried again after a moment.
+            RMQError: The run failed, and is tried again after a moment.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """How a service does.
+    """Results of a service since the server started.
 
     Attributes:
-        name: of the service.
-        runs: how many ended well.
-        done: what they did, in the unit of the service.
-        failures: how many runs failed.
-        error: of the last run; empty if it ended well.
-        idle_s: seconds since a run last ended well; None: none has yet.
-        is_alive: whether its thread runs.
+        name: Name of the service.
+        runs: Number of successful runs.
+        done: Total result of the runs, in the unit of the service.
+        failures: Number of failed runs.
+        error: Error of the last run; empty if the run succeeded.
+        idle_s: Seconds since the last successful run; None: no run has succeeded yet.
+        is_alive: Whether the thread of the service is running.
     """
 
     name: str
@@ -66,13 +66,13 @@ class ServiceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """The state of a server; a mounted application runs no services, and does not lead.
+    """The state of a server; a mounted application runs no services and does not lead.
 
     Attributes:
-        server: its id.
-        leads: whether it leads.
-        services: returns how its services do.
-        missing: returns, by topic, how many messages its last audit found missing.
+        server: Id of the server.
+        leads: Function that returns whether the server leads.
+        services: Function that returns the status of its services.
+        missing: Function that returns, by topic, how many messages the last audit found missing.
     """
 
     server: str = ""
@@ -82,11 +82,11 @@ class ServerState:
 
 
 class ServiceThread:
-    """Runs a service in a thread until it is stopped.
+    """Run a service in a thread until it is stopped.
 
     Args:
-        service: the service.
-        leads: whether this server leads.
+        service: The service.
+        leads: Function that returns whether this server leads.
     """
 
     def __init__(self, service: Service, leads: Callable[[], bool]) -> None:
@@ -100,22 +100,22 @@ class ServiceThread:
         self._thread = threading.Thread(target=self._run, name=f"rmq-{service.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first run starts at once."""
+        """Start the thread; the first run begins immediately."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Ask the thread to end; a run that goes on is finished."""
+        """Ask the thread to end after the current run."""
         self._stopping = True
         self._wake.set()
 
     def join(self, wait_s: float) -> bool:
-        """Wait for the end of the thread; return whether it came."""
+        """Wait for the end of the thread; return whether it has ended."""
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 
     @property
     def status(self) -> ServiceStatus:
-        """How the service does."""
+        """Results of the service so far."""
         at = self._ended_well_at
         return ServiceStatus(
             self.service.name, self._runs, self._done, self._failures, self._error,
@@ -129,12 +129,12 @@ class ServiceThread:
             self._wake.clear()
 
     def _run_once(self) -> float:
-        """Run the service if it is its turn; return the seconds until the next run."""
+        """Run the service if this server may run it; return the seconds until the next run."""
         if self.service.needs_leadership and not self._leads():
             return RETRY_S
         try:
             self._done += self.service.run_once()
-        except Exception as error:  # the thread must not end: nobody would do its work
+        except Exception as error:  # the thread must not end: its work would stop without notice
             self._failures += 1
             if self._error != str(error):
                 unexpected = not isinstance(error, RMQError)

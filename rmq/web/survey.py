@@ -1,4 +1,4 @@
-"""The survey: the counts of all slots, read once for every service and every reader of figures."""
+"""The survey: reads the counts of all slots once, for all services and all readers of figures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rmq.kernel.transport.blocking import Transport
 
 log = logging.getLogger("rmq")
 
-SLOTS_PER_S = 5.0  # of an idle installation: below 10 commands a second with 400 slots
+SLOTS_PER_S = 5.0  # keeps an idle installation with 400 slots below 10 commands/s
 EVERY_LEAST_S, EVERY_MOST_S = 5.0, 80.0
-WHOLE_S = 600.0  # from one look at all keys to the next
+WHOLE_S = 600.0  # seconds from one look at all keys to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class TopicCounts:
     """The counts of a topic at one moment.
 
     Attributes:
-        context: the topic.
-        slots: the counts of each slot, by the names of `Admin.stats`.
-        lateness: how many messages were taken how late, since the topic was created.
-        at: when they were read, by the monotonic clock.
+        context: Context of the topic.
+        slots: Counts of each slot, with the names of `Admin.stats`.
+        lateness: Histogram of how late messages were taken since the topic was created.
+        at: Time of the reading, by the monotonic clock.
     """
 
     context: TopicContext
@@ -42,12 +42,12 @@ class TopicCounts:
 
     @property
     def total(self) -> dict[str, int]:
-        """The counts of the topic."""
+        """Counts of the whole topic."""
         return stats.total(self.slots)
 
     @property
     def figures(self) -> Figures:
-        """What is kept of them as a sample."""
+        """Counts in the form in which a sample keeps them."""
         return history.figures_of(self.total, self.lateness)
 
 
@@ -55,10 +55,10 @@ class Survey:
     """The service that reads the counts of all slots of all topics.
 
     Attributes:
-        topics: what was read last, by the name of the topic; replaced as a whole.
-        resizing: names of topics whose resize goes on; their counts may be missing in `topics`,
-            where slots have not been created yet.
-        passes: how often all topics were read.
+        topics: Latest counts by topic name; each pass replaces the whole dict.
+        resizing: Names of topics with an unfinished resize. Their counts may be missing in `topics`
+            while some slots have not been created yet.
+        passes: Number of passes over all topics.
     """
 
     name = "survey"
@@ -71,22 +71,22 @@ class Survey:
         self._sessions = ReplaySessions()
         self._problems = TopicProblems()
         self._denied: frozenset[str] = frozenset()
-        # By topic: its stamp, and its figures of the last minutes, the newest last; replaced as a
-        # whole, since other threads read them.
+        # By topic: its stamp, and its figures of the last minutes, newest last. Other threads read
+        # the dict, so it is replaced as a whole.
         self._looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
-        self._whole_at = 0.0  # of the next look at all keys, by the monotonic clock
+        self._whole_at = 0.0  # time of the next look at all keys, by the monotonic clock
         self.topics: dict[str, TopicCounts] = {}
         self.resizing: frozenset[str] = frozenset()
         self.passes = 0
 
     @property
     def every_s(self) -> float:
-        """Seconds between two passes: more for more slots, so that Redis gets few commands."""
+        """Seconds between two passes: longer with more slots, to limit the load of Redis."""
         slots = sum(len(counts.slots) for counts in self.topics.values())
         return min(EVERY_MOST_S, max(EVERY_LEAST_S, slots / SLOTS_PER_S))
 
     def run_once(self) -> int:
-        """Read the counts of all topics; return how many topics were read."""
+        """Read the counts of all topics; return the number of topics."""
         is_whole = time.monotonic() >= self._whole_at
         names = self._list(is_whole)
         topics: dict[str, TopicCounts] = {}
@@ -113,17 +113,18 @@ class Survey:
         return len(topics)
 
     def _list(self, is_whole: bool) -> list[str]:
-        """Return the names of all topics; list those again that another program took off.
+        """Return the names of all topics; add topics that another program removed from the list.
 
         Args:
-            is_whole: Look for topics that this survey does not know, which walks all keys of Redis.
+            is_whole: Also look for topics that this survey has not seen, by a walk over all keys of
+                Redis.
         """
         if is_whole:
             self._transport.run(overview.drop_wrong_lists(self._prefix))
             self._whole_at = time.monotonic() + WHOLE_S
         try:
             names = self._transport.run(overview.topics(self._prefix))
-        except errors.ScriptFailed:  # it is no list any more
+        except errors.ScriptFailed:  # the key is no list any more
             self._whole_at = 0.0
             raise
         stored = self._transport.run(overview.stored_topics(self._prefix)) if is_whole else set()
@@ -131,34 +132,34 @@ class Survey:
         added = self._transport.run(overview.relist(self._prefix, sorted(missing)))
         if added:
             log.warning(
-                "%d topics were missing in the list of all topics, and are listed again; the first "
+                "%d topics were missing in the list of all topics and were added again; the first "
                 "is %r. See which Redis user may remove members of it (docs/security.md)",
                 len(added), added[0],
             )  # fmt: skip
         return sorted([*names, *added])
 
     def before(self, name: str, window_ms: int) -> Figures | None:
-        """Return the figures of a topic so long before, at most five minutes, by `so_old`."""
+        """Return the figures of a topic from `window_ms` ago, at most five minutes, by `so_old`."""
         _, kept = self._looks.get(name, (b"", ()))
         return history.so_old(kept, kept[-1].at_ms - window_ms) if kept else None
 
     def _keep(self, topics: dict[str, TopicCounts]) -> None:
         """Keep the figures of topics for five minutes.
 
-        With more topics a pass is made more seldom, so all of them are not many more than of few.
+        With more topics the passes are less frequent, so the total stays about the same.
         """
         looks: dict[str, tuple[bytes, tuple[Figures, ...]]] = {}
         for name, counts in topics.items():
             figures, created = counts.figures, counts.context.identity
             stamp, kept = self._looks.get(name, (created, ()))
-            # A topic that was deleted and made anew begins anew.
+            # A topic that was deleted and created again starts with an empty history.
             kept = (*kept, figures) if stamp == created else (figures,)
             first = history.so_old(kept, figures.at_ms - slo.WINDOW_MS)
             looks[name] = created, kept[kept.index(first) :] if first else kept
         self._looks = looks
 
     def _report_denied(self, denied: dict[str, errors.AccessDenied]) -> None:
-        """Log once how many topics the server's user may not read, until these are others."""
+        """Log which topics the server's Redis user may not read, if they have changed."""
         if denied and frozenset(denied) != self._denied:
             first = next(iter(denied))
             log.warning(
@@ -175,13 +176,13 @@ class Survey:
 
 
 def _is_resizing(context: TopicContext) -> bool:
-    """Whether a resize of the topic goes on, as far as its settings could be read."""
+    """Return whether the topic has an unfinished resize, as far as its settings could be read."""
     layout = context.settings.layout if context.is_open else None
     return layout is not None and layout.resizing is not None
 
 
 class SurveyedService:
-    """The base of services that do something for the topics of the survey, of one server."""
+    """The base class of services that work on the topics of one server's survey."""
 
     needs_leadership = True
 
@@ -192,18 +193,18 @@ class SurveyedService:
 
 
 class TopicProblems:
-    """Keeps the error of one topic from the work for all others; logs each error once."""
+    """Isolate the errors of a topic from the work for other topics, and log each error once."""
 
     def __init__(self) -> None:
         self._reported: dict[str, str] = {}
 
     @contextmanager
     def apart(self, topic: str, what: str) -> Iterator[None]:
-        """Log the error of the block, and leave the block.
+        """Log an error of the block instead of raising it.
 
         Args:
-            topic: The topic that the block works for.
-            what: What the block does, for the log.
+            topic: Topic that the block works on.
+            what: Purpose of the block, for the log.
 
         Raises:
             Unavailable, OutcomeUnknown: Redis cannot be reached.
@@ -216,7 +217,7 @@ class TopicProblems:
             raise
         except (errors.TopicNotFound, errors.TopicVanished) as error:
             log.debug("topic %r: %s", topic, error)
-        except Exception as error:  # programs that may write to one topic must not stop the others
+        except Exception as error:  # an error of one topic must not stop the other topics
             if self._reported.get(topic) != str(error):
                 self._reported[topic] = str(error)
                 unexpected = not isinstance(error, errors.RMQError)
