@@ -75,17 +75,15 @@ end
 if #ids == 0 then
   return table.concat(letters)
 end
+--- @include "lib/groups/group_stops"
+--- @include "lib/groups/leave_groups"
+--- @include "lib/settle/fail_deliveries"
 local outcomes = {}
 if reason == 'f' then
-  --- @include "lib/settle/fail_deliveries"
   outcomes = fail_deliveries(ids, receipts, details, 'f', held_waits, max_retries, ladder, jitter, retention, ordered,
     audited, now, now_us)
   signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
 else
-  --- @include "lib/dead_letters/dead_letters"
-  --- @include "lib/take/in_order"
-  --- @include "lib/groups/leave_groups"
-  --- @include "lib/wake/wake"
   local mades = {}
   for m = 1, #ids do
     mades[m], outcomes[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1), 'd'

@@ -1,10 +1,9 @@
 -- Giving failed deliveries back, for nack and rollback.
---- @needs prepare failures
+--- @needs slot prepare failures
 --- @include "lib/settle/attempts"
 --- @include "lib/dead_letters/dead_letters"
 --- @include "lib/settle/given_back"
 --- @include "lib/take/in_order"
---- @include "lib/groups/leave_groups"
 --- @include "lib/settle/retry"
 local SEED_MOST = 2147483647 -- of random numbers: 2^31 - 1
 
@@ -91,7 +90,13 @@ local function fail_deliveries(ids, receipts, details, reason, wait, max_retries
       leaving[#leaving + 1] = ids[i]
     end
   end
-  local bring_up = leaving_groups(leaving, dead_ids and set_of(dead_ids), later)
+  local leave, hold
+  if redis.call('HEXISTS', slot, 'groups') == 1 then
+    --- @include "lib/groups/group_stops"
+    --- @include "lib/groups/leave_groups"
+    leave, hold = leaving_groups, hold_given_back
+  end
+  local bring_up = leave and leave(leaving, dead_ids and set_of(dead_ids), later)
   if dead_count > 0 then
     add_dead(audited, dead_ids, now, mades, reason, dead_texts, tonumber(retention))
   end
@@ -104,8 +109,7 @@ local function fail_deliveries(ids, receipts, details, reason, wait, max_retries
   end
   local any_paused = note_given_back()
   if any_paused then
-    --- @include "lib/groups/group_stops"
-    hold_given_back(ids)
+    hold(ids)
   end
   return letters, dead_count
 end

@@ -2,7 +2,6 @@
 --- @needs slot store prepare records failures
 --- @include "lib/settle/given_back"
 --- @include "lib/take/in_order"
---- @include "lib/groups/leave_groups"
 --- @include "lib/scores/score"
 --- @include "lib/scores/timed_score"
 
@@ -40,7 +39,13 @@ local function release_deliveries(held_ids, receipts, places, wait, max_retries,
   for m = 1, wait > 0 and #held_ids or 0 do
     later[held_ids[m]] = true
   end
-  local bring_up = wait > 0 and leaving_groups(held_ids, nil, later)
+  local leave, hold
+  if redis.call('HEXISTS', slot, 'groups') == 1 then
+    --- @include "lib/groups/group_stops"
+    --- @include "lib/groups/leave_groups"
+    leave, hold = leaving_groups, hold_given_back
+  end
+  local bring_up = leave and wait > 0 and leave(held_ids, nil, later)
   redis.call('ZREM', prepare, unpack(held_ids))
   redis.call('ZADD', store, unpack(add))
   if bring_up then
@@ -53,7 +58,6 @@ local function release_deliveries(held_ids, receipts, places, wait, max_retries,
   end
   local any_paused = note_given_back()
   if any_paused then
-    --- @include "lib/groups/group_stops"
-    hold_given_back(held_ids)
+    hold(held_ids)
   end
 end

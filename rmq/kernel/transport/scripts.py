@@ -275,8 +275,8 @@ def _check_once(name: str, text: str, sites: Sites) -> None:
 
 # Scripts that still have a library twice.
 _TWICE = frozenset((
-    "ack", "lease_release", "merge", "nack", "next_ready", "prepare", "publish", "query_fail",
-    "query_release", "query_take", "redrive_send", "release", "rollback", "schedule_send", "send",
+    "ack", "merge", "next_ready", "prepare", "publish", "query_take", "redrive_send",
+    "schedule_send", "send",
 ))  # fmt: skip
 
 
