@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -33,24 +32,20 @@ from rmq.features.topic_admin import http as topic_admin_http
 from rmq.features.workers import http as workers_http
 from rmq.kernel.core.access import Role
 from rmq.kernel.core.packages import VERSION
-from rmq.kernel.topic.audit_trail import note_act
 from rmq.server import leases
 from rmq.server.disclosure import Disclosure
 from rmq.server.rates import Places, Rates
-from rmq.server.sessions import run_flow
+from rmq.server.record import record
 from rmq.web import openapi, operation as web_operation, problems, requests
 from rmq.web.operation import Operation, RequestContext, Table
-from rmq.web.principal import ADDRESS, Principal, principal_of
+from rmq.web.principal import ADDRESS, principal_of
 from rmq.web.problems import ApiError
 from rmq.web.requests import Answer
 from rmq.web.scope import root_of
 from rmq.web.service import ServerState, ServiceStatus
 
-log = logging.getLogger("rmq")
-
 TEXT_MAX = 500  # characters of the arguments of an act
 VALUE_MAX = 100  # of one of them
-RECORD_S = 3.0  # to store a line; the act is answered all the same
 # Sends are the work of producers: a few minutes of them would drive out all other lines.
 NOT_RECORDED = frozenset(("send_message",))
 # Arguments that producers and customers wrote, and those that say nothing.
@@ -92,23 +87,6 @@ async def recorded(
         detail = detail_of(arguments)
         text = f"{detail}: {act.result}" if detail else act.result
         await record(context.client, context.principal, context.address, operation, topic, text)
-
-
-async def record(
-    client: AsyncClient,
-    principal: Principal | None,
-    address: str,
-    what: str,
-    subject: str,
-    text: str,
-) -> None:
-    """Add a line to the audit trail; one that cannot be added is in the log."""
-    by = f"{principal.name} ({principal.kind}, {address})" if principal else f"nobody ({address})"
-    try:
-        async with asyncio.timeout(RECORD_S):
-            await run_flow(client, note_act, by, what, subject, text)
-    except (RMQError, TimeoutError) as error:
-        log.warning("not in the audit trail: %s: %s %s, %s (%s)", by, what, subject, text, error)
 
 
 async def _with_former(

@@ -28,7 +28,8 @@ from rmq.features.tokens import flows
 from rmq.kernel.core import access
 from rmq.kernel.core.access import AccessToken, Role
 from rmq.server import sessions
-from rmq.server.sessions import Sessions, run_flow
+from rmq.server.run_flow import run_flow
+from rmq.server.sessions import Sessions
 from rmq.web.principal import LOCAL, STATIC, Principal, can_be_name
 from rmq.web.scope import csrf_token_of
 

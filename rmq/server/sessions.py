@@ -11,24 +11,22 @@ import json
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmq.features.tokens import flows
 from rmq.kernel.core.validation import MOMENT_MOST_MS, UNREADABLE, check_int
 from rmq.server.rates import Rates
+from rmq.server.record import record
+from rmq.server.run_flow import run_flow
 from rmq.web.principal import ADDRESS, Principal, principal_of
 from rmq.web.scope import root_of
 
 if TYPE_CHECKING:
     from rmq.client.client import AsyncClient
-    from rmq.kernel.transport.steps import Flow
     from rmq.server.authentication import Tokens
 
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 KEY = "rmq.sessions"  # in the scope of a request
 COOKIE = "rmq_session"
@@ -42,16 +40,6 @@ KEPT_S = 3.0  # how long what was read of a session is used
 KEPT_MAX = 1000
 TOUCHED_S = 600.0  # how often the end of a session that is used is moved
 ATTEMPTS, ATTEMPTS_A_SECOND = 5, 0.1  # to sign in with a wrong token, of one address
-
-
-async def run_flow(
-    client: AsyncClient,
-    flow: Callable[Concatenate[str, P], Flow[T]],
-    *arguments: P.args,
-    **named: P.kwargs,
-) -> T:
-    """Run a flow with the connections of a client, and with its prefix as the first argument."""
-    return await client._transport.run(flow(client._prefix, *arguments, **named))
 
 
 class _Kept(NamedTuple):
@@ -87,7 +75,6 @@ class Sessions:
             ApiError: nobody has such a token; or that, and the address has tried too often.
             RMQError: Redis does not tell.
         """
-        from rmq.server.api import record
         from rmq.web import problems
 
         assert self._client is not None

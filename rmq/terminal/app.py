@@ -33,9 +33,9 @@ from rmq.terminal.options import (
     common_options as common_options,
     common_params,
     json_errors,
-    watch_param,
 )
 from rmq.terminal.text import neutral
+from rmq.terminal.watch import repeat, watch_param
 
 OK, ERROR, USAGE, NOTHING, PARTLY, UNREACHABLE, REFUSED = range(7)
 INTERRUPTED = 128 + signal.SIGINT
@@ -173,9 +173,7 @@ class Command(_HelpSections, click.Command):
             if options.watch is None:
                 options.note_act = functools.partial(_note_act, ctx)
                 return super().invoke(ctx)
-            from rmq.terminal import watch
-
-            return watch.repeat(lambda: super(Command, self).invoke(ctx), options, _described)
+            return repeat(lambda: super(Command, self).invoke(ctx), options, _described)
         finally:
             options.writer.finish()
 

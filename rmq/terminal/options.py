@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 RETRY_FOR_S = 2.0  # short: a person waits for the answer
 REPLY_S = 5.0  # the time to connect included; RMQ's commands themselves take milliseconds
-WATCH = "2"  # seconds, where --watch has none
 
 
 @dataclass
@@ -157,7 +156,8 @@ def common_options() -> CommonOptions:
     return options
 
 
-def _store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    """Store the value of a common option."""
     root = ctx.find_root()
     if root.obj is None:
         root.obj = CommonOptions()
@@ -169,19 +169,13 @@ def _store_columns(ctx: click.Context, param: click.Parameter, value: str | None
     names = None if value is None else [name for name in map(str.strip, value.split(",")) if name]
     if names == []:
         raise click.BadParameter("name at least one", ctx, param)
-    _store(ctx, param, names)
-
-
-def _store_watch(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
-    if value is not None and value <= 0:
-        raise click.BadParameter("give more than 0 seconds", ctx, param)
-    _store(ctx, param, value)
+    store(ctx, param, names)
 
 
 def common_params() -> list[click.Parameter]:
     """Return the options that every command takes."""
 
-    def common(*names: str, callback: Any = _store, **given: Any) -> click.Option:
+    def common(*names: str, callback: Any = store, **given: Any) -> click.Option:
         return click.Option(names, callback=callback, expose_value=False, is_eager=True, **given)
 
     url_help = "Where Redis is. Env RMQ_URL; default redis://localhost:6379/0."
@@ -200,22 +194,6 @@ def common_params() -> list[click.Parameter]:
 COMMON_NAMES = frozenset(
     ("--url", "--prefix", "--json", "--output", "--columns", "--help", "--version")
 )
-
-
-def watch_param() -> click.Parameter:
-    """Return --watch, for commands that may be repeated."""
-    from rmq.terminal.param_types import DURATION  # it imports much, and help does without
-
-    return click.Option(
-        ["--watch"],
-        is_flag=False,
-        flag_value=WATCH,
-        type=DURATION,
-        metavar="[SECONDS]",
-        help=f"Repeat every SECONDS, until Ctrl-C.  [{WATCH}]",
-        expose_value=False,
-        callback=_store_watch,
-    )
 
 
 def json_errors(words: Sequence[str]) -> bool:

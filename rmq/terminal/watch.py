@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from rmq.terminal.options import CommonOptions
+from rmq.terminal.options import CommonOptions, store
 from rmq.terminal.tables import styled
 
+EVERY = "2"  # seconds, if --watch has no number
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 TO_LINE_END, TO_SCREEN_END = "\x1b[K", "\x1b[J"
 
@@ -109,3 +110,25 @@ def _draw(text: str, foot: str, height: int) -> int:
     sys.stdout.write(f"{up}\r{drawn}{TO_SCREEN_END}")
     sys.stdout.flush()
     return len(shown)
+
+
+def _store_watch(ctx: click.Context, param: click.Parameter, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise click.BadParameter("give more than 0 seconds", ctx, param)
+    store(ctx, param, value)
+
+
+def watch_param() -> click.Parameter:
+    """Return --watch, for commands that may be repeated."""
+    from rmq.terminal.param_types import DURATION  # it imports much, and help does without
+
+    return click.Option(
+        ["--watch"],
+        is_flag=False,
+        flag_value=EVERY,
+        type=DURATION,
+        metavar="[SECONDS]",
+        help=f"Repeat every SECONDS, until Ctrl-C.  [{EVERY}]",
+        expose_value=False,
+        callback=_store_watch,
+    )
