@@ -44,13 +44,13 @@ SOURCES = (
     "rmq.kernel.transport.driver",
     "rmq.kernel.transport.master_finder",
     "rmq.kernel.transport.sentinel",
-    "rmq.worker.runner",
+    "rmq.worker.running.invoker",
 )
 # Names of blocking code, by the async name; all other names only lose their "Async".
 NAMES = {
     "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__",
     "_open_async_transport": "_open_transport", "asyncio": "threading", "aredis": "redis",
-    "AsyncRunner": "PlainRunner", "AsyncCalls": "PlainCalls", "AsyncCall": "PlainCall",
+    "AsyncInvoker": "PlainInvoker", "AsyncCalls": "PlainCalls", "AsyncCall": "PlainCall",
     "call_hooks_async": "call_hooks", "drive_async": "drive", "run_async": "run",
     "on_duplicate_async": "on_duplicate", "run_batch_async": "run_batch",
 }  # fmt: skip

@@ -28,7 +28,7 @@ from rmq.testing.dependencies import DrainedScope
 from rmq.testing.drain import Drain, DrainedTopic, Result
 from rmq.testing.faults import Faults, FaultyAsyncTransport, FaultyTransport
 from rmq.testing.servers import Backend, Database
-from rmq.worker.runner import Unhandled
+from rmq.worker.settling.unhandled import Unhandled
 
 AnyTopic = str | Topic | AsyncTopic
 RUNS_MOST = 1_000_000

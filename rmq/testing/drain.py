@@ -28,11 +28,13 @@ from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow
 from rmq.testing.clock import Clock
 from rmq.testing.dependencies import DrainedScope
-from rmq.worker.disposition import Disposition, Show, runtime_exceeded
-from rmq.worker.feed import claim_keys, close_flows, make_flows, show_for
-from rmq.worker.runner import AsyncRunner, Unhandled, runner_class
-from rmq.worker.runner_blocking import PlainRunner
-from rmq.worker.running import check_hooks
+from rmq.worker.handled_topic import Show, close_flows, make_flows, show_for
+from rmq.worker.receiving.claiming import claim_keys
+from rmq.worker.running.invoker import AsyncInvoker, invoker_class
+from rmq.worker.running.invoker_blocking import PlainInvoker
+from rmq.worker.running_worker import check_hooks
+from rmq.worker.settling.disposition import Disposition, runtime_exceeded
+from rmq.worker.settling.unhandled import Unhandled
 
 T = TypeVar("T")
 TRIES_MAX = 10  # a worker retries without end; a drain has to end
@@ -109,19 +111,19 @@ class DrainedHandler:
     def __init__(self, handler: Handler, show: Show, hooks: Hooks, process_values: Values) -> None:
         self.handler = handler
         check_hooks(hooks, [handler])
-        self.runner = runner_class(handler)(
+        self.invoker = invoker_class(handler)(
             handler, show, hooks.inside(_Recorder(self)), None, process_values
         )
         self.raised: BaseException | None = None
 
     def run(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run a plain function."""
-        assert isinstance(self.runner, PlainRunner)
+        assert isinstance(self.invoker, PlainInvoker)
         self.raised, started = None, time.monotonic()
         if self.handler.batch:
-            dispositions = self.runner.run_batch(deliveries)
+            dispositions = self.invoker.run_batch(deliveries)
         else:
-            dispositions = [(deliveries[0], self.runner.run(deliveries[0]))]
+            dispositions = [(deliveries[0], self.invoker.run(deliveries[0]))]
         took = time.monotonic() - started
         return [
             (delivery, self._in_time(delivery, disposition, took))
@@ -136,15 +138,15 @@ class DrainedHandler:
         if limit is None or took <= limit or delivery.state != OPEN:
             return disposition
         self.raised = runtime_exceeded(limit)
-        return self.runner.dispositions.of_overrun(delivery, limit)
+        return self.invoker.dispositions.of_overrun(delivery, limit)
 
     async def run_async(self, deliveries: list[HeldDelivery]) -> Dispositions:
         """Run an async function."""
-        assert isinstance(self.runner, AsyncRunner)
+        assert isinstance(self.invoker, AsyncInvoker)
         self.raised = None
         if self.handler.batch:
-            return await self.runner.run_batch(deliveries)
-        return [(deliveries[0], await self.runner.run(deliveries[0]))]
+            return await self.invoker.run_batch(deliveries)
+        return [(deliveries[0], await self.invoker.run(deliveries[0]))]
 
 
 Step = tuple[DrainedHandler, list[HeldDelivery]]  # deliveries to run

@@ -1,26 +1,24 @@
 """Workers: processes that run a handler for every message of its topic.
 
-worker         the class that a program uses: start, stop, run until a signal
-running        the parts of a worker from its start to its stop; limits after which it is replaced
-engine         what receives, runs and settles the messages of all handlers
-fetcher        a thread that receives for all topics, and the order of topics
-feed           one topic: its deliveries on their way to handlers
-queue          one handler: how many deliveries it holds, what waits
-executors      threads and tasks in which handlers run
-runs           one handler: begin and end runs; their limits, and how many deliveries to hold
-runner         calls a handler for a delivery or a batch, and decides how it is settled
-disposition    how a delivery is settled after its run; claims that outlive it
-poison         messages that kill their process, kept apart from harmless ones
-settler        threads that settle deliveries, many in one call
-watchdog       a thread that checks the engine, the heartbeat and Redis
-process_scope  opens lifespans and dependencies around all runs
-scheduler      sends the messages of schedules; also by itself
-heartbeat/     renews leases, in a process that handlers cannot starve
-supervisor/    runs several worker processes, and restarts them (`rmq worker`)
+worker           the class that a program uses: start, stop, run until a signal
+running_worker   the parts of a worker from its start to its stop
+recycling        limits after which a new process replaces this process
+engine           composes the four stages below, for all handlers
+receiving/       a thread that receives for all topics, and the feed of each topic
+holding/         one queue for each handler: how many deliveries it holds, what waits
+running/         threads and tasks, and in them the work of one handler: call it, decide, report
+settling/        dispositions, and the threads that settle deliveries, many in one call
+handled_topic    what the stages share of one topic
+process_scope    opens lifespans and dependencies around all runs
+watchdog         a thread that checks the engine, the heartbeat and Redis
+heartbeat/       renews leases, in a process that handlers cannot starve
+scheduler        sends the messages of schedules; also by itself
+supervisor/      runs several worker processes, and restarts them (`rmq worker`)
 
-A message goes from the fetcher to the feed of its topic, which receives it under a lease; to the
-queue of its handler; to a thread or task of an executor; to the runs, which have the runner call
-the handler and report what follows; to a settler, which settles it in Redis.
+A message passes the four stages in this order. The fetcher asks the feed of its topic to receive
+it under a lease. The queue of its handler holds it until a thread or task of an executor is free.
+An invoker calls the handler, and decides how the delivery is settled. A settler settles it in
+Redis. Each stage imports only from the stages after it.
 """
 
 from rmq.worker.scheduler import Scheduler

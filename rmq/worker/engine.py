@@ -1,11 +1,11 @@
 """The engine of a worker: what receives, runs and settles the messages of all its handlers.
 
-fetcher     one thread; receives for all topics (`rmq.worker.fetcher`)
-feeds       one for each topic; find the handler of a delivery (`rmq.worker.feed`)
-queues      one for each handler; how many it holds, what waits (`rmq.worker.queue`)
-executors   the threads and the tasks in which all handlers run (`rmq.worker.executors`)
-runs        one for each handler; begin, run and end a delivery (`rmq.worker.runs`)
-settlers    one for each handler; settle what has been run (`rmq.worker.settler`), in two threads
+fetcher     one thread; receives for all topics
+feeds       one for each topic; find the handler of a delivery
+queues      one for each handler; how many it holds, what waits
+executors   the threads and the tasks in which all handlers run
+work        one for each handler; begin, run and end a delivery
+settlers    one for each handler; settle what has been run, in two threads
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.handlers.handler import TopicHandlers
 from rmq.kernel.handlers.scopes import Values
 from rmq.kernel.transport.blocking import Transport
-from rmq.worker.executors import Executor, LoopHeartbeat, TaskExecutor, ThreadExecutor
-from rmq.worker.feed import TopicFeed
-from rmq.worker.fetcher import Fetcher
 from rmq.worker.heartbeat.leases import LeaseTracker, WorkerMemory
-from rmq.worker.poison import PoisonSuspects
-from rmq.worker.queue import HandlerQueue
-from rmq.worker.settler import SettlerThread
+from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.receiving.feed import TopicFeed
+from rmq.worker.receiving.fetcher import Fetcher
+from rmq.worker.running.event_loop import LoopHeartbeat
+from rmq.worker.running.executors import Executor, TaskExecutor, ThreadExecutor
+from rmq.worker.running.poison import PoisonSuspects
+from rmq.worker.settling.thread import SettlerThread
 
 log = logging.getLogger("rmq")
 
@@ -79,7 +80,7 @@ class Engine:
         for number, feed in enumerate(self.feeds):
             for handler in feed.handlers:
                 feed.queues[handler] = HandlerQueue(
-                    handler, feed, hooks, executors[handler.is_async],
+                    handler, feed.topic, feed.invokers, hooks, executors[handler.is_async],
                     heartbeat if handler.is_async else None,
                     self.settler_threads[number % threads], self._stopping.is_set, values, suspects,
                 )  # fmt: skip
@@ -119,7 +120,7 @@ class Engine:
 
     def is_running(self) -> bool:
         """Return whether a handler is running."""
-        return any(queue.runs.times.running for queue in self.queues)
+        return any(queue.work.times.running for queue in self.queues)
 
     def flushed_events(self) -> list[threading.Event]:
         """Return events that are set when all that was reported so far is settled."""

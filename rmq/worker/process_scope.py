@@ -16,7 +16,7 @@ from rmq.errors import LifespanFailed
 from rmq.kernel.core import failure
 from rmq.kernel.handlers.dependencies import Dependencies, Node, flattened, lifespan_node
 from rmq.kernel.handlers.scopes import Values, open_node, open_node_async
-from rmq.worker.executors import GuardedTask, call_in
+from rmq.worker.running.event_loop import GuardedTask, call_in
 
 log = logging.getLogger("rmq")
 

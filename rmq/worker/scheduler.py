@@ -22,6 +22,7 @@ from rmq.kernel.topic.context import ReplaySessions, TopicContext
 from rmq.kernel.transport.open import as_blocking
 
 log = logging.getLogger("rmq")
+
 SPREAD_S = 0.02  # schedulers do not all ask at once when a time comes
 STOP_S = 2.0  # for a call to Redis to end
 

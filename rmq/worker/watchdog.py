@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rmq.errors import OutcomeUnknown, RMQError, StorageError, Unavailable
 from rmq.kernel.handlers.handler import Handler
@@ -22,14 +22,11 @@ from rmq.kernel.topic import opening
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import open_transport
 from rmq.worker.engine import Engine
-from rmq.worker.executors import LoopHeartbeat
 from rmq.worker.heartbeat.leases import FOREVER, WorkerMemory
 from rmq.worker.heartbeat.start import HeartbeatProcess, HeartbeatThread
-from rmq.worker.queue import HandlerQueue
-
-if TYPE_CHECKING:
-    from rmq.worker.running import RecyclingLimits
-
+from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.recycling import RecyclingLimits
+from rmq.worker.running.event_loop import LoopHeartbeat
 
 log = logging.getLogger("rmq")
 
@@ -301,7 +298,7 @@ class Watchdog:
         It then renews through a call that holds the GIL, and not for a process that hangs; it kills
         one that cannot even notice that.
         """
-        first_limit = min(queue.runs.first_limit() for queue in self._engine.queues)
+        first_limit = min(queue.work.first_limit() for queue in self._engine.queues)
         hang_s = FOREVER if self._watchdog_s is None else self._watchdog_s
         self._memory.renew_until(min(now + hang_s, first_limit + LIMIT_MARGIN_S))
         if self._may_kill:
@@ -328,7 +325,7 @@ class Watchdog:
         name = stuck_queue.handler if stuck_queue is not None else "the worker"
         _log_stacks(f"{name} has not moved for {watchdog_s:g} s")
         for queue in self._engine.queues if stuck_queue is None else [stuck_queue]:
-            queue.feed.tracker.retire_all()  # other workers run what this one cannot finish
+            queue.topic.tracker.retire_all()  # other workers run what this one cannot finish
         return True
 
     def _last_move(self, now: float) -> tuple[float, HandlerQueue | None]:

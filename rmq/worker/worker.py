@@ -27,13 +27,13 @@ from rmq.kernel.topic import opening
 from rmq.kernel.transport import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.open import as_blocking
-from rmq.worker.executors import EventLoopThread
 from rmq.worker.heartbeat import start
 from rmq.worker.process_scope import ProcessScope
-from rmq.worker.running import (
+from rmq.worker.recycling import RecyclingLimits
+from rmq.worker.running.event_loop import EventLoopThread
+from rmq.worker.running_worker import (
     CANCEL_S,
     Options,
-    RecyclingLimits,
     RunningWorker,
     Surroundings,
     check_hooks,

@@ -144,7 +144,7 @@ topic = client.topic({name!r})
 @topic.handler()
 def handle(body: int) -> None: ...
 
-from rmq.worker.settler import Settler
+from rmq.worker.settling.settler import Settler
 Settler._carry_out = lambda self, items: time.sleep(1000)
 """)  # fmt: skip
     program = start("shop", "--watchdog", "1s").ready()

@@ -33,8 +33,8 @@ from rmq.kernel.transport.steps import Pipeline
 from rmq.ledger import Ledger, exactly_once
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.store import LedgerMiddleware
-from rmq.worker import feed
-from rmq.worker.settler import Settler
+from rmq.worker.receiving import feed
+from rmq.worker.settling.settler import Settler
 from tests.faults import bank, bank_mutants
 from tests.faults.storm import Hurry
 from tests.faults.worker_child import Book

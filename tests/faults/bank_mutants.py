@@ -11,8 +11,8 @@ from rmq.kernel.transport.steps import RawCommand
 from rmq.sql.ledger import rows
 from rmq.sql.ledger.exactly_once import ExactlyOnce
 from rmq.sql.ledger.rows import CONSUMED
-from rmq.worker.disposition import DONE_BEFORE, HandlerDispositions
 from rmq.worker.heartbeat.leases import LeaseTracker
+from rmq.worker.settling.disposition import DONE_BEFORE, HandlerDispositions
 
 LONG_MS = 600_000
 DAY_MS = 86_400_000

@@ -24,7 +24,7 @@ from unittest import mock
 
 import rmq
 from bench.soak.proxy import between
-from rmq.worker import fetcher
+from rmq.worker.receiving import fetcher
 from tests.clusters import Cluster, is_master, until
 from tests.faults.storm import Played, insist
 from tests.patience import PATIENCE_S, wait_for

@@ -14,9 +14,9 @@ from typing import Any
 import rmq
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.worker import engine
-from rmq.worker.feed import TopicFeed
-from rmq.worker.poison import PoisonSuspects
-from rmq.worker.queue import HandlerQueue
+from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.receiving.feed import TopicFeed
+from rmq.worker.running.poison import PoisonSuspects
 
 DIES_S, HOLDS_S = 0.2, 0.6
 

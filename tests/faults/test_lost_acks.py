@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rmq.kernel.consumer.flows import ConsumerFlows
-from rmq.worker.feed import TopicFeed
+from rmq.worker.receiving.feed import TopicFeed
 from tests.conftest import any_binary
 from tests.faults import lost_acks
 from tests.faults.storm import seeded
@@ -57,7 +57,7 @@ def test_a_worker_that_gives_back_what_it_holds_is_found(
 
     monkeypatch.setattr(ConsumerFlows, "is_held", forgetful)
     monkeypatch.setattr(lost_acks, "COMPARE_S", 0.2)
-    monkeypatch.setattr("rmq.worker.fetcher.POLL_S", 0.2)
+    monkeypatch.setattr("rmq.worker.receiving.fetcher.POLL_S", 0.2)
 
     with pytest.raises(AssertionError, match="without a cause"):
         lost_acks.played(any_binary(), name, 1)

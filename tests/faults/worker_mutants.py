@@ -11,11 +11,11 @@ from typing import Any
 from rmq.kernel.consumer.flows import ConsumerFlows
 from rmq.kernel.core.delivery import SETTLED
 from rmq.kernel.transport.steps import RawCommand
-from rmq.worker.feed import TopicFeed
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.leases import HeldLease
 from rmq.worker.heartbeat.renewer import Heartbeat
-from rmq.worker.runs import HandlerRuns
+from rmq.worker.receiving.feed import TopicFeed
+from rmq.worker.running.work import HandlerWork
 from rmq.worker.watchdog import Watchdog
 
 
@@ -40,15 +40,15 @@ def idle_heartbeat() -> None:
 
 def acks_first() -> None:
     """The worker settles a delivery before it runs the handler, as at_most_once does."""
-    begin = HandlerRuns._may_run
+    begin = HandlerWork._may_run
 
-    def settled(self: HandlerRuns, one: Any) -> bool:
+    def settled(self: HandlerWork, one: Any) -> bool:
         if not begin(self, one):
             return False
         self.settler._run(self.settler._flows.ack([one]))
         return True
 
-    HandlerRuns._may_run = settled  # type: ignore[method-assign]
+    HandlerWork._may_run = settled  # type: ignore[method-assign]
 
 
 def acks_by_id() -> None:
@@ -69,7 +69,7 @@ def acks_by_id() -> None:
 
 def begins_anything() -> None:
     """The worker starts a run without checking the lease."""
-    HandlerRuns._may_run = lambda self, one: True  # type: ignore[method-assign]
+    HandlerWork._may_run = lambda self, one: True  # type: ignore[method-assign]
 
 
 def never_tells() -> None:

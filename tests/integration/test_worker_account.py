@@ -71,7 +71,7 @@ def test_every_delivery_is_accounted_for_and_no_message_is_lost(
         assert [held for _, _, held in memory.shared.leases(0)] in ([0], [0, 0])
         assert memory.shared.begun() == {}
         assert len(memory._free_begun) == memory.shared.sizes[1]
-        runs = worker._running.engine.queues[0].runs
+        runs = worker._running.engine.queues[0].work
         # A thread that ran too long may run still.
         wait_for(
             lambda: not (runs._runtime_limits.running or runs._overdue or runs.suspects.running)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker.fetcher import Fetcher
 from rmq.worker.heartbeat import start
+from rmq.worker.receiving.fetcher import Fetcher
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene
 from tests.patience import wait_for
@@ -209,7 +209,7 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
     topic.send("hang")
     with rmq.Worker(client, heartbeat="thread", watchdog=3600) as worker:
         running = worker._running
-        wait_for(lambda: running.engine.queues[0].runs.times.running)
+        wait_for(lambda: running.engine.queues[0].work.times.running)
         monkeypatch.setattr(threading.Thread, "start", refuse)
 
         def is_refused() -> bool:
@@ -223,7 +223,7 @@ def test_the_watchdog_goes_on_and_claims_are_kept_later_though_no_thread_can_be_
         before = turns[1]
         wait_for(lambda: turns[1] != before)
         monkeypatch.undo()
-        claims = running.engine.queues[0].runs.runner.claims
+        claims = running.engine.queues[0].work.invoker.claims
         wait_for(lambda: claims._thread)
         running.watchdog._outage_log._reported_at = float("-inf")
         running.watchdog._outage_log.report()

@@ -20,9 +20,10 @@ import pytest
 import redis
 
 import rmq
-from rmq.worker import fetcher, watchdog
+from rmq.worker import watchdog
 from rmq.worker.heartbeat.renewer import is_stopped
 from rmq.worker.heartbeat.start import HeartbeatProcess
+from rmq.worker.receiving import fetcher
 from tests.forkserver import Forked
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
-from rmq.worker import poison
+from rmq.worker.running import poison
 from tests.conftest import Clock
 from tests.integration.driven import both_clients
 from tests.integration.handling import Scene

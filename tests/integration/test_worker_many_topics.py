@@ -12,8 +12,8 @@ import rmq
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.steps import Command
-from rmq.worker import fetcher
-from rmq.worker.fetcher import WAIT_S
+from rmq.worker.receiving import fetcher
+from rmq.worker.receiving.fetcher import WAIT_S
 from tests.patience import wait_for
 from tests.servers import Server
 
@@ -112,7 +112,7 @@ def test_a_worker_tidies_a_slot_until_nothing_is_left_to_drop(
 
     topic.open()
     rates = topic._context.slots[0].rates
-    monkeypatch.setattr("rmq.worker.fetcher.POLL_S", 0.01)
+    monkeypatch.setattr("rmq.worker.receiving.fetcher.POLL_S", 0.01)
     monkeypatch.setattr(fetcher, "TIDY_S", 0.0)
     monkeypatch.setattr(scripts, "tidy", tidy_and_no_other_slot_today)
     with server.raw() as raw:

@@ -465,7 +465,7 @@ def test_an_error_whose_text_hangs_hangs_its_own_run_alone(
     topic.send_many([rmq.Outgoing("hang", slot_basis=b"0")])
     with rmq.Worker(client, heartbeat="thread") as worker:
         try:
-            wait_for(lambda: worker._running.engine.queues[0].runs.times.running)
+            wait_for(lambda: worker._running.engine.queues[0].work.times.running)
             topic.send_many([rmq.Outgoing("x", slot_basis=b"%d" % n) for n in range(20)])
             (letter,) = dead_of(client, name)
             wait_for(lambda: client.admin.stats(name)["settled"] == 20)

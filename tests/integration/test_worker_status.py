@@ -14,7 +14,7 @@ import pytest
 
 import rmq
 from rmq.features.workers import reporter
-from rmq.worker import running
+from rmq.worker import recycling
 from tests.patience import wait_for
 from tests.servers import Server
 
@@ -129,8 +129,8 @@ def test_a_worker_that_reached_a_limit_ends_with_75(near: rmq.Client, name: str)
 def test_a_worker_whose_memory_is_below_its_limit_goes_on(
     near: rmq.Client, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "MEMORY_EVERY_S", 0.0)
-    resident = running.resident_bytes()
+    monkeypatch.setattr(recycling, "MEMORY_EVERY_S", 0.0)
+    resident = recycling.resident_bytes()
     assert resident is not None
     near.topic(name).handler()(lambda body: None)
     codes: list[int] = []

@@ -19,7 +19,7 @@ import pytest
 import rmq
 from rmq.worker.heartbeat import start
 from rmq.worker.heartbeat.start import HeartbeatProcess, HeartbeatThread
-from rmq.worker.running import RunningWorker
+from rmq.worker.running_worker import RunningWorker
 from tests.integration.handling import WITHIN_S, threads_left
 from tests.patience import wait_for
 from tests.servers import Server

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 import rmq
 from rmq.ledger import exactly_once, metadata
-from rmq.worker import disposition
+from rmq.worker.settling import disposition
 from tests.patience import wait_for
 from tests.sql.ledgers import Books, Copy, effects
 

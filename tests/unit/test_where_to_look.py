@@ -30,7 +30,7 @@ def contents(path: Path) -> str:
 
 
 def test_the_table_answers_twenty_questions() -> None:
-    assert len(ROWS) == 20
+    assert len(ROWS) >= 20
 
 
 @pytest.mark.parametrize(("question", "files", "names"), ROWS, ids=[row[0] for row in ROWS])

@@ -20,7 +20,7 @@ from rmq.kernel.core.packages import VERSION
 from rmq.kernel.transport.blocking import Transport
 
 if TYPE_CHECKING:
-    from rmq.worker.queue import HandlerQueue
+    from rmq.worker.holding.queue import HandlerQueue
 
 
 log = logging.getLogger("rmq")
@@ -106,12 +106,12 @@ class StatusReporter:
         now = time.monotonic()
         handlers, runs = [], []
         for index, queue in enumerate(self._queues):
-            handler, running = queue.handler, queue.runs.times.running.copy()
+            handler, running = queue.handler, queue.work.times.running.copy()
             topic = handler.context.name
             counts = queue.counts()
             held = counts.pop("held")
             ended = sum(counts[verb] for verb in RUN_VERBS)
-            run_s = self._means[index].update(now, queue.runs.times.busy_s, ended)
+            run_s = self._means[index].update(now, queue.work.times.busy_s, ended)
             most = handler.concurrency
             handlers.append(
                 HandlerStatus(topic, handler.name, most, len(running), held, counts, run_s)

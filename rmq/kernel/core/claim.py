@@ -23,7 +23,7 @@ class Claim:
         state: "first": it is ours; "done": the work was done before; "busy": another delivery does
             the work now; "unsure": Redis did not answer, it may be ours; "failed": the message has
             no usable key; "kept": it is ours, the delivery is gone, and the run goes on
-            (`rmq.worker.disposition`).
+            (`rmq.worker.settling.disposition`).
         wait_s: seconds until a busy or unsure claim is asked for again.
         error: why a failed claim has no key.
         lost: whether it was gone when it was renewed or when the work was done.

@@ -13,8 +13,8 @@ import pytest
 import rmq
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import RunScope
-from rmq.worker.executors import EventLoopThread
 from rmq.worker.process_scope import ProcessScope
+from rmq.worker.running.event_loop import EventLoopThread
 
 seen: list[Any] = []
 

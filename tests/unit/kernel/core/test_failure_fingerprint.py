@@ -7,7 +7,7 @@ import pytest
 from rmq.kernel.core.failure import Failure, fingerprint, normalised, origin
 
 TRACE = """Traceback (most recent call last):
-  File "/srv/venv/lib/python3.11/site-packages/rmq/worker/runner.py", line 80, in run
+  File "/srv/venv/lib/python3.11/site-packages/rmq/worker/running/invoker.py", line 80, in run
     handler(delivery)
   File "/srv/app/orders.py", line {line}, in charge
     client.post(url)

@@ -11,9 +11,9 @@ import pytest
 
 import rmq
 from rmq.kernel.core.interceptor import Hooks
-from rmq.worker.disposition import ACK
-from rmq.worker.runner import runner_class
-from tests.unit.worker.test_runner import delivered, registered, show
+from rmq.worker.running.invoker import invoker_class
+from rmq.worker.settling.disposition import ACK
+from tests.unit.worker.running.test_invoker import delivered, registered, show
 
 
 class Around(rmq.Interceptor):
@@ -35,7 +35,7 @@ class Around(rmq.Interceptor):
 
 def run(function: Callable[..., Any], *chain: rmq.Interceptor, body: Any = 1) -> Any:
     handler = registered(function)
-    runner: Any = runner_class(handler)(handler, show, Hooks(chain))
+    runner: Any = invoker_class(handler)(handler, show, Hooks(chain))
     if handler.is_async:
         return asyncio.run(runner.run(delivered(body)))
     return runner.run(delivered(body))
@@ -155,7 +155,7 @@ def test_a_handler_without_anything_around_it_is_called_directly() -> None:
 
     def wrapped(interceptor: rmq.Interceptor) -> object:
         hooks = Hooks([interceptor])
-        return runner_class(handler)(handler, show, hooks).wrapped
+        return invoker_class(handler)(handler, show, hooks).wrapped
 
     assert wrapped(rmq.Interceptor()) is None
     assert wrapped(Around([], "a")) is not None

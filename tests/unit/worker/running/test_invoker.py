@@ -20,8 +20,13 @@ from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.score import receipt_score
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.producer.encode import RETRY_MARK, RUNTIME_MARK
-from rmq.worker.disposition import Disposition, RuntimeExceeded, disposition_for, runtime_exceeded
-from rmq.worker.runner import runner_class
+from rmq.worker.running.invoker import invoker_class
+from rmq.worker.settling.disposition import (
+    Disposition,
+    RuntimeExceeded,
+    disposition_for,
+    runtime_exceeded,
+)
 
 POLICY_OF_THE_TOPIC = None  # a ruling that names no wait leaves it to the topic
 
@@ -233,7 +238,7 @@ def test_running_too_long_is_an_error_that_rules_can_name() -> None:
 
 
 def runner_of(handler: Handler) -> Any:
-    return runner_class(handler)(handler, show, Hooks())
+    return invoker_class(handler)(handler, show, Hooks())
 
 
 def run(function: Callable[..., Any], given: Any = None, /, **options: Any) -> Disposition:

@@ -1,5 +1,5 @@
-# Generated from rmq/worker/runner.py: change that, then run `make fmt`.
-"""The blocking classes of `rmq.worker.runner`."""
+# Generated from rmq/worker/running/invoker.py: change that, then run `make fmt`.
+"""The blocking classes of `rmq.worker.running.invoker`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rmq.errors import DecodeError
 from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.interceptor import call_hooks
 from rmq.kernel.handlers.around import WrappedRun
-from rmq.worker.calls import PlainCall, PlainCalls
-from rmq.worker.disposition import (
+from rmq.worker.running.handler_calls import PlainCall, PlainCalls
+from rmq.worker.settling.disposition import (
     ACK,
     DONE_BEFORE,
     Disposition,
@@ -24,7 +24,7 @@ from rmq.worker.disposition import (
 )
 
 
-class PlainRunner(PlainCalls):
+class PlainInvoker(PlainCalls):
     """Runs one handler; the calls of its base class are what a kind of handlers needs."""
 
     def run(self, delivery: HeldDelivery) -> Disposition:

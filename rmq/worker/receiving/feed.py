@@ -2,117 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from rmq.errors import RMQError
-from rmq.kernel.consumer import claim, receive, rollback, state
-from rmq.kernel.consumer.consumer import AsyncDelivery
-from rmq.kernel.consumer.consumer_blocking import Delivery
-from rmq.kernel.consumer.flows import ConsumerFlows
+from rmq.kernel.consumer import receive, rollback, state
 from rmq.kernel.consumer.hand_over import SlotBatch
-from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
 from rmq.kernel.core import failure
-from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
+from rmq.kernel.core.delivery import HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler, TopicHandlers
 from rmq.kernel.topic import scripts
 from rmq.kernel.transport.blocking import Transport
 from rmq.kernel.transport.steps import Flow, Subscription, pipeline
-from rmq.worker.disposition import Report, Show
+from rmq.worker.handled_topic import HandledTopic, close_flows
 from rmq.worker.heartbeat.leases import LeaseTracker
-from rmq.worker.poison import FROM_DELIVERY
-from rmq.worker.runner import AnyRunner, Unhandled
-from rmq.worker.runs import TrickleDetector
-from rmq.worker.settler import PAUSE_MOST_S, PAUSE_S, ErrorState
+from rmq.worker.holding.queue import HandlerQueue
+from rmq.worker.receiving.claiming import claim_keys
+from rmq.worker.receiving.trickle import TrickleDetector
+from rmq.worker.running.invoker import TopicInvokers
+from rmq.worker.running.poison import FROM_DELIVERY
+from rmq.worker.settling.disposition import Report
+from rmq.worker.settling.settler import PAUSE_MOST_S, PAUSE_S
 
-if TYPE_CHECKING:
-    from rmq.worker.queue import HandlerQueue
-
+log = logging.getLogger("rmq")
 
 T = TypeVar("T")
-log = logging.getLogger("rmq")
+
 
 CREDIT_S = 30.0  # a topic without a message for so long is woken by signals, which cost no calls
 HAND_OVERS = 8  # that a credit is good for
 GATHER_S = 0.001  # pause in which messages gather, when they trickle in
 NEVER = float("inf")
-
-
-def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
-    """Return the flows that receive and settle the deliveries of a topic's handlers."""
-    lease_s = None if handlers.lease_ms is None else handlers.lease_ms / 1000
-    flows = ConsumerFlows(handlers.context, lease_s, "at_least_once", handlers.ordered)
-    flows.settles_fast = True
-    return flows
-
-
-def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
-    """Return the function that makes what a handler sees of a delivery.
-
-    The verbs of an async one run in threads: the transport is a blocking one.
-    """
-    one = OneDelivery(flows)
-    if not handler.is_async:
-        settle_with = SettleWith(one, transport.run)
-        return lambda delivery: Delivery(delivery, settle_with)
-
-    def run_in_thread(flow: Flow[Any]) -> Awaitable[Any]:
-        return asyncio.to_thread(transport.run, flow)
-
-    settle_async = SettleWith(one, run_in_thread)
-    return lambda delivery: AsyncDelivery(delivery, settle_async)
-
-
-def claim_keys(
-    deliveries: Sequence[HeldDelivery],
-    handlers: TopicHandlers,
-    flows: ConsumerFlows,
-    transport: Transport,
-    tracker: LeaseTracker | None = None,
-) -> None:
-    """Claim the keys of deliveries whose handlers have claims, in one call.
-
-    Those without an answer are released later.
-    """
-    for delivery in deliveries:
-        handler = handlers.route(delivery.type)
-        if handler is None or handler.claims is None:
-            continue
-        # User code. A message that kills the process here counts as begun.
-        if tracker is not None:
-            tracker.begin(delivery)
-        shown = show_for(handler, flows, transport)(delivery)
-        handler.claims.prepare(shown, handler.convert_body)
-        if tracker is not None:
-            tracker.undo_begin(delivery)
-    try:
-        transport.run(flows.claim(deliveries))
-    except Exception as error:  # the deliveries are held and must be reported
-        log.warning("claims of %s are not known: %s", handlers.context.name, error)
-    if tracker is not None:
-        slots = handlers.context.settings.first_slots
-        tracker.add_claims(deliveries, lambda name: claim.claim_slot(name, slots))
-
-
-def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
-    """Hand back unsettled deliveries, and unsubscribe."""
-    if flows.is_closed:
-        return
-    left = [delivery for delivery in list(flows.open.values()) if delivery.state == OPEN]
-    flows.state.interrupted = True
-    flows.state.lateness.take()  # reported by now, or Redis cannot be reached
-    transport.interrupt(flows.state.subscription)
-    try:
-        transport.run(flows.close())
-    finally:
-        transport.unsubscribe(flows.state.subscription)
-        for delivery in left:
-            delivery.state = LOST  # a handler that still runs can see it
 
 
 def noted(flow: Flow[T], note: Callable[[], object]) -> Flow[T]:
@@ -141,6 +65,7 @@ class TopicFeed:
         tracker: of the leases under which it receives.
 
     Attributes:
+        topic: what its parts share with queues and settlers.
         flows: receive and settle its deliveries.
         state: what is known of its slots: when each has work.
         queues: of its handlers.
@@ -151,17 +76,18 @@ class TopicFeed:
     def __init__(
         self, handlers: TopicHandlers, transport: Transport, tracker: LeaseTracker
     ) -> None:
+        self.topic = HandledTopic(handlers, transport, tracker)
+        self.topic.note_settled = self._note_settled
         self.handlers = handlers
         self.context = handlers.context
         self.transport = transport
         self.tracker = tracker
-        self.flows = make_flows(handlers)
-        self.flows.share_leases(tracker)
+        self.flows = self.topic.flows
+        self.error_state = self.topic.error_state
         self.state = self.flows.state
         self.state.credits.hand_overs = HAND_OVERS
-        self.error_state = ErrorState(handlers.context.name)
+        self.invokers = TopicInvokers(handlers)
         self.queues: dict[Handler, HandlerQueue] = {}
-        self.unhandled = Unhandled(handlers)
         self.is_full = False  # without room when it was looked at last
         self.next_at = 0.0  # when to look at it next, by the monotonic clock
         self.on_freed: Callable[[TopicFeed], object] = lambda feed: None
@@ -180,11 +106,6 @@ class TopicFeed:
     def first_queue(self) -> HandlerQueue:
         """The queue of the first handler; in order, that of all messages of the topic."""
         return next(iter(self.queues.values()))
-
-    def runner_for(self, delivery: HeldDelivery) -> AnyRunner | None:
-        """Return what runs a delivery; None: no handler does."""
-        handler = self.handlers.route(delivery.type)
-        return None if handler is None else self.queues[handler].runs.runner
 
     def begin_asked(self) -> None:
         """Begin with slots of which nothing is known, to be asked; the topic must be open."""
@@ -272,13 +193,13 @@ class TopicFeed:
                 continue
             self.first_queue.taken += len(mine)
             for delivery in mine:
-                report = Report(delivery, self.unhandled.disposition(delivery))
+                report = Report(delivery, self.invokers.unhandled.disposition(delivery))
                 self.first_queue.settler.put(report)
 
     def _put(self, queue: HandlerQueue, deliveries: list[HeldDelivery]) -> None:
         queue.taken += len(deliveries)
         if self.state.interrupted:  # the worker is stopping
-            queue.runs.release(deliveries)
+            queue.work.release(deliveries)
             return
         try:
             retries = self.context.settings.max_retries
@@ -288,7 +209,7 @@ class TopicFeed:
             suspects = self._with_expired_leases(old) if old else set()
             queue.put(deliveries, suspects)
         except Exception as error:
-            queue.runs.on_error(deliveries, error)
+            queue.work.on_error(deliveries, error)
             raise
 
     def _with_expired_leases(self, deliveries: list[HeldDelivery]) -> set[HeldDelivery]:
@@ -339,7 +260,7 @@ class TopicFeed:
 
     # --- how it goes ------------------------------------------------------------------------------
 
-    def note_settled(self) -> None:
+    def _note_settled(self) -> None:
         """Note that deliveries were settled, or an ordered run has ended; from any thread."""
         if self.is_full:
             self.on_freed(self)

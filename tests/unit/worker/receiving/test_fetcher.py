@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 import rmq
-from rmq.worker.feed import NEVER, TopicFeed
-from rmq.worker.fetcher import DueFeeds
+from rmq.worker.receiving.feed import NEVER, TopicFeed
+from rmq.worker.receiving.fetcher import DueFeeds
 
 
 class FakeFeed:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rmq.worker.runs import RunTimes
+from rmq.worker.running.run_times import RunTimes
 
 FROM_DELIVERY = 3  # from this delivery on, a message may be a suspect, or on its last one
 ALONE_S = 60.0  # a suspect that has run for so long does not hold back others

@@ -6,9 +6,15 @@ import random
 
 import pytest
 
-from rmq.worker import poison as module, runs
-from rmq.worker.poison import ALONE_S, FROM_DELIVERY, WAIT_LEAST_S, WAIT_MOST_S, PoisonSuspects
-from rmq.worker.runs import RunTimes
+from rmq.worker.running import poison as module, run_times
+from rmq.worker.running.poison import (
+    ALONE_S,
+    FROM_DELIVERY,
+    WAIT_LEAST_S,
+    WAIT_MOST_S,
+    PoisonSuspects,
+)
+from rmq.worker.running.run_times import RunTimes
 from tests.unit.monotonic import Clock
 
 
@@ -103,7 +109,7 @@ def test_the_second_delivery_is_the_last_with_one_retry(clock: Clock) -> None:
 def test_one_without_a_retry_left_waits_for_what_runs_but_not_for_what_has_run_for_long(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "time", clock)
+    monkeypatch.setattr(run_times, "time", clock)
     suspects, here, there = PoisonSuspects(), RunTimes(4, 1, 8, True), RunTimes(4, 1, 8, True)
     suspects.watch(here)
     suspects.watch(there)
@@ -121,7 +127,7 @@ def test_one_without_a_retry_left_waits_for_a_minute_and_has_another_for_itself(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs that follow on each other, as those of a slot in order, would keep it for ever."""
-    monkeypatch.setattr(runs, "time", clock)
+    monkeypatch.setattr(run_times, "time", clock)
     suspects, times = PoisonSuspects(), RunTimes(4, 1, 8, True)
     suspects.watch(times)
     assert suspects.begin("last", 4, is_last=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from rmq.worker.executors import EventLoopThread, LoopHeartbeat
+from rmq.worker.running.event_loop import EventLoopThread, LoopHeartbeat
 from tests.patience import PATIENCE_S, wait_for
 
 

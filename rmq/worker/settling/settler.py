@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rmq.errors import AlreadySettled, OutcomeUnknown, RMQError, Unavailable
 from rmq.kernel.consumer.flows import Verb
@@ -27,11 +26,11 @@ from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.transport.steps import is_master_away
-from rmq.worker.disposition import ACK, DONE_BEFORE, DetachedClaims, Disposition, Report
-
-if TYPE_CHECKING:
-    from rmq.worker.feed import TopicFeed
-
+from rmq.worker.handled_topic import HandledTopic
+from rmq.worker.settling.detached_claims import DetachedClaims
+from rmq.worker.settling.disposition import Disposition, Report
+from rmq.worker.settling.report_batch import ReportBatch
+from rmq.worker.settling.thread import SettlerThread
 
 log = logging.getLogger("rmq")
 
@@ -39,82 +38,13 @@ PAUSE_S, PAUSE_MOST_S = 0.1, 5.0  # after a failed call
 ASIDE_PAUSE_MOST_S = 0.5  # a replica takes over within seconds
 
 
-class ErrorState:
-    """The error that stops a topic at present. A new kind of error is logged once."""
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-        self.error: RMQError | None = None
-
-    def note(self, error: Exception) -> RMQError:
-        """Store an error, and log it if it is of another kind than the one before."""
-        known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
-        if self.error is None or type(self.error) is not type(known):
-            log.error(
-                "topic %r cannot continue; it is retried: %s", self._topic, failure.text_of(error)
-            )
-            if not isinstance(error, RMQError):
-                log.exception("unexpected")
-        self.error = known
-        return known
-
-    def clear(self, error: RMQError | None = None) -> None:
-        """Forget the error. `error`: only if it is still this one."""
-        if error is None or self.error is error:
-            self.error = None
-
-
-class ReportBatch:
-    """The reports of one turn, sorted by what is to be done.
-
-    A delivery in `overdue` was settled when its run exceeded `max_runtime`; the report of the end
-    of that run is dropped.
-
-    Attributes:
-        acks: the deliveries to ack.
-        duplicates: how many of these are of work that had been done before.
-        others: the deliveries to settle by other verbs.
-        halted: the reports of ordered runs that cannot go on.
-        overran: the deliveries whose runs go on.
-    """
-
-    def __init__(
-        self,
-        reports: Iterable[Report],
-        overdue: set[HeldDelivery],
-        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
-    ) -> None:
-        self.acks: list[HeldDelivery] = []
-        self.duplicates = 0
-        self.others: list[tuple[HeldDelivery, Disposition]] = []
-        self.halted: list[Report] = []
-        self.overran: list[HeldDelivery] = []
-        for report in reports:
-            delivery = report.delivery
-            if delivery is not None and report.overran_s:
-                self.overran.append(delivery)
-                report.disposition = disposition_of_overrun(delivery, report.overran_s)
-            if report.rest:
-                self.halted.append(report)
-            elif delivery is None:
-                continue
-            elif overdue and not report.overran_s and delivery in overdue:
-                overdue.discard(delivery)
-            elif report.disposition is ACK:
-                self.acks.append(delivery)
-            elif report.disposition is DONE_BEFORE:
-                self.acks.append(delivery)
-                self.duplicates += 1
-            else:
-                self.others.append((delivery, report.disposition))
-
-
 class Settler:
     """Settles the deliveries of one handler; `carry_out_queued` is called by one thread.
 
     Args:
         handler: ran them.
-        feed: received them; its flows settle them.
+        topic: of the handler; its flows settle them.
+        disposition_of_overrun: decides about a delivery whose run goes on.
         detached_claims: of the handler, if it has claims.
         thread: does the work.
     """
@@ -122,16 +52,17 @@ class Settler:
     def __init__(
         self,
         handler: Handler,
-        feed: TopicFeed,
+        topic: HandledTopic,
+        disposition_of_overrun: Callable[[HeldDelivery, float], Disposition],
         detached_claims: DetachedClaims | None,
         thread: SettlerThread,
     ) -> None:
         self.thread = thread
-        self._note_settled = feed.note_settled
+        self._topic = topic
         self._handler = handler
-        self._run, self._flows, self._tracker = feed.transport.run, feed.flows, feed.tracker
-        self._error_state = feed.error_state
-        self._runner_for = feed.runner_for
+        self._run, self._flows, self._tracker = topic.transport.run, topic.flows, topic.tracker
+        self._error_state = topic.error_state
+        self._disposition_of_overrun = disposition_of_overrun
         self._detached_claims = detached_claims
         self._reports: SimpleQueue[Report | threading.Event] = SimpleQueue()
         self._counting = threading.Lock()  # `finished` and `tally`: two threads settle
@@ -202,7 +133,7 @@ class Settler:
         for event in flushed:
             self.thread.after_aside(event.set)
         if reports:
-            self._note_settled()
+            self._topic.note_settled()
 
     def _settle_one_by_one(self, reports: list[Report]) -> None:
         """Carry out the rest of these reports. If one fails again, its leases expire."""
@@ -237,11 +168,6 @@ class Settler:
                 self._settle_others([(halted.delivery, halted.disposition)])
         for delivery in reports.overran:
             delivery.state = LOST  # the handler, which still runs, can see it
-
-    def _disposition_of_overrun(self, delivery: HeldDelivery, max_runtime_s: float) -> Disposition:
-        runner = self._runner_for(delivery)
-        assert runner is not None  # what no handler has runs for no time
-        return runner.dispositions.of_overrun(delivery, max_runtime_s)
 
     def _count_claims(self, reports: ReportBatch) -> None:
         self._duplicates += reports.duplicates
@@ -301,7 +227,7 @@ class Settler:
                           self._handler, len(deliveries))  # fmt: skip
             self._tracker.stop_renewing(deliveries)
             self._count(deliveries)
-        self._note_settled()
+        self._topic.note_settled()
 
     def _count(self, deliveries: list[HeldDelivery]) -> None:
         with self._counting:
@@ -367,83 +293,3 @@ class Settler:
                 self.tally["own"] += len(deliveries) - len(left) - lost_before
         self._count(deliveries)
         self._counted.append(deliveries)
-
-
-class SettlerThread:
-    """A thread that does the work of several settlers, in turn.
-
-    Args:
-        name: of the thread.
-        abandoned: set when calls are not repeated any more.
-    """
-
-    def __init__(self, name: str, abandoned: threading.Event | None = None) -> None:
-        self._name = name
-        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._abandoned = abandoned or threading.Event()
-        self._aside: SettlerThread | None = None
-        self.call_began = 0.0  # when the present call to Redis began; 0: none
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether calls are not repeated any more while Redis cannot be reached."""
-        return self._abandoned.is_set()
-
-    def start(self) -> None:
-        """Begin to settle."""
-        self._thread.start()
-
-    def put(self, carry_out: Callable[[], None]) -> None:
-        """Queue the function that settles what has been reported to one settler."""
-        self._waiting.put(carry_out)
-
-    def put_aside(self, carry_out: Callable[[], None]) -> None:
-        """Queue a function that waits for a master of a cluster: it runs in a thread of its own."""
-        if self._aside is None:
-            aside = SettlerThread(f"{self._name}-aside", self._abandoned)
-            aside.start()  # raises if the system has no thread left
-            self._aside = aside
-        self._aside.put(carry_out)
-
-    def after_aside(self, call: Callable[[], None]) -> None:
-        """Call a function when all that was put aside so far has been carried out."""
-        if self._aside is None:
-            call()
-        else:
-            self._aside.put(call)
-
-    def pause(self, seconds: float) -> None:
-        """Wait before a call is repeated."""
-        self._abandoned.wait(seconds)
-
-    def abandon(self) -> None:
-        """Settle what is queued, without retries while Redis cannot be reached, and end."""
-        self._abandoned.set()
-        self.end()
-
-    def end(self) -> None:
-        """End when all that is queued is settled."""
-        self._waiting.put(None)
-
-    def join(self, wait_s: float) -> bool:
-        """Wait for the end of the thread; return whether it has ended."""
-        if self._thread.ident is not None:
-            self._thread.join(wait_s)
-        return not self._thread.is_alive() and (self._aside is None or self._aside.join(wait_s))
-
-    def _run(self) -> None:
-        while (carry_out := self._waiting.get()) is not None:
-            self._call(carry_out)
-        with suppress(Empty):
-            while True:  # those that had more than a batch
-                carry_out = self._waiting.get_nowait()
-                if carry_out is not None:
-                    self._call(carry_out)
-        if self._aside is not None:
-            self._aside.end()
-
-    def _call(self, carry_out: Callable[[], None]) -> None:
-        self.call_began = time.monotonic()
-        carry_out()
-        self.call_began = 0.0

@@ -12,14 +12,8 @@ from typing import Any
 
 import pytest
 
-from rmq.worker.executors import (
-    YIELD_EVERY,
-    EventLoopThread,
-    Executor,
-    Lane,
-    TaskExecutor,
-    ThreadExecutor,
-)
+from rmq.worker.running.event_loop import EventLoopThread
+from rmq.worker.running.executors import YIELD_EVERY, Executor, Lane, TaskExecutor, ThreadExecutor
 from tests.patience import wait_for
 
 WORD: contextvars.ContextVar[str] = contextvars.ContextVar("WORD", default="none")

@@ -1,6 +1,6 @@
 """The deliveries that a worker holds for one handler: how many it may hold, and what waits.
 
-They go to the handler's lane of an executor, in which `HandlerRuns` runs them.
+They go to the handler's lane of an executor, in which `HandlerWork` runs them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from rmq.kernel.core.interceptor import Hooks
 from rmq.kernel.core.settings import BATCH_MAX
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
-from rmq.worker.disposition import DetachedClaims, Disposition, Report
-from rmq.worker.executors import Executor, Lane, LoopHeartbeat
-from rmq.worker.feed import TopicFeed, show_for
-from rmq.worker.poison import PoisonSuspects
-from rmq.worker.runner import runner_class
-from rmq.worker.runs import IN_ORDER, HandlerRuns
-from rmq.worker.settler import Settler, SettlerThread
+from rmq.worker.handled_topic import HandledTopic, show_for
+from rmq.worker.holding.prefetch import IN_ORDER
+from rmq.worker.running.event_loop import LoopHeartbeat
+from rmq.worker.running.executors import Executor, Lane
+from rmq.worker.running.invoker import TopicInvokers, invoker_class
+from rmq.worker.running.poison import PoisonSuspects
+from rmq.worker.running.work import HandlerWork
+from rmq.worker.settling.detached_claims import DetachedClaims
+from rmq.worker.settling.disposition import Disposition, Report
+from rmq.worker.settling.settler import Settler
+from rmq.worker.settling.thread import SettlerThread
 
 FLUSH_MOST_S = 10.0  # wait until other deliveries are settled, before a suspect begins
 BLOCKED_S = 1.0  # an event loop that is blocked for so long gets no more work
@@ -30,7 +34,8 @@ class HandlerQueue:
 
     Args:
         handler: runs them.
-        feed: of the topic; received them.
+        topic: of the handler.
+        invokers: of all handlers of the topic; that of this handler is added.
         hooks: of the interceptors.
         executor: of the kind of the handler.
         heartbeat: of the event loop, for an async handler.
@@ -43,7 +48,8 @@ class HandlerQueue:
     def __init__(
         self,
         handler: Handler,
-        feed: TopicFeed,
+        topic: HandledTopic,
+        invokers: TopicInvokers,
         hooks: Hooks,
         executor: Executor,
         heartbeat: LoopHeartbeat | None,
@@ -53,24 +59,27 @@ class HandlerQueue:
         suspects: PoisonSuspects,
     ) -> None:
         self.handler = handler
-        self.feed = feed
+        self.topic = topic
         detached_claims = (
-            None if handler.claims is None else DetachedClaims(feed.transport, handler)
+            None if handler.claims is None else DetachedClaims(topic.transport, handler)
         )
-        show = show_for(handler, feed.flows, feed.transport)
-        runner = runner_class(handler)(handler, show, hooks, detached_claims, values, is_stopping)
+        show = show_for(handler, topic.flows, topic.transport)
+        invoker = invoker_class(handler)(handler, show, hooks, detached_claims, values, is_stopping)
+        invokers.add(invoker)
         self.taken = 0
         self.all_hung_since = 0.0  # since when all threads or tasks are overdue; 0: some are not
         self._executor = executor
         self._heartbeat = heartbeat
-        self.settler = Settler(handler, feed, detached_claims, settler_thread)
+        self.settler = Settler(
+            handler, topic, invokers.disposition_of_overrun, detached_claims, settler_thread
+        )
         self.suspects = suspects
-        self.runs = HandlerRuns(handler, feed, runner, self.settler, is_stopping, suspects)
+        self.work = HandlerWork(topic, invoker, invokers, self.settler, is_stopping, suspects)
         self._partial_batch: list[HeldDelivery] = []  # waits for more messages
         self._partial_since = 0.0
         self._last_suspect: HeldDelivery | None = None  # waits until nothing else runs
         self._ordered_begun = 0  # runs of an ordered handler
-        self.lane = Lane(self.runs.function(), self.runs.on_error, handler.concurrency)
+        self.lane = Lane(self.work.function(), self.work.on_error, handler.concurrency)
 
     # --- room ------------------------------------------------------------------------------------
 
@@ -92,7 +101,7 @@ class HandlerQueue:
         The thread hangs, or the task swallows its cancellation. The delivery is settled already.
         """
         overdue = self.settler.overdue
-        return [run for run in list(self.runs.times.running) if run in overdue] if overdue else []
+        return [run for run in list(self.work.times.running) if run in overdue] if overdue else []
 
     def hung(self) -> int:
         """Return how many threads or tasks are busy with a run that hangs."""
@@ -104,7 +113,7 @@ class HandlerQueue:
 
     def _can_begin(self) -> bool:
         """Return whether work may begin soon: the event loop runs, or there is a thread."""
-        is_starved = self._executor.error and not self.runs.times.running
+        is_starved = self._executor.error and not self.work.times.running
         return not is_starved and self.lag() <= BLOCKED_S
 
     def room(self) -> int:
@@ -113,7 +122,7 @@ class HandlerQueue:
         if self.suspects.is_held_back():
             return 0
         if handler.ordered:
-            running = self._ordered_begun - self.runs.ordered_ended
+            running = self._ordered_begun - self.work.ordered_ended
             return IN_ORDER if running < handler.concurrency and self._can_begin() else 0
         held, hung = self.held, self.hung()
         limit = self._held_limit(hung)
@@ -124,13 +133,13 @@ class HandlerQueue:
 
     def excess(self) -> int:
         """Return how many more are held than there is room for: other types' messages came."""
-        return max(0, self.held - self.runs.times.held_limit(self.hung()))
+        return max(0, self.held - self.work.times.held_limit(self.hung()))
 
     def _held_limit(self, hung: int) -> int:
         """Return how many deliveries to hold; while a suspect runs, none may wait behind it."""
         if not self._can_begin():
             return 0
-        limit = self.runs.times.held_limit(hung)
+        limit = self.work.times.held_limit(hung)
         if not self.suspects.running:
             return limit
         return 0 if self.handler.batch else min(limit, self.handler.concurrency - hung)
@@ -166,7 +175,7 @@ class HandlerQueue:
         """
         suspected = [delivery for delivery in deliveries if delivery in suspects]
         others = [delivery for delivery in deliveries if delivery not in suspects]
-        free = self.handler.concurrency - len(self.runs.times.running)
+        free = self.handler.concurrency - len(self.work.times.running)
         begun: list[HeldDelivery] = []
         for delivery in suspected:
             is_last = self._is_last(delivery)
@@ -179,23 +188,23 @@ class HandlerQueue:
             else:
                 begun.append(delivery)
         if self._last_suspect is not None:
-            self.runs.release([*self._partial_batch, *others])
+            self.work.release([*self._partial_batch, *others])
             self._partial_batch = []
             self.begin_last_suspect()
             return []
         if not self.suspects.running:
             return others
         free = max(0, free - len(begun))
-        self.runs.release([*self._partial_batch, *others[free:]])
+        self.work.release([*self._partial_batch, *others[free:]])
         self._partial_batch = []
         others = others[:free]
         if self.handler.batch:  # they would have to wait until a batch is full
-            self.runs.release(others)
+            self.work.release(others)
             others = []
         if begun:
             # A suspect may kill this process: settle first what has been done.
             for work in self.lane.withdraw():
-                self.runs.release(work)
+                self.work.release(work)
             self.settler.flush(FLUSH_MOST_S)
             self._executor.put(
                 self.lane, [[delivery] for delivery in begun] if self.handler.batch else begun
@@ -229,7 +238,7 @@ class HandlerQueue:
         if self.handler.ordered:
             self.settler.put(Report(deliveries[0], wait, deliveries[1:]))
         else:
-            self.runs.release(deliveries, wait)
+            self.work.release(deliveries, wait)
 
     def _is_last(self, delivery: HeldDelivery) -> bool:
         return not delivery.retries_left
@@ -282,28 +291,28 @@ class HandlerQueue:
         """Find the runs that exceeded their max_runtime; called a few times a second."""
         if self._executor.error:
             self._executor.put(self.lane, ())  # tries to start threads again
-        self.runs.take_overdue()
+        self.work.take_overdue()
         all_hung = self.hung() >= self.handler.concurrency
         self.all_hung_since = (self.all_hung_since or time.monotonic()) if all_hung else 0.0
-        if all_hung or not self._can_begin() or self.runs.times.is_stalled():
+        if all_hung or not self._can_begin() or self.work.times.is_stalled():
             self._release_waiting_work()
 
     def _release_waiting_work(self) -> None:
         for work in self.lane.withdraw() if self.lane.ready else []:
-            self.runs.release(work)
+            self.work.release(work)
             if self.handler.ordered:
-                self.runs.end_in_order()
+                self.work.end_in_order()
 
     def release_waiting(self) -> None:
         """Release the deliveries that have not begun; the fetcher must have ended."""
         self._release_waiting_work()
-        self.runs.release(self._partial_batch)
+        self.work.release(self._partial_batch)
         self._partial_batch = []
         if self._last_suspect is not None:
-            self.runs.release(self._last_suspect)
+            self.work.release(self._last_suspect)
             self._last_suspect = None
 
     def keep_claims(self) -> None:
         """Keep the claims of runs that go on although the worker ends."""
-        if self.runs.runner.claims is not None:
-            self.runs.runner.claims.keep()
+        if self.work.invoker.claims is not None:
+            self.work.invoker.claims.keep()

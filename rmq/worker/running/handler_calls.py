@@ -18,11 +18,11 @@ from rmq.kernel.core.interceptor import Hooks, active
 from rmq.kernel.handlers.around import wrapped_call
 from rmq.kernel.handlers.handler import Handler
 from rmq.kernel.handlers.scopes import Values
-from rmq.worker.disposition import (
-    DetachedClaims,
+from rmq.worker.handled_topic import Show
+from rmq.worker.settling.detached_claims import DetachedClaims
+from rmq.worker.settling.disposition import (
     HandlerDispositions,
     RuntimeExceeded,
-    Show,
     error_of_run,
     runtime_exceeded,
 )

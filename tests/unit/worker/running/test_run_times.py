@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.worker import runs as worker_runs
-from rmq.worker.runs import AHEAD_S, FEW, STALLED_S, RunTimes, TrickleDetector
+from rmq.worker.receiving import trickle
+from rmq.worker.receiving.trickle import FEW, TrickleDetector
+from rmq.worker.running import run_times
+from rmq.worker.running.run_times import AHEAD_S, STALLED_S, RunTimes
 from tests.unit.monotonic import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(worker_runs, "time", made)
+    monkeypatch.setattr(run_times, "time", made)
+    monkeypatch.setattr(trickle, "time", made)
     return made
 
 

@@ -16,8 +16,8 @@ from rmq.kernel.core.delivery import BatchOrigin, HeldDelivery
 from rmq.kernel.core.keys import SlotKeys
 from rmq.kernel.core.settings import Settings
 from rmq.kernel.topic import context
-from rmq.worker import runner
-from rmq.worker.runner import Unhandled
+from rmq.worker.settling import unhandled
+from rmq.worker.settling.unhandled import Unhandled
 from tests.foreign import own_records
 
 START_MS = 1_900_000_000_000
@@ -95,9 +95,9 @@ def test_an_old_message_is_kept_while_its_type_is_new_to_the_process() -> None:
     old = delivery(due_ms=-2 * HOUR_MS)
 
     first = decide.disposition(old)
-    at(runner.KNOWN_MS - 1)
+    at(unhandled.KNOWN_MS - 1)
     before = decide.disposition(old)
-    at(runner.KNOWN_MS)
+    at(unhandled.KNOWN_MS)
     after = decide.disposition(old)
 
     assert (first.verb, first.wait_s, before.verb, after.verb) == (
@@ -147,7 +147,7 @@ def test_the_log_names_a_type_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_it_remembers_a_limited_number_of_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "TYPES_MAX", 2)
+    monkeypatch.setattr(unhandled, "TYPES_MAX", 2)
     decide = make_unhandled()
     for name in ("x", "y", "z"):
         decide.disposition(delivery(name))

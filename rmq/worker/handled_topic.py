@@ -1,0 +1,118 @@
+"""One topic of a worker: its handlers, its flows, and its present error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from rmq.errors import RMQError
+from rmq.kernel.consumer.consumer import AsyncDelivery
+from rmq.kernel.consumer.consumer_blocking import Delivery
+from rmq.kernel.consumer.flows import ConsumerFlows
+from rmq.kernel.consumer.one_delivery import OneDelivery, SettleWith
+from rmq.kernel.core import failure
+from rmq.kernel.core.delivery import LOST, OPEN, DeliveryData, HeldDelivery
+from rmq.kernel.handlers.handler import Handler, TopicHandlers
+from rmq.kernel.transport.blocking import Transport
+from rmq.kernel.transport.steps import Flow
+from rmq.worker.heartbeat.leases import LeaseTracker
+
+log = logging.getLogger("rmq")
+
+Show = Callable[[HeldDelivery], DeliveryData]  # makes what a program sees of a delivery
+
+
+class HandledTopic:
+    """A topic whose messages a worker handles.
+
+    Args:
+        handlers: Handlers of the topic.
+        transport: Transport to Redis.
+        tracker: Tracks the leases under which its deliveries are received.
+
+    Attributes:
+        flows: receive and settle its deliveries.
+        error_state: the error that stops it at present.
+        note_settled: called when deliveries were settled, or an ordered run has ended; by any
+            thread.
+    """
+
+    def __init__(
+        self, handlers: TopicHandlers, transport: Transport, tracker: LeaseTracker
+    ) -> None:
+        self.handlers = handlers
+        self.context = handlers.context
+        self.transport = transport
+        self.tracker = tracker
+        self.flows = make_flows(handlers)
+        self.flows.share_leases(tracker)
+        self.error_state = ErrorState(handlers.context.name)
+        self.note_settled: Callable[[], object] = lambda: None
+
+
+class ErrorState:
+    """The error that stops a topic at present. A new kind of error is logged once."""
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self.error: RMQError | None = None
+
+    def note(self, error: Exception) -> RMQError:
+        """Store an error, and log it if it is of another kind than the one before."""
+        known = error if isinstance(error, RMQError) else RMQError(failure.summary(error))
+        if self.error is None or type(self.error) is not type(known):
+            log.error(
+                "topic %r cannot continue; it is retried: %s", self._topic, failure.text_of(error)
+            )
+            if not isinstance(error, RMQError):
+                log.exception("unexpected")
+        self.error = known
+        return known
+
+    def clear(self, error: RMQError | None = None) -> None:
+        """Forget the error. `error`: only if it is still this one."""
+        if error is None or self.error is error:
+            self.error = None
+
+
+def make_flows(handlers: TopicHandlers) -> ConsumerFlows:
+    """Return the flows that receive and settle the deliveries of a topic's handlers."""
+    lease_s = None if handlers.lease_ms is None else handlers.lease_ms / 1000
+    flows = ConsumerFlows(handlers.context, lease_s, "at_least_once", handlers.ordered)
+    flows.settles_fast = True
+    return flows
+
+
+def show_for(handler: Handler, flows: ConsumerFlows, transport: Transport) -> Show:
+    """Return the function that makes what a handler sees of a delivery.
+
+    The verbs of an async one run in threads: the transport is a blocking one.
+    """
+    one = OneDelivery(flows)
+    if not handler.is_async:
+        settle_with = SettleWith(one, transport.run)
+        return lambda delivery: Delivery(delivery, settle_with)
+
+    def run_in_thread(flow: Flow[Any]) -> Awaitable[Any]:
+        return asyncio.to_thread(transport.run, flow)
+
+    settle_async = SettleWith(one, run_in_thread)
+    return lambda delivery: AsyncDelivery(delivery, settle_async)
+
+
+def close_flows(flows: ConsumerFlows, transport: Transport) -> None:
+    """Hand back unsettled deliveries, and unsubscribe."""
+    if flows.is_closed:
+        return
+    left = [delivery for delivery in list(flows.open.values()) if delivery.state == OPEN]
+    flows.state.interrupted = True
+    flows.state.lateness.take()  # reported by now, or Redis cannot be reached
+    transport.interrupt(flows.state.subscription)
+    try:
+        transport.run(flows.close())
+    finally:
+        transport.unsubscribe(flows.state.subscription)
+        for delivery in left:
+            delivery.state = LOST  # a handler that still runs can see it

@@ -1,0 +1,47 @@
+"""Claim the keys of deliveries before their handlers run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rmq.kernel.consumer import claim
+from rmq.kernel.consumer.flows import ConsumerFlows
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.handlers.handler import TopicHandlers
+from rmq.kernel.transport.blocking import Transport
+from rmq.worker.handled_topic import show_for
+from rmq.worker.heartbeat.leases import LeaseTracker
+
+log = logging.getLogger("rmq")
+
+
+def claim_keys(
+    deliveries: Sequence[HeldDelivery],
+    handlers: TopicHandlers,
+    flows: ConsumerFlows,
+    transport: Transport,
+    tracker: LeaseTracker | None = None,
+) -> None:
+    """Claim the keys of deliveries whose handlers have claims, in one call.
+
+    Those without an answer are released later.
+    """
+    for delivery in deliveries:
+        handler = handlers.route(delivery.type)
+        if handler is None or handler.claims is None:
+            continue
+        # User code. A message that kills the process here counts as begun.
+        if tracker is not None:
+            tracker.begin(delivery)
+        shown = show_for(handler, flows, transport)(delivery)
+        handler.claims.prepare(shown, handler.convert_body)
+        if tracker is not None:
+            tracker.undo_begin(delivery)
+    try:
+        transport.run(flows.claim(deliveries))
+    except Exception as error:  # the deliveries are held and must be reported
+        log.warning("claims of %s are not known: %s", handlers.context.name, error)
+    if tracker is not None:
+        slots = handlers.context.settings.first_slots
+        tracker.add_claims(deliveries, lambda name: claim.claim_slot(name, slots))

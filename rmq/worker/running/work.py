@@ -1,0 +1,286 @@
+"""The work of one handler: begin, run and end it, in a thread or a task of an executor.
+
+An invoker calls the handler and decides how each delivery is settled. The settler gets a report of
+that decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from rmq.kernel.core import failure
+from rmq.kernel.core.delivery import LOST, OPEN, HeldDelivery
+from rmq.kernel.core.interceptor import call_hook
+from rmq.worker.handled_topic import HandledTopic
+from rmq.worker.running.executors import Work
+from rmq.worker.running.invoker import AnyInvoker, AsyncInvoker, TopicInvokers
+from rmq.worker.running.invoker_blocking import PlainInvoker
+from rmq.worker.running.max_runtime import RuntimeLimits
+from rmq.worker.running.poison import PoisonSuspects
+from rmq.worker.running.run_times import RunTimes
+from rmq.worker.settling.disposition import ACK, RELEASE, Disposition, Report, error_of_run
+from rmq.worker.settling.settler import Settler
+
+log = logging.getLogger("rmq")
+
+CANCEL_S = 1.0  # for a task to end after it was cancelled at its limit
+
+
+class HandlerWork:
+    """Runs the work of one handler: one delivery, a batch, or deliveries in order.
+
+    Args:
+        topic: Topic of the handler.
+        invoker: calls the handler.
+        invokers: Invokers of all handlers of the topic, for an ordered topic: its messages run
+            in one sequence, whatever their handler.
+        settler: gets a report for each delivery.
+        is_stopping: whether the worker is stopping.
+        suspects: of this process.
+    """
+
+    def __init__(
+        self,
+        topic: HandledTopic,
+        invoker: AnyInvoker,
+        invokers: TopicInvokers,
+        settler: Settler,
+        is_stopping: Callable[[], bool],
+        suspects: PoisonSuspects,
+    ) -> None:
+        self.handler = handler = invoker.handler
+        self.invoker = invoker
+        self.settler = settler
+        self.suspects = suspects
+        self.times = RunTimes(
+            handler.concurrency, max(1, handler.batch), handler.prefetch, handler.is_prefetch_chosen
+        )
+        suspects.watch(self.times)
+        self.ordered_ended = 0  # how many ordered runs have ended
+        self._lock = threading.Lock()  # of that number
+        self._is_stopping = is_stopping
+        self._topic = topic
+        self._tracker = topic.tracker
+        self._invokers = invokers
+        self._overdue = settler.overdue
+        self._runtime_limits = RuntimeLimits(self._overdue)
+
+    def function(self) -> Callable[[Any], Any]:
+        """Return the function that runs one work item of this handler."""
+        invoker, batch = self.invoker, self.handler.batch
+        if isinstance(invoker, AsyncInvoker):
+            if self.handler.ordered:
+                return self._run_in_order_async
+            return partial(self._run_batch_async if batch else self._run_one_async, invoker)
+        if self.handler.ordered:
+            return self._run_in_order
+        return partial(self._run_batch if batch else self._run_one, invoker)
+
+    # --- one delivery -----------------------------------------------------------------------------
+
+    def _run_one(self, invoker: PlainInvoker, delivery: HeldDelivery) -> None:
+        if self._may_run(delivery):
+            self._begin_run([delivery])
+            self._report(delivery, invoker.run(delivery))
+
+    async def _run_one_async(self, invoker: AsyncInvoker, delivery: HeldDelivery) -> None:
+        if self._may_run(delivery):
+            self._begin_run([delivery], CANCEL_S)
+            self._report(delivery, await self._run_cancellable(invoker, delivery))
+
+    async def _run_cancellable(self, invoker: AsyncInvoker, delivery: HeldDelivery) -> Disposition:
+        try:
+            return await invoker.run(delivery)
+        except asyncio.CancelledError as error:
+            raised = error_of_run(error, self._is_stopping)  # in a hook
+            return invoker.dispositions.by_error(delivery, raised)
+
+    def _may_run(self, delivery: HeldDelivery) -> bool:
+        """Return whether the lease and the claim are still valid; otherwise report the delivery."""
+        if time.monotonic() >= delivery.origin.until and delivery.lost:
+            delivery.state = LOST
+            self._tracker.stop_renewing([delivery])
+            self._report(delivery, ACK)
+            return False
+        if delivery.claim is not None and self._tracker.is_claim_lost(delivery):
+            self._report(delivery, RELEASE)  # the next delivery claims the key again
+            return False
+        if self.suspects.is_held_back(delivery):
+            self._report(delivery, RELEASE)
+            return False
+        return True
+
+    def _begin_run(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> None:
+        """Note that a run begins. Its first delivery identifies it.
+
+        Args:
+            batch: its deliveries; most runs have one.
+            margin_s: added to the limit of a task, so that its own timer can cancel it first.
+        """
+        self.times.begin(batch[0])
+        invoker: AnyInvoker | None = self.invoker
+        for delivery in batch:
+            self._tracker.begin(delivery)
+            if self.handler.ordered:
+                invoker = self._invokers.invoker_for(delivery)
+            seconds = None if invoker is None else invoker.handler.runtime_of(delivery)
+            if seconds is not None:
+                until = time.monotonic() + seconds + margin_s
+                self._runtime_limits.begin(delivery, until, seconds)
+
+    def _report(self, delivery: HeldDelivery, disposition: Disposition) -> None:
+        if disposition is not ACK:
+            disposition = _rendered(disposition)
+        self._end_run(delivery)
+        self.settler.put(Report(delivery, disposition))
+
+    def _end_run(self, delivery: HeldDelivery) -> None:
+        """Note that a delivery runs no longer, or never began."""
+        self._runtime_limits.end(delivery)
+        began = self.times.end(delivery)
+        if self.suspects.running:
+            self.suspects.end(delivery, began)
+
+    # --- a batch ----------------------------------------------------------------------------------
+
+    def _run_batch(self, invoker: PlainInvoker, batch: list[HeldDelivery]) -> None:
+        ready = self._begin_batch(batch)
+        for delivery, disposition in invoker.run_batch(ready):
+            self._report(delivery, disposition)
+
+    async def _run_batch_async(self, invoker: AsyncInvoker, batch: list[HeldDelivery]) -> None:
+        ready = self._begin_batch(batch, CANCEL_S)
+        try:
+            dispositions = await invoker.run_batch(ready)
+        except asyncio.CancelledError as error:
+            raised = error_of_run(error, self._is_stopping)
+            dispositions = [(each, invoker.dispositions.by_error(each, raised)) for each in ready]
+        for delivery, disposition in dispositions:
+            self._report(delivery, disposition)
+
+    def _begin_batch(self, batch: list[HeldDelivery], margin_s: float = 0.0) -> list[HeldDelivery]:
+        ready = [delivery for delivery in batch if self._may_run(delivery)]
+        if ready:
+            self._begin_run(ready, margin_s)
+        return ready
+
+    # --- in order; all handlers of an ordered topic are of one kind -------------------------------
+
+    def _run_in_order(self, run: list[HeldDelivery]) -> None:
+        with closing(self._steps_in_order(run)) as steps:
+            delivery = next(steps, None)
+            while delivery is not None:
+                invoker = self._invokers.invoker_for(delivery)
+                assert not isinstance(invoker, AsyncInvoker)
+                decide = self._invokers.unhandled.disposition if invoker is None else invoker.run
+                delivery = _resume(steps, decide(delivery))
+
+    async def _run_in_order_async(self, run: list[HeldDelivery]) -> None:
+        with closing(self._steps_in_order(run, CANCEL_S)) as steps:
+            delivery = next(steps, None)
+            while delivery is not None:
+                invoker = self._invokers.invoker_for(delivery)
+                assert not isinstance(invoker, PlainInvoker)
+                if invoker is None:
+                    disposition = self._invokers.unhandled.disposition(delivery)
+                else:
+                    disposition = await self._run_cancellable(invoker, delivery)
+                delivery = _resume(steps, disposition)
+
+    def _steps_in_order(
+        self, run: list[HeldDelivery], margin_s: float = 0.0
+    ) -> Generator[HeldDelivery, Disposition, None]:
+        """Yield each delivery of an ordered run that is to be run; take its disposition."""
+        try:
+            for place, delivery in enumerate(run):
+                if self._is_stopping() or self.suspects.is_held_back(delivery):
+                    self.settler.put(Report(None, rest=run[place:]))
+                    break
+                if not self._may_run(delivery):
+                    self.settler.put(Report(None, rest=run[place + 1 :]))
+                    break
+                self._runtime_limits.wait_behind(delivery, run[place + 1 :])
+                self._begin_run([delivery], margin_s)
+                disposition = yield delivery
+                if self._report_in_order(run, place, disposition):
+                    break
+        finally:
+            self.end_in_order()
+
+    def _report_in_order(
+        self, run: list[HeldDelivery], place: int, disposition: Disposition
+    ) -> bool:
+        """Report a delivery of an ordered run; return whether the run has to stop here."""
+        delivery, rest, disposition = run[place], run[place + 1 :], _rendered(disposition)
+        self._end_run(delivery)
+        if delivery in self._overdue:  # settled when it exceeded its max_runtime, with the rest
+            self._overdue.discard(delivery)
+            return True
+        if disposition.verb in ("ack", "reject") and delivery.state == OPEN:
+            self._report(delivery, disposition)
+            return False
+        # It failed, or the handler settled it by itself, perhaps as failed.
+        self.settler.put(Report(delivery, disposition, rest))
+        return True
+
+    def end_in_order(self) -> None:
+        """Note the end of an ordered run; there is room for another one."""
+        with self._lock:
+            self.ordered_ended += 1
+        self._topic.note_settled()
+
+    # --- work that does not begin, or does not end ------------------------------------------------
+
+    def on_error(self, work: Work, error: BaseException) -> None:
+        """Report the deliveries of work in which RMQ itself raised, so that they do not hang."""
+        log.error("%s: unexpected", self.handler, exc_info=error)
+        for delivery in work if isinstance(work, list) else [work]:
+            self._report(delivery, Disposition("nack", None, error))
+
+    def release(self, work: Work, disposition: Disposition = RELEASE) -> None:
+        """Hand deliveries back that have not begun."""
+        for delivery in work if isinstance(work, list) else [work]:
+            self._report(delivery, disposition)
+
+    def take_overdue(self) -> None:
+        """Report the runs that exceeded their max_runtime as failed."""
+        claims = self.invoker.claims
+        if claims is not None:
+            claims.keep_lost()
+        for report in self._runtime_limits.take_overdue(time.monotonic()):
+            delivery = report.delivery
+            assert delivery is not None
+            if claims is not None:
+                claims.keep([delivery])
+            log.error("%s: %s ran for more than %g s", self.handler, delivery.id, report.overran_s)
+            self.settler.put(report)
+            for hook in self.invoker.hooks.on_overrun:
+                call_hook(hook, self.invoker.show(delivery))
+
+    def first_limit(self) -> float:
+        """Return when the first running delivery exceeds its max_runtime; infinity: none does."""
+        return self._runtime_limits.first_end()
+
+
+def _rendered(disposition: Disposition) -> Disposition:
+    """Read the text of an error as a part of the run: it is the handler's code, and may hang."""
+    if isinstance(disposition.error, BaseException):
+        return disposition._replace(error=failure.render(disposition.error))
+    return disposition
+
+
+def _resume(
+    steps: Generator[HeldDelivery, Disposition, None], disposition: Disposition
+) -> HeldDelivery | None:
+    """Send a disposition to an ordered run; return the next delivery, None at its end."""
+    try:
+        return steps.send(disposition)
+    except StopIteration:
+        return None

@@ -1,0 +1,155 @@
+"""The claims of runs that go on without their deliveries."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable
+
+from rmq.kernel.consumer import claim as claim_flow
+from rmq.kernel.consumer.claim import ExtraCommands
+from rmq.kernel.core.claim import FIRST, KEPT, Claim
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.handlers.handler import Handler
+from rmq.kernel.transport.blocking import Transport
+
+log = logging.getLogger("rmq")
+
+TICK_S = 0.1  # between two checks for runs that have ended
+AGAIN_S = 0.5  # after a call that failed
+
+
+class DetachedClaims:
+    """The claims of one handler's runs, of which some go on without their deliveries.
+
+    A claim ends with its run, never before; otherwise a second run could begin beside the first. A
+    run outlives its delivery when it exceeds its `max_runtime`, when its lease is lost, or when the
+    worker stops and the grace time is over. A thread of this process then renews its claim, and
+    marks it as done or removes it when the run ends. If the process ends first, the claim expires,
+    as after a crash.
+
+    Its methods may be called from any thread.
+    """
+
+    def __init__(self, transport: Transport, handler: Handler) -> None:
+        self._transport = transport
+        self._handler = handler
+        self.lost = 0  # claims that were gone before their runs had ended
+        self._running: set[HeldDelivery] = set()
+        self._detached: dict[HeldDelivery, float] = {}  # delivery -> until when its claim holds
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, delivery: HeldDelivery) -> None:
+        """Note that a run begins."""
+        if delivery.claim is not None and delivery.claim.state == FIRST:
+            self._running.add(delivery)
+
+    def end(self, delivery: HeldDelivery, done: bool) -> None:
+        """Note that a run has ended. `done`: its work is done, and must not be repeated."""
+        if delivery in self._running:
+            assert delivery.claim is not None
+            with self._lock:
+                delivery.claim.work_done |= done
+                self._running.discard(delivery)
+
+    def keep(self, deliveries: Iterable[HeldDelivery] | None = None) -> None:
+        """Keep the claims of these deliveries if they run; None: of all running deliveries.
+
+        Called before the deliveries are released, which removes all other claims.
+        """
+        with self._lock:
+            for delivery in list(self._running if deliveries is None else deliveries):
+                claim = delivery.claim
+                if delivery in self._running and claim is not None and claim.state == FIRST:
+                    claim.state = KEPT
+                    self._detached[delivery] = time.monotonic() + self._hold_ms / 1000
+            if self._detached and self._thread is None:
+                name = f"rmq-{self._handler.context.name}-claims"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # no thread is left; the next call tries
+                    thread.start()
+                    self._thread = thread
+
+    def keep_lost(self) -> None:
+        """Keep the claims of runs whose leases are lost; called a few times a second."""
+        if self._running:
+            self.keep([delivery for delivery in list(self._running) if delivery.lost])
+
+    @property
+    def _hold_ms(self) -> int:
+        context = self._handler.context
+        return self._handler.lease_ms or context.settings.lease_ms
+
+    def _run(self) -> None:
+        renewed, pause = float("-inf"), TICK_S
+        while True:
+            time.sleep(pause)
+            with self._lock:
+                if not self._detached:
+                    self._thread = None  # under the lock, so that the next one starts another
+                    return
+                ended = [delivery for delivery in self._detached if delivery not in self._running]
+                running = [delivery for delivery in self._detached if delivery in self._running]
+            try:
+                if ended:
+                    self._settle(ended)
+                if running and time.monotonic() - renewed > self._hold_ms / 3000:
+                    self._renew(running)
+                    renewed = time.monotonic()
+                pause = TICK_S
+            except Exception as error:  # Redis is away, or the worker's connections are closed
+                pause = AGAIN_S
+                self._drop_expired(ended, error)
+
+    def _renew(self, running: list[HeldDelivery]) -> None:
+        until = time.monotonic() + self._hold_ms / 1000
+        claims = _claims(running)
+        extra_commands = claim_flow.renew(self._handler.context, claims, self._hold_ms)
+        assert extra_commands is not None
+        self._run_commands(extra_commands)
+        for delivery in running:
+            self._detached[delivery] = until
+            self._drop_if_lost(delivery)
+
+    def _settle(self, ended: list[HeldDelivery]) -> None:
+        done = [delivery for delivery in _claims(ended) if delivery.work_done]
+        free = [delivery for delivery in _claims(ended) if not delivery.work_done]
+        self._run_commands(claim_flow.settle(self._handler.context, done, free))
+        for delivery in ended:
+            if not self._drop_if_lost(delivery):
+                self._forget(delivery)
+
+    def _run_commands(self, extra_commands: ExtraCommands) -> None:
+        self._transport.run(claim_flow.run_alone(extra_commands))
+
+    def _drop_if_lost(self, delivery: HeldDelivery) -> bool:
+        if not delivery.claim_lost:
+            return False
+        self._forget(delivery)
+        self.lost += 1
+        log.error(
+            "%s: the claim of %s was lost while it ran on without its lease; check whether the "
+            "work was done twice", self._handler, delivery.id,
+        )  # fmt: skip
+        return True
+
+    def _drop_expired(self, ended: list[HeldDelivery], error: Exception) -> None:
+        """Forget ended runs whose claims have expired while Redis did not answer."""
+        for delivery in ended:
+            if time.monotonic() > self._detached[delivery]:
+                self._forget(delivery)
+                log.warning(
+                    "%s: the claim of %s has expired; its work may be done again: %s",
+                    self._handler, delivery.id, error,
+                )  # fmt: skip
+
+    def _forget(self, delivery: HeldDelivery) -> None:
+        with self._lock:
+            self._detached.pop(delivery, None)
+
+
+def _claims(deliveries: Iterable[HeldDelivery]) -> list[Claim]:
+    return [delivery.claim for delivery in deliveries if delivery.claim is not None]

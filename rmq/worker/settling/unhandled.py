@@ -1,0 +1,88 @@
+"""Decide how messages are settled whose type no handler of this worker has."""
+
+from __future__ import annotations
+
+import logging
+
+from rmq.kernel.core.delivery import HeldDelivery
+from rmq.kernel.core.validation import format_duration
+from rmq.kernel.handlers.handler import TopicHandlers
+from rmq.kernel.topic import context
+from rmq.worker.settling.disposition import (
+    Disposition,
+)
+
+log = logging.getLogger("rmq")
+
+SHORTEST_S, LONGEST_S = 0.1, 60.0  # the wait until an unhandled message is taken again
+KNOWN_MS = 60_000  # how long a process must have known a type before it rejects a message
+TYPES_MAX = 1000  # that are remembered
+
+
+class Unhandled:
+    """Decides about the messages of one topic whose type no handler of this worker has.
+
+    Another worker may have one, so they are released, which costs no retry, and wait: as long again
+    as they have been due, from SHORTEST_S to LONGEST_S. After the topic's `unhandled` they are dead
+    letters, unless this process met their type less than KNOWN_MS ago: where all workers start at
+    once after a long stop, those with the handler get their turn.
+    """
+
+    def __init__(self, handlers: TopicHandlers) -> None:
+        self._context = handlers.context
+        self._met_ms: dict[str | None, int] = {}  # when this process first met a type, epoch ms
+
+    def disposition(self, delivery: HeldDelivery) -> Disposition:
+        """Decide how an unhandled delivery is settled: released for a while, or rejected."""
+        message_type, now_ms = delivery.type, context.now_ms()
+        met_ms = self._met_ms.get(message_type)
+        if met_ms is None:
+            met_ms = self._meet(message_type, now_ms)
+        known_ms = now_ms - met_ms
+        age_ms = _age_ms(delivery, now_ms, known_ms)
+        limit_ms = self._context.settings.unhandled_ms
+        if limit_ms and age_ms >= limit_ms and known_ms >= min(limit_ms, KNOWN_MS):
+            return Disposition("reject", None, self._reason(message_type, limit_ms), "n")
+        wait_s = min(age_ms, known_ms) / 1000
+        return Disposition("release", min(max(wait_s, SHORTEST_S), LONGEST_S))
+
+    def _meet(self, message_type: str | None, now_ms: int) -> int:
+        """Note, and log, that a type without a handler has been met; return when."""
+        if len(self._met_ms) >= TYPES_MAX:
+            del self._met_ms[next(iter(self._met_ms))]
+        self._met_ms[message_type] = now_ms
+        limit_ms = self._context.settings.unhandled_ms
+        end = (
+            "for ever" if not limit_ms else f"and are dead after {format_duration(limit_ms / 1000)}"
+        )
+        log.warning(
+            "topic %r: this worker has no handler for %s; they wait for a worker that has one, %s",
+            self._context.name, _described(message_type), end,
+        )  # fmt: skip
+        return now_ms
+
+    def _reason(self, message_type: str | None, limit_ms: int) -> str:
+        redrive = f"rmq dlq redrive {self._context.name} --reason unhandled"
+        if message_type is not None:
+            redrive += f" --type {message_type}"
+        return (
+            f"no handler for {_described(message_type)} within "
+            f"{format_duration(limit_ms / 1000)}; start a worker that has one, and then send them "
+            f"back: {redrive}"
+        )
+
+
+def _described(message_type: str | None) -> str:
+    return (
+        "messages without a type" if message_type is None else f"messages of type {message_type!r}"
+    )
+
+
+def _age_ms(delivery: HeldDelivery, now_ms: int, known_ms: int) -> int:
+    """Return how long a message has been due, by this machine's clock.
+
+    An id that was derived from a dedup key has no time, and under a test's clock no id has one: the
+    age is then how long this process has known the type.
+    """
+    due = delivery.due or (None if context.now_us else delivery.id.made_at)
+    return known_ms if due is None else max(0, now_ms - round(due.timestamp() * 1000))
