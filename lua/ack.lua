@@ -30,6 +30,7 @@ local created, dedup_ms, settled_turn, delivered, blocked, audited, chunk, settl
 --- @include "lib/check"
 --- @include "lib/clock"
 --- @include "lib/leases/receipt"
+--- @include "lib/records/envelope"
 --- @include "lib/replay"
 --- @include "lib/settle/count_failed"
 --- @include "lib/settle/remove_held"

@@ -39,7 +39,7 @@ if not score then
 end
 local head = string.byte(record, 1)
 local old_due, expiry = envelope(record)
-if flagged(head, TIMED) and not old_due then
+if head % (2 * TIMED) >= TIMED and not old_due then
   fail('RECORD', records)
 end
 local at = old_due and 15 or 9

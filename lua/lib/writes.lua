@@ -2,12 +2,14 @@
 
 -- Let the script write while Redis is at maxmemory: Redis stops checking memory once a script has made a write that
 -- needs none. Removing a member that is not there is such a write.
+--- @inline
 local function allow_oom(zset)
   redis.call('ZREM', zset, '')
 end
 
 -- Write a field of a hash that has this value already, also at maxmemory. A call that is repeated must write: WAIT covers
 -- the writes of its connection alone, and passes at once if the repetition wrote nothing.
+--- @inline
 local function write_again(hash, field, value)
   redis.call('HDEL', hash, '')
   redis.call('HSET', hash, field, value)
@@ -19,6 +21,7 @@ local UNPACKED = 7000 -- arguments of one command: Lua unpacks 7999
 -- and every look-up reads score texts one by one: a batch of 100 costs four times what it costs in the form for large
 -- sets. A member that is too long for the packed list makes Redis change the form at once, for as long as the key lives.
 -- `count`: how many members it has, where the caller knows.
+--- @inline
 local function add_many(zset, scores_and_members, count)
   local packed = (count or redis.call('ZCARD', zset)) <= 128
   local long_member = '-----------------------------------------------------------------' -- 65 bytes
@@ -34,6 +37,7 @@ local function add_many(zset, scores_and_members, count)
 end
 
 -- Set many fields of a hash that may be small: for the same reason, as with add_many.
+--- @inline
 local function set_many(hash, fields_and_values)
   local packed = redis.call('HLEN', hash) <= 512
   local long_field = '-----------------------------------------------------------------' -- 65 bytes
@@ -47,6 +51,7 @@ local function set_many(hash, fields_and_values)
 end
 
 -- Have Redis keep a hash that is not empty in the form for large ones: for look-ups of many fields, most of which are not there.
+--- @inline
 local function widen(hash)
   if redis.call('HLEN', hash) <= 512 then
     local long_field = '-----------------------------------------------------------------' -- 65 bytes

@@ -113,7 +113,7 @@ local function group_of_rest(flags, rest)
     return '', 1
   end
   local at = 1 + (flags % 2 >= TIMED and 6 or 0) + (flags % 4 >= EXPIRES and 6 or 0)
-  if flagged(flags, MERGES) then
+  if flags % (2 * MERGES) >= MERGES then
     local a, b = string.byte(rest, at, at + 1)
     at = at + 2 + (b and a * 256 + b or 0)
   end

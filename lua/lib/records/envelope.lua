@@ -1,19 +1,14 @@
 -- Reading the envelope of a record: its flags, and the parts that have no fixed place. lib/records/record describes them.
 --- @include "lib/records/record_bytes"
 
--- Whether the first byte of a record has a flag.
-local function flagged(head, flag)
-  return math.floor(head % (flag * 2) / flag) == 1
-end
-
 -- Where the headers of a record begin, with their size; nil where it has none.
 local function headers_at(record)
   local head = #record > FIXED and string.byte(record, 1) or 0
-  if not flagged(head, HEADERS) then
+  if head % (2 * HEADERS) < HEADERS then
     return nil
   end
-  local at = 9 + (flagged(head, TIMED) and 6 or 0) + (flagged(head, EXPIRES) and 6 or 0)
-  if flagged(head, MERGES) then
+  local at = 9 + (head % (2 * TIMED) >= TIMED and 6 or 0) + (head % (2 * EXPIRES) >= EXPIRES and 6 or 0)
+  if head % (2 * MERGES) >= MERGES then
     local a, b = string.byte(record, at, at + 1)
     return b and at + 2 + a * 256 + b
   end
@@ -27,19 +22,19 @@ local function envelope(record)
     return
   end
   local at, due, expiry, key = 9, nil, nil, nil
-  if flagged(head, TIMED) then
+  if head % (2 * TIMED) >= TIMED then
     if size < at + 5 then
       return
     end
     due, at = read48(record, at), at + 6
   end
-  if flagged(head, EXPIRES) then
+  if head % (2 * EXPIRES) >= EXPIRES then
     if size < at + 5 then
       return
     end
     expiry, at = read48(record, at), at + 6
   end
-  if flagged(head, MERGES) then
+  if head % (2 * MERGES) >= MERGES then
     if size < at + 1 then
       return
     end

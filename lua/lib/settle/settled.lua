@@ -29,12 +29,15 @@ local function kept_ids(ids)
 end
 
 -- The number of the turn; `last_turn` is the one noted in the slot, or nil.
+--- @inline
 local function turn_of(window, now, last_turn)
   local turn = math.floor(now / window)
   if last_turn and last_turn > turn + 1 then
-    return turn + (last_turn + turn) % 2
+    turn = turn + (last_turn + turn) % 2
+  else
+    turn = math.max(turn, last_turn or 0)
   end
-  return math.max(turn, last_turn or 0)
+  return turn
 end
 
 -- The sets whose ids are all past the window; nil where there are none.

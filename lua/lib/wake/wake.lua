@@ -70,22 +70,20 @@ local function is_awaited(waiting, now)
   return waiting and tonumber(waiting) > now
 end
 
--- Publish; returns how many connections of this server it was sent to. The caller passes the channel: it belongs to the topic,
--- and a channel is not a key. A refusal must not stop the script: a Redis 7 user has no channels unless the ACL names them.
-local function publish(channel, text)
-  local count = redis.pcall('PUBLISH', channel, text)
-  return type(count) == 'number' and count or 0
-end
-
--- Wake the sleeping consumers of the topic. Those who are not reached find the work when they look at the slot in its turn.
+-- Wake the sleeping consumers of the topic. Consumers that are not reached find the work when they look at the slot in its turn.
+-- The caller passes the channel: it belongs to the topic, and a channel is not a key. A refusal must not stop the script: a
+-- Redis 7 user has no channels unless the ACL names them.
+--- @inline
 local function wake(channel, index)
   redis.call('HSET', slot, 'waiting', 0)
-  publish(channel, index)
+  redis.pcall('PUBLISH', channel, index)
 end
 
 -- Wake the consumers of the topic that may be asleep.
+--- @inline
 local function wake_sleepers(now, channel, index)
-  if is_awaited(redis.call('HGET', slot, 'waiting'), now) then
+  local waiting = redis.call('HGET', slot, 'waiting')
+  if waiting and tonumber(waiting) > now then
     wake(channel, index)
   end
 end

@@ -275,7 +275,7 @@ def _check_once(name: str, text: str, sites: Sites) -> None:
 
 # Scripts that still have a library twice.
 _TWICE = frozenset((
-    "ack", "merge", "next_ready", "prepare", "publish", "query_take", "redrive_send",
+    "next_ready", "prepare", "publish", "query_take", "redrive_send",
     "schedule_send", "send",
 ))  # fmt: skip
 

@@ -119,14 +119,14 @@ def test_a_script_needs_no_key_of_functions_that_it_does_not_call(checkout: Path
 def test_a_library_that_would_be_twice_in_a_script_is_refused(checkout: Path) -> None:
     path = checkout / "lua/extend.lua"
     lines = path.read_text().splitlines()
-    block = ["if ARGV[1] then", '  --- @include "lib/wake/wake"', "  wake('', '')", "end"]
+    block = ["if ARGV[1] then", '  --- @include "lib/scores/score"', "  ordered_score(1, 1)", "end"]
     path.write_text("\n".join([*lines, *block, *block, ""]))
 
     with pytest.raises(ValueError, match="twice") as refused:
         scripts.final_text("extend")
 
     assert str(refused.value) == (
-        f"extend has lib/wake/wake twice (publish, wake): lua/extend.lua:{len(lines) + 2} and "
+        f"extend has lib/scores/score twice (ordered_score): lua/extend.lua:{len(lines) + 2} and "
         f"lua/extend.lua:{len(lines) + 6}; put one include into their nearest common block"
     )
 
@@ -135,8 +135,8 @@ def test_a_library_in_an_inline_function_that_is_called_twice_is_refused(checkou
     path = checkout / "lua/extend.lua"
     text = path.read_text()
     inline = [
-        "--- @inline", "local function wake_all()", '  --- @include "lib/wake/wake"',
-        "  wake('', '')", "end", "wake_all()", "wake_all()", "",
+        "--- @inline", "local function score_all()", '  --- @include "lib/scores/score"',
+        "  ordered_score(1, 1)", "end", "score_all()", "score_all()", "",
     ]  # fmt: skip
     path.write_text(text + "\n".join(inline))
 
