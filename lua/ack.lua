@@ -55,12 +55,13 @@ local function count_deliveries(runs)
   return count
 end
 
--- Return whether the caller holds all deliveries of a run, by one look at the range of its receipts,
--- which costs a quarter of a look at each score. The answer may be false though all are held.
+-- Return whether the caller holds all deliveries of a run, by one look at the range of its
+-- receipts, which costs a quarter of a look at each score. The answer may be false though all are
+-- held.
 --
--- The run is held if the range has exactly its ids in order. That is certain as long as no id of the
--- run can have a receipt of a later delivery that looks the same: while fewer than 2048 deliveries
--- have followed the first of the run.
+-- The run is held if the range has exactly its ids in order. That is certain as long as no id of
+-- the run can have a receipt of a later delivery that looks the same: while fewer than 2048
+-- deliveries have followed the first of the run.
 --   at: the position in ARGV of its first id; delivered: the last delivery number of the slot
 local function is_run_held(r, at, delivered)
   local place = place_of_run(r)
@@ -98,7 +99,8 @@ local function are_runs_held(runs, count, from, delivered)
 end
 
 -- Find the deliveries that the caller holds, by the score of each. Returns their ids, each once; a
--- letter for every delivery; and for each id held what ARGV has behind `numbers_after` (nil: false).
+-- letter for every delivery; and for each id held what ARGV has behind `numbers_after` (nil:
+-- false).
 --- @inline
 local function find_held(runs, count, from, numbers_after)
   local scores = redis.call('ZMSCORE', prepare, unpack(ARGV, from, from + count - 1))

@@ -1,22 +1,27 @@
 --[[
-nack: give deliveries back as failed. Each costs a retry: a message with none remaining goes to the DeadQueue.
+nack: give deliveries back as failed. Each costs a retry. A message without retries left goes to the
+DeadQueue.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms        ''    until the retry, else the topic's policy; 0 at once; at most 10 years
-ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most 64 KiB)
+ARGV[6..] n members (13 bytes each), their n receipts, then for each the consumer's error (at most
+          64 KiB)
 Returns   a letter for each: r goes back for a retry, d dead, 0 the caller no longer holds the lease
-Cost      O(n log L), L = members of the slot; n is at most 1000. In a slot in order also reading their records
-Atomic    Only a member whose score equals the receipt moves. The first write frees memory. Sent twice with one number,
-          it gives the first answer and costs no second retry. In a slot in order each message goes back to its old
-          place, and the slot gives nothing before the longest of their waits is over.
+Cost      O(n log L), L = members of the slot; n is at most 1000. In a slot in order the records are
+          read, too.
+Atomic    Only a member whose score equals the receipt moves. The first write frees memory. A call
+          that is sent twice gets the first answer again and costs no second retry. In a slot in
+          order, each message goes back to its old place, and no message is taken before the
+          longest wait is over.
 ]]
 --- @keys slot store prepare records dead failures audit bodies
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/slot_fields"
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
 local now, now_us = clock(ARGV[1])
@@ -25,9 +30,8 @@ if before then
   return before
 end
 local wait = ARGV[5] ~= '' and whole_number(ARGV[5], 0, WAIT_MOST_MS, 'wait_ms')
-local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
-  'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms', 'ordered', 'blocked', 'audited'))
-if not created then
+local fields = read_return_fields()
+if not fields[CREATED] then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
@@ -37,7 +41,7 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
-if audited then
+if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end
 if #ids == 0 then
@@ -51,9 +55,9 @@ if #ids < n then
   end
 end
 --- @include "lib/settle/fail_deliveries"
-local letters = fail_deliveries(ids, receipts, details, 'f', wait, max_retries, ladder, jitter, retention, ordered,
-  audited, now, now_us)
-signal_given_back(blocked, waiting, false, ARGV[3], ARGV[4], now)
+local failed = { ids = ids, receipts = receipts, details = details, reason = 'f', wait = wait }
+local letters = fail_deliveries(failed, fields, now, now_us)
+signal_given_back(fields, false, ARGV[3], ARGV[4], now)
 local answer = table.concat(letters)
 if #ids < n then
   local marks = {}

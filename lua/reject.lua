@@ -54,7 +54,8 @@ for m = 1, #held_ids do
   mades[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(scores[i]) % 1000) + 1)
   details[m] = string.sub(ARGV[5 + 2 * n + i], 1, DETAILS_BYTES)
 end
-add_dead(audited, held_ids, now, mades, ARGV[5], details, tonumber(dead_retention_ms))
+local died = { ids = held_ids, mades = mades, details = details, reason = ARGV[5] }
+add_dead(died, audited, tonumber(dead_retention_ms), now)
 local moved = bring_up and bring_up()
 if unblock(blocked, now) then
   wake(ARGV[3], ARGV[4])

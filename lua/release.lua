@@ -1,25 +1,26 @@
 --[[
-release: give deliveries back unworked. It costs no retry; the message goes to the front of its priority or of the due
-messages, or waits as long as the caller says (snooze). `failures` and `records` are only read: whether a message has
-failed before, and its group.
+release: give deliveries back that were not worked on. It costs no retry. The message goes to the
+front of its priority or of the due messages, or waits as long as the caller says (snooze).
+`failures` and `records` are only read: whether a message has failed before, and its group.
 
 ARGV[1]   now_us         ''    or a test's time
 ARGV[2]   call                 the session and the number of this call in it: `<session> <number>`
 ARGV[3]   channel              where sleeping consumers of the topic listen
 ARGV[4]   index                the slot's index, sent to the consumers that are woken
 ARGV[5]   wait_ms              0 at once, to the front; at most 10 years
-ARGV[6..] n members (13 bytes each) in the order in which they were delivered, their n receipts, then for each the place
-          it was taken from: its priority, or when it was due (epoch ms) if it has none
+ARGV[6..] n members (13 bytes each) in the order in which they were delivered, their n receipts,
+          then for each its place: its priority, or when it was due (epoch ms) if it has none
 Returns   a letter for each: 1 released, 0 the caller no longer holds the lease
 Cost      O(n log L), L = members of the slot; n is at most 1000
-Atomic    Only a member whose score equals the receipt moves. The first write frees memory. Sent twice with one number,
-          it gives the first answer. In a slot in order each message takes its old place again, and the slot gives
-          nothing before the wait is over.
+Atomic    Only a member whose score equals the receipt moves. The first write frees memory. A call
+          that is sent twice gets the first answer again. In a slot in order, each message goes back
+          to its old place, and no message is taken before the wait is over.
 ]]
 --- @keys slot store prepare failures records
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/slot_fields"
 --- @include "lib/scores/score_ranges"
 --- @include "lib/replay"
 --- @include "lib/leases/verify_receipts"
@@ -29,9 +30,8 @@ if before then
   return before
 end
 local wait = whole_number(ARGV[5], 0, WAIT_MOST_MS, 'wait_ms')
-local created, max_retries, front, waiting, retry, ordered, blocked = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
-  'front', 'waiting', 'retry', 'ordered', 'blocked'))
-if not created then
+local fields = read_return_fields()
+if not fields[CREATED] then
   fail('GONE', slot)
 end
 local n = (#ARGV - 5) / 3
@@ -53,7 +53,8 @@ for m = 1, #held_ids do
   receipts[m], places[m] = tonumber(scores[positions[m]]), tonumber(ARGV[5 + 2 * n + positions[m]])
 end
 --- @include "lib/settle/release_deliveries"
-release_deliveries(held_ids, receipts, places, wait, max_retries, retry, front, ordered, now)
-signal_given_back(blocked, waiting, wait > 0, ARGV[3], ARGV[4], now)
+local released = { ids = held_ids, receipts = receipts, places = places }
+release_deliveries(released, fields, wait, now)
+signal_given_back(fields, wait > 0, ARGV[3], ARGV[4], now)
 remember(ARGV[2], now, letters)
 return letters

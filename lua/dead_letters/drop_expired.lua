@@ -104,6 +104,7 @@ local mades = {}
 for i = 1, #ids do
   mades[i] = entries[i] and string.byte(entries[i], 2) or 0
 end
-add_dead(audited, ids, now, mades, 'x', '', tonumber(dead_retention_ms))
+local died = { ids = ids, mades = mades, reason = 'x', details = '' }
+add_dead(died, audited, tonumber(dead_retention_ms), now)
 go_on()
 return reply

@@ -31,8 +31,9 @@ local before = replayed(ARGV[2])
 if before then
   return before
 end
-local created, order, waiting, holds, max_retries, grouped, default = unpack(redis.call('HMGET', slot, 'created', 'order',
-  'waiting', 'holds', 'max_retries', 'groups', 'timed_priority'))
+local created, order, waiting, holds, max_retries, grouped, default, delivered =
+  unpack(redis.call('HMGET', slot, 'created', 'order', 'waiting', 'holds', 'max_retries', 'groups',
+    'timed_priority', 'delivered'))
 if not created then
   fail('GONE', slot)
 end
@@ -110,7 +111,7 @@ if #ids > 0 then
   note_failures(ids, lefts, max_retries, 'd', false, now)
   redis.call('HSET', slot, 'order', order)
   redis.call('HINCRBY', slot, 'redriven', #ids)
-  note_given_back()
+  note_given_back(delivered)
   if is_awaited(waiting, now) then
     --- @include "lib/wake/hand_over"
     serve_sleepers(ARGV[3], ARGV[4], now)

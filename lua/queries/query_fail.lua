@@ -19,6 +19,7 @@ Atomic    A message moves in the step that marks its number, so no second call m
 --- @include "lib/bounds"
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/slot_fields"
 --- @include "lib/query"
 --- @include "lib/writes"
 local now, now_us = clock(ARGV[1])
@@ -39,9 +40,8 @@ if numbers[n] - numbers[1] >= QUERY_MOST then
   fail('ARG', 'number')
 end
 local members = { unpack(ARGV, 5 + n, 4 + 2 * n) }
-local created, max_retries, ladder, jitter, waiting, retention, ordered, blocked, audited = unpack(redis.call('HMGET', slot,
-  'created', 'max_retries', 'retry', 'jitter', 'waiting', 'dead_retention_ms', 'ordered', 'blocked', 'audited'))
-if not created then
+local fields = read_return_fields()
+if not fields[CREATED] then
   fail('GONE', slot)
 end
 local state = read_query()
@@ -55,7 +55,7 @@ redis.call('HLEN', records)
 redis.call('ZCARD', dead)
 redis.call('HLEN', failures)
 redis.call('HLEN', bodies)
-if audited then
+if fields[AUDITED] then
   redis.call('ZCARD', audit)
 end
 local letters, positions, ids, receipts, details, held_waits = {}, {}, {}, {}, {}, {}
@@ -80,20 +80,23 @@ end
 --- @include "lib/settle/fail_deliveries"
 local outcomes = {}
 if reason == 'f' then
-  outcomes = fail_deliveries(ids, receipts, details, 'f', held_waits, max_retries, ladder, jitter, retention, ordered,
-    audited, now, now_us)
-  signal_given_back(blocked, waiting, false, ARGV[2], ARGV[3], now)
+  local failed = { ids = ids, receipts = receipts, details = details, reason = 'f',
+    waits = held_waits }
+  outcomes = fail_deliveries(failed, fields, now, now_us)
+  signal_given_back(fields, false, ARGV[2], ARGV[3], now)
 else
   local mades = {}
   for m = 1, #ids do
-    mades[m], outcomes[m] = math.max(1, tonumber(max_retries) - math.floor(tonumber(receipts[m]) % 1000) + 1), 'd'
+    local left = math.floor(tonumber(receipts[m]) % 1000)
+    mades[m], outcomes[m] = math.max(1, tonumber(fields[MAX_RETRIES]) - left + 1), 'd'
     details[m] = string.sub(details[m], 1, DETAILS_BYTES)
   end
   local bring_up = leaving_groups(ids, true)
   redis.call('ZREM', prepare, unpack(ids))
-  add_dead(audited, ids, now, mades, 'r', details, tonumber(retention))
+  local died = { ids = ids, mades = mades, details = details, reason = 'r' }
+  add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   local moved = bring_up and bring_up()
-  if unblock(blocked, now) or moved and is_awaited(waiting, now) then
+  if unblock(fields[BLOCKED], now) or moved and is_awaited(fields[AWAITED], now) then
     wake(ARGV[2], ARGV[3])
   end
 end

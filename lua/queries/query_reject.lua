@@ -69,7 +69,9 @@ if #held_ids > 0 then
   for m = 1, #held_ids do
     mades[m] = math.max(1, tonumber(max_retries) - retries_left[m] + 1)
   end
-  add_dead(audited, held_ids, now, mades, 'r', string.sub(ARGV[8], 1, DETAILS_BYTES), tonumber(dead_retention_ms))
+  local died = { ids = held_ids, mades = mades, reason = 'r' }
+  died.details = string.sub(ARGV[8], 1, DETAILS_BYTES)
+  add_dead(died, audited, tonumber(dead_retention_ms), now)
   local moved = bring_up and bring_up()
   if unblock(blocked, now) then
     wake(ARGV[4], ARGV[5])

@@ -21,16 +21,15 @@ Atomic    Where a number after `after` was handed out, nothing is given back. Ea
 --- @keys slot store prepare failures records query querylog queries
 --- @include "lib/check"
 --- @include "lib/clock"
+--- @include "lib/slot_fields"
 --- @include "lib/query"
---- @include "lib/records/record_bytes"
---- @include "lib/scores/score_ranges"
+--- @include "lib/records/place_in_record"
 --- @include "lib/writes"
 local now = clock(ARGV[1])
 check_names(ARGV[2], ARGV[3])
 local after, limit = whole_number(ARGV[6], 0, NUMBER_MOST, 'after'), whole_number(ARGV[7], 1, MOST, 'limit')
-local created, max_retries, front, waiting, retry, ordered, blocked = unpack(redis.call('HMGET', slot, 'created', 'max_retries',
-  'front', 'waiting', 'retry', 'ordered', 'blocked'))
-if not created then
+local fields = read_return_fields()
+if not fields[CREATED] then
   fail('GONE', slot)
 end
 local state = read_query()
@@ -55,12 +54,9 @@ while from > 1 and bytes < READ_BYTES do
   local receipt = tonumber(scores[from] or nil)
   if receipt and receipt >= FAR * 1000 then
     local record = redis.call('HGET', records, page[from])
-    local place = record and #record >= FIXED and priority_of(record)
-    if place == 0 and #record >= 14 then
-      place = read48(record, 9)
-    end
+    local place = place_in_record(record)
     bytes = bytes + (record and #record or 0)
-    if place and place >= PRIORITY_MIN and (place < PRIORITY_END or place >= TIMED_MIN) then
+    if place then
       held_ids[#held_ids + 1], receipts[#receipts + 1], places[#places + 1] = page[from], receipt, place
     else
       unplaced[#unplaced + 1], unplaced[#unplaced + 2] = 1000 + receipt % 1000, page[from]
@@ -79,7 +75,8 @@ if #unplaced > 0 then
 end
 --- @include "lib/settle/release_deliveries"
 if given > 0 then
-  release_deliveries(held_ids, receipts, places, 0, max_retries, retry, front, ordered, now)
+  local released = { ids = held_ids, receipts = receipts, places = places }
+  release_deliveries(released, fields, 0, now)
 end
 redis.call('LTRIM', querylog, 0, -count - 1)
 redis.call('HSET', query, 'tail', tail - count)
@@ -88,6 +85,6 @@ if tail - count == expired_to then
   set_expiry()
 end
 if given > 0 then
-  signal_given_back(blocked, waiting, false, ARGV[4], ARGV[5], now)
+  signal_given_back(fields, false, ARGV[4], ARGV[5], now)
 end
 return { given, tail - count, tail - count > low and 1 or 0 }

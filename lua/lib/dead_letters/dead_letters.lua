@@ -3,8 +3,8 @@
 --- @include "lib/settle/attempts"
 --- @include "lib/records/drop_for_good"
 
--- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and return how many. The
--- first write frees memory. `audited`: whether the slot is.
+-- Drop up to `limit` dead letters that died at `before` or earlier, count them in the slot, and
+-- return how many were dropped. The first write frees memory. `audited`: the field of the slot.
 local function drop_old_dead(audited, before, now, limit)
   local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, limit)
   if #ids > 0 then
@@ -15,20 +15,26 @@ local function drop_old_dead(audited, before, now, limit)
   return #ids
 end
 
--- Add messages to the DeadQueue, with the reason. Their records stay. `mades`: how often each was delivered; `details`: the text of
--- each error, or one for all. Where the topic has a retention, a few dead letters past it are dropped, more than are added.
-local function add_dead(audited, ids, now, mades, reason, details, retention)
+-- Add messages to the DeadQueue. Their records stay. If the topic has a retention, some dead
+-- letters past it are dropped: more than are added.
+--   died: `ids`; for each the number of its deliveries (`mades`); `reason`, a letter
+--     (lib/settle/attempts); `details`: the text of each error, or one text for all
+--   retention: ms, or 0
+local function add_dead(died, audited, retention, now)
+  local ids, mades, details, reason = died.ids, died.mades, died.details, died.reason
+  local is_one_text = type(details) ~= 'table'
   for first = 1, #ids, ENTRIES_AT_ONCE do
     local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
-    local entries, times, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}, {}
+    local entries = redis.call('HMGET', failures, unpack(ids, first, last))
+    local times, noted = {}, {}
     for i = first, last do
       local text = details
-      if type(details) == 'table' then
+      if not is_one_text then
         text = details[i]
       end
+      local entry = failure_entry(entries[i - first + 1], 0, mades[i], reason, text, now)
       times[#times + 1], times[#times + 2] = now, ids[i]
-      noted[#noted + 1] = ids[i]
-      noted[#noted + 1] = failure_entry(entries[i - first + 1], 0, mades[i], reason, text, now)
+      noted[#noted + 1], noted[#noted + 2] = ids[i], entry
     end
     redis.call('ZADD', dead, unpack(times))
     redis.call('HSET', failures, unpack(noted))

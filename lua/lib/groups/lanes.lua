@@ -1,4 +1,5 @@
--- Lanes: where the held messages of a group are in the StoreQueue. lib/groups/groups describes them.
+-- Lanes: where the held messages of a group are in the StoreQueue. lib/groups/groups describes
+-- them.
 --- @needs slot store
 --- @include "lib/bounds"
 --- @include "lib/check"

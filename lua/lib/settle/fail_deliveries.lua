@@ -1,13 +1,14 @@
--- Giving failed deliveries back, for nack and rollback.
---- @needs slot prepare failures
---- @include "lib/settle/attempts"
+-- Give failed deliveries back, for nack, rollback and query_fail.
+--- @needs prepare failures
 --- @include "lib/dead_letters/dead_letters"
+--- @include "lib/settle/attempts"
 --- @include "lib/settle/given_back"
---- @include "lib/take/in_order"
 --- @include "lib/settle/retry"
+--- @include "lib/slot_fields"
+--- @include "lib/take/in_order"
 local SEED_MOST = 2147483647 -- of random numbers: 2^31 - 1
 
--- The set of some ids.
+-- Return the set of some ids.
 local function set_of(ids)
   local set = {}
   for i = 1, #ids do
@@ -16,100 +17,114 @@ local function set_of(ids)
   return set
 end
 
--- Add deliveries to the StoreQueue again, with the failure of each, except those without retries. `places`: of read_places in a
--- slot in order, else nil. Returns a letter for each, r retry or d dead, and of the dead, or nil: their ids, their texts, and
--- how often each was delivered; then the set of those that wait for their retry.
+-- Add a message to those that die. `died`: nil, or what this function returned before.
 --- @inline
-local function store_retries(ids, receipts, details, reason, wait, max_retries, ladder, jitter, places, now)
-  local letters, dead_ids, dead_texts, mades, later = {}, nil, nil, nil, {}
-  local waits = type(wait) == 'table' and wait
-  for first = 1, #ids, ENTRIES_AT_ONCE do
-    local last = math.min(first + ENTRIES_AT_ONCE - 1, #ids)
-    local entries, noted = redis.call('HMGET', failures, unpack(ids, first, last)), {}
-    local at_once, lefts = {}, {}
-    for i = first, last do
-      local id, receipt, text = ids[i], tonumber(receipts[i]), details[i]
-      local left = math.min(max_retries, math.floor(receipt % 1000)) -- `max_retries` may have been more when it was taken
-      local made = max_retries - left + 1
-      if text and #text > DETAILS_BYTES then
-        text = string.sub(text, 1, DETAILS_BYTES)
-      end
-      if left == 0 then
-        letters[i] = 'd'
-        if not dead_ids then
-          dead_ids, dead_texts, mades = {}, {}, {}
-        end
-        local n = #dead_ids + 1
-        dead_ids[n], dead_texts[n], mades[n] = id, text, made
-      else
-        letters[i] = 'r'
-        if waits then
-          wait = waits[i]
-        end
-        local pause = wait or retry_wait(ladder, jitter, made)
-        local score = places and retry_score(places, id, receipt, pause > 0 and now + pause or 0)
-        if score or pause > 0 then
-          add_waiting_retry(id, now, pause, score)
-          later[id] = true
-        else
-          at_once[#at_once + 1], lefts[#lefts + 1] = id, left
-        end
-        noted[#noted + 1], noted[#noted + 2] = id, failure_entry(entries[i - first + 1], left, made, reason, text, now)
-      end
-    end
-    if #at_once > 0 then
-      add_retries(at_once, lefts)
-    end
-    if #noted > 0 then
-      redis.call('HSET', failures, unpack(noted))
-    end
+local function with_another(died, id, made, text)
+  if not died then
+    died = { ids = {}, mades = {}, details = {} }
   end
-  return letters, dead_ids, dead_texts, mades, later
+  local n = #died.ids + 1
+  died.ids[n], died.mades[n], died.details[n] = id, made, text
+  return died
 end
 
--- Give failed deliveries back: a message with retries remaining goes to the StoreQueue again, another to the DeadQueue. The first
--- write frees memory.
---   ids, receipts: the deliveries, one at least, and their receipts as text
---   details: for each the text of its error, or nil: it has none
---   reason: a letter (lib/settle/attempts)
---   wait: ms until the retry, or false for the policy of the topic; or a table with that of each
---   max_retries, ladder, jitter, retention, ordered, audited: fields of the slot
--- Returns a letter for each, r retry or d dead, and how many are dead.
+-- Write what is collected of a page: retries that may be taken at once, and failure entries.
 --- @inline
-local function fail_deliveries(ids, receipts, details, reason, wait, max_retries, ladder, jitter, retention, ordered,
-    audited, now, now_us)
-  local places = ordered and read_places(ordered)
-  max_retries = tonumber(max_retries)
-  math.randomseed(now_us % SEED_MOST)
-  redis.call('ZREM', prepare, unpack(ids))
-  local letters, dead_ids, dead_texts, mades, later = store_retries(ids, receipts, details, reason, wait, max_retries,
-    ladder, tonumber(jitter), places, now)
-  local dead_count, leaving = dead_ids and #dead_ids or 0, {}
+local function add_page(at_once, lefts, noted)
+  if #at_once > 0 then
+    add_retries(at_once, lefts)
+  end
+  if #noted > 0 then
+    redis.call('HSET', failures, unpack(noted))
+  end
+end
+
+-- Store the deliveries that have retries left in the StoreQueue again, with their failure entries.
+-- Returns
+--   a letter for each delivery: r goes back for a retry, d dead
+--   the messages that die, as add_dead takes them, or nil
+--   the set of the messages that wait for their retry
+--   the messages of both kinds, which leave their groups
+-- `places`: what read_places returned in a slot in order, else nil.
+--- @inline
+local function store_retries(failed, fields, places, now)
+  local ids, details, reason = failed.ids, failed.details, failed.reason
+  local max_retries, jitter = tonumber(fields[MAX_RETRIES]), tonumber(fields[JITTER])
+  local letters, died, later, leaving = {}, nil, {}, {}
+  local entries, noted, at_once, lefts -- of a page
   for i = 1, #ids do
-    if letters[i] == 'd' or later[ids[i]] then
-      leaving[#leaving + 1] = ids[i]
+    local in_page = (i - 1) % ENTRIES_AT_ONCE + 1
+    if in_page == 1 then
+      local last = math.min(i + ENTRIES_AT_ONCE - 1, #ids)
+      entries, noted = redis.call('HMGET', failures, unpack(ids, i, last)), {}
+      at_once, lefts = {}, {}
+    end
+    local id, receipt, text = ids[i], tonumber(failed.receipts[i]), details[i]
+    -- `max_retries` may have been larger when the message was taken.
+    local left = math.min(max_retries, math.floor(receipt % 1000))
+    local made = max_retries - left + 1
+    if text and #text > DETAILS_BYTES then
+      text = string.sub(text, 1, DETAILS_BYTES)
+    end
+    if left == 0 then
+      letters[i], leaving[#leaving + 1] = 'd', id
+      died = with_another(died, id, made, text)
+    else
+      letters[i] = 'r'
+      local wait = failed.wait or failed.waits and failed.waits[i]
+      wait = wait or retry_wait(fields[RETRY], jitter, made)
+      local score = places and retry_score(places, id, receipt, wait > 0 and now + wait or 0)
+      if score or wait > 0 then
+        add_waiting_retry(id, now, wait, score)
+        later[id], leaving[#leaving + 1] = true, id
+      else
+        at_once[#at_once + 1], lefts[#lefts + 1] = id, left
+      end
+      noted[#noted + 1] = id
+      noted[#noted + 1] = failure_entry(entries[in_page], left, made, reason, text, now)
+    end
+    if in_page == ENTRIES_AT_ONCE or i == #ids then
+      add_page(at_once, lefts, noted)
     end
   end
+  return letters, died, later, leaving
+end
+
+-- Give failed deliveries back: a message with retries left goes to the StoreQueue again, another to
+-- the DeadQueue. The first write frees memory.
+--   failed: `ids`, at least one, and for each its receipt as text (`receipts`) and the text of its
+--     error or nil (`details`); `reason`, a letter (lib/settle/attempts); `wait` or `waits`: ms
+--     until the retry, of all or of each; without a wait the policy of the topic applies
+--   fields: from read_return_fields
+-- Returns a letter for each, r retry or d dead, and how many are dead.
+--- @inline
+local function fail_deliveries(failed, fields, now, now_us)
+  local places = fields[ORDERED] and read_places(fields[ORDERED])
+  math.randomseed(now_us % SEED_MOST)
+  redis.call('ZREM', prepare, unpack(failed.ids))
+  local letters, died, later, leaving = store_retries(failed, fields, places, now)
+  local dead_count = died and #died.ids or 0
   local leave, hold
-  if redis.call('HEXISTS', slot, 'groups') == 1 then
+  if fields[GROUPS] then
     --- @include "lib/groups/group_stops"
     --- @include "lib/groups/leave_groups"
     leave, hold = leaving_groups, hold_given_back
   end
-  local bring_up = leave and leave(leaving, dead_ids and set_of(dead_ids), later)
-  if dead_count > 0 then
-    add_dead(audited, dead_ids, now, mades, reason, dead_texts, tonumber(retention))
+  local let_next_out = leave and leave(leaving, died and set_of(died.ids), later)
+  if died then
+    died.reason = failed.reason
+    add_dead(died, fields[AUDITED], tonumber(fields[RETENTION]), now)
   end
   if places then
     write_places(places)
   end
-  local moved = bring_up and bring_up()
-  if dead_count == #ids and not moved then
+  local any_out = let_next_out and let_next_out()
+  if dead_count == #failed.ids and not any_out then
     return letters, dead_count
   end
-  local any_paused = note_given_back()
-  if any_paused then
-    hold(ids)
+  note_given_back(fields[DELIVERED])
+  if hold and tonumber(fields[GROUPS_PAUSED] or 0) > 0 then
+    hold(failed.ids)
   end
   return letters, dead_count
 end

@@ -1,23 +1,24 @@
 -- Deliveries that have gone back to the StoreQueue.
 --- @needs slot
+--- @include "lib/slot_fields"
 --- @include "lib/take/in_order"
 --- @include "lib/wake/wake"
 
--- Note that messages may be leased a second time, after so many deliveries. Returns whether the slot has paused groups.
+-- Note that messages may be taken a second time from now on. `delivered`: the field of the slot.
 --- @inline
-local function note_given_back()
-  local delivered, paused = unpack(redis.call('HMGET', slot, 'delivered', 'groups_paused'))
+local function note_given_back(delivered)
   redis.call('HSET', slot, 'given_back', delivered or 0)
-  return tonumber(paused or 0) > 0
 end
 
--- Wake those who wait for what was given back, or hand it over to them. `blocked`, `waiting`: fields of the slot; `later`: all of
--- it goes later.
+-- Wake the consumers that wait for deliveries which are given back, or hand them over. `fields`:
+-- from read_return_fields; `later`: true if none of them may be taken now.
 --- @inline
-local function signal_given_back(blocked, waiting, later, channel, index, now)
-  if unblock(blocked, now) or later and is_awaited(waiting, now) then
+local function signal_given_back(fields, later, channel, index, now)
+  local is_unblocked = unblock(fields[BLOCKED], now)
+  local any_awaits = is_awaited(fields[AWAITED], now)
+  if is_unblocked or later and any_awaits then
     wake(channel, index)
-  elseif is_awaited(waiting, now) then
+  elseif any_awaits then
     --- @include "lib/wake/hand_over"
     serve_sleepers(channel, index, now)
   end

@@ -186,7 +186,8 @@ local function drop_expired(fields, ids, taken, expired, retries_left, now)
       account_for('accounted', add_numbers(dropped, number_of, {}), now)
     end
   else
-    add_dead(fields[AUDITED], gone, now, mades, 'x', '', tonumber(dead_retention_ms))
+    local died = { ids = gone, mades = mades, reason = 'x', details = '' }
+    add_dead(died, fields[AUDITED], tonumber(dead_retention_ms), now)
   end
   if bring_up then
     bring_up()
